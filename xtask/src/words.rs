@@ -30,7 +30,7 @@ const NOT_YET_RENAMED: &str = "\
 const TEST_NAME_MAX: usize = 60;
 
 /// Where names of tests may still be longer than [`TEST_NAME_MAX`]. Only ever gets shorter.
-const TESTS_NOT_YET_RENAMED: &[&str] = &["crates/writecache/"];
+const TESTS_NOT_YET_RENAMED: &[&str] = &[];
 
 /// Folders that may still be called `target`. Only ever gets shorter.
 const FOLDERS_NOT_YET_RENAMED: &[&str] = &[];

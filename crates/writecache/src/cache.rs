@@ -8,9 +8,10 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Error, Limits, Op, Reservation, Sector, Status};
 
-use crate::config::{Mutation, Tuning, ZEROES_CACHED_BYTES_MAX};
+use crate::config::{Tuning, ZEROES_CACHED_BYTES_MAX};
 use crate::events::io_failed;
 use crate::origin::Origin;
+use crate::planted::Fault;
 use crate::recovery::Recovered;
 use crate::store::Store;
 use crate::writeback::Writeback;
@@ -89,7 +90,7 @@ impl Cache {
         let flushed = if with_flush { wb.write_back_all().await } else { Ok(()) };
         life.stopping.set(true);
         store.waits.wake_all();
-        if !store.mutation(Mutation::SuspendInFlight) {
+        if !store.has_fault(Fault::SuspendInFlight) {
             life.tasks.ended.wait_for(|| life.tasks.count() == 0).await;
             store.waits.writes_ended.wait_for(|| wb.in_flight_runs() == 0).await;
         }
@@ -147,7 +148,7 @@ impl Cache {
             }
             Op::Flush => {
                 self.store.stats.flushes.add(1);
-                let nothing = self.store.mutation(Mutation::EpochOnlyWithCommit);
+                let nothing = self.store.has_fault(Fault::EpochOnlyWithCommit);
                 if !nothing || self.store.counts().unlogged > 0 {
                     self.store.slots.borrow_mut().close_epoch(); // WC-E1
                 }

@@ -6,10 +6,11 @@
 //! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table
 //!   said.
 use block::attr::Given;
-use block::{Error, Nanos, Sector};
+use block::{Error, Nanos, Planted, Sector};
 use format::BLOCK_LIMIT;
 
 use crate::options::{OPTIONS, Options};
+use crate::planted::Fault;
 
 /// Default limit of blocks under writeback at once, in bytes: enough to keep any drive's queue
 /// full, little enough to be no burden in memory. The kernel's 65536 blocks would be 256 MiB.
@@ -63,138 +64,6 @@ pub enum FailMode {
     Retry,
     /// The first error is kept until the table is loaded again; meanwhile only reads are served.
     Kernel,
-}
-
-/// Faults planted on purpose, so that tests can prove that they would be seen. Never set by a
-/// table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mutation {
-    /// None.
-    #[default]
-    None,
-    /// A commit skips the flush of the cache device.
-    SkipCacheFlush,
-    /// The superblock names a checkpoint before its units are on the media.
-    SuperblockBeforeData,
-    /// A FUA write completes without a commit.
-    IgnoreFua,
-    /// Recovery takes records without checking the checksums of their data.
-    DropChecksumCheck,
-    /// A block counts as written back before the origin's flush.
-    FreeBeforeOriginDurable,
-    /// A superseded slot is free before the record that supersedes it is durable.
-    ReuseBeforeCommit,
-    /// A block is written back although the log may still call an older version clean.
-    WritebackBeforeCommit,
-    /// A record says what data writes in flight will have written.
-    RecordBeforeData,
-    /// A write goes around the cache although an entry is live.
-    AroundBesideLive,
-    /// A write goes around the cache before it is durable that the clean copy is gone.
-    AroundBeforeDrop,
-    /// A FLUSH does not flush the origin after writes that went around.
-    FlushWithoutOrigin,
-    /// `max_age` counts only while nothing else is to be written back.
-    IgnoreAge,
-    /// Of the kernel's format: the superblock makes entries valid that are not on the media yet.
-    SuperblockBeforeEntries,
-    /// Of the kernel's format: a slot is free before its erased entry is durable.
-    ReuseBeforeErase,
-    /// Of the kernel's format: recovery leaves entries of a commit that never ended.
-    LeftoversKept,
-    /// A block counts as written back though the origin refused it.
-    ForgetWriteError,
-    /// A block counts as written back though the origin's flush failed.
-    IgnoreFlushError,
-    /// A block that the cache device could not read is written back all the same.
-    WriteBackUnreadable,
-    /// A write that goes around the cache counts though a flush of the origin failed beside it.
-    AroundBesideFlushError,
-    /// Who waits for a block to be written back does not hear that it can't be read any more.
-    WaitForBad,
-    /// The contents of the gaps of a failed filled write are not kept.
-    ForgetFailedGaps,
-    /// A read of the origin counts though a filled write that failed meanwhile may have changed it.
-    ReadFailedGaps,
-    /// The gaps of a filled write are not locked.
-    GapFillUnlocked,
-    /// What was read of a clean copy for a gap is taken whatever its slot holds by then.
-    GapFillUnchecked,
-    /// Checksums of data look at the beginning of each sector: enough where a power cut leaves
-    /// sectors whole, as disks do and persistent memory does not.
-    TrustSectors,
-    /// Ordered: a FLUSH that finds nothing to commit does not close the epoch.
-    EpochOnlyWithCommit,
-    /// Ordered: a FUA write does not close the epoch.
-    NoEpochAtFua,
-    /// Ordered: an epoch is begun before a durable record says that the one before is retired.
-    EpochBeforeRetired,
-    /// Ordered: a superseded version is not kept for its epoch.
-    OldNotKept,
-    /// Ordered: epochs are merged although the second has other blocks too.
-    UnsafeMerge,
-    /// The media are read when a table is loaded, while an older instance may still write.
-    OpenWhenLoaded,
-    /// A suspend does not wait for writes of the origin that are in flight.
-    SuspendInFlight,
-    /// The flush of a commit is sent with its records, not after them.
-    FlushBeforeRecords,
-    /// A write that completes after one that began later enters the map, but not the log.
-    CompletionOrder,
-    /// A checkpoint says that the log begins where it ends, though the map changed meanwhile.
-    CheckpointStartLate,
-    /// What recovery cut off at the end of the log stays there.
-    TailKept,
-    /// A torn record at the end of the log stays there.
-    TornTailKept,
-    /// A discard takes blocks out of the map, but not out of the log.
-    DiscardUnlogged,
-    /// A discard does not lock its range against writeback.
-    ClearUnlocked,
-    /// The log calls a block clean while a discard changes the origin.
-    StaleClean,
-    /// After a flush clean copies leave the map, but not the log.
-    CleanKeptInLog,
-    /// After a flush clean copies leave the map though the log has no room for so many changes.
-    DropsBeyondRoom,
-    /// Whatever the block holds by now counts as written back.
-    RetireNewer,
-    /// A block is written back while an older version of it is on its way.
-    TwoWritesInFlight,
-    /// Reclaim takes dirty blocks, too.
-    EvictDirty,
-    /// Blocks in flight to the origin are counted, and never counted off.
-    LeakedCount,
-    /// A merged version enters the map whatever the block holds by then.
-    MergeUnchecked,
-    /// A FUA write that was merged completes without a commit.
-    MergeIgnoresFua,
-    /// A block is cleared while a merge of it is under way.
-    ClearBesideMerge,
-    /// Ordered: a read looks into the index, and then goes to the origin.
-    ReadIgnoresZeroes,
-    /// Ordered: zeroes go to the origin as they come.
-    ZeroesAtOnce,
-    /// Ordered: an epoch is over though its zeroes were never sent to the origin.
-    ZeroesNotWritten,
-    /// Ordered: an epoch is over before the origin has its zeroes durably.
-    ZeroesNotFlushed,
-    /// Ordered: a checkpoint does not tell of zeroes.
-    ZeroesNotInCheckpoint,
-    /// Ordered: recovery lets zeroes end nothing that came before them.
-    ZeroesEndNothing,
-    /// Parts: a FLUSH ends when the first part has ended it.
-    FlushOfFirstPart,
-    /// Parts: the superblock of a part is not asked which part it is, and of which cache.
-    PartsUnchecked,
-    /// Parts: a gap is filled although it lies in a chunk of another part.
-    GapOfOtherPart,
-    /// A new table does not take over what the failed cache before it has lost.
-    LostWritesForgotten,
-    /// Parts: the others do not hear of a flush of a shared device that has failed.
-    PartsNotNotified,
-    /// Parts: a new cache begins with part 0, and is taken for complete before it is.
-    FirstPartFirst,
 }
 
 /// What may be changed while the device is in use (WC-C1).
@@ -258,19 +127,14 @@ pub struct Config {
     pub adopt_origin: bool,
     /// What a live device may change.
     pub tuning: Tuning,
-    /// A planted fault, for tests of the tests.
-    #[doc(hidden)]
-    pub mutation: Mutation,
-    /// What writes to the origin cost, instead of what is measured; gaps are then filled whatever
-    /// the origin is. For tests and benches.
-    #[doc(hidden)]
-    pub assumed_costs: Option<policy::destage::Costs>,
-    /// With `ordered`: WRITE_ZEROES of at most so many bytes is data. For tests.
-    #[doc(hidden)]
-    pub zeroes_as_data_max_bytes: u64,
-    /// How much of the origin in a row is of one part of a new divided cache. For tests.
-    #[doc(hidden)]
-    pub chunk: Sector,
+    /// For tests of the tests.
+    pub(crate) planted: Planted<Fault>,
+    /// What writes to the origin cost, instead of what is measured.
+    pub(crate) assumed_costs: Option<policy::destage::Costs>,
+    /// With `ordered`: WRITE_ZEROES of at most so many bytes is data.
+    pub(crate) zeroes_as_data_max_bytes: u64,
+    /// How much of the origin in a row belongs to one part of a new divided cache.
+    pub(crate) chunk: Sector,
     /// The part whose config it is; none: of the whole cache.
     pub(crate) part: Option<PartOf>,
     /// The options that the line gave, for the table line.
@@ -281,7 +145,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartOf {
     pub(crate) part: format::Part,
-    /// As its superblock must say.
+    /// As its superblock must have it.
     pub(crate) uuid: [u8; 16],
 }
 
@@ -327,7 +191,7 @@ impl Config {
                 writeback_rate_max: 0,
                 foreground_p99_target: None,
             },
-            mutation: Mutation::None,
+            planted: Planted::NONE,
             assumed_costs: None,
             zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,
@@ -501,7 +365,7 @@ impl Config {
 
     /// Checksum of a block's data.
     pub(crate) fn checksum(&self, data: &[u8]) -> u32 {
-        if self.mutation == Mutation::TrustSectors {
+        if self.planted.is(Fault::TrustSectors) {
             let head = |sector: &[u8]| sector[..32].to_vec();
             let heads: Vec<u8> = data.chunks(block::SECTOR_SIZE).flat_map(head).collect();
             return format::checksum(&heads);
@@ -509,7 +373,7 @@ impl Config {
         format::checksum(data)
     }
 
-    /// Whether so many sectors are whole blocks that the formats can tell of.
+    /// Whether so many sectors are whole blocks that the formats can hold.
     pub(crate) fn check_length(&self, sectors: Sector) -> Result<(), Error> {
         let unit = Sector(self.block_sectors());
         if !sectors.is_aligned(unit) {

@@ -27,7 +27,7 @@ fn of_a_repeated_option_the_last_wins() {
 }
 
 #[test]
-fn the_limits_of_the_kernels_ranges_are_taken_and_what_is_beyond_is_not() {
+fn values_within_the_kernels_ranges_only_are_taken() {
     for (option, limit, beyond) in [
         ("high_watermark", "100", "101"),
         ("writeback_jobs", "4294967295", "4294967296"),
@@ -86,7 +86,7 @@ fn bad_lines_get_the_kernels_text_and_name_the_argument() {
 }
 
 #[test]
-fn mode_p_commits_after_64_blocks_as_the_kernel_does_and_shows_what_was_given() {
+fn mode_p_commits_after_64_blocks_as_the_kernel_does() {
     let config = parse("P o c 4096 0").unwrap();
     assert_eq!((config.mode, config.tuning.autocommit_blocks), (Mode::Pmem, 64));
     assert_eq!(config.table(), "p o c 4096 0");
@@ -104,7 +104,7 @@ fn options_of_the_other_mode_are_refused_as_the_kernel_does() {
 }
 
 #[test]
-fn a_live_option_changes_the_table_line_and_fixed_ones_are_refused() {
+fn live_options_change_the_table_line_fixed_ones_are_refused() {
     let config = parse("s o c 4096 2 high_watermark 60").unwrap();
     let changed = config.with_option("High_Watermark", "70").unwrap();
     assert_eq!(changed.tuning.high_watermark, 70);

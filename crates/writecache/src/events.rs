@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an operator must hear of: errors of the origin, of the cache device, and their end; as a
-//! text, as attributes, and in status field 1.
+//! Events: errors of the origin and of the cache device, and their end, as the operator sees them.
 //!
 //! ```text
-//!   origin: write, flush fails  ──▶ kept dirty, tried again (`writeback::retry`); field 1 is the
-//!                                   errno until the blocks are written
+//!   origin: write, flush fails  ──▶ kept dirty, tried again (`writeback::retry`); status field 1
+//!                                   is the errno until the blocks are written
 //!   cache device: read fails    ──▶ that block is bad; the cache can only be drained
-//!   cache device: anything else ──▶ it has failed (WC-I8)
+//!   cache device: anything else ──▶ the cache has failed (WC-I8)
 //!   a block does not match its checksum ──▶ that block is bad
 //! ```
 use std::cell::{Cell, RefCell};
@@ -18,10 +17,10 @@ use block::{Error, Sector, Status};
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
 
-/// Who is told of trouble.
+/// Is called with each event.
 pub(crate) type OnEvent = Rc<dyn Fn(CacheEvent)>;
 
-/// Something that an operator must hear of.
+/// Something that is reported to the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
     /// It serves reads only, until its table is loaded again.
@@ -29,9 +28,9 @@ pub enum CacheEvent {
         /// The first error.
         status: Status,
     },
-    /// What must never be has been found: a bug. The cache fails.
+    /// A state that must not occur was detected: a bug. The cache fails.
     Bug {
-        /// What was found.
+        /// The state.
         what: &'static str,
     },
     /// The cache of the table before had failed: what it had acknowledged and not made durable is
@@ -72,8 +71,8 @@ pub enum CacheEvent {
 }
 
 impl CacheEvent {
-    /// What happened to a block, in the plural, and the first sector of it: of that there may be as
-    /// many as there are blocks. Nothing for what is about the whole cache.
+    /// For an event of a single block: its kind, in the plural, and the block's first sector. There
+    /// may be as many as there are blocks. `None` for events of the whole cache.
     pub fn block(&self) -> Option<(&'static str, Sector)> {
         match self {
             CacheEvent::Writeback { sector, .. } => {
@@ -93,7 +92,7 @@ impl CacheEvent {
         }
     }
 
-    /// Whether it is the end of one.
+    /// Whether it ends an error.
     pub fn is_over(&self) -> bool {
         *self == CacheEvent::Recovered
     }
@@ -168,7 +167,7 @@ impl fmt::Display for BadBlocks {
     }
 }
 
-/// What has gone wrong so far, and who is notified of it.
+/// Errors so far, and the callback for events.
 #[derive(Default)]
 pub(crate) struct Health {
     /// The first error after which nothing may be promised any more; kept until the table is

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Group: many callers, one stroke. Whoever arrives while the work runs shares the next run.
+//! Group: many callers share one run of some work. Callers that arrive during a run share the next.
 use std::cell::Cell;
 
 use reactor::WaitList;

@@ -12,29 +12,40 @@
 //!         └──── FLUSH, FUA ────▶ record log: which block is in which slot, with checksums
 //! ```
 //!
+//! Inside, each layer sees only those below it:
+//!
+//! ```text
+//!   dm_target, parts     the device mapper's target, whole or divided among cores
+//!   cache                serves bios; starts and ends the background tasks
+//!   writer, reader       clients' requests
+//!   writeback            dirty blocks to the origin
+//!   store                the cache device: commit, checkpoint
+//!   map                  which block is in which slot: pure, no I/O
+//! ```
+//!
 //! Invariants (design, section 5)
-//! - WC-I1 A flush covers only writes completed before it is submitted: `commit` takes the state of
+//! - WC-I1 A flush covers only writes completed before it is submitted: `commit` logs the state of
 //!   the map, and a write enters the map when its data are on the cache device.
 //! - WC-I2 A committed slot is never overwritten; a freed slot is reused only after the record that
-//!   frees it is durable (`slots`, WC-M4).
+//!   frees it is durable (`map`, WC-M4).
 //! - WC-I3 An entry is retired only after the origin's flush has returned (`writeback`).
 //! - WC-I4 No write goes around the cache for a sector with a live or not yet durably retired
-//!   entry: data that do (`around`), discards and zeroes take the range first (`writeback`,
+//!   entry: data that do (`writer::around`), discards and zeroes take the range first (`writeback`,
 //!   WC-WB1).
-//! - WC-I5 The order of the map is the log's sequence, not the order of completions: a record says
+//! - WC-I5 The order of the map is the log's sequence, not the order of completions: a record holds
 //!   the state of the map at the moment it is built.
 //! - WC-I6 The gaps of a filled write are locked from before they are read until it has ended
 //!   (`writeback::extent`, WC-GF1).
 //! - WC-I7 Discards are records.
 //! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
-//!   there: WC-E1 to WC-E6 in `slots::epochs`. Long zeroes are a version without data: WC-Z1 to
-//!   WC-Z4 in `slots::zeroes`.
-//! - WC-I8 After an error of a commit or of a flush of the cache device the cache fails stop: reads
-//!   are served, writes and flushes end in an error until the table is loaded again, dirty data
-//!   stay. What was acknowledged and not committed is lost then: each client is told (`losses`).
-//!   After an error of the origin what it may have lost is still here: it stays dirty and is
-//!   written again (`writeback::retry`), or, with `fail_mode kernel`, the cache fails stop.
-//! - A request may be of any sectors: what is less than a block is merged (`merge`, WC-MG1 to
+//!   there: WC-E1 to WC-E6 in `map::epochs`. Long zeroes are a version without data: WC-Z1 to
+//!   WC-Z4 in `map::zeroes`.
+//! - WC-I8 After an error of a commit or of a flush of the cache device the cache fails stop: it
+//!   serves reads and fails writes and flushes until the table is loaded again; dirty data stay.
+//!   Writes that were acknowledged and not committed are lost then, and each client gets an error
+//!   (`unflushed`). After an error of the origin the data are still in the cache: they stay dirty
+//!   and are written again (`writeback::retry`); with `fail_mode kernel` the cache fails stop.
+//! - A request may have any sectors: part of a block is merged (`writer::merge`, WC-MG1 to
 //!   WC-MG4).
 //!
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
@@ -54,6 +65,7 @@ mod options;
 mod ordered_queue;
 mod origin;
 mod parts;
+mod planted;
 mod probe;
 mod reader;
 mod recovery;
@@ -66,11 +78,13 @@ mod wait_lists;
 mod writeback;
 mod writer;
 
-pub use config::{Config, FailMode, MediaFormat, Mode, Mutation, Order, Tuning};
+pub use config::{Config, FailMode, MediaFormat, Mode, Order, Tuning};
 pub use dm_target::WriteCache;
 pub use events::CacheEvent;
 pub use manual::MANUAL;
 pub use parts::{DeviceFactory, ShareDevice};
+#[cfg(feature = "planted")]
+pub use planted::Fault;
 pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
     NativeCache, Occupancy, ProbeReport, probe,

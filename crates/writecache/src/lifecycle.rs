@@ -24,7 +24,7 @@ pub(crate) struct Lifecycle {
     pub(crate) tasks: Rc<Tasks>,
 }
 
-/// Background tasks that have not ended, and who waits for their end.
+/// Background tasks that have not ended, and the list that waits for their end.
 #[derive(Default)]
 pub(crate) struct Tasks {
     count: Cell<u32>,

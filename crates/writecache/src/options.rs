@@ -311,7 +311,7 @@ impl Options {
 }
 
 impl Config {
-    /// An option as it is now; none for the format, which the media tell.
+    /// An option as it is now; none for the format, which the media have.
     pub(crate) fn option_value(&self, name: &str) -> Option<Value> {
         let option = OPTIONS.iter().find(|o| o.spec.name == name)?;
         Some(option.get?(self))

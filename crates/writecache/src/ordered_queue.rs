@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! OrderedQueue: tasks that began in some order do one thing in that order, whatever they do before
-//! it.
+//! Ordered queue: tasks do one thing in the order in which they began, whatever they do before it.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Numbered tickets, called one after the other. Whoever draws one must come to its turn and pass
-/// it on, or nobody behind it ever gets one.
+/// Numbered tickets, served one after the other. Each ticket must be waited for and then advanced,
+/// or the tickets behind it wait forever.
 #[derive(Default)]
 pub(crate) struct OrderedQueue {
-    drawn: Cell<u64>,
-    /// The ticket whose turn it is.
-    called: Cell<u64>,
+    taken: Cell<u64>,
+    /// The ticket that is served now.
+    serving: Cell<u64>,
     waiting: RefCell<BTreeMap<u64, Waker>>,
 }
 
 impl OrderedQueue {
     /// The next ticket.
     pub(crate) fn take_ticket(&self) -> u64 {
-        self.drawn.replace(self.drawn.get() + 1)
+        self.taken.replace(self.taken.get() + 1)
     }
 
-    /// Waits until all earlier tickets have been passed on.
+    /// Waits until all earlier tickets have been served.
     pub(crate) async fn wait_turn(&self, ticket: u64) {
         poll_fn(|cx| {
-            if self.called.get() == ticket {
+            if self.serving.get() == ticket {
                 return Poll::Ready(());
             }
             self.waiting.borrow_mut().insert(ticket, cx.waker().clone());
@@ -34,10 +33,10 @@ impl OrderedQueue {
         .await;
     }
 
-    /// Ends a turn.
+    /// The ticket has been served: the next one is.
     pub(crate) fn advance(&self, ticket: u64) {
-        assert_eq!(self.called.get(), ticket, "it was this ticket's turn");
-        self.called.set(ticket + 1);
+        assert_eq!(self.serving.get(), ticket, "it was this ticket's turn");
+        self.serving.set(ticket + 1);
         if let Some(next) = self.waiting.borrow_mut().remove(&(ticket + 1)) {
             next.wake();
         }

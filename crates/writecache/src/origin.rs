@@ -32,7 +32,7 @@ impl Origin {
 /// Writes around, counted.
 #[derive(Default)]
 pub(crate) struct WriteAround {
-    /// Those that have ended well: what a failed one has left is nobody's promise.
+    /// Those that have succeeded: a failed one was not acknowledged.
     pub(crate) completed: Cell<u64>,
     /// How many of them are durable.
     durable: Cell<u64>,

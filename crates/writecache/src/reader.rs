@@ -3,10 +3,10 @@
 //! origin. Reads never enter the cache.
 //!
 //! Invariant
-//! - WC-R1 What the origin gave counts only if the block is not in the cache when it arrives. Else
-//!   the block came meanwhile and may have been written back beside the read, and an origin write
-//!   that fails leaves its range undefined. A block whose origin write failed does not leave the
-//!   cache.
+//! - WC-R1 Data that were read from the origin count only if the block is not in the cache when
+//!   they arrive. Otherwise the block came meanwhile and may have been written back beside the
+//!   read; an origin write that fails leaves its range undefined. A block whose origin write failed
+//!   does not leave the cache.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ use crate::map::{Found, SlotRef, State};
 use crate::store::Store;
 use crate::writeback::Writeback;
 
-/// A contiguous part of a read.
+/// A contiguous piece of a read.
 struct Piece {
     /// Blocks of the bio, counted from its first.
     blocks: Range<usize>,
@@ -98,7 +98,7 @@ impl Reader {
         outcome
     }
 
-    /// Whether block `index` of the data is what was written; true if nobody knows its checksum.
+    /// Whether block `index` of the data matches its checksum; true if none is known.
     fn is_sound(&self, data: &Bufs, index: usize, crc: Option<u32>) -> bool {
         crc.is_none_or(|crc| self.store.checksum_of(data, index) == crc)
     }
@@ -167,9 +167,9 @@ impl Reader {
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
-    /// stayed out of the cache (WC-R1) and of what a failed write may have destroyed (WC-SP2). Each
-    /// turn means that a newer version was written meanwhile, that one that is rotten or can't be
-    /// read left the cache or became bad, or that a filled write has failed.
+    /// stayed out of the cache (WC-R1) and no filled write over it failed (WC-SP2). Each iteration
+    /// means that a newer version was written meanwhile, that an unreadable one left the cache or
+    /// became bad, or that a filled write has failed.
     ///
     /// Returns the version that it read; none if that was the origin's.
     pub(crate) async fn reread(

@@ -6,13 +6,13 @@ use policy::{Pacer, Watermarks};
 
 use crate::config::Tuning;
 
-/// What writeback is taken to free per second until the first measurement. Chosen low, about what
-/// a disk does with few dirty blocks far apart (600 to 1900 on the models): taken too high, writers
-/// would use up what is free before the first flush of the origin says better. A faster origin says
-/// so within milliseconds.
+/// What writeback is taken to free per second until the first measurement. Chosen low, about what a
+/// disk does with few dirty blocks far apart (600 to 1900 on the models): taken too high, writers
+/// would use up what is free before the first flush of the origin corrects it. A faster origin
+/// corrects so within milliseconds.
 const ASSUMED_BLOCKS_PER_S: u64 = 1_000;
 
-/// Least room for writers and writeback beside each other, whatever the watermarks say: an eighth
+/// Least room for writers and writeback beside each other, whatever the watermarks are: an eighth
 /// of the slots; half of them in a tiny cache, where an eighth is less than a disk can sort; and
 /// 16 MiB of 4 KiB blocks are enough for any.
 fn room_min(slots: u64) -> u64 {

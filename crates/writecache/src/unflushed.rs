@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! UnflushedWrites: changes that a cache had acknowledged, and had not made durable, when it
-//! failed.
+//! Unflushed writes: changes that a cache had acknowledged and not made durable when it failed.
 //!
-//! A cache that has failed fails every FLUSH (WC-I8), so nobody takes such a change for durable.
-//! When its table is loaded again a new cache knows what the media know: the changes are lost, and
-//! FLUSH works. So each client that had changed something, and had no failed FLUSH since, gets one
-//! from the new cache.
+//! A cache that has failed fails every FLUSH (WC-I8), so no client takes such a change for durable.
+//! When its table is loaded again, the new cache has what the media have: the changes are lost, and
+//! FLUSH succeeds again. So each client that had changed something, and has had no failed FLUSH
+//! since, gets one from the new cache.
 //!
 //! ```text
 //!   failed cache: UnflushedWrites ─ take ─▶ LostWrites ─ restore ─▶ cache of the next table
 //! ```
 //!
 //! Invariants (PO-ES1 to PO-ES4 are those of `policy::ErrSeq`)
-//! - WC-LO1 A FLUSH that the cache of the next table ends with success was sent by an opener that
-//!   has lost nothing, or that has been told (PO-ES1, PO-ES2). That goes for all tables after it,
-//!   as long as each has a cache at the same sector.
+//! - WC-LO1 If the cache of the next table ends a FLUSH with success, its opener has lost nothing,
+//!   or has had an error for it (PO-ES1, PO-ES2). That holds for all later tables too, as long as
+//!   each has a cache at the same sector.
 //!
-//! What was made durable by a commit that no FLUSH asked for counts as lost: then an opener is told
-//! that has lost nothing.
+//! A change that a commit made durable without any FLUSH counts as lost: then an opener that has
+//! lost nothing gets an error too.
 use std::cell::{Cell, RefCell};
 
 use block::{Opener, Status};
@@ -31,7 +30,7 @@ pub(crate) struct UnflushedWrites {
     lost: Cell<u64>,
 }
 
-/// What clients have not been told.
+/// Lost writes that clients have had no error for yet.
 pub(crate) struct LostWrites {
     openers: ErrSeq<Opener>,
     /// How many writes, zeroes and discards the cache before has lost.
@@ -45,7 +44,7 @@ impl UnflushedWrites {
         self.openers.borrow_mut().changed(opener);
     }
 
-    /// What a FLUSH of `opener` knows that begins now.
+    /// The state that a FLUSH of `opener` that begins now refers to.
     pub(crate) fn sample(&self, opener: Opener) -> Sample {
         self.openers.borrow_mut().sample(opener)
     }
@@ -69,7 +68,8 @@ impl UnflushedWrites {
         outcome
     }
 
-    /// What clients have not been told, for the cache of the next table. This one is suspended.
+    /// Lost writes that clients have had no error for, for the cache of the next table. This one is
+    /// suspended.
     pub(crate) fn take(&self, has_failed: bool) -> LostWrites {
         if has_failed {
             self.fail(); // What was acknowledged while the cache failed.
@@ -79,12 +79,12 @@ impl UnflushedWrites {
         LostWrites { openers, requests: self.lost.take() }
     }
 
-    /// Goes on with what the cache before has not told.
+    /// Takes over the lost writes of the cache before.
     pub(crate) fn restore(&self, lost: LostWrites) {
         *self.openers.borrow_mut() = lost.openers;
     }
 
-    /// The cache fails: what is not durable is lost, and that is not to be told again.
+    /// The cache fails: what is not durable is lost, and counts once.
     pub(crate) fn fail(&self) {
         let mut openers = self.openers.borrow_mut();
         let requests = openers.at_risk();

@@ -2,7 +2,7 @@
 //! Wait lists of one cache: a list for each condition that its tasks and clients wait for.
 //!
 //! Invariant
-//! - WC-WL1 Whoever makes a condition true wakes its list afterwards: each list names what its
+//! - WC-WL1 Code that makes a condition true wakes its list afterwards: each list names what its
 //!   condition depends on. A failure, a suspend and changed options wake all lists.
 use std::cell::Cell;
 

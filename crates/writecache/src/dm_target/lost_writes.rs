@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! UnflushedWrites: a cache of a new table takes over what clients have not been told by the one
-//! before it.
+//! Lost writes: the cache of a new table takes over those of the failed cache before it.
 use std::any::Any;
 use std::rc::Rc;
 
 use block::Target;
 
 use super::WriteCache;
-use crate::config::Mutation;
 use crate::events::CacheEvent;
+use crate::planted::Fault;
 use crate::unflushed::LostWrites;
 
 impl WriteCache {
@@ -17,7 +16,7 @@ impl WriteCache {
     pub(super) async fn take_over_lost_writes(self: Rc<Self>, before: Rc<dyn Target>) {
         let before: Rc<dyn Any> = before;
         let Ok(before) = before.downcast::<WriteCache>() else { return };
-        if self.config.borrow().mutation == Mutation::LostWritesForgotten {
+        if self.config.borrow().planted.is(Fault::LostWritesForgotten) {
             return;
         }
         let lost = match before.parts() {

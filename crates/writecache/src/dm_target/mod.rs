@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The target: life cycle, messages, and the way of a bio into the cache, or to its parts.
+//! The device mapper's target: messages, attributes, and the way of a bio into the cache or to its
+//! parts.
 //!
 //! ```text
 //!   WriteCache ── Live::Whole ───▶ a Cache on this core, and the tasks that serve bios
 //!              └─ Live::Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
 //! ```
+#[cfg(feature = "planted")]
+mod early;
 mod lost_writes;
 mod open;
 
@@ -21,13 +24,12 @@ use block::{
 use reactor::TaskPool;
 
 use crate::cache::Cache;
-use crate::config::{Config, Mutation, Tuning};
+use crate::config::{Config, Tuning};
 use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
 use crate::figures::{self, FIGURES};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
-use crate::recovery::{self, Opened};
 use crate::writeback::jobs::DrainLimits;
 
 /// The open cache.
@@ -41,7 +43,7 @@ struct Whole {
     cache: Rc<Cache>,
     /// Sectors of a block, less one.
     mask: u64,
-    /// Reads and flushes, which no crowd of slowed-down writers may hold up.
+    /// Reads and flushes: slowed-down writers must not hold them up.
     prompt: TaskPool<Bio>,
     changes: TaskPool<Bio>,
     /// Changes that are not of whole blocks.
@@ -88,12 +90,13 @@ pub struct WriteCache {
     sectors: Sector,
     live: RefCell<Option<Live>>,
     /// Planted fault: opened before its time.
+    #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
-    /// Cleaner mode by a message, of which the table line does not tell.
+    /// Cleaner mode by a message; the table line does not show it.
     cleaner_by_message: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
-    /// Where parts may be, besides here.
+    /// Cores for parts, besides this one.
     placement: RefCell<Option<Placement>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
@@ -103,7 +106,8 @@ impl WriteCache {
     /// A cache for `sectors` of `origin` on `device`.
     ///
     /// # Errors
-    /// `EINVAL` when block size, length or devices do not fit together; says which and why.
+    /// `EINVAL` when block size, length or devices do not fit together; the text names which and
+    /// why.
     pub fn new(
         name: impl Into<String>,
         config: Config,
@@ -141,7 +145,6 @@ impl WriteCache {
                 config.start_sector, config.cache
             )));
         }
-        let early = config.mutation == Mutation::OpenWhenLoaded;
         let cache = Rc::new(WriteCache {
             name: name.into(),
             config: RefCell::new(config),
@@ -152,41 +155,31 @@ impl WriteCache {
             flush_on_suspend: Cell::new(false),
             cleaner_by_message: Cell::new(false),
             on_event: RefCell::new(None),
+            #[cfg(feature = "planted")]
             early: RefCell::new(None),
             placement: RefCell::new(None),
             period: Cell::new(0),
         });
-        if early {
-            reactor::spawn(cache.clone().open_early());
-        }
+        #[cfg(feature = "planted")]
+        cache.clone().open_early();
         Ok(cache)
     }
 
-    /// Planted fault: see `Mutation::OpenWhenLoaded`.
-    async fn open_early(self: Rc<Self>) {
-        let (origin, device) = (self.origin.clone(), self.device.clone());
-        let config = self.config.borrow().clone();
-        let opened = recovery::open(config, &*origin, device, self.sectors).await;
-        *self.early.borrow_mut() = match opened {
-            Ok(Opened::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
-            Ok(Opened::Divided(_)) | Err(_) => None,
-        };
-    }
-
-    /// Has `tell` called with what an operator must hear of; set it before the first `resume`.
+    /// Has `notify` called with each event; set it before the first `resume`.
     pub fn on_event(&self, notify: impl Fn(CacheEvent) + 'static) {
         *self.on_event.borrow_mut() = Some(Rc::new(notify));
     }
 
-    /// Parts of a divided cache go in turn to `cores`, of which one may be this; `lend` says how
-    /// devices are reached from there. Set it before the first `resume`; else all parts are here.
+    /// Places the parts of a divided cache on `cores` in turn, one of which may be this; `share`
+    /// makes devices reachable from there. Set it before the first `resume`; else all parts are
+    /// here.
     pub fn place_parts(&self, cores: Vec<CoreId>, share: ShareDevice) {
         assert!(!cores.is_empty(), "a part needs a core");
         *self.placement.borrow_mut() = Some(Placement { cores, share });
     }
 
-    /// Counts everything again and panics if the books are wrong; for tests. Of a divided cache
-    /// what is on this core.
+    /// Counts everything again and panics if a counter is wrong; for tests. Of a divided cache it
+    /// checks the parts on this core.
     #[doc(hidden)]
     pub fn check(&self) {
         if let Some(parts) = self.parts() {
@@ -249,7 +242,7 @@ impl WriteCache {
         }
     }
 
-    /// A part: everything that it has to say.
+    /// A part: its status.
     pub(crate) fn report(&self) -> PartReport {
         let Some(cache) = self.cache() else { return PartReport::default() };
         PartReport {
@@ -260,7 +253,7 @@ impl WriteCache {
         }
     }
 
-    /// A part: options as it is to keep to them from now on.
+    /// A part: takes new options.
     pub(crate) fn set_tuning(&self, tuning: Tuning) {
         self.config.borrow_mut().tuning = tuning;
         self.retune_whole();
@@ -306,7 +299,7 @@ impl WriteCache {
         Tuning { cleaner: tuning.cleaner || self.cleaner_by_message.get(), ..tuning }
     }
 
-    /// Has the options, as they are now, kept to.
+    /// Applies the options as they are now.
     async fn retune(&self) {
         self.retune_whole();
         if let Some(parts) = self.parts() {

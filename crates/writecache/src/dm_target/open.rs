@@ -20,7 +20,10 @@ impl WriteCache {
     pub(super) async fn open(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();
         let (origin, device) = (self.origin.clone(), self.device.clone());
-        let early = self.early.take();
+        #[cfg(feature = "planted")]
+        let early = self.take_early();
+        #[cfg(not(feature = "planted"))]
+        let early = None;
         let live = if let Some(cache) = early {
             self.open_whole(cache).await?
         } else if config.parts.is_some_and(|parts| parts > 1) {

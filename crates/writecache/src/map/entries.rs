@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a commit of the kernel's format says of the map: which entries to name, which to erase.
+//! Entries of a commit in the kernel's format: which to write, which to erase.
 //!
 //! ```text
-//!   slot    unnamed ──named──▶ committed ──erased──▶ unnamed, and free if nobody needs it
+//!   slot    unnamed ──named──▶ committed ──erased──▶ unnamed, and free if not needed
 //!   entry   free               (sector, seq)         (sector, all ones)
 //! ```
 //!
@@ -10,7 +10,7 @@
 //! as a copy that is lost with the memory.
 //!
 //! Invariants
-//! - WC-KE1 `logged` says that the media may name the slot; such a slot keeps its block, and is not
+//! - WC-KE1 `logged` is set if the media may name the slot; such a slot keeps its block, and is not
 //!   reused, until its erased entry is durable (WC-M4, WC-I2).
 //! - WC-KE2 Between two commits the media name one slot a block at most. In a commit the new one is
 //!   named with a number above the old one's, and durable, before the old one is erased.
@@ -20,14 +20,14 @@ use format::dm::{ENTRY_BYTES, Entry};
 
 use super::{Slots, State};
 
-/// What one commit says; slots in ascending order.
+/// The slots of one commit, in ascending order.
 #[derive(Debug, Default)]
 pub(crate) struct EntryBatch {
     /// Slots whose blocks become committed.
     pub(crate) named: Vec<u32>,
     /// Slots whose entries go: superseded, dropped, or clean.
     pub(crate) erased: Vec<u32>,
-    /// Those of `erased` that nobody needs any more.
+    /// Those of `erased` that are not needed any more.
     freed: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Writing {
 }
 
 impl Slots {
-    /// All that a commit must say now.
+    /// All that a commit must write now.
     pub(crate) fn take_entries(&mut self) -> EntryBatch {
         let mut batch = EntryBatch::default();
         let mut blocks = std::mem::take(&mut self.committing);
@@ -77,7 +77,7 @@ impl Slots {
         batch
     }
 
-    /// The entries of the batch's erased slots are gone for good.
+    /// The entries of the batch's erased slots are durably erased.
     pub(crate) fn entries_erased(&mut self, batch: &EntryBatch) {
         for &slot in &batch.erased {
             self.slots[slot as usize].logged = false;
@@ -88,7 +88,7 @@ impl Slots {
         }
     }
 
-    /// Makes the entries of `slots` in `out`. Nothing but the batch decides what they say, so two
+    /// Makes the entries of `slots` in `out`. Only the batch decides their contents, so two
     /// writings of one commit never contradict each other, whatever changes between them.
     pub(crate) fn encode_entries(
         &self,

@@ -3,13 +3,14 @@
 //! What changes it, and its invariants, are in `epochs`.
 use std::collections::{BTreeMap, VecDeque};
 
+use block::Planted;
 use roaring::{RoaringBitmap, RoaringTreemap};
 
 use super::pending::PendingVersions;
 use super::slot::State;
-use crate::config::Mutation;
+use crate::planted::Fault;
 
-/// A version that the log does not know yet.
+/// A version that is not logged yet.
 #[derive(Clone, Copy)]
 pub(super) struct UnloggedVersion {
     pub(super) epoch: u64,
@@ -20,7 +21,7 @@ pub(super) struct UnloggedVersion {
 /// The epoch that is written back (WC-E3).
 pub(super) struct Phase {
     pub(super) epoch: u64,
-    /// Whether it was closed: then `todo` says what is left to do. Else every dirty block is.
+    /// Whether it was closed: then `todo` is left to do. Otherwise every dirty block is.
     pub(super) closed: bool,
     pub(super) todo: RoaringTreemap,
     /// Superseded versions: those from the beginning, by block, and those that came meanwhile.
@@ -35,31 +36,32 @@ pub(super) struct Phase {
 /// See the module.
 pub(super) struct Epochs {
     pub(super) open: u64,
-    /// All before it are retired; and what a durable record says of that.
+    /// All epochs before it are retired; and the same as the durable log has it.
     pub(super) oldest: u64,
     pub(super) oldest_logged: u64,
-    /// The commit that runs must say this one, or a later one.
+    /// The commit that runs must log this one as the oldest, or a later one.
     pub(super) commit_oldest: u64,
     /// Slots of the versions of the open epoch.
     pub(super) open_slots: RoaringBitmap,
-    /// These are zeroes (WC-Z2).
+    /// The open epoch has zeroes, and no blocks (WC-Z2).
     pub(super) open_zeroes: bool,
-    /// What the log does not know yet, in the order of epochs; the commit that runs must say `due`.
+    /// Versions that are not logged yet, in the order of epochs; the commit that runs must log the
+    /// first `commit_target` of them.
     pub(super) unlogged: VecDeque<UnloggedVersion>,
     pub(super) commit_target: usize,
-    /// Old versions, and zeroes, among the fresh ones.
+    /// How many of these are old versions or zeroes.
     pub(super) unlogged_kept: u64,
-    /// What the log knows of pending epochs.
+    /// Logged versions of pending epochs.
     pub(super) pending: PendingVersions,
     pub(super) phase: Option<Phase>,
     /// Bad versions of pending epochs, and whether they are of the phase.
     pub(super) bad: BTreeMap<u32, bool>,
     /// Old versions that only wait for the end of the phase (WC-E5).
     pub(super) retired_old: Vec<u32>,
-    /// Recovery has put versions into the oldest epoch that the media do not call so.
+    /// Recovery has put versions into the oldest epoch that the media have in none.
     pub(super) repaired: bool,
     /// A planted fault.
-    pub(super) planted: Mutation,
+    pub(super) planted: Planted<Fault>,
 }
 
 impl Epochs {
@@ -80,7 +82,7 @@ impl Epochs {
             bad: BTreeMap::new(),
             retired_old: Vec::new(),
             repaired: false,
-            planted: Mutation::None,
+            planted: Planted::NONE,
         }
     }
 
@@ -95,7 +97,7 @@ impl Epochs {
         unlogged.into_iter().chain(self.pending.first_epoch()).min()
     }
 
-    /// The slot is given away.
+    /// The slot holds none of its versions any more.
     pub(super) fn forget_slot(&mut self, slot: u32) {
         self.open_slots.remove(slot);
         self.bad.remove(&slot);

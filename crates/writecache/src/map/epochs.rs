@@ -24,8 +24,9 @@
 //!   retired, and a durable record says so: recovery writes what the log calls pending again, in
 //!   order, and an earlier version must not come back while parts of a second later epoch are on
 //!   the origin.
-//! - WC-E4 It is retired when all of its versions are durable on the origin, except rotten ones.
-//! - WC-E5 The log says every version of a pending epoch, with its epoch; each batch begins with
+//! - WC-E4 It is retired when all of its versions are durable on the origin, except unreadable
+//!   ones.
+//! - WC-E5 The log has every version of a pending epoch, with its epoch; each batch begins with
 //!   the oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps
 //!   its slot, even if the origin has got it meanwhile: recovery would read it.
 //! - WC-E6 Epochs are merged in one case only: both are closed, each has a single block to write,
@@ -38,15 +39,16 @@
 //! version that the log does not know yet, of which there is a bound; 2 bytes a block of the phase.
 use std::collections::BTreeMap;
 
+use block::Planted;
 use roaring::RoaringTreemap;
 
 use super::epoch_state::{Epochs, Phase, UnloggedVersion, is_pending};
 use super::rebuild::add_blocks;
 use super::{SlotRef, Slots, State};
-use crate::config::Mutation;
+use crate::planted::Fault;
 
-/// Versions that were superseded before the log knew them are forgotten when they are as many as
-/// this and half of the list.
+/// Versions that were superseded before they were logged are removed from the list when there are
+/// this many of them and they are half of it.
 const STALE_MIN: usize = 1024;
 
 /// Blocks of a phase that are sorted at once: with all of millions it would take as much memory as
@@ -72,13 +74,13 @@ impl Epochs {
 pub(crate) enum Merge {
     /// The origin may tear the write of a block.
     Never,
-    /// As WC-E6 says.
+    /// As in WC-E6.
     Single,
     /// Planted fault: the second epoch may have any blocks beside the one.
     Planted,
 }
 
-/// Where writeback in order stands.
+/// The state of writeback in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PhaseState {
     /// No epoch is being written back, and there is none that has anything to write.
@@ -92,7 +94,7 @@ pub(crate) enum PhaseState {
 }
 
 impl Slots {
-    /// Takes the epochs out and puts them back around a use of both.
+    /// Calls `f` with the epochs taken out of the map, so that it can change both.
     pub(super) fn with_epochs<R>(
         &mut self,
         f: impl FnOnce(&mut Epochs, &mut Slots) -> R,
@@ -103,7 +105,7 @@ impl Slots {
         Some(result)
     }
 
-    /// A version came into the map: it is of the open epoch, and the log does not know it.
+    /// Adds a version that has just entered the map to the open epoch, as unlogged.
     pub(super) fn enter_epoch(&mut self, slot: u32) {
         let stamp = self.slots[slot as usize].stamp;
         self.with_epochs(|e, slots| {
@@ -125,7 +127,7 @@ impl Slots {
         });
     }
 
-    /// Whether this version is still there, and the log does not know it.
+    /// Whether this version is still in its slot and not logged.
     pub(super) fn is_unlogged(&self, f: &UnloggedVersion) -> bool {
         let s = &self.slots[f.slot as usize];
         let holds = matches!(s.state, State::Dirty | State::Old | State::Bad | State::Zero);
@@ -139,7 +141,7 @@ impl Slots {
         let needed = self.epochs.as_ref().is_some_and(|e| {
             let of_older = !e.open_slots.contains(slot);
             match self.slots[slot as usize].state {
-                State::Dirty => of_older && e.planted != Mutation::OldNotKept,
+                State::Dirty => of_older && !e.planted.is(Fault::OldNotKept),
                 State::Bad => of_older && e.bad.contains_key(&slot),
                 // WC-E5: the log may still call it dirty, and the epoch pending. In the open epoch
                 // that does no harm: there a newer version takes the place of an older one.
@@ -190,7 +192,7 @@ impl Slots {
         self.set_state(slot, State::Old);
     }
 
-    /// A version can't be read any more: the epoch goes on without it.
+    /// A version can't be read any more: its epoch is written back without it.
     pub(super) fn bad_in_epoch(&mut self, block: u64, slot: u32) {
         self.with_epochs(|e, slots| {
             let in_phase = match &e.phase {
@@ -243,7 +245,7 @@ impl Slots {
     }
 
     /// Plants a fault of the order.
-    pub(crate) fn plant(&mut self, fault: Mutation) {
+    pub(crate) fn plant(&mut self, fault: Planted<Fault>) {
         self.with_epochs(|e, _| e.planted = fault);
     }
 
@@ -345,7 +347,7 @@ impl Slots {
                         }
                         State::Zero => phase.zeroes.push(slot),
                         State::Bad => drop(e.bad.insert(slot, true)),
-                        _ if e.planted == Mutation::OldNotKept => {}
+                        _ if e.planted.is(Fault::OldNotKept) => {}
                         State::Free | State::Writing | State::Clean | State::Limbo => {
                             unreachable!("WC-SD1: slot {slot} is pending")
                         }
@@ -368,7 +370,7 @@ impl Slots {
             for slot in std::mem::take(&mut e.retired_old) {
                 assert!(matches!(slots.slots[slot as usize].state, State::Old | State::Zero));
                 if !slots.slots[slot as usize].logged {
-                    e.unlogged_kept -= 1; // nobody needs to be told of it any more
+                    e.unlogged_kept -= 1; // it need not be logged any more
                     slots.counts.unlogged -= 1;
                 }
                 slots.release(slot);
@@ -412,7 +414,7 @@ impl Slots {
             return false;
         }
         let is_zero = s.state == State::Zero;
-        if is_zero && e.planted == Mutation::ZeroesNotInCheckpoint {
+        if is_zero && e.planted.is(Fault::ZeroesNotInCheckpoint) {
             return false;
         }
         match &e.phase {
@@ -471,14 +473,14 @@ impl Epochs {
         self.open_zeroes = false;
     }
 
-    /// The log knows all of `epoch`, which is closed.
+    /// Seals `epoch`, which is closed and fully logged.
     fn seal(&mut self, slots: &Slots, epoch: u64) {
         if !self.pending.begins(epoch) {
             self.seal_last(slots);
         }
     }
 
-    /// The log goes on to a later epoch.
+    /// Seals the last logged epoch: the log goes on to a later one.
     pub(super) fn seal_last(&mut self, slots: &Slots) {
         let Epochs { pending, bad, .. } = self;
         pending.seal(|slot| {

@@ -5,7 +5,7 @@ use super::*;
 
 /// A version that the log never knew, kept for its epoch, goes with it: nothing is left to say.
 #[test]
-fn what_an_epoch_kept_and_the_log_never_knew_is_forgotten_when_it_is_retired() {
+fn an_unlogged_version_kept_for_an_epoch_is_dropped_with_it() {
     for rots in [false, true] {
         let Ok(mut slots) = Rebuild::new(16).finish(8) else { panic!("an empty map") };
         slots.set_ordered(true);

@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! From block to slot: an open-addressing table of slot numbers, made once for all slots.
+//! From block to slot: an open-addressing table of slot numbers, allocated once for all slots.
 //!
 //! ```text
-//!   place = hash(block) scaled to the table; then the next, and the next, until empty
-//!   cell  = a slot, and above it bits of the hash, as many as the numbers of slots leave free
+//!   start = hash(block) scaled to the table; then the next cell, and the next, until an empty one
+//!   cell  = slot number, and above it a tag: as many bits of the hash as slot numbers leave free
 //! ```
 //!
 //! Invariants
-//! - WC-X1 Between the place of an entry and where it lies there is no empty cell. Removal moves
-//!   later entries back instead of leaving a mark, so the table never has to be made anew: no
-//!   stall, however long it is used.
-//! - WC-X2 At most half of the cells are in use: a hit looks at 1.5 cells, a miss at 2.5. Whose
-//!   bits of the hash are others is passed by without a look at its slot, which lies far away: with
-//!   2^25 slots all but one in 128.
+//! - WC-X1 There is no empty cell between the start of an entry and its cell. Removal moves later
+//!   entries back instead of leaving a mark, so the table is never rebuilt: no stall.
+//! - WC-X2 At most half of the cells are in use: a hit looks at 1.5 cells, a miss at 2.5. Cells
+//!   whose tag differs are skipped without touching the slot array (a cache miss): with 2^25 slots
+//!   all but one in 128.
 //!
-//! A library's table needs tombstones or grows by doubling; a cache of 100 GiB would then stand
-//! still for seconds and take more than the 32 bytes a block that it may.
+//! A library's table needs tombstones or grows by doubling: a cache of 100 GiB would stall for
+//! seconds, and take more than the 32 bytes a block that it may.
 
 const EMPTY: u32 = u32::MAX;
 /// Bits of a hash: twice as many as there may be cells, two for each of 2^32 slots.
 pub(crate) const HASH_BITS: u32 = 34;
 
-/// The low half of a number: as much of a block or an epoch as a slot or a cell has room for.
+/// The low 32 bits of a number: as much of a block or an epoch as a slot or a cell stores.
 pub(crate) fn low32(number: u64) -> u32 {
     (number & 0xffff_ffff) as u32
 }
@@ -34,10 +33,10 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// What decides about a block's cell. The cells of ascending hashes ascend. No two blocks below
-    /// 2^34 have the same hash: each step can be undone. Multiplied and folded as in the finalizer
-    /// of MurmurHash3, by as many of the upper bits of its constants; what a block has above is
-    /// spread by the golden ratio, and added to the rest.
+    /// The hash that selects a block's cell. The cells of ascending hashes ascend. No two blocks
+    /// below 2^34 have the same hash: each step can be undone. Multiplied and folded as in the
+    /// finalizer of MurmurHash3, by as many of the upper bits of its constants; what a block has
+    /// above is spread by the golden ratio, and added to the rest.
     pub(crate) fn hash(block: u64) -> u64 {
         const MASK: u64 = (1 << HASH_BITS) - 1;
         let above = (block >> HASH_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -59,7 +58,7 @@ impl Index {
         low32((1 << self.slot_bits) - 1)
     }
 
-    /// The lower bits of the hash, where a cell has them: the upper ones say where it lies.
+    /// The lower bits of the hash, where a cell has them: the upper ones give its place.
     fn tag(&self, hash: u64) -> u32 {
         low32(hash << self.slot_bits)
     }
@@ -99,7 +98,7 @@ impl Index {
         }
     }
 
-    /// The slot of `block`; `block_of` tells the block of a slot that is in the table.
+    /// The slot of `block`; `block_of` returns the block of a slot that is in the table.
     pub(crate) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
         self.cell_of(block, block_of).ok().map(|cell| self.slot(self.cells[cell]))
     }
@@ -143,7 +142,7 @@ impl Index {
         let removed = self.slot(self.cells[hole]);
         let mut cell = self.after(hole);
         while self.cells[cell] != EMPTY {
-            // WC-X1: whoever may lie in the hole, counted from its place, moves there.
+            // WC-X1: an entry that may be in the hole, counted from its start, moves there.
             let place = self.place(Index::hash(block_of(self.slot(self.cells[cell]))));
             let stays = if hole <= cell {
                 hole < place && place <= cell
@@ -222,7 +221,7 @@ mod tests {
         }
     }
 
-    /// As far as a test can tell: those that differ little.
+    /// As far as a test can check: those that differ little.
     #[test]
     fn blocks_below_2_to_the_34_have_each_their_own_hash() {
         let mut rng = sim::Rng::new(9);

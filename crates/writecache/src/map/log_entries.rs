@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! RecordBuilder: what a batch of the log, and a checkpoint, say of a cache with epochs (WC-E5),
-//! and how the order is taken up and given up.
+//! Log entries of a cache with epochs (WC-E5): what a batch of the log and a checkpoint contain;
+//! and how ordered mode is switched on and off when a cache is opened.
 //!
 //! ```text
 //!   a record:   Epoch (number, oldest) │ Clean, Drop ... │ Write, WriteNext ... in order of epochs
@@ -15,12 +15,12 @@ use super::{Batch, Slot, Slots, State, next_in};
 const ENTRIES_PER_WRITE_MAX: usize = 3;
 
 /// Changes that any unit of the log has room for: an entry each; in the order of epochs the first
-/// entry says the epoch, and before each other one there may be one that does.
+/// entry is the epoch, and before each other one there may be another.
 pub(crate) const fn changes_per_unit(ordered: bool) -> usize {
     if ordered { (ENTRIES_PER_UNIT - 1) / 2 } else { ENTRIES_PER_UNIT }
 }
 
-/// Entries cut into records, each of which says its epoch first.
+/// Builds the entries of records, each of which begins with its epoch.
 struct RecordBuilder {
     entries: Vec<Entry>,
     max: usize,
@@ -33,7 +33,7 @@ impl RecordBuilder {
         RecordBuilder { entries: Vec::new(), max, oldest, epoch: oldest }
     }
 
-    /// Writes for which there is room in any case.
+    /// How many writes have room for sure.
     fn room(&self) -> usize {
         self.max.saturating_sub(self.entries.len()) / ENTRIES_PER_WRITE_MAX
     }
@@ -49,7 +49,7 @@ impl RecordBuilder {
         self.entries.push(entry);
     }
 
-    /// A version, or zeroes, of an epoch that is not below the last one's.
+    /// Adds a version, or zeroes, of an epoch that is not below that of the write before.
     fn write(&mut self, epoch: u64, slot: u32, s: Slot) {
         let mut op = if s.state == State::Zero { Op::Zero } else { Op::Write };
         let at_head = self.entries.len().is_multiple_of(ENTRIES_PER_UNIT);
@@ -64,7 +64,7 @@ impl RecordBuilder {
 }
 
 impl Slots {
-    /// As [`Slots::take_batch`], for a cache with epochs: versions are told, not blocks.
+    /// As [`Slots::take_batch`], for a cache with epochs: it logs versions, not blocks.
     pub(super) fn take_batch_of_epochs(&mut self, e: &mut Epochs, max: usize) -> Batch {
         let mut builder = RecordBuilder::new(max, e.oldest);
         let mut last_taken = None;
@@ -87,7 +87,7 @@ impl Slots {
                 self.unlogged.remove(block);
                 builder.push(Entry { op: Op::Clean, block, slot, crc: s.crc });
             } else if !s.logged {
-                self.unlogged.insert(block); // told below, in its order; or in the next batch
+                self.unlogged.insert(block); // logged below, in its order; or in the next batch
             }
         }
         if let Some(last) = last_taken {
@@ -99,7 +99,7 @@ impl Slots {
             if !self.is_unlogged(&f) {
                 continue;
             }
-            // What was rotten when its epoch was retired.
+            // A version that could not be read when its epoch was retired.
             let epoch = f.epoch.max(e.oldest);
             let s = self.slots[f.slot as usize];
             builder.write(epoch, f.slot, s);
@@ -127,17 +127,17 @@ impl Slots {
     }
 }
 
-/// How far a checkpoint has come.
+/// How far a checkpoint has been written.
 #[derive(Default)]
 pub(crate) struct Dump {
     slot: u32,
-    /// Slots that were told: what is in one of them now came later, and is in the log.
+    /// Slots that were written: a block that is in one of them now came later, and is in the log.
     written: SlotSet,
     place: Place,
     end: u64,
-    /// The epoch of the last write that was told: none is of an earlier one after it.
+    /// The epoch of the last version that was written: later ones are not of an earlier epoch.
     epoch: u64,
-    /// Blocks from which on those that can't be read are to be told.
+    /// From this block on unreadable blocks are still to be written.
     bad_from: u64,
 }
 
@@ -173,9 +173,9 @@ impl Slots {
         }
     }
 
-    /// The next at most `max` entries of a checkpoint; none at its end. Clean blocks in the order
-    /// of slots, then what is pending in the order of epochs, then blocks that can't be read. What
-    /// the log has learned since the dump began need not be told.
+    /// The next at most `max` entries of a checkpoint; none at its end. First clean blocks in the
+    /// order of slots, then pending versions in the order of epochs, then unreadable blocks. What
+    /// has been logged since the dump began need not be in it.
     pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
         let Some(e) = self.epochs.take() else {
             let mut entries = Vec::with_capacity(max);
@@ -227,8 +227,8 @@ impl Slots {
         builder.entries
     }
 
-    /// Takes up, or gives up, the order of epochs when a cache is opened. True if the media must be
-    /// told by a checkpoint before anything else happens.
+    /// Switches ordered mode on or off when a cache is opened. True if a checkpoint must be written
+    /// before anything else happens: the media do not have the epochs of the map.
     pub(crate) fn set_ordered(&mut self, ordered: bool) -> bool {
         match (ordered, self.epochs.take()) {
             (true, Some(epochs)) => {
@@ -260,8 +260,8 @@ impl Slots {
 }
 
 impl Epochs {
-    /// As recovery has found them: what is pending, of the epochs between these two. It may have
-    /// put versions there of which the media say another epoch, or none.
+    /// As recovery has found them: the pending versions, of the epochs between these two;
+    /// `repaired` if recovery has put a version into another epoch than that on the media.
     pub(super) fn found(
         pending: PendingVersions,
         (oldest, newest): (u64, u64),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_has_room_for_writes_of_epochs_that_do_not_follow_each_other() {
+    fn a_unit_has_room_for_writes_of_epochs_with_gaps() {
         let per_unit = changes_per_unit(true);
         for count in [1, per_unit, per_unit + 1, 4 * per_unit, 1000] {
             let mut builder = RecordBuilder::new(usize::MAX, 1);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The map in memory: which block lives in which slot, in which state, and what the log owes.
+//! The map in memory: which block is in which slot, in which state, and what is not logged yet. It
+//! does no I/O.
 //!
 //! ```text
 //!            allocate          install              retire              evict
-//!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ───────────▶ Limbo or Free
+//!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ────────────────┐
 //!     ▲                │                 │ superseded, dropped                     │
-//!     └────────────────┼─────────────────┴──── Limbo ◀── the batch that says so is durable
+//!     └────────────────┼─────────────────┴──── Limbo ◀── the batch that logs it ◀──┘
 //!                      │                 └──── Old: superseded, kept for its epoch (`epochs`)
 //!                      └ Zero: stands for a range of zeroes, until its epoch is over (`zeroes`)
 //! ```
@@ -14,16 +15,16 @@
 //! - WC-M1 Every slot is in exactly one state; free + writing + dirty + clean + bad + old + zero +
 //!   limbo = slots.
 //! - WC-M2 The index holds exactly the dirty, clean and bad slots, one a block.
-//! - WC-M3 `changed` and `committing` hold every block whose state differs from what the durable
-//!   log says. A batch says the block's state at the moment it is built, each block once. With
-//!   epochs it says versions, which a batch may do before the newest is there (WC-E5).
-//! - WC-M4 (WC-I2) A slot that a record names is freed only after a record that says otherwise is
+//! - WC-M3 `unlogged` and `committing` hold every block whose state differs from the durable log. A
+//!   batch holds the state of a block at the moment it is built, each block once. With epochs it
+//!   holds versions, and may be built before the newest version exists (WC-E5).
+//! - WC-M4 (WC-I2) A slot that a record names is freed only after a later record about its block is
 //!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
-//! - WC-M5 A slot's stamp changes whenever it is allocated: who holds slot and stamp across an
-//!   await can tell whether the slot still holds what it held.
+//! - WC-M5 The stamp of a slot changes whenever it is allocated: a task that keeps slot and stamp
+//!   (`SlotRef`) across an await can tell whether the slot still holds the same version.
 //!
 //! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and about 2 bytes for a dirty
-//! block in the bitmap: less than 27 bytes a block.
+//! block in the bitmap: less than 27 bytes a block. 1 TiB of 4 KiB blocks: 2^28 slots, 7 GiB.
 use std::ops::Range;
 
 use format::{Entry, Op};
@@ -63,26 +64,26 @@ use slot::Slot;
 pub(crate) use slot::{Counts, Found, SlotRef, State};
 use zero_ranges::ZeroRanges;
 
-/// What a version that came into the map has taken the place of.
+/// What a version that entered the map has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replaced {
     /// The block was not in the cache.
     Nothing,
     /// A version that no record names.
     Uncommitted,
-    /// A version that the log knows, or is about to.
+    /// A version that is logged, or in the batch that is being logged.
     Committed,
 }
 
 /// Entries, and slots, of the largest batch whose memory is kept for the next: 48 KiB.
 const SPARE_MAX: usize = 1024;
 
-/// What one commit says, and the slots that it sets free once durable.
+/// Entries of one commit, and the slots that are free once it is durable.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     freed: Vec<u32>,
-    /// The oldest epoch that it calls pending.
+    /// The oldest pending epoch, as its entries have it.
     oldest: Option<u64>,
 }
 
@@ -96,7 +97,7 @@ pub(crate) struct Slots {
     committing: RoaringTreemap,
     limbo: Vec<u32>,
     zeroes: ZeroRanges,
-    /// The last batch, empty again, so that a small one takes no memory anew.
+    /// The last batch, emptied: the next one reuses its memory.
     spare: Batch,
     /// Slots whose checksum is not known, for their format has none: found on the media, and not
     /// written since. Native caches have no such slot.
@@ -146,7 +147,7 @@ impl Slots {
         self.index.find(block, |s| self.slots[s as usize].block())
     }
 
-    /// Where what the block holds is; nothing if that is the origin.
+    /// Where the newest version of the block is; `None` if that is the origin.
     #[inline(always)]
     pub(crate) fn find(&self, block: u64) -> Option<Found> {
         let Some(slot) = self.slot_of(block) else {
@@ -196,7 +197,7 @@ impl Slots {
         self.free.put(slot);
     }
 
-    /// Takes a slot out of the map for good: free at once if no record names it (WC-M4).
+    /// Takes a slot out of the map: it is free at once if no record names it (WC-M4).
     fn release(&mut self, slot: u32) {
         if self.slots[slot as usize].state == State::Bad {
             let block = self.slots[slot as usize].block();
@@ -242,10 +243,11 @@ impl Slots {
         if !was_dirty {
             self.dirty.insert(block);
         }
-        // WC-M3: a dirty version that no record names is to be said already; so is this one with
-        // it.
-        let unlogged = was_dirty && replaced == Replaced::Uncommitted && self.committing.is_empty();
-        if !unlogged {
+        // WC-M3: if the replaced version was dirty and not logged, the block is queued for logging
+        // already.
+        let is_queued =
+            was_dirty && replaced == Replaced::Uncommitted && self.committing.is_empty();
+        if !is_queued {
             self.mark_unlogged(block);
         }
         if self.epochs.is_some() {
@@ -333,20 +335,20 @@ impl Slots {
         evicted
     }
 
-    /// Whether a commit still has to say something about the block.
+    /// Whether a commit still has to log the block.
     pub(crate) fn needs_logging(&self, block: u64) -> bool {
         let any = self.counts.unlogged > 0;
         let noted = || self.unlogged.contains(block) || self.committing.contains(block);
         any && (noted() || self.is_zero_unlogged(block))
     }
 
-    /// Whether a commit still has to say something about any of the blocks.
+    /// Whether a commit still has to log any of the blocks.
     pub(crate) fn any_needs_logging(&self, range: &Range<u64>) -> bool {
         let any = |set: &RoaringTreemap| set.range_cardinality(range.clone()) > 0;
         any(&self.unlogged) || any(&self.committing)
     }
 
-    /// Begins a commit: all that has changed until now is what it must say.
+    /// Begins a commit: it must log all that has changed until now.
     pub(crate) fn begin_commit(&mut self) {
         if self.committing.is_empty() {
             std::mem::swap(&mut self.committing, &mut self.unlogged);
@@ -358,19 +360,19 @@ impl Slots {
         }
     }
 
-    /// Whether the commit that was begun has said everything, as it was then (WC-LR3).
+    /// Whether the commit that was begun has logged everything that was unlogged then (WC-LR3).
     pub(crate) fn is_commit_complete(&self) -> bool {
         let is_logged = |e: &Epochs| e.commit_target == 0 && e.oldest_logged >= e.commit_oldest;
         self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| is_logged(e))
     }
 
-    /// Whether a commit that began now would have anything to say.
+    /// Whether a commit that began now would have anything to log.
     pub(crate) fn has_unlogged(&self) -> bool {
         let unlogged = |e: &Epochs| !e.unlogged.is_empty() || e.oldest_logged != e.oldest;
         self.counts.unlogged > 0 || self.epochs.as_ref().is_some_and(|e| unlogged(e))
     }
 
-    /// The next at most `max` entries of the commit that was begun; empty when all is said.
+    /// The next at most `max` entries of the commit that was begun; empty when all is logged.
     pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
         if let Some(mut epochs) = self.epochs.take() {
             let batch = self.take_batch_of_epochs(&mut epochs, max);
@@ -409,7 +411,7 @@ impl Slots {
         if let Some(last) = last_taken {
             self.committing.remove_range(..=last);
             if !self.unlogged.is_empty() {
-                // What changed again since the commit began: the entries say the newest state.
+                // What changed again since the commit began: the entries have the newest state.
                 for e in &entries {
                     let count = if e.op == Op::Drop { u64::from(e.slot) } else { 1 };
                     self.unlogged.remove_range(e.block..e.block + count);
@@ -421,7 +423,8 @@ impl Slots {
         Batch { entries, freed, oldest: None }
     }
 
-    /// Slots in limbo that no record names any more once the batch that was just built is durable.
+    /// Adds slots in limbo that no record names any more once the batch that was just built is
+    /// durable.
     fn take_unnamed(&mut self, freed: &mut Vec<u32>) {
         let mut limbo = std::mem::take(&mut self.limbo);
         freed.extend(limbo.extract_if(.., |slot| {
@@ -446,10 +449,10 @@ impl Slots {
         }
     }
 
-    /// A checkpoint is durable, and nothing has been committed since it was begun: no record names
-    /// what waits in limbo but for a block that has changed (WC-M4). Without this nobody would ever
-    /// free what a cache has kept for its epochs once it is used without them: no commit has
-    /// anything to say of it.
+    /// A checkpoint is durable, and nothing has been committed since it began: no record names the
+    /// slots in limbo but those of unlogged blocks (WC-M4). Without this, slots that a cache kept
+    /// for its epochs would never be freed when it is used without ordered mode: no commit names
+    /// them.
     pub(crate) fn free_after_checkpoint(&mut self) {
         let mut freed = Vec::new();
         self.take_unnamed(&mut freed);
@@ -460,12 +463,12 @@ impl Slots {
         &self.dirty
     }
 
-    /// Whether what the block holds is only here.
+    /// Whether the origin lacks the newest version of the block.
     pub(crate) fn is_dirty(&self, block: u64) -> bool {
         self.dirty.contains(block)
     }
 
-    /// Blocks that can't be read.
+    /// Unreadable blocks.
     pub(crate) fn bad(&self) -> &RoaringTreemap {
         &self.bad
     }

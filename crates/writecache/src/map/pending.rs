@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! PendingVersions: the versions of pending epochs that the log names, in the order of their
-//! epochs.
+//! Pending versions: those of pending epochs that the log names, in the order of their epochs.
 //!
 //! ```text
 //!   front                                              back
-//!   │ slots of epoch 7 │ of 8 │ of 11 ............... │ of the epoch that is being said
-//!   popped when it is retired                          sealed when a later one is begun
+//!   │ slots of epoch 7 │ of 8 │ of 11 ............... │ of the epoch that is being logged
+//!   popped when it is retired                          sealed when a later one begins
 //! ```
 //!
 //! Invariants
 //! - WC-SD1 A sealed segment holds exactly the slots of its epoch's pending versions (and holes, if
-//!   it was sealed during a dump). Nobody else can get such a slot before the epoch is retired.
-//! - WC-SD2 In the last segment a slot stands once, however often it is used again meanwhile.
+//!   it was sealed during a dump). No such slot is reused before the epoch is retired.
+//! - WC-SD2 In the last segment a slot appears once, however often it is reused meanwhile.
 //!
 //! Memory: 4 bytes a version and 8 an epoch.
 use std::collections::VecDeque;
@@ -21,7 +20,7 @@ use roaring::RoaringBitmap;
 use super::chunks::Chunks;
 use crate::map::index::low32;
 
-/// Where a slot was that turned out not to be pending.
+/// Takes the place of a slot that is not pending any more.
 const HOLE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -44,7 +43,7 @@ pub(super) struct PendingVersions {
     /// Slots and segments popped so far: places in the queue keep their numbers.
     popped: u64,
     popped_segments: u64,
-    /// A dump goes through it: nothing moves.
+    /// A dump walks the queue: no slot may move.
     pub(super) pinned: bool,
 }
 
@@ -57,7 +56,7 @@ pub(super) struct Place {
 }
 
 impl PendingVersions {
-    /// These versions, each epoch's once a slot, in the order of epochs; all of them are sealed.
+    /// A queue of these versions, in the order of epochs, each slot once an epoch; all sealed.
     pub(super) fn sealed(versions: impl Iterator<Item = (u64, u32)>) -> PendingVersions {
         let mut pending = PendingVersions::default();
         for (epoch, slot) in versions {
@@ -76,7 +75,7 @@ impl PendingVersions {
         self.segments.front().map(|&s| self.epoch_of(s))
     }
 
-    /// The epoch after the first, and how many slots stand in both.
+    /// The second epoch, and how many slots the first and the second have.
     pub(super) fn second(&self) -> Option<(u64, u32, u32)> {
         let (first, second) = (self.segments.front()?, self.segments.get(1)?);
         Some((self.epoch_of(*second), first.len, second.len))
@@ -124,7 +123,7 @@ impl PendingVersions {
         self.segments.back_mut().expect("begun before").len += 1;
     }
 
-    /// Nothing more comes to the last segment: only what is pending stays in it (WC-SD1).
+    /// Closes the last segment and drops from it what is not pending (WC-SD1).
     pub(super) fn seal(&mut self, is_pending: impl Fn(u32) -> bool) {
         let Some(last) = self.segments.back_mut().filter(|_| !self.sealed) else { return };
         self.sealed = true;
@@ -157,7 +156,7 @@ impl PendingVersions {
         self.slots.range(0..self.slots.len()).filter(|&slot| slot != HOLE).collect()
     }
 
-    /// How many slots stand in the first segment, and in all later ones.
+    /// How many slots the first segment has, and all later ones.
     pub(super) fn lens(&self) -> (usize, usize) {
         let first = self.segments.front().map_or(0, |s| s.len as usize);
         (first, self.slots.len() - first)
@@ -168,7 +167,7 @@ impl PendingVersions {
         self.slots.range(self.lens().0..self.slots.len()).filter(|&slot| slot != HOLE)
     }
 
-    /// Forgets all segments up to `epoch`.
+    /// Drops all segments up to `epoch`.
     pub(super) fn pop_through(&mut self, epoch: u64) {
         while let Some(first) = self.segments.front().filter(|s| self.epoch_of(**s) <= epoch) {
             let len = first.len as usize;
@@ -188,8 +187,8 @@ impl PendingVersions {
         self.popped + self.slots.len() as u64
     }
 
-    /// Goes on by at most `max` slots of one epoch, which it tells with those that have not turned
-    /// out to be holes; if there are any before `end`.
+    /// The next at most `max` slots of one epoch, and that epoch, skipping holes; `None` at `end`.
+    /// Moves `place` behind them.
     pub(super) fn next(
         &self,
         place: &mut Place,
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_stands_once_in_an_epoch_and_only_what_is_pending_outlives_the_seal() {
+    fn a_slot_is_in_an_epoch_once_and_only_pending_ones_stay() {
         let mut pending = PendingVersions::default();
         let far = u64::from(u32::MAX) - 1;
         for slot in [5, 6, 5, 7] {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Planted faults of the map: see `Mutation`. Nothing else calls these.
+//! Planted faults of the map: see `Fault`. Nothing else calls these.
 use super::Slots;
 
 impl Slots {
-    /// Frees superseded slots without waiting for the record that says so.
+    /// Frees superseded slots without waiting for the record that supersedes them.
     pub(crate) fn free_limbo_at_once(&mut self) {
         for slot in std::mem::take(&mut self.limbo) {
             self.make_free(slot);
         }
     }
 
-    /// The next commit says nothing of what has changed since the last.
+    /// The next commit leaves out what has changed since the last.
     pub(crate) fn forget_unlogged(&mut self, block: u64) {
         if self.unlogged.remove(block) {
             self.counts.unlogged -= 1;
         }
     }
 
-    /// The next commit says nothing of blocks that have left the cache.
+    /// The next commit leaves out blocks that have left the cache.
     pub(crate) fn forget_drops(&mut self) {
         let gone = |&block: &u64| self.slot_of(block).is_none();
         let gone: Vec<u64> = self.unlogged.iter().filter(gone).collect();

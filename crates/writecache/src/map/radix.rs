@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_sorted_by_the_bits_that_count_and_stay_in_order_else() {
+    fn numbers_are_sorted_stably_by_the_bits_that_count() {
         let mut rng = sim::Rng::new(3);
         let mut spare = Vec::new();
         for len in [0, 1, 2, 300, 5000, 3 * CACHED] {

@@ -2,33 +2,31 @@
 //! Rebuild: the map as recovery finds it, from checkpoint and log.
 //!
 //! ```text
-//!   entries ──▶ slot table ───────────────────┐
-//!                  └─▶ aside: displaced, ends ─┴─▶ resolve: index ─▶ finish: free map, dirty
-//!                                                                    bitmap, epochs
+//!   entries ──▶ slot table ────────────────────┐
+//!                  └─▶ displaced versions, drops ┴─▶ resolve: index ─▶ finish: free map, dirty
+//!                                                                      bitmap, epochs
 //! ```
 //!
 //! Invariants
-//! - WC-RB1 Of each block the last entry counts, wherever it points; nothing else of the order
-//!   matters. So a slot may be claimed by two blocks while entries come in: a checkpoint is fuzzy,
-//!   and may already know a later owner. Whoever is displaced waits aside, and gets its slot at the
-//!   end, if that is vacant; two blocks that still claim a slot then are damage.
-//! - WC-RB2 There is no second copy of the map. Besides what the finished map takes there are the
-//!   entries of one reading, and 20 bytes for each version that is displaced and each block that
-//!   leaves by itself or with few others: at most as many as a log has entries, and as many as
-//!   there are slots. While the index is made, 8 bytes for each of these and of the table; then one
-//!   chunk of block numbers to be sorted. In a cache with epochs also 4 bytes for each of these and
-//!   of the table, then 8 bytes a pending version, and 8 more while those of several epochs are
-//!   sorted.
-//! - WC-RB3 A version that is superseded by one of a later epoch is kept, if its own is pending
-//!   then. Its slot goes to whoever claims it: a slot changes hands only after a record that
-//!   retires its epoch, which is among the entries too. A block leaves a cache with epochs when it
-//!   is clean, and that it is when all earlier epochs are retired: nothing that was before is kept
-//!   then. Or it leaves because zeroes take the place of its version, as a later version would.
-//! - WC-RB4 Nothing is looked up by its block while entries come. Each has a stamp, and so it can
-//!   be found out later which was the last: the log's come after the checkpoint's, and in the order
-//!   of their stamps.
-//! - WC-RB5 Zeroes end every version in their range that came before them, whether they are pending
-//!   or not. Those that are pending stay in their slot; of others the slot is nobody's.
+//! - WC-RB1 Of each block the last entry counts, wherever it points; no other order matters. So two
+//!   blocks may claim a slot while entries are read: a checkpoint is fuzzy, and may have a later
+//!   owner already. The displaced version is kept in a list, and gets its slot at the end if that
+//!   is vacant; two blocks that still claim a slot then are damage.
+//! - WC-RB2 There is no second copy of the map. Besides the finished map there are the entries of
+//!   one read, and 20 bytes for each displaced version and each block that leaves alone or with few
+//!   others: at most as many as a log has entries, and as many as there are slots. While the index
+//!   is made, 8 bytes for each of these and of the table; then one chunk of block numbers to be
+//!   sorted. In a cache with epochs also 4 bytes for each of these and of the table, then 8 bytes a
+//!   pending version, and 8 more while those of several epochs are sorted.
+//! - WC-RB3 A version that one of a later epoch supersedes is kept if its own epoch is pending. Its
+//!   slot goes to the block that claims it: a slot changes hands only after a record that retires
+//!   its epoch, which is among the entries too. A block leaves a cache with epochs when it is
+//!   clean, that is, when all earlier epochs are retired: no earlier version is kept then. Or it
+//!   leaves because zeroes replace its version, as a later version would.
+//! - WC-RB4 No block is looked up while entries are read. Each entry has a number, which later
+//!   decides which was the last: those of the log come after those of the checkpoint.
+//! - WC-RB5 Zeroes end every earlier version in their range, whether the zeroes are pending or not.
+//!   Pending ones keep their slot; the slot of others is vacant.
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
@@ -54,7 +52,7 @@ const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 const SLOT_BYTES: u64 = 32;
 /// What epochs take beside that: 4 for the epoch of each slot, then 16 while versions are sorted.
 const EPOCH_BYTES: u64 = 20;
-/// The same of a version that waits aside: 20, and 8 to sort it.
+/// The same of a displaced version: 20, and 8 to sort it.
 const DISPLACED_BYTES: u64 = 28;
 /// Of a long drop, with what `finish` makes of it: its range, its ends, and what reaches them.
 const LONG_DROP_BYTES: u64 = 128;
@@ -67,7 +65,7 @@ pub(crate) fn map_bytes(slots: u64) -> u64 {
     slots.saturating_mul(SLOT_BYTES) + 16 * slots.min(SORT_BLOCKS as u64)
 }
 
-/// The same of a cache with epochs, whose versions stand in a queue besides: 8 a slot at most.
+/// The same of a cache with epochs, whose versions are in a queue besides: 8 a slot at most.
 pub(crate) fn ordered_map_bytes(slots: u64) -> u64 {
     map_bytes(slots).saturating_add(8 * slots)
 }
@@ -75,11 +73,11 @@ pub(crate) fn ordered_map_bytes(slots: u64) -> u64 {
 /// EpochNumbers of epochs on the media are at most this: half of what an entry holds, so that no
 /// cache counts beyond it.
 pub(crate) const EPOCH_MAX: u64 = BLOCK_LIMIT / 2;
-/// How far the newest epoch may be from the oldest that is pending: more could not be told apart by
-/// their low halves. A cache has at least one slot for each.
+/// How far the newest epoch may be from the oldest that is pending: more could not be distinguished
+/// by their low halves. A cache has at least one slot for each.
 pub(crate) const PENDING_EPOCHS_MAX: u64 = (1 << 31) - 1;
 
-/// Why what was found is no map.
+/// Why the entries do not make a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contradiction {
     /// The block is beyond the end of the device.
@@ -95,15 +93,15 @@ pub(crate) enum Contradiction {
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
     displaced: DisplacedVersions,
-    /// When the entry came that is applied now.
+    /// The place of the entry that is applied now.
     now: Arrival,
     /// All bits that any block has.
     widest: u64,
-    /// Zeroes that were told of.
+    /// Zeroes among the entries.
     zeroes: Vec<ZeroEntry>,
-    /// Of a map that is looked into while it is made; others get theirs at the end.
+    /// The index of a map that is read while it is made; others get theirs at the end.
     index: Option<Index>,
-    /// Once an entry has told of epochs.
+    /// Set by the first entry with an epoch.
     epochs: Option<EpochNumbers>,
 }
 
@@ -117,7 +115,7 @@ struct ZeroEntry {
     epoch: u32,
 }
 
-/// What the entries say of epochs.
+/// The epochs that the entries name.
 struct EpochNumbers {
     /// The low half of each slot's: those that are pending together are fewer than slots.
     of_slots: Vec<u32>,
@@ -145,7 +143,7 @@ fn op_of(state: State) -> Op {
 
 fn state_of(op: Op) -> State {
     match op {
-        // A block that could not be read gets another chance: its checksum says what it is worth.
+        // A block that could not be read gets another chance: its checksum decides.
         Op::Write | Op::WriteNext | Op::Bad => State::Dirty,
         Op::Clean => State::Clean,
         Op::Zero => State::Zero,
@@ -154,7 +152,7 @@ fn state_of(op: Op) -> State {
 }
 
 impl Slot {
-    /// While the map is made the slot says when the entry came that claimed it (WC-RB4).
+    /// While the map is made: the place of the entry that claimed the slot (WC-RB4).
     fn arrival(&self) -> Arrival {
         Arrival { from_log: self.logged, number: self.stamp }
     }
@@ -187,7 +185,7 @@ impl Rebuild {
 
     /// Applies the entries of a record of the log, in their order; after those of the checkpoint.
     pub(crate) fn apply_log(&mut self, entries: &[Entry]) {
-        // Brings their slots nearer, many at a time: each would wait for memory.
+        // Loads their slots into the CPU cache, many at a time: each would wait for memory.
         let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.block_low));
         std::hint::black_box(named.fold(0, u32::wrapping_add));
         self.apply_from(true, entries.iter().copied());
@@ -233,7 +231,7 @@ impl Rebuild {
                 }
                 continue;
             };
-            // Whoever claims the slot of zeroes knows that their epoch is over (WC-RB5).
+            // A block gets the slot of zeroes only when their epoch is over (WC-RB5).
             let is_block = !matches!(s.state, State::Free | State::Zero);
             if is_block && (s.block() != e.block || e.op == Op::Zero) {
                 let owner =
@@ -260,8 +258,7 @@ impl Rebuild {
         let slots = self.slots.len();
         let displaced = &mut self.displaced;
         let epochs = self.epochs.get_or_insert_with(|| {
-            // What was written before without an epoch is of none that is pending: `finish` finds
-            // it out.
+            // Earlier writes without an epoch belong to none that is pending: `finish` sees that.
             let before = low32(oldest.wrapping_sub(1));
             displaced.begin_epochs(before);
             EpochNumbers { of_slots: vec![before; slots], current: None, oldest, newest: 0 }
@@ -322,12 +319,12 @@ impl Rebuild {
         }
     }
 
-    /// The oldest epoch that may be pending and the newest, once an entry has told of epochs.
+    /// The oldest epoch that may be pending and the newest, if any entry has an epoch.
     pub(crate) fn pending_epochs(&self) -> Option<(u64, u64)> {
         self.epochs.as_ref().map(|e| (e.oldest, e.newest.max(e.oldest)))
     }
 
-    /// Planted fault: what zeroes came after stays.
+    /// Planted fault: versions that zeroes ended stay.
     pub(crate) fn forget_zeroes(&mut self) {
         self.zeroes.clear();
     }

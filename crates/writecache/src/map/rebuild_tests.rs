@@ -67,7 +67,7 @@ fn wide_blocks_share_a_hash_in_pairs() {
 
 /// Few slots and blocks, so that slots are claimed twice all the time, beyond the end now and then.
 #[test]
-fn of_each_block_the_last_entry_counts_whoever_claims_its_slot_meanwhile() {
+fn the_last_entry_of_each_block_counts() {
     let mut rng = sim::Rng::new(7);
     let (mut maps, mut refusals) = ([0; 2], [0; 2]);
     for _ in 0..8_000 {
@@ -420,7 +420,7 @@ fn log_of_epochs(
 
 /// WC-RB3: which versions stay, and in which order they are written back.
 #[test]
-fn checkpoint_and_log_of_epochs_make_the_map_that_a_plain_model_makes() {
+fn checkpoint_and_log_of_epochs_make_the_models_map() {
     let mut rng = sim::Rng::new(11);
     let (mut olds, mut zeroes, mut superseded, mut retired) = (0, 0, 0, 0);
     for _ in 0..4_000 {

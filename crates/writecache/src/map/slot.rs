@@ -47,7 +47,7 @@ pub(crate) struct SlotRef {
     pub(crate) stamp: u32,
 }
 
-/// What the map says about a block.
+/// The newest version of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) slot_ref: SlotRef,

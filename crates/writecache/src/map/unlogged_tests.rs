@@ -39,7 +39,7 @@ fn check(slots: &Slots, log: &Log) {
 }
 
 #[test]
-fn of_every_block_that_is_not_as_the_log_says_a_commit_is_to_say_it() {
+fn every_block_that_differs_from_the_log_is_unlogged() {
     let mut rng = sim::Rng::new(11);
     for _ in 0..200 {
         let Ok(mut slots) = Rebuild::new(64).finish(BLOCKS) else { panic!("an empty map") };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ranges of blocks that read as zeroes, each with the slot that stands for it.
+//! Ranges of blocks that read as zeroes, each with its slot.
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Zeroes: long WRITE_ZEROES of epochs that are not on the origin yet. Each takes a slot, which
-//! holds no data: with it the range has a place in the queue of epochs and in the log.
+//! Zeroes: long WRITE_ZEROES of epochs that are not on the origin yet. Each takes a slot without
+//! data, which gives the range a place in the queue of epochs and in the log.
 //!
 //! ```text
 //!   read of a block:  index ─none─▶ zeroes ─none─▶ origin
@@ -11,16 +11,16 @@
 //! ```
 //!
 //! Invariants
-//! - WC-Z1 No version in the index is older than zeroes that cover its block: they took its place.
-//!   So what the index has counts, and zeroes count before the origin.
-//! - WC-Z2 An epoch has either versions of blocks or zeroes, as long as it is open; so the order
-//!   within an epoch never matters. Zeroes that follow each other share one. (A recovery may find a
-//!   block that can't be read in the epoch of zeroes: those go first.)
-//! - WC-Z3 Zeroes end, for reads and for the log, when their epoch is retired, and not before; and
-//!   that is not while a checkpoint is being written: it may have told of versions whose end
-//!   nothing but the zeroes tells.
-//! - WC-Z4 Nothing is said of a block that zeroes took out of the index: what the log knew of it is
-//!   void with their entry. Until that is said the block counts as changed (WC-M3).
+//! - WC-Z1 No version in the index is older than zeroes that cover its block: the zeroes replaced
+//!   it. So a read asks the index first, then the zeroes, then the origin.
+//! - WC-Z2 While an epoch is open it has either blocks or zeroes, so the order within an epoch
+//!   never matters. Zeroes that follow each other share one epoch. (A recovery may find an
+//!   unreadable block in the epoch of zeroes: the zeroes are written first.)
+//! - WC-Z3 Zeroes end, for reads and for the log, when their epoch is retired, and not while a
+//!   checkpoint is being written: it may have versions that only these zeroes end.
+//! - WC-Z4 A block that zeroes took out of the index is not logged by itself: the entry of the
+//!   zeroes ends what the log has of it. Until that entry is logged the block counts as unlogged
+//!   (WC-M3).
 use std::ops::Range;
 
 use super::{Found, SlotRef, Slots, State};
@@ -32,7 +32,7 @@ pub(crate) fn zeroes_max(slots: u32) -> u32 {
 }
 
 impl Slots {
-    /// WC-Z1: what zeroes say of a block that is not in the index.
+    /// WC-Z1: the zeroes that cover a block that is not in the index.
     #[cold]
     #[inline(never)]
     pub(super) fn find_zero(&self, block: u64) -> Option<Found> {
@@ -41,7 +41,7 @@ impl Slots {
         Some(Found { slot_ref, state: State::Zero, crc: None })
     }
 
-    /// WC-Z4: whether zeroes that the log does not know cover the block.
+    /// WC-Z4: whether unlogged zeroes cover the block.
     pub(super) fn is_zero_unlogged(&self, block: u64) -> bool {
         let unlogged = |slot: u32| !self.slots[slot as usize].logged;
         self.counts.zero > 0 && self.zeroes.slot_at(block).is_some_and(unlogged)
@@ -53,7 +53,7 @@ impl Slots {
         s.block()..s.block() + u64::from(s.crc)
     }
 
-    /// Whether there is room for one range more.
+    /// Whether one range more may be added.
     pub(crate) fn has_room_for_zeroes(&self) -> bool {
         self.counts.zero < zeroes_max(self.counts.slots)
     }
@@ -151,7 +151,7 @@ impl Slots {
         });
     }
 
-    /// The order of epochs was given up, and the origin holds all zeroes durably.
+    /// Ordered mode was switched off, and the origin holds all zeroes durably.
     pub(crate) fn drop_zeroes(&mut self) {
         let is_zero = |&slot: &u32| self.slots[slot as usize].state == State::Zero;
         let all: Vec<u32> = (0..self.counts.slots).filter(is_zero).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Control: what is asked of a divided cache, and done by all parts.
+//! Control: operations of a divided cache that all parts carry out.
 use block::{Error, Sector, Target};
 
 use super::{Parts, share_of_rate};

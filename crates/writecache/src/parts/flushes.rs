@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Flushes of a device that several parts share: one at a time, for all who wait, and no part
-//! takes for durable what another one's failed flush may have lost.
+//! Flushes of a device that several parts share: one at a time, for all that wait. No part takes
+//! for durable what another part's failed flush may have lost.
 //!
 //! ```text
-//!   part 0 ──┐ FLUSH                       ┌─▶ outcome to those who asked
+//!   part 0 ──┐ FLUSH                       ┌─▶ outcome to the parts that asked
 //!   part 1 ──┼──────▶ waiting ─▶ one flush ┤
-//!   part 2 ──┘        of the core that     └─▶ failed: of the origin, the parts that did not ask
-//!                     has the device           are told; of the cache device, all later ones fail
+//!   part 2 ──┘        on the core that     └─▶ failed: of the origin, the other parts are
+//!                     has the device           notified; of the cache device, all later ones fail
 //! ```
 //!
-//! A flush that fails may take with it what other parts have written, and the next one would not
-//! notify them.
+//! A flush that fails may lose what other parts have written, and the next one would succeed.
 //!
 //! Invariants
-//! - WC-FL1 (WC-I8) One flush is in flight at a time: whoever gets a good outcome knows that none
-//!   before it has failed unheard.
-//! - WC-FL2 Who is told of a failure is told before it gets the outcome of any later flush:
-//!   messages from one core to another stay in order.
+//! - WC-FL1 (WC-I8) One flush is in flight at a time: a part that gets a good outcome has been
+//!   notified of every earlier failure.
+//! - WC-FL2 A part is notified of a failure before it gets the outcome of any later flush: messages
+//!   from one core to another stay in order.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Limits, Op, Status};
 use reactor::spawn;
 
-/// What is done to the parts when a flush fails.
+/// What a failed flush means for the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterFailure {
-    /// No flush succeeds any more: nobody may promise anything.
+    /// No flush succeeds any more.
     FailAll,
-    /// Those that did not ask for it are told.
+    /// The parts that did not ask for it are notified.
     NotifyOthers,
 }
 
-/// Tells a part, by its number, of a flush that has failed.
+/// Notifies a part, by its number, of a failed flush.
 pub(crate) type NotifyPart = Rc<dyn Fn(u8, Status)>;
 
 /// The flushes of one device.
@@ -65,12 +64,12 @@ impl Flushes {
         })
     }
 
-    /// From now on parts are told of failures.
+    /// Parts are notified of failures by this from now on.
     pub(crate) fn notify_with(&self, notify: NotifyPart) {
         *self.notify.borrow_mut() = Some(notify);
     }
 
-    /// How many the device was asked for.
+    /// Flushes sent to the device.
     pub(crate) fn count(&self) -> u64 {
         self.count.get()
     }
@@ -82,7 +81,7 @@ impl Flushes {
         }
     }
 
-    /// A task while somebody waits.
+    /// A task while a flush is wanted.
     async fn run(self: Rc<Self>) {
         loop {
             let batch = self.waiting.take();

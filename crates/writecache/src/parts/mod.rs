@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Parts: a cache divided by region of its origin, each part a whole engine on a core of its own,
-//! as the core of the device has them.
+//! Parts: a cache divided by regions of its origin. Each part is a whole engine, on a core of its
+//! own.
 //!
 //! ```text
-//!   bio within a chunk ──▶ its part, as it is         FLUSH ──▶ all parts
+//!   bio within a chunk ──▶ its part, unchanged        FLUSH ──▶ all parts
 //!   longer bio         ──▶ a bio for each chunk
-//!   ask                ──▶ a task on the part's core, its answer back here
+//!   ask                ──▶ a task on the part's core, its answer back to this core
 //!
-//!   part's reads and writes ─▶ the devices, from the part's core if the program lends them there
+//!   part's reads and writes ─▶ the devices, from the part's core where the program shares them
 //!   part's flushes          ─▶ `flushes`, on this core: one at a time for all
 //! ```
 //!
-//! A part is a [`WriteCache`] that knows which part it is (`Config::part`): it has an area of the
-//! cache device, and sees the origin at its true addresses. Nothing that clients ask of different
-//! parts meets anywhere but in flushes.
+//! A part is a [`WriteCache`] with a part number (`Config::part`): it has an area of the cache
+//! device, and sees the origin at its true addresses. Requests to different parts share nothing but
+//! flushes.
 //!
 //! Invariants
-//! - WC-P1 A block is of one part for as long as the cache lives: number of parts, chunk and areas
-//!   are on the media.
+//! - WC-P1 A block belongs to one part for as long as the cache lives: number of parts, chunk and
+//!   areas are on the media.
 //! - WC-P2 A FLUSH ends when every part has ended it; a part that has nothing new has no work.
 //! - WC-P3 What a failed flush of a shared device may have lost counts as lost in every part
 //!   (`flushes`).
@@ -33,7 +33,7 @@ use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, CoreId, Error, Limits, Op, Sector, Status};
+use block::{Bio, BlockDevice, Bufs, CoreId, Error, Limits, Op, Planted, Sector, Status};
 use reactor::{
     BioFuture, CoreLocal, Export, Msg, Remote, call, core_id, export, io_by, post, spawn, unexport,
 };
@@ -44,28 +44,29 @@ use self::layout::Layout;
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
 pub(crate) use self::sum::{AggregatedStatus, PartReport};
-use crate::config::{Config, Mutation};
+use crate::config::Config;
 use crate::dm_target::WriteCache;
 use crate::events::{CacheEvent, OnEvent};
+use crate::planted::Fault;
 
-/// Pieces of one bio that are under way: a discard may be as long as the device.
+/// Pieces of one bio in flight: a discard may be as long as the device.
 const PIECES_IN_FLIGHT: usize = 64;
 
-/// Makes a device of another core there: the same file, the same memory.
+/// Makes a device on another core that reaches the same file or memory.
 pub type DeviceFactory = Box<dyn FnOnce() -> Rc<dyn BlockDevice> + Send>;
 
-/// How a device of this core is reached from others, where it can be at all; given by the program.
-/// Those that it does not lend are reached by messages to this core.
+/// Returns how another core reaches a device of this one directly, if it can; given by the program.
+/// Other devices are reached by messages to this core.
 pub type ShareDevice = Rc<dyn Fn(&Rc<dyn BlockDevice>) -> Option<DeviceFactory>>;
 
-/// On which cores parts are.
+/// The cores of parts, and how devices are shared with them.
 #[derive(Clone)]
 pub(crate) struct Placement {
     pub(crate) cores: Vec<CoreId>,
     pub(crate) share: ShareDevice,
 }
 
-/// What all parts are made of.
+/// What parts are made from.
 pub(crate) struct Plan<'a> {
     pub(crate) name: &'a str,
     pub(crate) config: &'a Config,
@@ -78,7 +79,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) on_event: Option<OnEvent>,
 }
 
-/// A part as this core has it.
+/// This core's handle of a part.
 struct PartHandle {
     core: CoreId,
     local: CoreLocal,
@@ -90,11 +91,11 @@ pub(crate) struct Parts {
     layout: Layout,
     /// Of the whole device.
     limits: Limits,
-    mutation: Mutation,
+    planted: Planted<Fault>,
     handles: Vec<PartHandle>,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
-    /// Devices of this core that other cores reach, and what parts there are called by.
+    /// Devices of this core that other cores use, and those of the parts there.
     exports: RefCell<Vec<(CoreId, Export)>>,
     forwarder: CoreLocal,
     /// No background work.
@@ -102,7 +103,7 @@ pub(crate) struct Parts {
     aggregated: RefCell<AggregatedStatus>,
 }
 
-/// Passes on what parts have to tell.
+/// Forwards events of the parts, those of the origin once for all parts.
 struct EventForwarder {
     on_event: Option<OnEvent>,
     /// Bit n: part n has reported an origin error, and not yet its end.
@@ -122,7 +123,7 @@ impl EventForwarder {
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
-        // The origin is one: it is in trouble from the first part's word to the last one's.
+        // There is one origin: it fails from the first part's error to the last one's recovery.
         let is_news = match event {
             CacheEvent::Writeback { .. } | CacheEvent::OriginFlush { .. } => before == 0,
             CacheEvent::Recovered => after == 0,
@@ -138,7 +139,7 @@ impl EventForwarder {
     }
 }
 
-/// A device on its way to another core.
+/// A device as it is sent to another core.
 struct RemoteDevice {
     data: Data,
     home: CoreId,
@@ -182,7 +183,7 @@ impl Parts {
         let mut parts = Parts {
             layout: plan.division.layout(),
             limits: plan.limits.clone(),
-            mutation: plan.config.mutation,
+            planted: plan.config.planted,
             handles: Vec::new(),
             cache_flushes: flushes(plan.device, AfterFailure::FailAll),
             origin_flushes: flushes(plan.origin, AfterFailure::NotifyOthers),
@@ -222,17 +223,17 @@ impl Parts {
         }
         outcome?;
         let parts = Rc::new(parts);
-        if parts.mutation != Mutation::PartsNotNotified {
+        if !parts.planted.is(Fault::PartsNotNotified) {
             let aggregated: Vec<_> =
                 parts.handles.iter().map(|part| (part.core, part.local)).collect();
             parts.origin_flushes.notify_with(Rc::new(move |nth, status| {
                 let (core, local) = aggregated[usize::from(nth)];
-                let forward = move || {
+                let notify = move || {
                     if let Some(part) = local.get::<WriteCache>() {
                         part.other_flush_failed(status);
                     }
                 };
-                if core == core_id() { forward() } else { post(core, Msg::Call(Box::new(forward))) }
+                if core == core_id() { notify() } else { post(core, Msg::Call(Box::new(notify))) }
             }));
         }
         Ok(parts)
@@ -314,7 +315,7 @@ impl Parts {
         self.layout.parts
     }
 
-    /// Gives each part its own of `values`, in their order.
+    /// Passes each part its own of `values`, in their order.
     pub(crate) async fn give<T: Send + 'static>(
         &self,
         values: Vec<T>,
@@ -351,7 +352,7 @@ impl Parts {
         answers
     }
 
-    /// Asks every part for something that may fail; the first error, and which parts have one.
+    /// Runs `f` on every part; returns the first error, and which parts have one.
     pub(crate) async fn do_all<F, Fut>(&self, f: F) -> Result<(), Error>
     where
         F: Fn(Rc<WriteCache>) -> Fut + Clone + Send + 'static,
@@ -401,7 +402,7 @@ impl Parts {
             io_by(opener, &**device, op, flags, class, (at, len), bufs)
         };
         if op == Op::Flush {
-            let first_only = self.mutation == Mutation::FlushOfFirstPart;
+            let first_only = self.planted.is(Fault::FlushOfFirstPart);
             let sent: SmallVec<[BioFuture; 4]> =
                 devices.iter().map(|d| send(d, Sector::ZERO, Sector::ZERO, Bufs::new())).collect();
             spawn(async move {

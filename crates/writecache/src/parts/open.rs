@@ -14,7 +14,8 @@ use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
 use super::layout::{Layout, area_of_each};
-use crate::config::{Config, MediaFormat, Mutation, PartOf, Tuning};
+use crate::config::{Config, MediaFormat, PartOf, Tuning};
+use crate::planted::Fault;
 use crate::recovery::area::read_area;
 use crate::recovery::area::{map_memory, no_space, not_initialized};
 use crate::recovery::dm::detect;
@@ -27,7 +28,7 @@ use crate::recovery::{Loaded, load};
 /// How a cache is divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
-    /// As the superblock of part 0 says.
+    /// As in the superblock of part 0.
     first: Part,
     uuid: [u8; 16],
     /// The parts take the origin for their own.
@@ -64,7 +65,7 @@ impl Division {
     }
 }
 
-/// What each of several parts keeps to, so that all together keep to what was asked.
+/// The options of one part, so that all parts together keep to those of the cache.
 pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
     let share = |n: u32| n.div_ceil(u32::from(parts));
     Tuning {
@@ -204,7 +205,7 @@ async fn create(
         refuse_used(&division.config_of(config, nth), device).await?;
     }
     let mut order: Vec<u8> = (0..of).rev().collect();
-    if config.mutation == Mutation::FirstPartFirst {
+    if config.planted.is(Fault::FirstPartFirst) {
         order.reverse();
     }
     for nth in order {

@@ -144,13 +144,13 @@ fn drain(reports: &[PartReport]) -> Option<DrainProgress> {
     })
 }
 
-/// What came of something that all parts did: the first error, and of how many parts.
+/// The outcome of an operation of all parts: the first error, and how many parts have one.
 pub(super) fn outcome(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
     let of = outcomes.len();
     let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
     for (nth, outcome) in outcomes.into_iter().enumerate() {
         let Err(e) = outcome else { continue };
-        // A word that no part knows, or a wrong time: it has nothing to do with parts.
+        // A wrong word or a wrong moment: not an error of one part.
         if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Busy) {
             return Err(e);
         }

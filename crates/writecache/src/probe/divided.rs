@@ -13,15 +13,15 @@ use crate::parts::open::Division;
 /// A cache in several parts.
 #[derive(Clone, Debug)]
 pub struct DividedCache {
-    /// How it is divided, as its first part says.
+    /// How it is divided, by its first part.
     pub first: Part,
     /// Each part, with offsets from its own beginning.
     pub parts: Vec<ProbeReport>,
-    /// All parts together; nothing when one of them is missing, or too damaged to tell.
+    /// All parts together; `None` when one of them is missing or too damaged.
     pub occupancy: Option<Occupancy>,
 }
 
-/// What the first part of a divided cache says, if `head` is the beginning of one.
+/// The division by the first part of a divided cache, if `head` is the beginning of one.
 pub(super) fn first_part(head: &[u8]) -> Option<Superblock> {
     if !has_superblocks(head) {
         return None;

@@ -16,7 +16,7 @@ pub struct DmCache {
     pub leftovers: u64,
     /// Entries of blocks that a newer entry holds: the next opening erases them.
     pub superseded: u64,
-    /// What the entries say.
+    /// The blocks by the entries.
     pub occupancy: Occupancy,
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn probe(
     let geometry = match superblock.fit(superblock.block_size, place.area_bytes) {
         Ok(geometry) => geometry,
         Err(refusal) => {
-            // What is said to lie beyond the end is not read (WC-SV1).
+            // Nothing beyond the end of the area is read (WC-SV1).
             report.contents = Contents::Ruined;
             report.found(16, format!("superblock: {refusal}"));
             return Ok(());

@@ -48,7 +48,7 @@ pub struct ProbeReport {
     pub damage_left_out: u64,
     /// What is worth telling and no damage.
     pub notes: Vec<String>,
-    /// A checksum of what says what the area holds: it changes with the cache.
+    /// A checksum of the metadata: it changes with the cache.
     fingerprint: u32,
 }
 
@@ -59,7 +59,7 @@ pub enum Contents {
     Blank,
     /// Neither blank nor a cache.
     Unknown,
-    /// A cache of the native or the kernel's format whose superblock can't be told any more.
+    /// A cache of the native or the kernel's format whose superblock can't be read any more.
     Ruined,
     /// A cache of the native format.
     Native(Box<NativeCache>),
@@ -106,7 +106,7 @@ impl Occupancy {
 }
 
 impl ProbeReport {
-    /// Which blocks it holds; nothing if it is no cache, or too damaged to tell.
+    /// Its blocks; `None` if it is no cache, or too damaged.
     #[must_use]
     pub fn occupancy(&self) -> Option<&Occupancy> {
         match &self.contents {
@@ -117,7 +117,7 @@ impl ProbeReport {
         }
     }
 
-    /// A word that stands for doing `deed` to the cache as it is now: once anything in it has
+    /// A token for doing `deed` to the cache as it is now: once anything in it has
     /// changed it is another.
     #[must_use]
     pub fn token(&self, deed: &str) -> String {

@@ -18,13 +18,13 @@ use crate::recovery::{Loaded, load};
 pub struct NativeCache {
     /// The superblock that was elected.
     pub superblock: Superblock,
-    /// What the four copies say: their generation, or what is wrong with them.
+    /// The four copies: their generation, or their damage.
     pub copies: [Result<u64, Damage>; 4],
     /// How many copies are the elected one.
     pub agreeing: usize,
-    /// The newest record of the log, and the newest epoch of any; nothing if it can't be told.
+    /// The newest record of the log, and the newest epoch of any; `None` if unknown.
     pub log_end: Option<(u64, u64)>,
-    /// What checkpoint and log say; nothing if they are too damaged.
+    /// The blocks by checkpoint and log; `None` if these are too damaged.
     pub occupancy: Option<Occupancy>,
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn probe(
     }
     let needed = cache.superblock.geometry().end_bytes();
     if needed > place.area_bytes {
-        // What is said to lie beyond the end is not read (WC-SV1).
+        // Nothing beyond the end of the area is read (WC-SV1).
         report.found(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
     } else {
         contents(place, report, &mut cache, depth).await?;
@@ -146,7 +146,7 @@ async fn contents(
             return Ok(());
         }
     };
-    let state = [u64::from(report.fingerprint), end.last.0, u64::from(end.last.1), end.epoch];
+    let state = [u64::from(report.fingerprint), end.last.0, u64::from(end.last.1), end.incarnation];
     let bytes: Vec<u8> = state.iter().flat_map(|word| word.to_le_bytes()).collect();
     report.fingerprint = format::checksum(&bytes);
     if end.cut_off {
@@ -164,7 +164,7 @@ async fn contents(
     if depth == Depth::Data {
         check_data(place, report, &superblock, &slots).await;
     }
-    cache.log_end = Some((end.last.0, end.epoch));
+    cache.log_end = Some((end.last.0, end.incarnation));
     let unsaved = slots.unsaved_runs(0..u64::MAX);
     let sectors = |blocks: u64| Sector(blocks * block_sectors);
     cache.occupancy = Some(Occupancy {

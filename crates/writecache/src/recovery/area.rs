@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The cache area before there is a cache: reads, writes and flushes while one is opened or looked
-//! at, and the errors that say what could not be done.
+//! The cache area before there is a cache: reads, writes and flushes while one is opened or probed,
+//! and their errors.
 use std::collections::VecDeque;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector, Status};
@@ -12,14 +12,14 @@ use crate::map::{map_bytes, ordered_map_bytes};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
-/// Reads under way while metadata are loaded: 4 MiB keep any device busy. Chosen.
+/// Reads in flight while metadata are loaded: 4 MiB keep any device busy. Chosen.
 const READS_IN_FLIGHT: usize = 4;
 
 pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
     Error::io(format!("cache device {}: {what}: {status}", config.cache))
 }
 
-/// Parts of the area read in their order, with several reads under way.
+/// Parts of the area read in their order, with several reads in flight.
 pub(crate) struct ReadAhead<'a> {
     config: &'a Config,
     device: &'a dyn BlockDevice,
@@ -98,7 +98,7 @@ pub(crate) async fn flush_area(config: &Config, device: &dyn BlockDevice) -> Res
     flushed.map_err(|status| io_error(config, "flush", status))
 }
 
-/// The kernel's words for a device that can't be formatted because it fails.
+/// The kernel's text for a device that can't be formatted because it fails.
 pub(crate) fn not_initialized(e: Error) -> Error {
     if e.kind() == ErrorKind::Io { e.within("Unable to initialize device") } else { e }
 }
@@ -118,7 +118,7 @@ pub(crate) fn damaged(config: &Config, what: &str) -> Error {
 /// Reserves memory for the map of a cache of `slots` blocks.
 ///
 /// # Errors
-/// `ENOMEM`, which says how much that is.
+/// `ENOMEM`; the text has the bytes.
 pub(crate) fn map_memory(config: &Config, slots: u64) -> Result<Reservation, Error> {
     let bytes = if config.ordered { ordered_map_bytes(slots) } else { map_bytes(slots) };
     reactor::memory().reserve(bytes, map_of(config, slots))
@@ -129,7 +129,7 @@ pub(crate) fn map_of(config: &Config, slots: u64) -> String {
     format!("cache device {}: the map of its {slots} blocks", config.cache)
 }
 
-/// Waits for every one, whatever becomes of the others: nothing is in flight afterwards.
+/// Waits for all, whatever their outcomes: nothing is in flight afterwards. Returns the worst.
 pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
     let mut worst = Status::Ok;
     for io in ios {

@@ -21,8 +21,9 @@ use super::Recovered;
 use super::area::{
     ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
 };
-use crate::config::{Config, MediaFormat, Mutation};
+use crate::config::{Config, MediaFormat};
 use crate::map::Rebuild;
+use crate::planted::Fault;
 use crate::store::dm::{Dm, touched_units, unit_bytes};
 use crate::store::media::Media;
 
@@ -92,7 +93,7 @@ async fn read_first(config: &Config, device: &dyn BlockDevice, area: u64) -> Res
 /// else the native one.
 ///
 /// # Errors
-/// If the cache that is there has another format than the table says.
+/// If the existing cache has another format than the table.
 pub(crate) async fn detect(
     config: &Config,
     device: &dyn BlockDevice,
@@ -225,7 +226,7 @@ async fn load(
             for (entry, slot) in format::dm::entries(&bytes[skip..]).zip(slots.by_ref()) {
                 match entry.fate(dm.seq.get()) {
                     Fate::Free => {}
-                    Fate::Leftover if config.mutation == Mutation::LeftoversKept => {}
+                    Fate::Leftover if config.planted.is(Fault::LeftoversKept) => {}
                     Fate::Leftover => stale.push(slot),
                     Fate::Committed => {
                         let seq = dm.seq.get();

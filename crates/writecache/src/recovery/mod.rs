@@ -7,14 +7,14 @@
 //!                                              ▼ applied                         ▼ data checked
 //! ```
 //!
-//! Reads metadata only, and the data of the newest batch: the one that no record calls durable.
-//! Writes only to format, to mend superblock copies that disagree, and to blank the first unit
-//! behind the end of the chain, so that a tail cut off once can't join the chain again later, nor a
-//! torn record become whole by a part of the next one. Recovering again then changes nothing.
+//! Reads metadata, and the data of the newest batch only: the one that no record calls durable.
+//! Writes only to format, to repair superblock copies that disagree, and to blank the first unit
+//! behind the end of the chain. So a tail that was cut off once can't join the chain again later,
+//! nor a torn record become whole by a part of the next one. Recovering again changes nothing.
 //!
 //! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
-//! later record says that the unit was durable: then it is rot, and the cache refuses to open
-//! rather than to forget what it had acknowledged.
+//! later record says that the unit was durable: then it is bit rot, and the cache refuses to open
+//! rather than lose acknowledged writes.
 pub(crate) mod area;
 pub(crate) mod dm;
 pub(crate) mod owner;
@@ -38,10 +38,11 @@ use self::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
     write_copies,
 };
-use crate::config::{Config, MediaFormat, Mutation};
+use crate::config::{Config, MediaFormat};
 use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
+use crate::planted::Fault;
 use crate::store::log::Log;
 use crate::store::media::{Media, Native};
 
@@ -51,7 +52,7 @@ struct Recovery<'a> {
     device: &'a dyn BlockDevice,
     superblock: Superblock,
     geometry: Geometry,
-    /// Where the log says each block is.
+    /// The map so far.
     map: Rebuild,
     /// What the map has of the core's budget.
     memory: Reservation,
@@ -61,8 +62,8 @@ struct Recovery<'a> {
 pub(crate) struct LogEnd {
     /// The last good record and its checksum.
     pub(crate) last: (u64, u32),
-    /// The newest epoch that any record carries.
-    pub(crate) epoch: u64,
+    /// The newest incarnation of the log that any record carries.
+    pub(crate) incarnation: u64,
     /// Whether the unit after the last good record holds a record that was cut off.
     pub(crate) cut_off: bool,
     /// Whether that unit is neither blank nor a record: torn, it may be.
@@ -121,8 +122,8 @@ pub(crate) async fn open_native(
         superblock.generation += 1;
         write_copies(&config, &*device, &superblock).await?;
     }
-    let cut_off = end.cut_off && config.mutation != Mutation::TailKept;
-    if cut_off || (end.torn && config.mutation != Mutation::TornTailKept) {
+    let cut_off = end.cut_off && !config.planted.is(Fault::TailKept);
+    if cut_off || (end.torn && !config.planted.is(Fault::TornTailKept)) {
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
         blank_unit(&config, &*device, offset).await?;
     }
@@ -130,7 +131,7 @@ pub(crate) async fn open_native(
     // anything is built upon it.
     flush_area(&config, &*device).await?;
     let log = Log {
-        epoch: end.epoch + 1,
+        incarnation: end.incarnation + 1,
         next: Cell::new((end.last.0 + 1, end.last.1)),
         durable: Cell::new(end.last),
         start_seq: Cell::new(superblock.checkpoint.log_start_seq),
@@ -139,7 +140,7 @@ pub(crate) async fn open_native(
     };
     let checkpoint_required = slots.set_ordered(config.ordered);
     let media = Media::Native(Native::new(superblock, log, checkpoint_required));
-    slots.plant(config.mutation);
+    slots.plant(config.planted);
     Ok(Opened::Whole(Box::new(Recovered { config, device, blocks, media, slots, memory })))
 }
 
@@ -155,7 +156,7 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
     Ok(())
 }
 
-/// What there is at the beginning of a cache area.
+/// What a cache area begins with.
 pub(crate) enum Opened {
     /// A cache, or a part of one, ready for use.
     Whole(Box<Recovered>),
@@ -175,7 +176,7 @@ pub(crate) struct Recovered {
     pub(crate) memory: Reservation,
 }
 
-/// What checkpoint and log say.
+/// The map from checkpoint and log.
 pub(crate) struct Loaded {
     pub(crate) slots: Slots,
     pub(crate) end: LogEnd,
@@ -198,13 +199,13 @@ pub(crate) async fn load(
     let mut recovery = Recovery { config, device, superblock, geometry, map, memory };
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
-    check_counter(config, "epoch of a record", end.epoch, 0..=COUNTER_MAX)?;
+    check_counter(config, "epoch of a record", end.incarnation, 0..=COUNTER_MAX)?;
     if let Some((oldest, newest)) = recovery.map.pending_epochs() {
         check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;
         check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
         check_counter(config, "pending epochs", newest - oldest, 0..=PENDING_EPOCHS_MAX)?;
     }
-    if config.mutation == Mutation::ZeroesEndNothing {
+    if config.planted.is(Fault::ZeroesEndNothing) {
         recovery.map.forget_zeroes();
     }
     let in_epochs = config.ordered || recovery.map.pending_epochs().is_some();
@@ -229,7 +230,7 @@ pub(crate) async fn load(
 
 impl Recovery<'_> {
     /// What was applied, and the entries that were not yet, take no more memory than there is, and
-    /// no more than a cache can tell.
+    /// no more than a log can name.
     fn check_memory(&mut self, unsettled: usize) -> Result<(), Error> {
         let log_entries = u64::from(self.geometry.log_units) * ENTRIES_PER_UNIT as u64;
         if self.map.has_too_many(log_entries) {
@@ -278,7 +279,7 @@ impl Recovery<'_> {
         let named = self.superblock.checkpoint;
         let (start, log_units) = (named.log_start_seq, u64::from(self.geometry.log_units));
         let mut last = (start - 1, named.log_start_link);
-        let (mut epoch, mut chain_epoch) = (0, 0);
+        let (mut incarnation, mut chain_incarnation) = (0, 0);
         let mut broken = None;
         // The record before the first unsettled one, and whether the unit after the chain is a
         // record that does not belong.
@@ -293,14 +294,14 @@ impl Recovery<'_> {
         while let Some(buf) = reads.next().await? {
             for at in (0..buf.len()).step_by(UNIT) {
                 let uuid = self.superblock.uuid;
-                // Behind the end of the chain only what records say of themselves matters.
+                // Behind the end of the chain only the headers of records matter.
                 let count = if broken.is_none() { ENTRIES_PER_UNIT } else { 0 };
                 let decoded = buf.read(|b| match decode_record(&b[at..at + UNIT], &uuid) {
                     Ok(r) if r.header.kind == Kind::Log => {
                         let entries = r.entries().take(count).collect::<Vec<_>>();
                         Ok(Some((r.header, r.crc, entries)))
                     }
-                    // P7. What a later program has acknowledged is no torn end.
+                    // P7 of the format: a record of a later version is no torn end.
                     Err(damage @ Damage::Version { .. })
                         if b[at + 16..at + 32] == uuid
                             && b[at + 32..at + 40] == seq.to_le_bytes() =>
@@ -315,9 +316,9 @@ impl Recovery<'_> {
                     seq += 1;
                     continue;
                 };
-                epoch = epoch.max(header.epoch);
+                incarnation = incarnation.max(header.epoch);
                 let fits =
-                    header.seq == seq && header.link == last.1 && header.epoch >= chain_epoch;
+                    header.seq == seq && header.link == last.1 && header.epoch >= chain_incarnation;
                 if let (Some(first_bad), true) = (broken, header.seq == seq)
                     && header.flushed_seq >= first_bad
                 {
@@ -328,7 +329,7 @@ impl Recovery<'_> {
                 }
                 if broken.is_none() && fits {
                     last = (seq, crc);
-                    chain_epoch = header.epoch;
+                    chain_incarnation = header.epoch;
                     let durable = header.flushed_seq;
                     let settled = unsettled.iter().take_while(|r| r.0 <= durable).count();
                     for (seq, crc, entries) in unsettled.drain(..settled) {
@@ -356,12 +357,12 @@ impl Recovery<'_> {
         self.check_memory(0)?;
         // Cut off for its data, or for its place in the chain although it is a whole record.
         let cut_off = last.0 < read_to || foreign_next;
-        Ok(LogEnd { last, epoch, cut_off, torn: torn && !cut_off })
+        Ok(LogEnd { last, incarnation, cut_off, torn: torn && !cut_off })
     }
 
-    /// Whether the slots hold what the entries say.
+    /// Whether the data in the slots match the entries.
     async fn data_are_there(&self, entries: &[Entry]) -> Result<bool, Error> {
-        if self.config.mutation == Mutation::DropChecksumCheck {
+        if self.config.planted.is(Fault::DropChecksumCheck) {
             return Ok(true);
         }
         let size = self.config.block_size as usize;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Owner: a cache knows its origin, and refuses another.
 //!
-//! Blocks written back to a device that they are not of destroy it; clean ones would be served in
-//! place of what it holds. So the superblock says of which origin the cache is: its size, and a
-//! hash of what tells it from all other devices, where that is known
-//! ([`BlockDevice::identity`](block::BlockDevice::identity)).
+//! Dirty blocks written back to another device would destroy it, and clean ones would be served in
+//! place of its data. So the superblock holds the size of the cache's origin, and a hash of its
+//! identity, if it has one ([`BlockDevice::identity`](block::BlockDevice::identity)).
 //!
 //! | the superblock has | the origin is | |
 //! |---|---|---|
@@ -21,17 +20,17 @@ use format::Superblock;
 use crate::config::Config;
 use crate::map::Slots;
 
-/// What a superblock has that does not know its origin.
+/// The identity in a superblock without a known origin.
 pub(crate) const NO_ORIGIN: [u8; 16] = [0; 16];
 
-/// What the superblock must say of its origin before the cache is used.
+/// The origin that the superblock must name before the cache is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adoption {
     pub(crate) origin_id: [u8; 16],
     pub(crate) origin_sectors: u64,
 }
 
-/// What the superblock must be told, if it must change; `sectors` is the length of the table.
+/// The change to the superblock, if it must change; `sectors` is the length of the table.
 ///
 /// # Errors
 /// `EINVAL` when the cache holds blocks of another origin.

@@ -13,7 +13,8 @@ use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNI
 
 use super::area::{damaged, flush_area, no_space, read_area, write_area};
 use super::owner::NO_ORIGIN;
-use crate::config::{Config, Mutation};
+use crate::config::Config;
+use crate::planted::Fault;
 
 /// What is done when superblocks are written, for errors.
 const WRITE: &str = "write superblock";
@@ -187,7 +188,7 @@ pub(crate) fn check_superblock(
     superblock: &Superblock,
     area: u64,
 ) -> Result<(), Error> {
-    if let Some(of) = config.part.filter(|_| config.mutation != Mutation::PartsUnchecked)
+    if let Some(of) = config.part.filter(|_| !config.planted.is(Fault::PartsUnchecked))
         && (superblock.part != Some(of.part) || superblock.uuid != of.uuid)
     {
         return Err(foreign(config, superblock));

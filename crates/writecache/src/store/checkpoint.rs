@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checkpoint: the whole map, written while the cache works, so that the log can begin anew.
+//! Checkpoint: writes the whole map while the cache works, so that the log before it is not needed.
 //!
 //! ```text
 //!  log:  ... durable │ L ......... changes meanwhile ......... │ commit │ superblock: (area, L)
-//!  map:              └─ slots 0..n in order, each as it stands ─┘
+//!  map:              └─ slots 0..n in order, each as it is ────┘
 //! ```
 //!
-//! The dump is fuzzy: a slot is written as it stands when its turn comes. That is right because
-//! everything that changes after L is in the log after L too: the commit at the end makes it so,
-//! before the superblock names the checkpoint. Replaying L.. upon the dump gives the true map.
+//! The dump is fuzzy: each slot is written as it is at that moment. That is right because every
+//! change after L is in the log after L too: the commit at the end makes sure of it, before the
+//! superblock names the checkpoint. Replaying L.. upon the dump gives the true map.
 //!
 //! Cost: 16 bytes a cached block and three flushes, once for every half log.
 use std::rc::Rc;
@@ -21,8 +21,8 @@ use format::{
 
 use super::Store;
 use super::media::{Media, Native};
-use crate::config::Mutation;
 use crate::map::Dump;
+use crate::planted::Fault;
 use crate::recovery::area::all;
 
 /// Units of one checkpoint write: 256 KiB.
@@ -67,7 +67,7 @@ impl Store {
             log_start_seq: durable_seq + 1,
             log_start_link: durable_link,
         };
-        if self.mutation(Mutation::SuperblockBeforeData) {
+        if self.has_fault(Fault::SuperblockBeforeData) {
             let live = self.counts().dirty + self.counts().clean + self.counts().bad;
             new.units = live.div_ceil(ENTRIES_PER_UNIT as u32);
             self.write_superblock(native, new).await?;
@@ -82,7 +82,7 @@ impl Store {
         let committed = self.commit().await;
         native.log.closing.set(false);
         committed?;
-        if self.mutation(Mutation::CheckpointStartLate) {
+        if self.has_fault(Fault::CheckpointStartLate) {
             let (seq, link) = native.log.durable.get();
             (new.log_start_seq, new.log_start_link) = (seq + 1, link);
         }
@@ -114,8 +114,8 @@ impl Store {
             let count = entries.chunks(ENTRIES_PER_UNIT).len();
             let all = u64::from(units) + count as u64;
             if all > u64::from(native.geometry.checkpoint_units) {
-                // Each slot is told once, so it fits, but for an image that was made up: one of
-                // which the area is smaller than a format makes it, or with gaps between epochs.
+                // Each slot is written once, so it fits, except in a crafted image: one whose area
+                // is smaller than a format makes it, or with gaps between epochs.
                 return Err(Status::NoSpace);
             }
             let buf = Buf::alloc(count * UNIT);

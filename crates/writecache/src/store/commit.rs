@@ -5,26 +5,25 @@
 //!   data writes completed ─▶ records: one write ─▶ one FLUSH ─▶ freed slots may be used again
 //! ```
 //!
-//! A record says in which slot each changed block is, with the checksum of its data. Data and
-//! record share the flush: no order between them is needed, because recovery checks the data of
-//! every record that no later record calls durable.
+//! A record holds the slot of each changed block, with the checksum of its data. Data and record
+//! share the flush. No order between them is needed, because recovery checks the data of every
+//! record that no later record calls durable.
 //!
-//! A checkpoint makes room in the log, and ends only after a run of a commit that began after its
-//! dump: that run must never wait for room.
+//! A checkpoint makes room in the log. It ends only after a commit that began after its dump, so
+//! that commit must never wait for room.
 //!
 //! Invariants
-//! - WC-LR1 A quarter of the log, the reserve, is used while a checkpoint is closing, and at no
-//!   other time. A checkpoint begins when half of the log is used, and a batch takes a quarter at
-//!   most; so it sets free a quarter or more, and the reserve is whole when the next one is
-//!   closing.
-//! - WC-LR2 What the log does not know yet takes no more than half of the reserve, less one unit:
-//!   `unlogged_max` blocks, or `CHANGES_AT_ONCE_MAX` where that is more. Whoever changes blocks
-//!   sees to it that there is room among them just before (`reserve_unlogged`). `Counts::changed`
-//!   is at least the number of entries that they will take.
-//! - WC-LR3 A run says what there was to say when it began, and nothing that came since. So from
-//!   the moment a checkpoint is closing until its own run has ended two runs take room: what is
-//!   left of the one under way, in one batch, and its own. Each takes what WC-LR2 says (or one
-//!   unit: a seal), and there is room for both.
+//! - WC-LR1 A quarter of the log, the reserve, is used only while a checkpoint is closing. A
+//!   checkpoint begins when half of the log is used, and a batch takes a quarter at most. So it
+//!   frees a quarter or more, and the reserve is whole when the next one is closing. With 1024
+//!   units: it begins at 512 used, the batch in progress ends below 768, the reserve is 256.
+//! - WC-LR2 Unlogged blocks take at most half of the reserve, less one unit: `unlogged_max` blocks,
+//!   or `CHANGES_AT_ONCE_MAX` where that is more. Code that changes blocks asks for room just
+//!   before (`reserve_unlogged`). `Counts::unlogged` is at least the number of their entries.
+//! - WC-LR3 A commit logs what was unlogged when it began, and nothing that came since. So from the
+//!   moment a checkpoint is closing until its own commit has ended two commits take room: the rest
+//!   of the one in progress, in one batch, and its own. Each takes what WC-LR2 allows (or one unit:
+//!   a seal), and there is room for both.
 //!
 //! Cost of a lone FLUSH after a write: one record write and one device flush. N concurrent
 //! flushes cost the same. A FLUSH with nothing new costs nothing.
@@ -35,15 +34,15 @@ use smallvec::SmallVec;
 
 use super::Store;
 use super::media::{CHANGES_AT_ONCE_MAX, Media, Native, reserve_units};
-use crate::config::Mutation;
 use crate::map::Batch;
+use crate::planted::Fault;
 use crate::recovery::area::all;
 
 /// Units of one log write: 1 MiB.
 const UNITS_PER_WRITE: usize = 256;
 
 impl Store {
-    /// Everything that has completed before this call is durable when it returns.
+    /// Makes durable everything that has completed before this call.
     pub(crate) async fn commit(&self) -> Result<(), Status> {
         self.health()?;
         self.commits.join(async || self.commit_changed().await).await;
@@ -66,7 +65,7 @@ impl Store {
             }
             self.waits.free_slots.wake_all();
             if self.config.ordered {
-                // An epoch may have nothing left that the log does not know.
+                // An epoch may have no unlogged versions any more.
                 self.waits.pick.wake_all();
                 self.waits.settle.wake_all();
                 self.waits.jobs.wake_all();
@@ -86,8 +85,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes an empty record that calls all before it durable. Rot in the newest batch looks like
-    /// a torn end of the log, unless a later record vouches for it: after a clean end there is one.
+    /// Writes an empty record that calls all before it durable. Without one, bit rot in the newest
+    /// batch looks like a torn end of the log; after a clean end there is one.
     ///
     /// Cost: one record write and one flush, at suspend.
     pub(crate) async fn seal(&self) -> Result<(), Status> {
@@ -126,7 +125,7 @@ impl Store {
             for (seq, unit) in (first_seq..).zip(out.chunks_mut(UNIT)) {
                 let entries = entries.next().unwrap_or_default();
                 let count = u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT");
-                let epoch = native.log.epoch;
+                let epoch = native.log.incarnation;
                 let kind = Kind::Log;
                 let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
                 link = format::encode_record(&header, entries, unit);
@@ -145,13 +144,12 @@ impl Store {
             writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
             at = end;
         }
-        if self.mutation(Mutation::FlushBeforeRecords) {
+        if self.has_fault(Fault::FlushBeforeRecords) {
             self.flush_device().await?;
         }
         all(writes).await?;
         self.stats.commits.add(1);
-        let planted = [Mutation::SkipCacheFlush, Mutation::FlushBeforeRecords];
-        if !planted.contains(&self.config.mutation) {
+        if !self.has_fault(Fault::SkipCacheFlush) && !self.has_fault(Fault::FlushBeforeRecords) {
             self.flush_device().await?;
         }
         native.log.durable.set((next_seq - 1, link));
@@ -183,8 +181,8 @@ impl Store {
         self.health()
     }
 
-    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is not this
-    /// caller's error: whoever asks for durability hears of it.
+    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is no error of
+    /// this caller: the next FLUSH returns it.
     pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
         assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
         let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();

@@ -33,8 +33,8 @@ use reactor::BioFuture;
 
 use super::Store;
 use super::dm::{Dm, touched_units, unit_bytes};
-use crate::config::Mutation;
 use crate::map::{EntryBatch, Writing};
+use crate::planted::Fault;
 use crate::recovery::area::all;
 
 /// Units of one write: 1 MiB.
@@ -63,12 +63,12 @@ impl Store {
         batch: &EntryBatch,
         writing: Writing,
     ) -> Result<(), Status> {
-        if self.mutation(Mutation::SuperblockBeforeEntries) {
+        if self.has_fault(Fault::SuperblockBeforeEntries) {
             self.write_header(dm, batch, writing).await?;
         }
         self.write_entries(dm, &batch.named, batch, writing).await?;
         // WC-I1: the data are on the device, as are the entries.
-        if !self.mutation(Mutation::SkipCacheFlush) {
+        if !self.has_fault(Fault::SkipCacheFlush) {
             self.flush_device().await?;
         }
         self.write_header(dm, batch, writing).await?; // WC-DM1
@@ -78,7 +78,7 @@ impl Store {
 
     async fn erase_old(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
         self.write_entries(dm, &batch.erased, batch, writing).await?;
-        if self.mutation(Mutation::ReuseBeforeErase) {
+        if self.has_fault(Fault::ReuseBeforeErase) {
             return Ok(());
         }
         self.flush_device().await // WC-DM3
@@ -108,7 +108,7 @@ impl Store {
     }
 
     /// Writes the superblock with the next number: one sector, which arrives whole or not at all.
-    /// The entries that share it stand as they are already durable.
+    /// The entries that share it are as they are already durable.
     async fn write_header(
         &self,
         dm: &Dm,

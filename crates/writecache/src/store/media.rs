@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Media: what differs between the formats of a cache device; everything else works on slots.
+//! Media: the two formats of a cache device, and what differs between them.
 //!
 //! ```text
 //!            open ──▶ map ──▶ commit of what has changed ──▶ slots set free
@@ -118,7 +118,7 @@ impl Media {
         }
     }
 
-    /// Whoever waits for the media looks again.
+    /// Wakes what waits for room in the log.
     pub(crate) fn wake_all(&self) {
         match self {
             Media::Native(n) => n.log.room.wake_all(),
@@ -141,7 +141,7 @@ mod tests {
 
     /// WC-LR2 and WC-LR3: what remains of one run, and another, fit into the reserve.
     #[test]
-    fn two_commits_of_all_that_may_change_fit_into_what_the_log_keeps_for_a_checkpoint() {
+    fn two_full_commits_fit_into_the_reserve_of_the_log() {
         const MIB: u64 = 1 << 20;
         let areas = [512 << 10, MIB, 16 * MIB, 1024 * MIB, 33 << 30, 1 << 40, u64::MAX];
         let geometry = |area, block_size| Geometry::compute(area, block_size).unwrap();

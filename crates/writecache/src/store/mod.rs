@@ -17,21 +17,22 @@ pub(crate) mod media;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Bufs, Sector, Status};
+use block::{BlockDevice, Bufs, Planted, Sector, Status};
 
 use self::media::{Media, SlotArea};
-use crate::config::{Config, Mutation, Tuning};
+use crate::config::{Config, Tuning};
 use crate::events::{CacheEvent, Health};
 use crate::group::Group;
 use crate::lifecycle::Lifecycle;
 use crate::map::{Counts, Slots};
+use crate::planted::Fault;
 use crate::stats::Stats;
 use crate::unflushed::UnflushedWrites;
 use crate::wait_lists::WaitLists;
 
 /// The cache device of one cache. No borrow of it is held across an await.
 pub(crate) struct Store {
-    /// What the table said; what a live device may change of it is in `tuning`.
+    /// As in the table; what a live device may change of it is in `tuning`.
     pub(crate) config: Config,
     tuning: Cell<Tuning>,
     pub(crate) device: Rc<dyn BlockDevice>,
@@ -91,8 +92,10 @@ impl Store {
         c.free + c.clean + c.limbo
     }
 
-    pub(crate) fn mutation(&self, m: Mutation) -> bool {
-        self.config.mutation == m
+    /// Whether this fault is planted: never in a build without them.
+    #[inline]
+    pub(crate) fn has_fault(&self, fault: Fault) -> bool {
+        self.config.planted.is(fault)
     }
 
     /// The sticky error, if the cache has failed.
@@ -132,7 +135,7 @@ impl Store {
         self.config.block_size as usize
     }
 
-    /// Limit on blocks that the media do not know yet.
+    /// Most unlogged blocks.
     pub(crate) fn unlogged_max(&self) -> u64 {
         self.media.unlogged_max(self.config.ordered)
     }
@@ -161,11 +164,11 @@ impl Store {
         }
     }
 
-    /// A bug shows where the cache can stop in good order (WC-I8). A panic would take all devices
-    /// of the process along: that is for bugs after which nothing can be trusted. Tests panic,
-    /// unless the bug was planted.
+    /// A bug was detected where the cache can stop in good order (WC-I8). A panic would end all
+    /// devices of the process: that is for bugs after which nothing can be trusted. Debug builds
+    /// panic, unless a fault was planted.
     pub(crate) fn fail_for_bug(&self, what: &'static str) {
-        debug_assert!(self.config.mutation != Mutation::None, "{what}");
+        debug_assert!(self.config.planted != Planted::NONE, "{what}");
         self.notify(CacheEvent::Bug { what });
         self.fail(Status::Io);
     }

@@ -6,29 +6,29 @@
 //!                 0                                    mark                          written
 //! ```
 //!
-//! Every 15/16 of `max_age` (where the kernel starts too) whatever is dirty is *marked*; marked
-//! blocks are written back before all others, in one sweep. A block leaves the marked ones as it is
-//! picked. There is no clock for each block: a mark is one bitmap, which is empty
-//! again after its sweep; and a block that is overwritten all the time, whose newest version is
-//! never old, is written back like any other.
+//! Every 15/16 of `max_age` (where the kernel starts too) all dirty blocks are *marked*. Marked
+//! blocks are written back before all others, in one sweep; picking a block removes its mark. There
+//! is no clock for each block: the marks are one bitmap, which is empty again after its sweep. A
+//! block that is overwritten all the time, whose newest version is never old, is written back like
+//! any other.
 //!
 //! Invariants
 //! - WC-G1 A block is marked at most one period after it became dirty: periods follow one another
 //!   while anything is dirty.
-//! - WC-G2 A marked block is picked within one sweep over the marked blocks. Nobody joins it: a
+//! - WC-G2 A marked block is picked within one sweep over the marked blocks. No block joins it: a
 //!   writer that dirties block after block ahead of the sweep would keep it from ever coming round.
 //!   A mark that is due meanwhile is made when the sweep has ended.
 //!
 //! So a block is dirty for at most 15/16 of `max_age`, one sweep over what is dirty at one moment,
 //! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where
 //! a sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk
-//! in sorted order. Blocks found at a start are new: nothing on the media says how old they are.
+//! in sorted order. Blocks found at a start are new: the media do not hold their age.
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
 
 use super::Writeback;
-use crate::config::Mutation;
+use crate::planted::Fault;
 
 /// Time between marks: what is left of `max_age` is for the sweep. Not below the 1 ms of the
 /// option, so that `max_age 0` writes back at once and does not spin.
@@ -56,7 +56,7 @@ impl Writeback {
     }
 
     fn mark_old(&self) {
-        let ignored = self.store.mutation(Mutation::IgnoreAge) && self.is_busy();
+        let ignored = self.store.has_fault(Fault::IgnoreAge) && self.is_busy();
         if !ignored && self.store.config.ordered {
             // Writeback in the order of epochs comes to all that is dirty now, and to nothing else
             // before.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gap filling: where a head would rather write what lies between dirty blocks too, than skip it.
+//! Gap filling: on a rotating disk it can be faster to write the blocks between dirty ones too than
+//! to skip them.
 //!
 //! ```text
 //!   sweep ─▶ look ahead over a stretch ─▶ policy::destage: which gaps? ─▶ extents, locked
@@ -36,8 +37,9 @@ use policy::destage::{Contents, Fill, Step, fill};
 
 use super::Writeback;
 use super::gaps::{Extent, Source};
-use crate::config::{Mutation, Order};
+use crate::config::Order;
 use crate::map::State;
+use crate::planted::Fault;
 
 /// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB take
 /// 2 % longer than 64, and 16 take 4 % (`docs/hdd-model.md`).
@@ -86,7 +88,7 @@ impl Writeback {
         self.fills_gaps() && !is_known && !self.in_batches()
     }
 
-    /// No client reads from the origin; or costs were told, and nothing is to be spared.
+    /// Whether no client reads from the origin, or the costs are assumed.
     fn is_calm(&self) -> bool {
         if self.store.config.assumed_costs.is_some() {
             return true;
@@ -102,7 +104,7 @@ impl Writeback {
     }
 
     /// Decides the gaps of the next stretch of the sweep, of at most `dirty_max` dirty blocks, and
-    /// locks and reads what is to be filled. Ends early when `stop` says so.
+    /// locks and reads what is to be filled. Ends early when `stop` returns true.
     pub(super) async fn plan_stretch(&self, dirty_max: u64, stop: &impl Fn() -> bool) {
         let Some(costs) = self.destage.costs().filter(|_| self.fills_gaps() && self.is_calm())
         else {
@@ -214,7 +216,7 @@ impl Writeback {
         }
         // WC-GF4
         let owned = gap.is_empty() || self.store.config.owns(gap);
-        if !owned && !self.store.mutation(Mutation::GapOfOtherPart) {
+        if !owned && !self.store.has_fault(Fault::GapOfOtherPart) {
             return Contents::Closed;
         }
         let slots = self.store.slots.borrow();
@@ -250,7 +252,7 @@ impl Writeback {
             }
             let filled: u64 = extent.gaps.iter().map(|gap| gap.end - gap.start).sum();
             self.locks.busy.borrow_mut().insert_range(at..cut);
-            if self.store.mutation(Mutation::GapFillUnlocked) {
+            if self.store.has_fault(Fault::GapFillUnlocked) {
                 extent.gaps.iter().for_each(|gap| self.locks.remove(gap));
             }
             self.in_flight
@@ -261,7 +263,7 @@ impl Writeback {
         }
     }
 
-    /// Reads the extents that need it, one after the other, when nothing else is under way.
+    /// Reads the extents that need it, one after the other, when nothing else is in flight.
     async fn read_stretch(&self, stop: &impl Fn() -> bool) {
         self.quiet(stop).await;
         let ranges: Vec<(usize, Run)> = {
@@ -285,7 +287,7 @@ impl Writeback {
                 reading.push_back((n, buf, io));
             }
             let Some((n, buf, io)) = reading.pop_front() else { break };
-            // What can't be read is not filled; who reads these blocks will hear of it.
+            // What can't be read is not filled; a client that reads it gets the error.
             if io.await.is_ok() {
                 bytes += buf.len() as u64;
                 self.destage.stretch.borrow_mut()[n].origin = Some(buf);
@@ -333,7 +335,7 @@ impl Writeback {
             gaps.get(next).is_some_and(|gap| gap.contains(&block))
         };
         self.release((run.start..run.end).filter(|&block| !in_gap(block) && which(block)));
-        if !self.store.mutation(Mutation::GapFillUnlocked) {
+        if !self.store.has_fault(Fault::GapFillUnlocked) {
             for gap in gaps {
                 self.unlock(gap.clone());
             }

@@ -1,33 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gaps of failed filled writes: the origin may have lost them, so the cache keeps their contents.
+//! Gaps of failed filled writes: the origin may have lost their contents, so the cache keeps them.
 //!
 //! ```text
 //!   filled write fails ─▶ its gaps, as they were gathered ─▶ free slots ─▶ commit ─▶ dirty
-//!                                                              │ none
+//!                                                              │ none free
 //!                                                              └▶ the origin again, flushed
 //! ```
 //!
-//! After an error the range of a write is undefined, and nothing but the memory that was written
-//! from holds what the origin held in the gaps.
+//! After an error the range of a write is undefined, and the contents of the gaps exist only in the
+//! memory that was written from.
 //!
 //! Invariants
-//! - WC-SP1 What lay in the gaps of a write that has failed is in the cache, dirty and committed,
-//!   or durably on the origin once more, before the gaps are unlocked. A newer version that came
-//!   meanwhile stays.
-//! - WC-SP2 What a client reads from the origin counts only if no filled write was under way over
-//!   it as it arrived, and none has failed since the read was submitted.
+//! - WC-SP1 Before the gaps of a failed write are unlocked, their contents are in the cache, dirty
+//!   and committed, or durably on the origin again. A newer version that came meanwhile stays.
+//! - WC-SP2 Data that a client read from the origin count only if no filled write was in progress
+//!   over them when they arrived, and none has failed since the read was submitted.
 //!
-//! A power cut after the error and before that is beyond this: for a moment what a filled write has
-//! destroyed is in memory alone (decision 0022 says what can be lost then, and when).
+//! A power cut between the error and the commit is beyond this: the contents of the gaps are only
+//! in memory for that moment (decision 0022 says what can be lost then, and when).
 use std::ops::Range;
 
 use block::{Bufs, Class, Flags, Nanos, Sector, Slice, Status};
 use policy::BACKOFF_FIRST_NS;
 
 use super::Writeback;
-use crate::config::Mutation;
 use crate::events::CacheEvent;
 use crate::map::State;
+use crate::planted::Fault;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 /// How often a gap is tried, a second apart, while the origin refuses it and no slot comes free.
@@ -43,7 +42,7 @@ impl Writeback {
         };
         let mut at = gap.start;
         for attempt in 1.. {
-            if !self.store.mutation(Mutation::ForgetFailedGaps) {
+            if !self.store.has_fault(Fault::ForgetFailedGaps) {
                 at = self.keep_in_slots(at..gap.end, &from(at)).await;
             }
             if at == gap.end {
@@ -51,7 +50,7 @@ impl Writeback {
             }
             let sector = self.store.sector_of(at);
             let Err(status) = self.write_gap(sector, from(at)).await else { return };
-            if self.store.mutation(Mutation::ForgetFailedGaps) {
+            if self.store.has_fault(Fault::ForgetFailedGaps) {
                 return;
             }
             if attempt == TRIES_MAX
@@ -140,10 +139,10 @@ impl Writeback {
         self.fills.failed.get()
     }
 
-    /// WC-SP2. Waits while a filled write is under way over any of `blocks`, which were read from
+    /// WC-SP2. Waits while a filled write is in flight over any of `blocks`, which were read from
     /// the origin; whether they have to be read again.
     pub(crate) async fn must_reread(&self, blocks: Range<u64>, since: u64) -> bool {
-        if self.store.mutation(Mutation::ReadFailedGaps) {
+        if self.store.has_fault(Fault::ReadFailedGaps) {
             return false;
         }
         if !self.fills.under_way.borrow().is_empty() {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `flush`: everything that is dirty when it begins goes to the origin, with progress. Blocks that
-//! the origin refuses, at their first try and when they are tried again, are given up and told.
+//! `flush`: writes everything that is dirty when it begins to the origin, and shows its progress.
+//! It gives up blocks that the origin refuses twice, and reports them.
 use block::{Class, Error, Status};
 use roaring::RoaringTreemap;
 
 use super::Writeback;
 use super::jobs::FlushJob;
-use crate::config::Mutation;
 use crate::events::io_failed;
+use crate::planted::Fault;
 
 impl Writeback {
     /// Writes back every block that is dirty now, in order, and makes that durable. Writes that
@@ -73,11 +73,11 @@ impl Writeback {
                 return Ok(());
             }
             // WC-LR2. Clients may have changed as much as may be; then the next commit makes room.
-            let ignored = self.store.mutation(Mutation::DropsBeyondRoom);
+            let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
             let changed = if ignored { 0 } else { self.store.counts().unlogged };
             let room = self.store.unlogged_max().saturating_sub(changed);
             self.store.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX));
-            if self.store.mutation(Mutation::CleanKeptInLog) {
+            if self.store.has_fault(Fault::CleanKeptInLog) {
                 self.store.slots.borrow_mut().forget_drops();
             }
         }
@@ -87,7 +87,7 @@ impl Writeback {
     ///
     /// Cost: one flush of the origin, shared, if there is anything.
     pub(crate) async fn flush_around(&self, class: Class) -> Result<(), Status> {
-        if self.origin.around.is_pending() && !self.store.mutation(Mutation::FlushWithoutOrigin) {
+        if self.origin.around.is_pending() && !self.store.has_fault(Fault::FlushWithoutOrigin) {
             self.flush_origin(class, self.origin_flush_errors()).await?;
         }
         Ok(())

@@ -22,7 +22,7 @@ pub(super) enum Source {
     Asked,
     /// Any dirty block.
     Any,
-    /// Blocks of a `drain`, which nobody else has asked for.
+    /// Blocks of a `drain` that nothing else has asked for.
     Drain,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Destage {
     pub(super) from: Cell<Source>,
     /// Up to which block of which round of the sweep the gaps are decided.
     pub(super) decided: Cell<(u64, u64)>,
-    /// Somebody waits for everything to be written and flushed.
+    /// The picking task waits for everything to be written and flushed.
     pub(super) wants_quiet: Cell<bool>,
     pub(super) stretches_unmeasured: Cell<u32>,
     /// Commands are being measured again: so many are still to be decided.

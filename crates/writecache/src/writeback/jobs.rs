@@ -23,7 +23,7 @@ pub(super) struct FlushJob {
 }
 
 impl FlushJob {
-    /// Nobody waits for this block any longer; it stays dirty.
+    /// The job does not wait for this block any longer; the block stays dirty.
     pub(super) fn give_up(&mut self, block: u64) {
         if self.todo.remove(block) || self.in_order {
             self.left.insert(block);
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_taken_in_any_order_and_refused_with_what_is_allowed() {
+    fn words_come_in_any_order_and_wrong_ones_are_refused() {
         let table = [
             ("", DrainLimits::default()),
             (

@@ -16,7 +16,7 @@ pub(crate) struct Limits {
     pub(super) settling: Cell<usize>,
     /// No run before this moment.
     pub(super) pause_until_ns: Cell<u64>,
-    /// A task sleeps until somebody looks again at what a latency target allows.
+    /// A timer runs that makes the tasks look again at what a latency target allows.
     pub(super) timer: Cell<bool>,
 }
 

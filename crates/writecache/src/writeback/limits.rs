@@ -7,12 +7,12 @@
 //!   foreground_p99_target, drain's    ─▶ TailLimit ─┘   and how many may be on their way
 //! ```
 //!
-//! Who goes before whom
-//! - A rate is a hard limit, for an origin that others use too: nothing passes it, neither `flush`
-//!   nor writers that wait for a slot. They go at that rate.
+//! Priorities
+//! - A rate is a hard limit, for an origin that others use too: `flush`, and writers that wait for
+//!   a slot, proceed at that rate.
 //! - A latency target yields to a writer that waits for a slot: that is a client's request as well,
 //!   and waits for longer than any target.
-//! - What a drain needs for its time holds only what nobody but the drain has asked for.
+//! - The pace of a drain limits only blocks that nothing but the drain has asked for.
 use std::rc::{Rc, Weak};
 
 use block::{Bio, Flags, Nanos, Op};
@@ -20,12 +20,12 @@ use reactor::now;
 
 use super::{RUNS_IN_FLIGHT_MAX, Writeback};
 
-/// Runs in flight while there is a latency target and nobody to suffer: what is on its way when a
+/// Runs in flight while there is a latency target and no client: what is in flight when a
 /// client comes back is what it waits for. Twice a drive's queue (NCQ).
 const RUNS_IN_FLIGHT_QUIET: usize = 64;
 /// Waiting for a limit is done in parts, so that a suspend need not.
 const LOOK: Nanos = Nanos::from_millis(20);
-/// Who waits for longer lets what is written be settled.
+/// A longer wait lets written blocks be settled meanwhile.
 const SETTLE_AT_NS: u64 = 1_000_000_000;
 
 impl Writeback {
@@ -91,8 +91,8 @@ impl Writeback {
         }
     }
 
-    /// There is no room for a run. What a latency target allows changes as time goes by, of which
-    /// nobody tells: somebody must look again, also at whether a flush is due.
+    /// There is no room for a run. What a latency target allows changes with time: a timer makes
+    /// the tasks look again, also at whether a flush is due.
     pub(super) fn time_room(self: &Rc<Writeback>) {
         let timer = &self.limits.timer;
         if self.p99_target().is_some() && !self.store.life.stopping.get() && !timer.replace(true) {
@@ -100,7 +100,7 @@ impl Writeback {
         }
     }
 
-    /// Asleep it does not keep the cache, and suspend does not wait for it.
+    /// Holds no reference while it sleeps; suspend does not wait for it.
     async fn room_task(weak: Weak<Writeback>) {
         reactor::sleep(LOOK).await;
         if let Some(wb) = weak.upgrade() {
@@ -141,7 +141,7 @@ impl Writeback {
         self.pause_after(began);
     }
 
-    /// What began then has kept the origin busy.
+    /// Pauses after a write or flush that began then.
     fn pause_after(&self, began: Nanos) {
         if self.tail_runs().is_some() {
             let (now, limits) = (now(), &self.limits);

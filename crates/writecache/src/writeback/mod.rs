@@ -8,23 +8,22 @@
 //!          retire: Clean in the map ◀── one origin FLUSH ◀── written, unsettled
 //! ```
 //!
-//! One origin flush has to drain all that the origin has taken into a cache of its own, and until
-//! it has ended nothing comes free. So while writers may be slowed blocks are written in batches, a
-//! flush each: of a few blocks at first, then twice as many each time, up to what writers can wait
-//! for (`policy::Pacer`).
+//! One origin flush writes all that the origin has in a volatile cache of its own, and nothing
+//! becomes free before it ends. So while writers may be slowed, blocks are written in batches, a
+//! flush each: 16 blocks at first, then twice as many each time, up to what writers can wait for
+//! (`policy::Pacer`).
 //!
-//! Before a rotating disk gaps between the runs may be written too: `extent`.
+//! On a rotating disk gaps between the runs may be written too: `extent`.
 //!
 //! Invariants
 //! - Of WC-I3: a block is retired only after an origin flush that began after its write had
-//!   completed.
-//! - For FUA WC-I3 holds, too: such a write is durable as it ends, and needs no flush.
+//!   completed. A write with FUA is durable when it ends, and needs no flush.
 //! - WC-WB1 `busy` holds every block from the moment it is picked until it is settled, and every
-//!   block of a range that is being cleared: no two origin writes of a block are ever in flight.
-//! - WC-WB2 What is written to the origin has just been checked against its checksum.
-//! - WC-WB3 Only a block whose state is in the durable log is written. Else the log may say that an
-//!   older version is clean, and after a crash the cache would serve that one, then evict it, and
-//!   then serve what the origin holds.
+//!   block of a range that is being cleared: at most one origin write of a block is in flight.
+//! - WC-WB2 Every block is checked against its checksum just before it is written to the origin.
+//! - WC-WB3 Only a block whose state is in the durable log is written. Otherwise the log may call
+//!   an older version clean: after a crash the cache would serve that one, then evict it, and then
+//!   serve the newer data of the origin.
 pub(crate) mod age;
 mod drain;
 mod extent;
@@ -73,10 +72,10 @@ const SETTLE_BYTES: u64 = 64 << 20;
 /// First batch: 16 scattered blocks and the flush take a disk about 20 to 30 ms. Chosen.
 const BATCH_BLOCKS_FIRST: u64 = 16;
 
-/// A run that was picked while flush number `job` was the newest.
+/// A run, picked while job number `job` was the newest.
 struct Picked {
     run: Run,
-    /// It is a filled one.
+    /// Set for a filled write.
     extent: Option<Extent>,
     job: u64,
     ticket: u64,
@@ -100,7 +99,7 @@ fn of_job(written: &[Written], job: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zeroing {
     pub(super) epoch: u64,
-    /// Which of its zeroes is under way, and up to which block it is written.
+    /// Which of its zeroes is being written, and up to which block.
     pub(super) nth: usize,
     pub(super) next: u64,
     /// The origin knows no WRITE_ZEROES.
@@ -143,7 +142,7 @@ impl Locks {
     }
 }
 
-/// What is on its way to the origin.
+/// Runs that have been picked and are not written yet.
 #[derive(Default)]
 struct InFlight {
     /// Blocks picked and not yet settled.
@@ -155,10 +154,10 @@ struct InFlight {
     send_order: OrderedQueue,
 }
 
-/// What the origin has, and not durably yet.
+/// Blocks that are written to the origin and not durable yet.
 struct Settling {
     written: RefCell<Vec<Written>>,
-    /// Blocks whose origin flush is under way, and those of the running `flush` among them.
+    /// Blocks whose origin flush is in progress, and those of the running `flush` among them.
     blocks: Cell<u64>,
     of_job: Cell<u64>,
     /// Something was written without FUA since the last origin flush began.
@@ -195,7 +194,7 @@ struct Jobs {
     begun: Cell<u64>,
 }
 
-/// Gaps over which a filled write is under way, and how many such writes have failed (WC-SP2).
+/// Gaps over which a filled write is in flight, and how many such writes have failed (WC-SP2).
 #[derive(Default)]
 struct Fills {
     under_way: RefCell<RoaringTreemap>,
@@ -252,7 +251,7 @@ impl Writeback {
         self.store.waits.wake_all();
     }
 
-    /// The watermarks have changed, and with them what writers can wait for.
+    /// Takes the largest batch that writers can wait for.
     pub(crate) fn set_batch_max(&self, batch_max: u64) {
         self.settling.batch_max.set(batch_max.clamp(1, self.settling.settle_max));
         self.settling.batch.set(self.settling.batch.get().min(self.settling.batch_max.get()));
@@ -268,18 +267,18 @@ impl Writeback {
         self.destage.costs()
     }
 
-    /// Blocks that the origin has, but not durably yet.
+    /// Blocks written to the origin and not flushed yet.
     pub(crate) fn pending(&self) -> u64 {
         self.settling.written.borrow().len() as u64 + self.settling.blocks.get()
     }
 
-    /// Whatever is dirty goes first, once what was marked before has gone.
+    /// Marks all dirty blocks: they are written back first, after those marked before.
     pub(crate) fn mark(&self) {
         self.picker.mark_due.set(true);
         self.recheck();
     }
 
-    /// Epochs before this one go first.
+    /// Marks the epochs before this one: they are written back first.
     pub(crate) fn mark_before(&self, epoch: u64) {
         self.picker.aged_before.set(epoch);
         self.recheck();
@@ -294,7 +293,7 @@ impl Writeback {
     /// Begins the sweep over what is old, if one is due and the last one has ended.
     fn mark_if_due(&self, dirty: &RoaringTreemap) {
         if self.picker.aged.borrow().is_empty() && self.picker.mark_due.replace(false) {
-            // What the origin has refused is tried again in its own time, and holds nobody up.
+            // Blocks that the origin has refused wait for their next try, and hold up no others.
             *self.picker.aged.borrow_mut() = dirty - &*self.retry.waiting();
             self.picker.lru.borrow_mut().clear();
         }
@@ -332,16 +331,16 @@ impl Writeback {
             busy.remove(block);
             self.in_flight.picked_blocks.set(self.in_flight.picked_blocks.get() - 1);
         }
-        // Else the picking task would look through all that is busy for nothing.
+        // Otherwise the picking task would search all busy blocks in vain.
         if self.in_flight.picked_blocks.get() != before {
             self.recheck();
             self.store.waits.unlocked.wake_all();
         }
     }
 
-    /// Whether what the origin has refused is on its way there again, or will be without a wait.
+    /// Whether blocks that the origin has refused are being tried again, or will be without a wait.
     pub(crate) fn is_trying_again(&self) -> bool {
-        // While writeback is paused what is ready waits, too.
+        // While writeback is paused ready blocks wait too.
         let ready = self.retry.has_ready() && !self.retry.is_paused();
         ready || self.in_flight.runs.get() > 0 || self.pending() > 0
     }
@@ -361,8 +360,8 @@ impl Writeback {
         self.jobs.drain.borrow_mut().iter_mut().for_each(|drain| visit(&mut drain.job));
     }
 
-    /// Done and total blocks of the flush that runs. Blocks that are written but not yet durable
-    /// count too, except that the last one is done only when all are.
+    /// Done and total blocks of the running flush. Written blocks count before they are durable,
+    /// except for the last one.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let job = self.jobs.flush.borrow();
         let job = job.as_ref()?;
@@ -394,7 +393,7 @@ impl Writeback {
         Ok(())
     }
 
-    /// Whether a write, or a commit, matters to any background task or to a writer that waits:
+    /// Whether a write matters to any background task or to a writer that waits:
     /// most are not, and waking them all for each would cost more than the rest of the write.
     pub(crate) fn has_work(&self) -> bool {
         let c = self.store.counts();

@@ -10,9 +10,10 @@ use reactor::now;
 use super::Writeback;
 use super::jobs::FlushJob;
 use super::retry::{FailedFlushes, GIVE_UP_FAILURES};
-use crate::config::{FailMode, Mutation};
+use crate::config::FailMode;
 use crate::events::CacheEvent;
 use crate::map::SlotRef;
+use crate::planted::Fault;
 
 impl Writeback {
     /// An origin write has failed: the blocks stay dirty and wait.
@@ -78,8 +79,8 @@ impl Writeback {
         }
     }
 
-    /// A flush of the origin that others had asked for has failed. What is under way counts as lost
-    /// (WC-RT2); who has nothing there has no trouble.
+    /// A flush of the origin by another part has failed. Writes in flight count as lost (WC-RT2); a
+    /// part without any reports no error.
     pub(crate) fn other_flush_failed(&self, status: Status) {
         let flush_errors = &self.retry.flush_errors;
         let written = !self.settling.written.borrow().is_empty() || self.settling.blocks.get() > 0;
@@ -127,8 +128,8 @@ impl Writeback {
         }
     }
 
-    /// A task: lets blocks be tried again when their time has come. Asleep it does not keep the
-    /// cache, whose devices may be closed meanwhile; suspend does not wait for it.
+    /// A task: blocks are tried again when their time is up. While it sleeps it holds no reference,
+    /// so the devices may be closed meanwhile; suspend does not wait for it.
     pub(crate) async fn retry_task(weak: Weak<Writeback>, period: u64) {
         while let Some(writeback) = weak.upgrade() {
             let retry = &writeback.retry;
@@ -155,9 +156,9 @@ impl Writeback {
         }
     }
 
-    /// Flushes the origin; one at a time, as [`Writeback::flush_device`]. It has failed if any
-    /// flush of the origin did since `flush_errors` was noted, which is when the first of the
-    /// writes that it should cover was submitted (WC-RT2).
+    /// Flushes the origin; one flush at a time, as `Store::flush_device`. Fails if any flush of the
+    /// origin has failed since `flush_errors` was read, which is before the first of the writes
+    /// that it should cover was submitted (WC-RT2).
     pub(crate) async fn flush_origin(&self, class: Class, flush_errors: u64) -> Result<(), Status> {
         let flush = async || {
             self.store.stats.origin_flushes.add(1);
@@ -172,7 +173,8 @@ impl Writeback {
         if self.origin_flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
 
-    /// To be noted before a write of the origin is submitted, for [`Writeback::flush_origin`].
+    /// How many flushes of the origin have failed: read before a write of the origin is submitted,
+    /// for [`Writeback::flush_origin`].
     pub(crate) fn origin_flush_errors(&self) -> u64 {
         self.retry.flush_errors()
     }
@@ -186,10 +188,10 @@ impl Writeback {
         }
     }
 
-    /// This version of a block is rotten or can't be read. If the origin holds it too it leaves the
-    /// cache; else it is bad, and true is returned: nobody waits for it to be written back any
-    /// longer. A superseded one is lost to its epoch; else nothing happens if the block has moved
-    /// on.
+    /// This version of a block can't be read, or does not match its checksum. If the origin holds
+    /// it too it leaves the cache. Otherwise it becomes bad, and true is returned: no job waits for
+    /// it any longer. A superseded version is given up by its epoch; nothing happens if the block
+    /// has another version by now.
     pub(crate) fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
         let mut slots = self.store.slots.borrow_mut();
         let is_bad = !slots.drop_clean(block, slot_ref) && slots.quarantine(block, slot_ref);
@@ -198,7 +200,7 @@ impl Writeback {
         }
         drop(slots);
         self.forget_failures();
-        if !self.store.mutation(Mutation::WaitForBad) {
+        if !self.store.has_fault(Fault::WaitForBad) {
             self.recheck(); // a flush or an epoch may have no more to wait for
         }
         self.store.waits.blocks_changed();

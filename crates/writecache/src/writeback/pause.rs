@@ -20,7 +20,7 @@ impl Writeback {
         self.origin.around.idle().is_some_and(|idle| idle < pause) && !slowed()
     }
 
-    /// Sees to it that somebody looks again when the pause is over.
+    /// Starts a timer that wakes the picking task when the pause is over.
     pub(crate) fn time_pause(self: &Rc<Writeback>) {
         let paused = self.is_paused() && !self.store.life.stopping.get();
         if paused && !self.origin.around.timer.replace(true) {

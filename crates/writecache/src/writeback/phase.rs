@@ -2,14 +2,14 @@
 //! Writeback in the order of epochs (option `ordered`): one phase after the other.
 //!
 //! ```text
-//!   begin ─▶ runs of this epoch ─▶ origin FLUSH ─▶ retired ─▶ commit says so ─▶ begin the next
+//!   begin ─▶ runs of this epoch ─▶ origin FLUSH ─▶ retired ─▶ commit logs that ─▶ begin the next
 //! ```
 //!
 //! Cost: beside the flushes of the origin that settle its blocks (at least one) an epoch takes one
 //! commit, which is often one that a client's FLUSH needs anyway.
 use super::Writeback;
-use crate::config::Mutation;
 use crate::map::{Merge, PhaseState, next_in};
+use crate::planted::Fault;
 
 impl Writeback {
     /// Goes on to the next epoch when the one before is on the origin, if there is one.
@@ -19,14 +19,14 @@ impl Writeback {
             match phase_state {
                 PhaseState::Idle | PhaseState::Writing => return,
                 PhaseState::Written => {
-                    // A run of an earlier version may still be under way.
+                    // A run of an earlier version may still be in flight.
                     if self.blocks() > 0 || self.in_flight_runs() > 0 {
                         return;
                     }
                     self.store.slots.borrow_mut().retire_phase();
                     self.store.waits.blocks_changed();
                     self.store.waits.jobs.wake_all();
-                    if self.store.mutation(Mutation::EpochBeforeRetired) {
+                    if self.store.has_fault(Fault::EpochBeforeRetired) {
                         self.store.slots.borrow_mut().begin_phase(self.merge());
                     }
                 }
@@ -44,7 +44,7 @@ impl Writeback {
     }
 
     fn merge(&self) -> Merge {
-        if self.store.mutation(Mutation::UnsafeMerge) {
+        if self.store.has_fault(Fault::UnsafeMerge) {
             Merge::Planted
         } else if self.origin.device.limits().atomic_write_unit_bytes
             >= self.store.config.block_size
@@ -68,7 +68,7 @@ impl Writeback {
         let blocks = slots.phase_blocks()?;
         while let Some(ready) = self.retry.next_ready(from).filter(|&ready| !blocks.contains(ready))
         {
-            self.retry.clear_ready(ready); // rotten, or written back meanwhile
+            self.retry.clear_ready(ready); // unreadable, or written back meanwhile
         }
         let only_failing = self.retry.is_full();
         loop {

@@ -121,7 +121,7 @@ impl Writeback {
                 });
             }
             self.picker.zeroing.set(self.picker.zeroing.get().filter(|_| !stop()));
-            // Nothing is left locked that nobody writes.
+            // Unlocks what was planned and will not be written.
             self.drop_stretch();
             self.picker.idle.set(true);
             if self.blocks() == 0 {

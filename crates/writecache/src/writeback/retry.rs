@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Blocks that the origin has refused: kept dirty, and tried again.
+//! Retry: blocks that the origin has refused stay dirty and are tried again.
 //!
 //! ```text
-//!               origin write fails                     its time has come
+//!               origin write fails                     time is up      
 //!   dirty ──▶ picked ─────────────▶ failing, waiting ───────────────────▶ failing, ready ─┐
 //!               ▲  ▲                                                                      │ alone
 //!               │  └──────────────────────────────────────────────────────────────────────┘
 //!               └── origin FLUSH fails: all that it should have covered
 //! ```
 //!
-//! A block waits for twice as long each time (`policy::backoff_ns`), and goes to the origin alone,
-//! so that a bad sector does not hold its neighbours. Other blocks go on. After a failed flush of
-//! the origin all of writeback waits as long: nothing that is written could be made durable.
+//! A block waits twice as long each time (`policy::backoff_ns`) and is written alone, so that a bad
+//! sector does not hold up its neighbours. Other blocks go on. After a failed flush of the origin
+//! all of writeback waits: nothing that it writes could be made durable.
 //!
 //! Invariants
 //! - WC-RT1 A block is failing from the first error of a write of it until a version of it is
 //!   durable on the origin, or it has left the cache.
 //! - WC-RT2 (WC-I8) A write counts only if no flush of the origin has failed since it was
-//!   submitted: that flush may have lost it, and the next one would not tell.
+//!   submitted: that flush may have lost it, and the next one would succeed.
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ use crate::map::next_in;
 /// Failing blocks at which no others are picked any more: an origin that refuses so much is as
 /// good as gone. About 4 MiB of memory.
 const FAILING_MAX: usize = 1 << 16;
-/// Failures in a row, about 15 seconds of them, after which nobody waits for a block any more who
-/// needs its slot.
+/// Failures in a row, about 15 seconds of them, after which no writer waits for the block's slot
+/// any more.
 const OFTEN_FAILED_MIN: u32 = 5;
 /// Failures in a row after which a `flush` gives a block up: the error, and one retry.
 pub(super) const GIVE_UP_FAILURES: u32 = 2;
@@ -61,12 +61,12 @@ pub(super) struct FailedFlushes {
 #[derive(Default)]
 pub(crate) struct Retry {
     pub(super) failing: RefCell<BTreeMap<u64, Failing>>,
-    /// Those that wait, by time; the same as a set.
+    /// Blocks that wait, by time; and the same as a set.
     due: RefCell<BTreeSet<(u64, u64)>>,
     waiting: RefCell<RoaringTreemap>,
-    /// Those that do not wait, and those that a failed flush has lost.
+    /// Blocks to be tried now: their time is up, or a failed flush may have lost them.
     ready: RefCell<RoaringTreemap>,
-    /// Blocks that have failed often.
+    /// How many blocks have failed at least `OFTEN_FAILED_MIN` times.
     often_failed: Cell<usize>,
     pub(super) flush: Cell<Option<FailedFlushes>>,
     /// Writeback waits because a flush has failed.
@@ -111,12 +111,12 @@ impl Retry {
         self.failing.borrow().contains_key(&block)
     }
 
-    /// Where picking goes on from `block`: there, unless it waits.
+    /// The first block at or after `block` that does not wait.
     pub(super) fn skip(&self, block: u64) -> u64 {
         next_out(&self.waiting.borrow(), block)
     }
 
-    /// So many blocks fail that only those are tried which have failed before.
+    /// Whether so many blocks fail that only these are tried.
     pub(super) fn is_full(&self) -> bool {
         self.failing.borrow().len() >= FAILING_MAX
     }
@@ -131,7 +131,7 @@ impl Retry {
         next_in(&self.ready.borrow(), from)
     }
 
-    /// What a flush has lost goes again, without waiting for its turn.
+    /// Blocks that a flush may have lost are written again at once.
     pub(super) fn requeue(&self, blocks: impl Iterator<Item = u64>) {
         self.ready.borrow_mut().extend(blocks);
     }
@@ -141,7 +141,7 @@ impl Retry {
         self.waiting.borrow()
     }
 
-    /// A block is not dirty any more: there is nothing to try.
+    /// A block that is not dirty any more need not be tried.
     pub(super) fn clear_ready(&self, block: u64) {
         self.ready.borrow_mut().remove(block);
     }
@@ -151,14 +151,14 @@ impl Retry {
         self.failing.borrow().len() as u64 + self.flush.get().map_or(0, |f| f.blocks)
     }
 
-    /// The error that counts now, and the lowest block that it is about, if it is about one.
+    /// The error to be shown, and the lowest block that has it, if it is one of blocks.
     pub(crate) fn error(&self) -> Option<(Status, Option<u64>)> {
         let failing = self.failing.borrow();
         let first = failing.first_key_value().map(|(&block, f)| (f.status, Some(block)));
         first.or(self.flush.get().map(|f| (f.status, None)))
     }
 
-    /// Whether nobody should wait for any of `dirty` blocks to be written.
+    /// Whether waiting for any of `dirty` blocks to be written is in vain.
     pub(crate) fn is_stuck(&self, dirty: u64) -> bool {
         let often_failed = self.often_failed.get();
         often_failed as u64 >= dirty
@@ -201,7 +201,7 @@ impl Retry {
         block.into_iter().chain(flush).min()
     }
 
-    /// What was to be tried again until `now_ns` may be picked.
+    /// Blocks whose time is up at `now_ns` may be picked.
     pub(super) fn make_ready(&self, now_ns: u64) {
         let mut due = self.due.borrow_mut();
         while let Some(&(at_ns, block)) = due.first().filter(|(at_ns, _)| *at_ns <= now_ns) {
@@ -214,7 +214,7 @@ impl Retry {
         }
     }
 
-    /// A writer starves: the first of what waits is tried now. False: nothing waits.
+    /// A writer waits for a slot: the first waiting blocks are tried now. False if there are none.
     pub(crate) fn retry_now(&self) -> bool {
         let nth = self.due.borrow().iter().take(RETRY_NOW_MAX).next_back().copied();
         let paused = self.paused.replace(false);
@@ -224,7 +224,7 @@ impl Retry {
         paused || nth.is_some()
     }
 
-    /// A `flush` begins: nothing waits any longer.
+    /// A `flush` begins: all blocks are tried now.
     pub(super) fn make_all_ready(&self) {
         self.make_ready(u64::MAX);
     }

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::Writeback;
 use super::gaps::Extent;
 use super::{Picked, Written};
-use crate::config::Mutation;
 use crate::map::{SlotRef, State};
+use crate::planted::Fault;
 
 /// What there is one of for each block of a run, or each part: scattered blocks are runs of one,
 /// and take no memory for it.
@@ -25,7 +25,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
     // WC-WB3. What was gathered is superseded or in this commit.
     let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
     if (store.commits.is_running() || good.blocks.iter().any(unlogged))
-        && !store.mutation(Mutation::WritebackBeforeCommit)
+        && !store.has_fault(Fault::WritebackBeforeCommit)
     {
         store.commit().await.ok();
     }
@@ -63,14 +63,14 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
     for (part, gap, io) in parts {
         let blocks = good.blocks[part.dirty.clone()].iter();
         match io.await {
-            Err(status) if !store.mutation(Mutation::ForgetWriteError) => {
+            Err(status) if !store.has_fault(Fault::ForgetWriteError) => {
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
                     failed = true;
                     wb.keep_gap(gap.clone(), slice(&gap)).await;
                 }
                 wb.write_failed(blocks.map(|b| b.0), job, status);
             }
-            // WC-RT2. It is not said of what a flush took with it that failed meanwhile.
+            // WC-RT2. A flush that failed meanwhile may have lost it.
             Ok(()) if flush_errors != wb.origin_flush_errors() => {
                 wb.retry.requeue(blocks.map(|b| b.0));
             }
@@ -101,7 +101,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
     });
     let is_written = !written.is_empty();
     wb.settling.written.borrow_mut().extend(written);
-    if !store.mutation(Mutation::LeakedCount) {
+    if !store.has_fault(Fault::LeakedCount) {
         wb.in_flight.blocks.set(wb.in_flight.blocks.get() - run.blocks());
     }
     wb.in_flight.runs.set(wb.in_flight.runs.get() - 1);
@@ -226,7 +226,7 @@ impl Writeback {
                     // Only one of them may be unreadable.
                     Err(_) => self.read_slot(slot_ref, buf.slice(from..from + size)).await,
                 };
-                let unchecked = in_gap && self.store.mutation(Mutation::GapFillUnchecked);
+                let unchecked = in_gap && self.store.has_fault(Fault::GapFillUnchecked);
                 if !self.store.slots.borrow().is_intact(slot_ref) && !unchecked {
                     continue; // superseded, and its slot used again: the newer version is dirty
                 }
@@ -237,7 +237,7 @@ impl Writeback {
                     if unchecked || (read.is_ok() && crc.is_none_or(sum)) {
                         known.push(block..block + 1);
                     }
-                } else if read.is_err() && self.store.mutation(Mutation::WriteBackUnreadable) {
+                } else if read.is_err() && self.store.has_fault(Fault::WriteBackUnreadable) {
                     good.push((block, slot_ref));
                 } else if let Err(status) = read {
                     self.cache_read_failed(block, slot_ref, status);

@@ -7,8 +7,8 @@ use block::Class;
 
 use super::Writeback;
 use super::{SETTLE_BYTES, of_job};
-use crate::config::Mutation;
 use crate::lifecycle::TaskGuard;
+use crate::planted::Fault;
 use crate::room::reclaim_reserve;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
@@ -69,11 +69,11 @@ impl Writeback {
         let volatile = self.settling.volatile.replace(false);
         let sample = self.destage.flush_begins();
         let mut good = written.clone();
-        if volatile && !self.store.mutation(Mutation::FreeBeforeOriginDurable) {
+        if volatile && !self.store.has_fault(Fault::FreeBeforeOriginDurable) {
             let newest = written.iter().map(|w| w.flush_errors).max().unwrap_or(0);
             let flushed = self.flush_origin(Class::Background, newest).await;
             // WC-RT2. Not by what this flush brought: an earlier one may have failed.
-            if !self.store.mutation(Mutation::IgnoreFlushError) {
+            if !self.store.has_fault(Fault::IgnoreFlushError) {
                 good.retain(|w| w.flush_errors == self.origin_flush_errors() && flushed.is_ok());
             }
             if good.len() < written.len() {
@@ -91,7 +91,7 @@ impl Writeback {
                 let mut slots = self.store.slots.borrow_mut();
                 for w in part {
                     let newer = || slots.find(w.block).map(|found| found.slot_ref);
-                    let newer = self.store.mutation(Mutation::RetireNewer).then(newer).flatten();
+                    let newer = self.store.has_fault(Fault::RetireNewer).then(newer).flatten();
                     slots.retire(w.block, newer.unwrap_or(w.slot_ref));
                 }
             }
@@ -122,7 +122,7 @@ impl Writeback {
                 let c = self.store.counts();
                 let limbo_min = if self.room.starved.get() > 0 { 1 } else { reserve / 2 };
                 let scarce = c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1));
-                // Who empties the cache has no use for clean copies. They must not come back one
+                // A cache that is emptied keeps no clean copies. They must not come back one
                 // day, when the origin has been in use without its cache.
                 scarce || (self.store.tuning().cleaner && c.clean > 0)
             };
@@ -136,7 +136,7 @@ impl Writeback {
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.store.tuning().cleaner { room } else { scarce.min(room) };
             self.store.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));
-            if self.store.mutation(Mutation::EvictDirty) {
+            if self.store.has_fault(Fault::EvictDirty) {
                 self.store.slots.borrow_mut().evict_dirty();
             }
             // WC-M4. Else it would go round for ever.

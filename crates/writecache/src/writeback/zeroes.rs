@@ -20,7 +20,7 @@ use std::ops::Range;
 use block::{Buf, Class, Flags, Sector, Status};
 
 use super::{Writeback, Zeroing};
-use crate::config::Mutation;
+use crate::planted::Fault;
 
 /// Blocks of one request: so long may a suspend, and a client's read, have to wait for one.
 /// Chosen: a disk that has to write them takes half a second.
@@ -92,7 +92,7 @@ impl Writeback {
         let (at, len) =
             (self.store.sector_of(piece.start), self.store.sector_of(piece.end - piece.start));
         let (flags, class) = (Flags::BACKGROUND, Class::Background);
-        let written = if self.store.mutation(Mutation::ZeroesNotWritten) {
+        let written = if self.store.has_fault(Fault::ZeroesNotWritten) {
             Ok(())
         } else if by_hand {
             self.count_run(piece.end - piece.start);
@@ -109,7 +109,7 @@ impl Writeback {
 
     /// All of the phase's zeroes are written: has the origin make them durable.
     async fn end_zeroes_of_phase(&self, z: Zeroing, count: usize) -> bool {
-        let flushed = match self.store.mutation(Mutation::ZeroesNotFlushed) {
+        let flushed = match self.store.has_fault(Fault::ZeroesNotFlushed) {
             true => Ok(()),
             false => self.flush_origin(Class::Background, z.flush_errors).await,
         };

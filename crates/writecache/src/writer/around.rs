@@ -2,7 +2,7 @@
 //! Writes that go around the cache: to the origin, whose flush is what makes them durable.
 //!
 //! ```text
-//!   write ─┬─ the cache has to keep the block ─▶ the cache, as ever
+//!   write ─┬─ the cache must keep the block ─▶ the cache, as usual
 //!          └─ else: lock the range ─▶ drop clean copies ─▶ commit ─▶ one origin write ─▶ unlock
 //!
 //!   FLUSH ─▶ commit ─▶ one origin flush, if a write has gone around since the last
@@ -12,19 +12,19 @@
 //! - Of WC-I4: a block is written around only while its range is locked, no entry of it is live,
 //!   and the log knows of none: else a read, or recovery, would find the entry instead.
 //! - WC-A1 A FLUSH that begins after a write around has completed ends after an origin flush that
-//!   began after it. Nothing else holds such data: when a flush of the origin fails meanwhile they
-//!   may be gone, and the cache fails stop (WC-I8). A write that is in flight then ends in an
-//!   error, and nothing was promised.
+//!   began after it. The data are nowhere else: if a flush of the origin fails meanwhile they may
+//!   be lost, and the cache fails stop (WC-I8). A write that is still in flight then ends in an
+//!   error; it was not acknowledged.
 //!
 //! Cost of a write around: one write of the origin; a commit before it if the cache has a clean
-//! copy, or a commit is under way.
+//! copy, or a commit is in progress.
 use std::ops::Range;
 
 use block::{Bufs, Class, Flags, Sector, Status};
 
 use super::Writer;
-use crate::config::Mutation;
 use crate::map::State;
+use crate::planted::Fault;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 impl Writer {
@@ -37,13 +37,13 @@ impl Writer {
         around && !self.store.config.ordered
     }
 
-    /// Whether a write of this block has to go through the cache nevertheless: the origin does not
-    /// hold what the cache holds. A clean copy is as good, but of no use to who empties the cache.
+    /// Whether a write of this block must go through the cache nevertheless: the origin does not
+    /// hold the cached version. A clean copy is kept up to date, unless the cache is being emptied.
     fn keeps(&self, block: u64) -> bool {
         let Some(found) = self.store.slots.borrow().find(block) else { return false };
         match found.state {
             State::Dirty | State::Bad | State::Zero => {
-                !self.store.mutation(Mutation::AroundBesideLive)
+                !self.store.has_fault(Fault::AroundBesideLive)
             }
             State::Clean => !self.writeback.is_emptied(),
             State::Free | State::Writing | State::Old | State::Limbo => {
@@ -156,10 +156,10 @@ impl Writer {
         let outcome = reactor::write(&*self.writeback.origin.device, flags, class, at, data).await;
         a.in_flight.set(a.in_flight.get() - 1);
         a.last_ended.set(Some(reactor::now()));
-        outcome?; // Not sticky: the writer hears of it.
+        outcome?; // Not sticky: the writer gets the error.
         // WC-RT2. A flush of the origin that failed meanwhile may have taken it along.
         if self.writeback.origin_flush_errors() != flush_errors
-            && !self.store.mutation(Mutation::AroundBesideFlushError)
+            && !self.store.has_fault(Fault::AroundBesideFlushError)
         {
             return Err(Status::Io);
         }
@@ -167,9 +167,9 @@ impl Writer {
         Ok(part.end)
     }
 
-    /// Drops clean copies, and waits until the log says that the cache has nothing of the range.
+    /// Drops clean copies, and waits until the log has no block of the range.
     async fn retire_durably(&self, range: &Range<u64>) -> Result<(), Status> {
-        if range.is_empty() || self.store.mutation(Mutation::AroundBesideLive) {
+        if range.is_empty() || self.store.has_fault(Fault::AroundBesideLive) {
             return Ok(());
         }
         let live = self.store.slots.borrow().live_in(range.clone());
@@ -180,9 +180,9 @@ impl Writer {
                 slots.drop_clean(block, slot_ref);
             });
         }
-        let unlogged = || self.store.slots.borrow().any_needs_logging(range);
-        if (self.store.commits.is_running() || unlogged())
-            && !self.store.mutation(Mutation::AroundBeforeDrop)
+        let needs_logging = || self.store.slots.borrow().any_needs_logging(range);
+        if (self.store.commits.is_running() || needs_logging())
+            && !self.store.has_fault(Fault::AroundBeforeDrop)
         {
             self.store.commit().await?;
         }

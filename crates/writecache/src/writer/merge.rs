@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Requests that are not whole blocks: a write merges its sectors into the block's newest version.
+//! Merge: a write of less than a block merges its sectors into the block's newest version.
 //!
 //! ```text
 //!   read   |....rrrr|rrrrrrrr|rr......|   one read of the whole blocks; the edges go to scratch
-//!   write  |....wwww|wwwwwwww|ww......|   the edges are merged, what lies between is a plain write
+//!   write  |....wwww|wwwwwwww|ww......|   the edges are merged, the middle is a plain write
 //!
 //!   merge: block's turn ─▶ free slot ─▶ read the version ─▶ put the sectors in ─▶ write the slot
 //!            ▲                                                                       │
-//!            └── the version is another one: again ◀──── look ───▶ the same: into the map
+//!            └── another version now: again ◀──── compare ───▶ the same: into the map
 //! ```
 //!
-//! A write that goes around the cache needs no merge where the origin writes sectors.
+//! A write that goes around the cache needs no merge if the origin writes single sectors.
 //!
 //! Invariants
 //! - WC-MG1 A merged version enters the map only if the version that it was made from is still the
-//!   newest. A block that is not in the cache is locked against writes of the origin (WC-WB1) from
-//!   before it is read until then; one that was, and is not any more, is merged again.
-//! - WC-MG2 One merge of a block is under way at a time. A write of the whole block that came into
-//!   the map meanwhile has overtaken the merge: both were in flight, so the merged write counts as
-//!   the earlier one and ends. So nobody merges again and again while others write.
-//! - WC-MG3 No merge of a block is under way while the block is discarded or cleared: its other
-//!   sectors would come back with the version that was merged (`Cache::clear`).
-//! - WC-MG4 A version that can't be read, or is rotten, ends the merge in an error. The old version
-//!   stays what the block holds until the merged one is in the map.
+//!   newest. A block that is not in the cache is locked against origin writes (WC-WB1) from before
+//!   it is read until then; a block that has left the cache meanwhile is merged again.
+//! - WC-MG2 One merge of a block runs at a time. If a write of the whole block enters the map
+//!   meanwhile, it has overtaken the merge: both were in flight, so the merged write counts as the
+//!   earlier one and ends. So no merge is repeated forever while others write.
+//! - WC-MG3 No merge of a block runs while the block is discarded or cleared: the other sectors of
+//!   the merged version would bring back old data (`Writer::clear`).
+//! - WC-MG4 A version that can't be read, or does not match its checksum, ends the merge in an
+//!   error. The old version stays the block's until the merged one is in the map.
 //!
-//! Cost of a merged write: one read of a block beside what a write of the block costs. A write of
+//! Cost of a merged write: one read of a block beside the cost of a write of the block. A write of
 //! whole blocks tests one word.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -34,14 +34,14 @@ use block::{Bio, Buf, Bufs, Class, Flags, Op, SECTOR_SIZE, Sector, Status};
 use reactor::WaitList;
 
 use super::Writer;
-use crate::config::Mutation;
+use crate::planted::Fault;
 
-/// Merges under way, and ranges that are being cleared.
+/// Merges in progress, and ranges that are being cleared.
 #[derive(Default)]
 pub(crate) struct Merges {
-    /// How many merges are under way: what writes of whole blocks look at.
+    /// How many merges are in progress: writes of whole blocks test it.
     count: Cell<u32>,
-    /// Their blocks, and whether a write of the whole block has overtaken them.
+    /// Their blocks, and whether a write of the whole block has overtaken the merge.
     blocks: RefCell<BTreeMap<u64, bool>>,
     /// Ranges that are being cleared, or are about to be (WC-MG3). As many as there are bios at
     /// most.
@@ -63,7 +63,7 @@ impl Merges {
         MergeGuard { merges: self, block }
     }
 
-    /// Whether any merge is under way.
+    /// Whether any merge is in progress.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.count.get() > 0
@@ -77,7 +77,7 @@ impl Merges {
         }
     }
 
-    /// Keeps merges away from a range, once those under way have ended (WC-MG3).
+    /// Waits for merges in a range to end; none begins while the guard lives (WC-MG3).
     pub(crate) async fn block_merges(&self, range: Range<u64>) -> ClearGuard<'_> {
         self.clearing.borrow_mut().push(range.clone());
         let kept = ClearGuard { merges: self, range: range.clone() };
@@ -86,7 +86,7 @@ impl Merges {
     }
 }
 
-/// A merge under way.
+/// A merge in progress.
 struct MergeGuard<'a> {
     merges: &'a Merges,
     block: u64,
@@ -126,18 +126,18 @@ impl Drop for ClearGuard<'_> {
     }
 }
 
-/// What became of a version that was merged.
+/// The outcome of one merge.
 enum Merged {
     /// It is in the map.
     Installed,
     /// A write of the whole block came later, and has ended (WC-MG2).
     Overtaken,
-    /// The block is another one by now (WC-MG1).
+    /// The block has another version now (WC-MG1).
     Retry,
 }
 
 impl Writer {
-    /// Where the block of a sector begins.
+    /// The first sector of a sector's block.
     fn down(&self, at: Sector) -> Sector {
         Sector(at.0 / self.store.config.block_sectors() * self.store.config.block_sectors())
     }
@@ -205,7 +205,7 @@ impl Writer {
         } else {
             self.merge_sectors(block, part.start, &data, bio.class).await?;
         }
-        if bio.flags.contains(Flags::FUA) && !self.store.mutation(Mutation::MergeIgnoresFua) {
+        if bio.flags.contains(Flags::FUA) && !self.store.has_fault(Fault::MergeIgnoresFua) {
             self.commit_fua().await?;
         }
         Ok(())
@@ -271,7 +271,7 @@ impl Writer {
         let sector = self.store.slot_sector(slot);
         reactor::write(&*self.store.device, Flags::empty(), class, sector, bufs.clone()).await?;
         self.store.reserve_unlogged(1).await;
-        if !self.store.mutation(Mutation::MergeUnchecked) {
+        if !self.store.has_fault(Fault::MergeUnchecked) {
             if turn.is_overtaken() {
                 return Ok(Merged::Overtaken);
             }

@@ -2,7 +2,7 @@
 //! Writes: to free slots of the cache device, in runs; then the map; then, for FUA, a commit.
 //!
 //! Cost of a 4 KiB write: one write of the cache device, shared with its neighbours in a larger
-//! bio. FUA adds a commit: one record write and one flush, shared with whoever commits too.
+//! bio. FUA adds a commit: one record write and one flush, shared with concurrent commits.
 mod around;
 mod merge;
 
@@ -14,8 +14,9 @@ use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use self::merge::Merges;
-use crate::config::{Mode, Mutation, ZEROES_CACHED_BYTES_MAX};
+use crate::config::{Mode, ZEROES_CACHED_BYTES_MAX};
 use crate::map::Replaced;
+use crate::planted::Fault;
 use crate::reader::Reader;
 use crate::store::Store;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
@@ -70,16 +71,15 @@ impl Writer {
         } else {
             self.write_cached(first, bufs, class).await?;
         }
-        if through_cache && flags.contains(Flags::FUA) && !self.store.mutation(Mutation::IgnoreFua)
-        {
+        if through_cache && flags.contains(Flags::FUA) && !self.store.has_fault(Fault::IgnoreFua) {
             self.commit_fua().await?;
         }
         Ok(())
     }
 
-    /// What a FUA write has brought into the map is durable when this returns.
+    /// Makes durable what a FUA write has brought into the map.
     pub(crate) async fn commit_fua(&self) -> Result<(), Status> {
-        if !self.store.mutation(Mutation::NoEpochAtFua) {
+        if !self.store.has_fault(Fault::NoEpochAtFua) {
             self.store.slots.borrow_mut().close_epoch(); // WC-E1
         }
         self.store.commit().await
@@ -109,7 +109,7 @@ impl Writer {
                 let io = reactor::write(&*self.store.device, Flags::empty(), class, at, data);
                 parts.push(Part { blocks, slots, io });
             }
-            if self.store.mutation(Mutation::RecordBeforeData) {
+            if self.store.has_fault(Fault::RecordBeforeData) {
                 for part in &parts {
                     self.install(first, &part.blocks, &part.slots, bufs);
                 }
@@ -118,7 +118,7 @@ impl Writer {
             let mut first_change = false;
             for part in parts {
                 let written = part.io.await;
-                if self.store.mutation(Mutation::RecordBeforeData) {
+                if self.store.has_fault(Fault::RecordBeforeData) {
                     continue;
                 }
                 if written.is_err() {
@@ -152,7 +152,7 @@ impl Writer {
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
     pub(crate) async fn pace(&self, blocks: usize) {
-        // Else nothing comes free by waiting.
+        // Otherwise waiting frees nothing.
         if self.writeback.is_busy() {
             self.slow_down(blocks).await;
         }
@@ -180,8 +180,8 @@ impl Writer {
             let block = first + index as u64;
             let crc = self.store.checksum_of(bufs, index);
             let mut map = self.store.slots.borrow_mut();
-            let unlogged =
-                self.store.mutation(Mutation::CompletionOrder) && map.is_overtaken(block, slot);
+            let forgotten =
+                self.store.has_fault(Fault::CompletionOrder) && map.is_overtaken(block, slot);
             match map.install(block, slot, crc) {
                 Replaced::Committed => {
                     self.store.stats.write_hits_committed.add(1);
@@ -194,14 +194,14 @@ impl Writer {
                 Replaced::Uncommitted => self.store.stats.write_hits_uncommitted.add(1),
                 Replaced::Nothing => self.store.stats.writes_allocated.add(1),
             }
-            if unlogged {
+            if forgotten {
                 map.forget_unlogged(block);
             }
-            if self.store.mutation(Mutation::TwoWritesInFlight) {
+            if self.store.has_fault(Fault::TwoWritesInFlight) {
                 self.writeback.unlock(block..block + 1);
             }
             self.writeback.room.installs.set(self.writeback.room.installs.get() + 1);
-            if self.store.mutation(Mutation::ReuseBeforeCommit) {
+            if self.store.has_fault(Fault::ReuseBeforeCommit) {
                 map.free_limbo_at_once();
             }
         }
@@ -220,7 +220,7 @@ impl Writer {
         self.store.stats.writes_blocked.add(1);
         self.writeback.room.starved.set(self.writeback.room.starved.get() + 1);
         self.store.waits.blocks_changed();
-        // Nothing comes free: unreadable blocks, and those that the origin refuses.
+        // No slot becomes free: the blocks are unreadable, or the origin refuses them.
         let stuck = || {
             let c = self.store.counts();
             let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
@@ -229,7 +229,7 @@ impl Writer {
             let dirty = if self.store.config.ordered { dirty.min(1) } else { dirty };
             stuck && self.writeback.retry.is_stuck(u64::from(dirty))
         };
-        // The origin may have been mended since: what waits for its time is tried now.
+        // The origin may work again: blocks that wait for their next try are tried now.
         if stuck() && self.writeback.retry.retry_now() {
             self.writeback.recheck();
         }
@@ -254,9 +254,9 @@ impl Writer {
         let sectors = self.store.config.block_sectors();
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
         // WC-I4: no origin write of these blocks is in flight, and none begins.
-        let locks = !self.store.mutation(Mutation::ClearUnlocked);
+        let locks = !self.store.has_fault(Fault::ClearUnlocked);
         // WC-MG3, and before the lock, for which a merge may wait.
-        let _no_merges = match self.store.mutation(Mutation::ClearBesideMerge) {
+        let _no_merges = match self.store.has_fault(Fault::ClearBesideMerge) {
             true => None,
             false => Some(self.merges.block_merges(range.clone()).await),
         };
@@ -285,7 +285,7 @@ impl Writer {
         for part in live.chunks(CHANGES_AT_ONCE_MAX) {
             self.store.reserve_unlogged(part.len()).await;
             let mut slots = self.store.slots.borrow_mut();
-            if !self.store.mutation(Mutation::StaleClean) {
+            if !self.store.has_fault(Fault::StaleClean) {
                 part.iter().for_each(|&(block, slot_ref)| slots.make_dirty(block, slot_ref));
             }
         }
@@ -300,7 +300,7 @@ impl Writer {
             for &(block, slot_ref) in part {
                 slots.drop_block(block, slot_ref); // a newer version that came meanwhile stays
             }
-            if self.store.mutation(Mutation::DiscardUnlogged) {
+            if self.store.has_fault(Fault::DiscardUnlogged) {
                 slots.forget_drops();
             }
         }
@@ -317,9 +317,9 @@ impl Writer {
         self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
     }
 
-    /// Write zeroes of any length: nothing goes around a cache with epochs. A long range is
-    /// remembered, and the origin gets it in its turn; a short one is data, and so is what there
-    /// is no room to remember.
+    /// Write zeroes of any length, in a cache with epochs, which nothing goes around. A long range
+    /// is remembered, and the origin gets it in its turn; a short one is data, and so is a range
+    /// that there is no room to remember.
     ///
     /// Cost of a long one: a slot, and an entry of the next commit.
     pub(crate) async fn write_zeroes_in_order(&self, bio: &Bio) -> Result<(), Status> {
@@ -356,7 +356,7 @@ impl Writer {
             let slot = slots.start;
             let longest = range.end.min(at + u64::from(u32::MAX));
             let Some(end) = self.install_zeroes(at..longest, slot) else { break };
-            if self.store.mutation(Mutation::ZeroesAtOnce) {
+            if self.store.has_fault(Fault::ZeroesAtOnce) {
                 self.writeback
                     .zero_origin(self.store.sector_of(at), self.store.sector_of(end - at))
                     .await?;
@@ -378,7 +378,7 @@ impl Writer {
             return None;
         }
         let end = map.install_zeroes(range, slot, ZEROED_TOGETHER);
-        if self.store.mutation(Mutation::ReadIgnoresZeroes) {
+        if self.store.has_fault(Fault::ReadIgnoresZeroes) {
             map.forget_zero_ranges();
         }
         Some(end)

@@ -8,13 +8,13 @@ use reactor::{OnDone, WaitList};
 use writecache::WriteCache;
 
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct SuspendGate {
     closed: Cell<bool>,
     in_flight: Cell<u64>,
     changed: WaitList,
 }
 
-impl Gate {
+impl SuspendGate {
     /// Lets nothing in, and waits until nothing is in flight.
     pub(crate) async fn close(&self) {
         self.closed.set(true);
@@ -31,7 +31,7 @@ impl Gate {
         let gate = self.clone();
         let enter = move || {
             gate.in_flight.set(gate.in_flight.get() + 1);
-            bio.done = reactor::chain(bio.done, Rc::new(Leave(gate)), 0);
+            bio.done = reactor::chain(bio.done, Rc::new(GateGuard(gate)), 0);
             submit(bio);
         };
         if self.closed.get() {
@@ -54,9 +54,9 @@ impl Gate {
     }
 }
 
-struct Leave(Rc<Gate>);
+struct GateGuard(Rc<SuspendGate>);
 
-impl OnDone for Leave {
+impl OnDone for GateGuard {
     fn on_done(&self, _: Status, _: u64) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
         self.0.changed.wake_all();
@@ -64,18 +64,18 @@ impl OnDone for Leave {
 }
 
 /// A cache behind a gate.
-pub(crate) struct Gated {
+pub(crate) struct GatedTarget {
     pub(crate) cache: Rc<WriteCache>,
-    pub(crate) gate: Rc<Gate>,
+    pub(crate) gate: Rc<SuspendGate>,
 }
 
-impl Gated {
-    pub(crate) fn new(cache: Rc<WriteCache>) -> Rc<Gated> {
-        Rc::new(Gated { cache, gate: Rc::default() })
+impl GatedTarget {
+    pub(crate) fn new(cache: Rc<WriteCache>) -> Rc<GatedTarget> {
+        Rc::new(GatedTarget { cache, gate: Rc::default() })
     }
 }
 
-impl BlockDevice for Gated {
+impl BlockDevice for GatedTarget {
     fn name(&self) -> &str {
         "gated"
     }

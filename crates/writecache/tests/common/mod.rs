@@ -3,19 +3,19 @@
 //! contents that tell which block and version they are, and a look at the media.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-pub(crate) mod alone;
-pub(crate) mod broken;
+pub(crate) mod failing;
+pub(crate) mod faulty_cache;
 pub(crate) mod gate;
-pub(crate) mod held;
 pub(crate) mod kernel;
 pub(crate) mod life;
-pub(crate) mod live;
 pub(crate) mod operator;
+pub(crate) mod origin_history;
 pub(crate) mod ram;
+pub(crate) mod random_options;
+pub(crate) mod recording;
 pub(crate) mod sha256;
 pub(crate) mod spread;
-pub(crate) mod tap;
-pub(crate) mod ward;
+pub(crate) mod stalled;
 pub(crate) mod whole;
 
 use std::rc::Rc;
@@ -34,7 +34,7 @@ pub(crate) const BITS: [(u64, u32); 2] = [(0, 0), (4095, 7)];
 
 /// A world with two disks, and the table line of a cache on them.
 #[derive(Clone)]
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) world: WorldRef,
     pub(crate) origin: FileId,
     pub(crate) cache: FileId,
@@ -42,14 +42,14 @@ pub(crate) struct Lab {
     pub(crate) sectors: Sector,
 }
 
-impl Lab {
+impl Fixture {
     /// `blocks` of 4096 bytes on the origin and `cache_kib` of cache device.
-    pub(crate) fn new(blocks: u64, cache_kib: u64, options: &str) -> Lab {
-        Lab::seeded(1, blocks, cache_kib, options)
+    pub(crate) fn new(blocks: u64, cache_kib: u64, options: &str) -> Fixture {
+        Fixture::seeded(1, blocks, cache_kib, options)
     }
 
-    pub(crate) fn seeded(seed: u64, blocks: u64, cache_kib: u64, options: &str) -> Lab {
-        Lab::within(World::calm(seed), seed, blocks, cache_kib, options)
+    pub(crate) fn seeded(seed: u64, blocks: u64, cache_kib: u64, options: &str) -> Fixture {
+        Fixture::within(World::calm(seed), seed, blocks, cache_kib, options)
     }
 
     /// In a world of your own.
@@ -59,7 +59,7 @@ impl Lab {
         blocks: u64,
         cache_kib: u64,
         options: &str,
-    ) -> Lab {
+    ) -> Fixture {
         let sectors = Sector(blocks * BLOCK_SECTORS);
         let disk = |name: &str, capacity, seed| {
             let model = Uniform::new(seed, 20_000, 60_000);
@@ -67,12 +67,12 @@ impl Lab {
         };
         let origin = disk("origin", sectors, seed);
         let cache = disk("cache", Sector(cache_kib * 2), seed + 1);
-        Lab { world, origin, cache, config: config(4096, options), sectors }
+        Fixture { world, origin, cache, config: config(4096, options), sectors }
     }
 
     /// The usual one: 256 blocks, and a cache device of 1 MiB.
-    pub(crate) fn small(options: &str) -> Lab {
-        Lab::new(256, 1024, options)
+    pub(crate) fn small(options: &str) -> Fixture {
+        Fixture::new(256, 1024, options)
     }
 
     pub(crate) fn leaf(&self, file: FileId) -> Rc<dyn BlockDevice> {

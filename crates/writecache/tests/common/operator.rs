@@ -9,8 +9,8 @@ use sim::harness::OperatorState;
 use sim::{Rng, WorldRef};
 use writecache::WriteCache;
 
-use super::gate::{Gate, Gated};
-use super::live;
+use super::gate::{GatedTarget, SuspendGate};
+use super::random_options;
 
 /// Drains for which nobody waits; they may be stopped, late, or one too many.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Drains {
 pub(crate) struct Operator {
     world: WorldRef,
     cache: Rc<WriteCache>,
-    gate: Rc<Gate>,
+    gate: Rc<SuspendGate>,
     drains: Rc<Drains>,
     around: bool,
     errors_allowed: bool,
@@ -51,7 +51,7 @@ impl Operator {
     /// With `around` it may let writes go around the cache.
     pub(crate) fn of(
         world: &WorldRef,
-        device: &Gated,
+        device: &GatedTarget,
         around: bool,
         errors_allowed: bool,
     ) -> Rc<Operator> {
@@ -87,10 +87,10 @@ impl Operator {
             7..=10 => {
                 // Drawn beforehand: nothing of the world is borrowed while it runs.
                 let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
-                live::change(cache, &mut rng, self.around).await
+                random_options::change(cache, &mut rng, self.around).await
             }
             11 | 12 => {
-                let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+                let words = random_options::draw_drain(&mut self.world.borrow_mut().rng);
                 self.drains.begin(cache, words);
                 Ok(())
             }

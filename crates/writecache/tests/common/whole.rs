@@ -5,9 +5,9 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Buf, Limits, Op, Sector};
 use reactor::spawn;
 
-pub(crate) struct Whole(pub(crate) Rc<dyn BlockDevice>);
+pub(crate) struct WholeBlocks(pub(crate) Rc<dyn BlockDevice>);
 
-impl BlockDevice for Whole {
+impl BlockDevice for WholeBlocks {
     fn name(&self) -> &str {
         self.0.name()
     }

@@ -7,50 +7,50 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::common::{BLOCK_SECTORS, Lab, at, pattern, spread};
+use crate::common::{BLOCK_SECTORS, Fixture, at, pattern, spread};
 use block::{Buf, Bufs, Class, CoreId, Flags, Op, Opener, Sector, Status, Target};
 use sim::{Faults, Machine, seeds};
-use writecache::{CacheEvent, Mutation, WriteCache};
+use writecache::{CacheEvent, Fault, WriteCache};
 
 /// Nothing is made durable but by a FLUSH or a suspend.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 const BLOCKS: u64 = 64;
 
 /// A cache of so many parts; 0: one that is not divided.
-fn lab(seed: u64, parts: u64) -> Lab {
+fn fixture(seed: u64, parts: u64) -> Fixture {
     let options = match parts {
         0 => MANUAL.to_owned(),
         parts => format!("parts {parts} {MANUAL}"),
     };
-    let mut lab = Lab::seeded(seed, BLOCKS, 512 * parts.max(1), &options);
-    lab.config.chunk = Sector(4 * BLOCK_SECTORS);
-    lab
+    let mut fixture = Fixture::seeded(seed, BLOCKS, 512 * parts.max(1), &options);
+    fixture.config.set_chunk(Sector(4 * BLOCK_SECTORS));
+    fixture
 }
 
-fn boot(lab: &Lab) -> Machine {
-    Machine::boot(&lab.world, 3)
+fn boot(fixture: &Fixture) -> Machine {
+    Machine::boot(&fixture.world, 3)
 }
 
-fn fail_flushes(lab: &Lab, per_mille: u32) {
+fn fail_flushes(fixture: &Fixture, per_mille: u32) {
     let faults = Faults { flush_error_per_mille: per_mille, ..Faults::default() };
-    lab.world.borrow_mut().set_faults(lab.cache, faults);
+    fixture.world.borrow_mut().set_faults(fixture.cache, faults);
 }
 
-async fn load(lab: &Lab) -> Rc<WriteCache> {
-    let cache = lab.target();
+async fn load(fixture: &Fixture) -> Rc<WriteCache> {
+    let cache = fixture.target();
     let cores = vec![CoreId(0), CoreId(1), CoreId(2)];
-    cache.place_parts(cores, spread::share(&lab.world, [lab.origin, lab.cache]));
+    cache.place_parts(cores, spread::share(&fixture.world, [fixture.origin, fixture.cache]));
     cache.clone().resume().await.unwrap();
     cache
 }
 
 /// Loads the table again, as `dm` does.
-async fn reload(lab: &Lab, old: Rc<WriteCache>) -> Rc<WriteCache> {
+async fn reload(fixture: &Fixture, old: Rc<WriteCache>) -> Rc<WriteCache> {
     // A commit may fail here; the second time there is nothing to do.
     let _ = old.clone().suspend().await;
     old.clone().suspend().await.unwrap();
-    fail_flushes(lab, 0);
-    let new = load(lab).await;
+    fail_flushes(fixture, 0);
+    let new = load(fixture).await;
     new.clone().take_over(old).await;
     new
 }
@@ -79,16 +79,16 @@ async fn flush(cache: &WriteCache, opener: u32) -> Result<(), Status> {
     io(cache, opener, Op::Flush, Flags::empty(), 0).await
 }
 
-fn run(lab: &Lab, work: impl AsyncFnOnce(Lab) + 'static) {
-    let machine = boot(lab);
-    let lab = lab.clone();
-    machine.block_on(async move { work(lab).await }).unwrap();
+fn run(fixture: &Fixture, work: impl AsyncFnOnce(Fixture) + 'static) {
+    let machine = boot(fixture);
+    let fixture = fixture.clone();
+    machine.block_on(async move { work(fixture).await }).unwrap();
     machine.kill();
 }
 
 fn each_client_is_told_once(parts: u64) {
-    run(&lab(1, parts), async move |lab| {
-        let cache = load(&lab).await;
+    run(&fixture(1, parts), async move |fixture| {
+        let cache = load(&fixture).await;
         let lost = Rc::new(Cell::new(0));
         for opener in [1, 2, 3] {
             write(&cache, opener, u64::from(opener) * 4).await.unwrap();
@@ -96,11 +96,11 @@ fn each_client_is_told_once(parts: u64) {
         flush(&cache, 3).await.unwrap();
         write(&cache, 1, 5).await.unwrap();
         write(&cache, 2, 9).await.unwrap();
-        fail_flushes(&lab, 1000);
+        fail_flushes(&fixture, 1000);
         assert_eq!(flush(&cache, 1).await, Err(Status::Io));
         let _ = cache.clone().suspend().await;
-        fail_flushes(&lab, 0);
-        let next = load(&lab).await;
+        fail_flushes(&fixture, 0);
+        let next = load(&fixture).await;
         let requests = lost.clone();
         next.on_event(move |trouble| {
             if let CacheEvent::Lost { requests: n } = trouble {
@@ -128,14 +128,14 @@ fn each_client_of_a_failed_divided_cache_is_told_once() {
 
 #[test]
 fn the_third_table_tells_what_the_second_did_not() {
-    run(&lab(1, 0), async move |lab| {
-        let cache = load(&lab).await;
+    run(&fixture(1, 0), async move |fixture| {
+        let cache = load(&fixture).await;
         write(&cache, 1, 1).await.unwrap();
         write(&cache, 2, 2).await.unwrap();
-        fail_flushes(&lab, 1000);
-        let second = reload(&lab, cache).await;
+        fail_flushes(&fixture, 1000);
+        let second = reload(&fixture, cache).await;
         assert_eq!(flush(&second, 1).await, Err(Status::Io));
-        let third = reload(&lab, second).await;
+        let third = reload(&fixture, second).await;
         assert_eq!(flush(&third, 2).await, Err(Status::Io));
         assert_eq!(flush(&third, 1).await, Ok(()));
         assert_eq!(flush(&third, 2).await, Ok(()));
@@ -144,10 +144,10 @@ fn the_third_table_tells_what_the_second_did_not() {
 
 #[test]
 fn a_cache_that_has_not_failed_hands_on_nothing() {
-    run(&lab(1, 0), async move |lab| {
-        let cache = load(&lab).await;
+    run(&fixture(1, 0), async move |fixture| {
+        let cache = load(&fixture).await;
         write(&cache, 1, 1).await.unwrap();
-        let next = reload(&lab, cache).await;
+        let next = reload(&fixture, cache).await;
         assert_eq!(flush(&next, 1).await, Ok(()), "the suspend has committed it");
     });
 }
@@ -159,16 +159,16 @@ thread_local! {
 /// Clients write and flush, the cache device begins to fail flushes at some time, and tables are
 /// loaded again. `owed` are the clients with a change that may be lost and that have had no failed
 /// FLUSH since.
-async fn any_order(lab: Lab) {
-    let draw = |below: u64| lab.world.borrow_mut().rng.below(below);
-    let mut cache = load(&lab).await;
+async fn any_order(fixture: Fixture) {
+    let draw = |below: u64| fixture.world.borrow_mut().rng.below(below);
+    let mut cache = load(&fixture).await;
     let mut owed = BTreeSet::new();
     for _ in 0..2 + draw(2) {
         let steps = 1 + draw(24);
         let fails_at = draw(steps + 8);
         for step in 0..steps {
             if step == fails_at {
-                fail_flushes(&lab, 1000);
+                fail_flushes(&fixture, 1000);
             }
             let opener = 1 + u32::try_from(draw(4)).unwrap();
             match draw(4) {
@@ -191,7 +191,7 @@ async fn any_order(lab: Lab) {
             }
         }
         let old = cache.clone();
-        cache = reload(&lab, cache).await;
+        cache = reload(&fixture, cache).await;
         if old.attribute("error").unwrap() == "0" {
             owed.clear(); // The suspend has made all durable.
         } else {
@@ -210,9 +210,9 @@ async fn any_order(lab: Lab) {
 #[test]
 fn a_new_table_that_forgets_losses_is_caught() {
     let found = seeds::first_failure(0..400, |seed| {
-        let mut lab = lab(seed, 0);
-        lab.config.mutation = Mutation::LostWritesForgotten;
-        run(&lab, any_order);
+        let mut fixture = fixture(seed, 0);
+        fixture.config.plant(Some(Fault::LostWritesForgotten));
+        run(&fixture, any_order);
         Ok(())
     });
     assert!(found.is_some(), "no opener missed its error in 400 seeds");
@@ -221,8 +221,8 @@ fn a_new_table_that_forgets_losses_is_caught() {
 #[test]
 fn whoever_may_miss_a_change_is_told_in_any_order() {
     seeds::run(400, |seed| {
-        let lab = lab(seed, if seed % 4 == 0 { 3 } else { 0 });
-        run(&lab, any_order);
+        let fixture = fixture(seed, if seed % 4 == 0 { 3 } else { 0 });
+        run(&fixture, any_order);
         Ok(())
     });
     if seeds::count(400) >= 20 {

@@ -6,7 +6,7 @@
 
 use crate::simulate::{GAPS, Plan, simulate};
 use sim::seeds;
-use writecache::Mutation;
+use writecache::Fault;
 
 #[test]
 fn acknowledged_durability_survives_any_crash() {
@@ -17,7 +17,7 @@ fn acknowledged_durability_survives_any_crash() {
 }
 
 #[test]
-fn errors_of_origin_and_cache_lose_nothing_that_was_acknowledged() {
+fn errors_of_origin_and_cache_lose_no_acknowledged_write() {
     seeds::run(400, |seed| simulate(seed, Plan::FAULTS));
 }
 
@@ -48,17 +48,17 @@ fn requests_of_sectors_in_other_formats_survive_any_crash() {
 
 #[test]
 fn a_merge_that_does_not_look_again_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::MergeUnchecked, ..Plan::SECTORS });
+    is_caught_by(Plan { fault: Some(Fault::MergeUnchecked), ..Plan::SECTORS });
 }
 
 #[test]
 fn a_merged_fua_write_without_a_commit_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::MergeIgnoresFua, ..Plan::SECTORS });
+    is_caught_by(Plan { fault: Some(Fault::MergeIgnoresFua), ..Plan::SECTORS });
 }
 
 #[test]
 fn clearing_a_block_beside_a_merge_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::ClearBesideMerge, ..Plan::SECTORS });
+    is_caught_by(Plan { fault: Some(Fault::ClearBesideMerge), ..Plan::SECTORS });
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn the_kernels_format_survives_any_crash_and_error_too() {
 }
 
 #[test]
-fn the_kernels_format_in_persistent_memory_survives_any_crash_and_error_too() {
+fn the_dm_format_in_pmem_survives_any_crash_and_error() {
     seeds::run(400, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), mode: "p", ..Plan::DM })
     });
@@ -81,112 +81,112 @@ fn rubbish_that_failed_writes_leave_is_never_read() {
 }
 
 #[test]
-fn in_persistent_memory_what_was_acknowledged_survives_any_crash() {
+fn acknowledged_writes_in_pmem_survive_any_crash() {
     seeds::run(400, |seed| simulate(seed, Plan::MEMORY));
 }
 
 #[test]
-fn errors_of_origin_and_persistent_memory_lose_nothing_that_was_acknowledged() {
+fn errors_of_origin_and_pmem_lose_no_acknowledged_write() {
     seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
 }
 
 #[test]
 fn in_persistent_memory_a_commit_without_its_fence_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::SkipCacheFlush, ..Plan::MEMORY });
+    is_caught_by(Plan { fault: Some(Fault::SkipCacheFlush), ..Plan::MEMORY });
 }
 
 #[test]
-fn in_persistent_memory_a_superblock_before_its_checkpoint_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::SuperblockBeforeData, ..Plan::MEMORY });
+fn in_pmem_a_superblock_before_its_checkpoint_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::SuperblockBeforeData), ..Plan::MEMORY });
 }
 
 /// Disks leave sectors whole: there the same fault does no harm.
 #[test]
-fn a_checksum_of_the_heads_of_sectors_is_caught_by_words_of_8_bytes_only() {
-    let mutation = Mutation::TrustSectors;
-    is_caught_by(Plan { mutation, ..Plan::MEMORY });
-    seeds::run(400, |seed| simulate(seed, Plan { mutation, ..Plan::USUAL }));
+fn checksums_of_sector_heads_are_caught_by_torn_8_byte_words() {
+    let fault = Some(Fault::TrustSectors);
+    is_caught_by(Plan { fault, ..Plan::MEMORY });
+    seeds::run(400, |seed| simulate(seed, Plan { fault, ..Plan::USUAL }));
 }
 
-fn is_caught(mutation: Mutation) {
-    is_caught_by(Plan { mutation, ..Plan::USUAL });
+fn is_caught(fault: Option<Fault>) {
+    is_caught_by(Plan { fault, ..Plan::USUAL });
 }
 
-fn is_caught_with_faults(mutation: Mutation) {
-    is_caught_by(Plan { mutation, ..Plan::FAULTS });
+fn is_caught_with_faults(fault: Option<Fault>) {
+    is_caught_by(Plan { fault, ..Plan::FAULTS });
 }
 
-fn is_caught_in_dm(mutation: Mutation) {
-    is_caught_by(Plan { mutation, ..Plan::DM });
+fn is_caught_in_dm(fault: Option<Fault>) {
+    is_caught_by(Plan { fault, ..Plan::DM });
 }
 
 fn is_caught_by(plan: Plan) {
-    let mutation = plan.mutation;
+    let fault = plan.fault;
     let found = seeds::first_failure(0..4000, |seed| simulate(seed, plan));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 4000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
 fn a_write_around_the_cache_beside_a_live_entry_is_caught() {
-    is_caught(Mutation::AroundBesideLive);
+    is_caught(Some(Fault::AroundBesideLive));
 }
 
 #[test]
 fn a_flush_that_forgets_what_went_around_the_cache_is_caught() {
-    is_caught(Mutation::FlushWithoutOrigin);
+    is_caught(Some(Fault::FlushWithoutOrigin));
 }
 
 #[test]
 fn a_commit_without_its_flush_is_caught() {
-    is_caught(Mutation::SkipCacheFlush);
-    is_caught_in_dm(Mutation::SkipCacheFlush);
+    is_caught(Some(Fault::SkipCacheFlush));
+    is_caught_in_dm(Some(Fault::SkipCacheFlush));
 }
 
 #[test]
 fn a_superblock_before_its_checkpoint_is_caught() {
-    is_caught(Mutation::SuperblockBeforeData);
+    is_caught(Some(Fault::SuperblockBeforeData));
 }
 
 #[test]
 fn an_ignored_fua_is_caught() {
-    is_caught(Mutation::IgnoreFua);
-    is_caught_in_dm(Mutation::IgnoreFua);
+    is_caught(Some(Fault::IgnoreFua));
+    is_caught_in_dm(Some(Fault::IgnoreFua));
 }
 
 #[test]
 fn a_dropped_checksum_check_is_caught() {
-    is_caught(Mutation::DropChecksumCheck);
+    is_caught(Some(Fault::DropChecksumCheck));
 }
 
 #[test]
 fn retiring_before_the_origin_is_durable_is_caught() {
-    is_caught(Mutation::FreeBeforeOriginDurable);
-    is_caught_in_dm(Mutation::FreeBeforeOriginDurable);
+    is_caught(Some(Fault::FreeBeforeOriginDurable));
+    is_caught_in_dm(Some(Fault::FreeBeforeOriginDurable));
 }
 
 #[test]
 fn reusing_a_slot_before_the_commit_is_caught() {
-    is_caught(Mutation::ReuseBeforeCommit);
-    is_caught_in_dm(Mutation::ReuseBeforeCommit);
+    is_caught(Some(Fault::ReuseBeforeCommit));
+    is_caught_in_dm(Some(Fault::ReuseBeforeCommit));
 }
 
 /// In the kernel's format this is a bug that dm-writecache had: a flush was sent before the data
 /// writes that it was to cover had completed.
 #[test]
 fn a_record_before_its_data_is_caught() {
-    is_caught(Mutation::RecordBeforeData);
-    is_caught_in_dm(Mutation::RecordBeforeData);
+    is_caught(Some(Fault::RecordBeforeData));
+    is_caught_in_dm(Some(Fault::RecordBeforeData));
 }
 
 #[test]
 fn writing_back_before_the_commit_is_caught() {
-    is_caught(Mutation::WritebackBeforeCommit);
+    is_caught(Some(Fault::WritebackBeforeCommit));
 }
 
 #[test]
-fn a_superblock_before_the_entries_that_it_makes_valid_is_caught() {
-    is_caught_in_dm(Mutation::SuperblockBeforeEntries);
+fn a_superblock_before_its_entries_is_caught() {
+    is_caught_in_dm(Some(Fault::SuperblockBeforeEntries));
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn reusing_a_slot_before_its_entry_is_erased_is_caught() {
     // The newer copy of a superseded block hides what its slot holds; only of a block that has left
     // the cache the entry counts. So the slots must be few, and cuts frequent.
     is_caught_by(Plan {
-        mutation: Mutation::ReuseBeforeErase,
+        fault: Some(Fault::ReuseBeforeErase),
         area_kib: &[24, 72],
         rounds: 12,
         cut_after: &[200, 600],
@@ -203,11 +203,11 @@ fn reusing_a_slot_before_its_entry_is_erased_is_caught() {
 }
 
 #[test]
-fn entries_of_a_commit_that_never_ended_left_at_recovery_are_caught() {
+fn entries_of_an_unfinished_commit_left_behind_are_caught() {
     // Seen only where the next commit has no reason to write the same unit of entries, so there
     // must be several, and after a cut in the middle of a commit.
     is_caught_by(Plan {
-        mutation: Mutation::LeftoversKept,
+        fault: Some(Fault::LeftoversKept),
         block_sizes: &[512],
         area_kib: &[416, 1024],
         rounds: 12,
@@ -218,26 +218,26 @@ fn entries_of_a_commit_that_never_ended_left_at_recovery_are_caught() {
 
 #[test]
 fn forgetting_that_the_origin_refused_a_block_is_caught() {
-    is_caught_with_faults(Mutation::ForgetWriteError);
+    is_caught_with_faults(Some(Fault::ForgetWriteError));
 }
 
 #[test]
-fn counting_blocks_as_written_after_a_failed_flush_of_the_origin_is_caught() {
-    is_caught_with_faults(Mutation::IgnoreFlushError);
+fn counting_blocks_as_written_after_a_failed_flush_is_caught() {
+    is_caught_with_faults(Some(Fault::IgnoreFlushError));
 }
 
 #[test]
 fn writing_back_what_the_cache_device_could_not_read_is_caught() {
-    let (mutation, cache_read_errors) = (Mutation::WriteBackUnreadable, &[200]);
-    is_caught_by(Plan { mutation, cache_read_errors, write_errors: &[0], ..Plan::FAULTS });
+    let (fault, cache_read_errors) = (Some(Fault::WriteBackUnreadable), &[200]);
+    is_caught_by(Plan { fault, cache_read_errors, write_errors: &[0], ..Plan::FAULTS });
 }
 
 #[test]
 fn filling_gaps_that_are_not_locked_is_caught() {
-    is_caught(Mutation::GapFillUnlocked);
+    is_caught(Some(Fault::GapFillUnlocked));
 }
 
 #[test]
 fn filling_gaps_with_whatever_a_slot_holds_is_caught() {
-    is_caught(Mutation::GapFillUnchecked);
+    is_caught(Some(Fault::GapFillUnchecked));
 }

@@ -6,16 +6,16 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::alone::{History, Recorded};
-use crate::common::gate::Gate;
+use crate::common::gate::SuspendGate;
 use crate::common::life;
 use crate::common::operator::Drains;
-use crate::common::{live, number};
+use crate::common::origin_history::{History, Recorded};
+use crate::common::{number, random_options};
 use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, OperatorState, Step};
 use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
-use writecache::{Config, Mutation, WriteCache};
+use writecache::{Config, Fault, WriteCache};
 
 const LIVES: u32 = 4;
 
@@ -44,7 +44,7 @@ struct Seen {
 /// What a test asks of every seed.
 #[derive(Clone, Copy)]
 struct Plan {
-    mutation: Mutation,
+    fault: Option<Fault>,
     with_faults: bool,
     /// With `p` the cache is persistent memory.
     mode: &'static str,
@@ -53,8 +53,7 @@ struct Plan {
 }
 
 impl Plan {
-    const USUAL: Plan =
-        Plan { mutation: Mutation::None, with_faults: false, mode: "s", by_sectors: false };
+    const USUAL: Plan = Plan { fault: None, with_faults: false, mode: "s", by_sectors: false };
 }
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -71,7 +70,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let origin = w.add_swarm_disk("origin", sectors);
     let high = w.rng.pick(&[0, 3, 20, 60]);
     let mut more = w.rng.pick(&["", "", " max_age 0", " max_age 3"]).to_owned();
-    more += &live::draw_limits(&mut w.rng);
+    more += &random_options::draw_limits(&mut w.rng);
     let line = format!(
         "{} origin cache {block_size} {} ordered high_watermark {high} low_watermark {} \
          writeback_jobs {} autocommit_blocks {} autocommit_time {} writeback_io_bytes {}{more}",
@@ -85,8 +84,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     );
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
-    config.mutation = plan.mutation;
-    config.zeroes_as_data_max_bytes = w.rng.pick(&[0, 0, 1024, 1 << 20]);
+    config.plant(plan.fault);
+    config.set_zeroes_as_data_max(w.rng.pick(&[0, 0, 1024, 1 << 20]));
     let unit = if plan.by_sectors { 512 } else { block_size as usize };
     let units = sectors.bytes() / unit as u64;
     let history = Rc::new(RefCell::new(History::new(units, unit)));
@@ -122,7 +121,7 @@ struct Operator {
     world: WorldRef,
     setup: Setup,
     cache: Rc<WriteCache>,
-    gate: Rc<Gate>,
+    gate: Rc<SuspendGate>,
     seen: Rc<Cell<Seen>>,
     drains: Rc<Drains>,
     errors_allowed: bool,
@@ -161,14 +160,14 @@ impl Operator {
             0 => self.cache.clone().message(vec!["flush".to_owned()]).await.map(drop),
             1 => self.gate.suspend_and_resume(&self.cache).await,
             2 => {
-                let words = live::draw_drain(&mut self.world.borrow_mut().rng);
+                let words = random_options::draw_drain(&mut self.world.borrow_mut().rng);
                 self.drains.begin(&self.cache, words);
                 Ok(())
             }
             3 => {
                 // Drawn beforehand: nothing of the world is borrowed while it runs.
                 let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
-                live::change(&self.cache, &mut rng, false).await
+                random_options::change(&self.cache, &mut rng, false).await
             }
             _ => Ok(()),
         }
@@ -285,7 +284,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 }
 
 #[test]
-fn the_origin_alone_is_always_the_state_of_some_flush_and_a_part_of_what_came_after() {
+fn the_origin_alone_is_always_a_state_after_some_flush() {
     let seen = Rc::new(Cell::new(Seen::default()));
     seeds::run(600, |seed| simulate(seed, Plan::USUAL, &seen));
     eprintln!("{:?}", seen.get());
@@ -303,7 +302,7 @@ fn errors_do_not_break_the_order() {
 }
 
 #[test]
-fn the_order_holds_with_the_cache_in_persistent_memory_with_errors_and_without() {
+fn the_order_holds_in_pmem_with_errors_and_without() {
     let seen = Rc::default();
     seeds::run(300, |seed| {
         let with_faults = seed.is_multiple_of(3);
@@ -321,76 +320,76 @@ fn requests_of_sectors_are_kept_in_order_too() {
     });
 }
 
-fn is_caught(mutation: Mutation) {
-    let why = is_seen(Plan { mutation, ..Plan::USUAL });
+fn is_caught(fault: Option<Fault>) {
+    let why = is_seen(Plan { fault, ..Plan::USUAL });
     assert!(why.contains("the origin alone"), "by another judge: {why}");
 }
 
 /// By whatever judge.
 fn is_seen(plan: Plan) -> String {
-    let (seen, mutation) = (Rc::default(), plan.mutation);
+    let (seen, fault) = (Rc::default(), plan.fault);
     let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &seen));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 2000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     found.why
 }
 
 #[test]
 fn zeroes_that_go_to_the_origin_as_they_come_are_caught() {
-    is_caught(Mutation::ZeroesAtOnce);
+    is_caught(Some(Fault::ZeroesAtOnce));
 }
 
 #[test]
-fn an_epoch_that_is_over_before_the_origin_has_its_zeroes_durably_is_caught() {
-    is_seen(Plan { mutation: Mutation::ZeroesNotFlushed, ..Plan::USUAL });
+fn an_epoch_retired_before_its_zeroes_are_durable_is_caught() {
+    is_seen(Plan { fault: Some(Fault::ZeroesNotFlushed), ..Plan::USUAL });
 }
 
 #[test]
 fn an_epoch_that_is_over_without_its_zeroes_is_caught() {
-    is_seen(Plan { mutation: Mutation::ZeroesNotWritten, ..Plan::USUAL });
+    is_seen(Plan { fault: Some(Fault::ZeroesNotWritten), ..Plan::USUAL });
 }
 
 #[test]
 fn a_read_that_looks_for_no_zeroes_is_caught() {
-    is_seen(Plan { mutation: Mutation::ReadIgnoresZeroes, ..Plan::USUAL });
+    is_seen(Plan { fault: Some(Fault::ReadIgnoresZeroes), ..Plan::USUAL });
 }
 
 #[test]
 fn a_checkpoint_that_tells_of_no_zeroes_is_caught() {
-    is_seen(Plan { mutation: Mutation::ZeroesNotInCheckpoint, ..Plan::USUAL });
+    is_seen(Plan { fault: Some(Fault::ZeroesNotInCheckpoint), ..Plan::USUAL });
 }
 
 #[test]
 fn a_recovery_in_which_zeroes_end_nothing_is_caught() {
-    is_seen(Plan { mutation: Mutation::ZeroesEndNothing, ..Plan::USUAL });
+    is_seen(Plan { fault: Some(Fault::ZeroesEndNothing), ..Plan::USUAL });
 }
 
 #[test]
 fn a_flush_that_closes_no_epoch_is_caught() {
-    is_caught(Mutation::EpochOnlyWithCommit);
+    is_caught(Some(Fault::EpochOnlyWithCommit));
 }
 
 #[test]
 fn a_fua_write_that_closes_no_epoch_is_caught() {
-    is_caught(Mutation::NoEpochAtFua);
+    is_caught(Some(Fault::NoEpochAtFua));
 }
 
 #[test]
 fn an_epoch_begun_before_the_flush_of_the_origin_is_caught() {
-    is_caught(Mutation::FreeBeforeOriginDurable);
+    is_caught(Some(Fault::FreeBeforeOriginDurable));
 }
 
 #[test]
-fn an_epoch_begun_before_the_one_before_is_durably_retired_is_caught() {
-    is_caught(Mutation::EpochBeforeRetired);
+fn an_epoch_begun_before_the_last_is_retired_is_caught() {
+    is_caught(Some(Fault::EpochBeforeRetired));
 }
 
 #[test]
 fn a_superseded_version_that_is_not_kept_is_caught() {
-    is_caught(Mutation::OldNotKept);
+    is_caught(Some(Fault::OldNotKept));
 }
 
 #[test]
 fn epochs_merged_although_they_differ_are_caught() {
-    is_caught(Mutation::UnsafeMerge);
+    is_caught(Some(Fault::UnsafeMerge));
 }

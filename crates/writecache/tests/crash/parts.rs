@@ -7,17 +7,17 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::gate::Gated;
+use crate::common::gate::GatedTarget;
 use crate::common::life;
 use crate::common::operator::Operator;
-use crate::common::whole::Whole;
-use crate::common::{live, number, spread};
+use crate::common::whole::WholeBlocks;
+use crate::common::{number, random_options, spread};
 use block::{BlockDevice, Sector};
 use policy::destage::Costs;
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, Step};
 use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
-use writecache::{Config, Mutation, WriteCache};
+use writecache::{Config, Fault, WriteCache};
 
 const LIVES: u32 = 4;
 /// An origin on which every gap is worth being filled.
@@ -51,7 +51,7 @@ struct Setup {
 
 #[derive(Clone, Copy)]
 struct Plan {
-    mutation: Mutation,
+    fault: Option<Fault>,
     with_faults: bool,
     /// Clients send requests of any sectors, and each sector is judged by itself.
     by_sectors: bool,
@@ -59,8 +59,7 @@ struct Plan {
     disk_block: u32,
 }
 
-const USUAL: Plan =
-    Plan { mutation: Mutation::None, with_faults: false, by_sectors: false, disk_block: 512 };
+const USUAL: Plan = Plan { fault: None, with_faults: false, by_sectors: false, disk_block: 512 };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -85,7 +84,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let origin = w.add_disk(sim::DiskSpec { atomic_write_unit_bytes: unit, ..spec });
     let high = w.rng.range(0, 101);
     let low = w.rng.range(0, high + 1);
-    let options = live::draw_options(&mut w.rng, "s", around);
+    let options = random_options::draw_options(&mut w.rng, "s", around);
     let count = 20 + options.split_whitespace().count();
     let line = format!(
         "s origin cache {block_size} {count} parts {parts} start_sector {start_sector} \
@@ -100,10 +99,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     );
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
-    config.mutation = plan.mutation;
-    config.chunk = Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512);
+    config.plant(plan.fault);
+    config.set_chunk(Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512));
     // Gaps may be as long as a chunk, and longer.
-    config.assumed_costs = (w.rng.below(3) > 0).then_some(EAGER);
+    config.assume_costs((w.rng.below(3) > 0).then_some(EAGER));
     let cores = u16::try_from(w.rng.range(1, 4)).unwrap();
     let lends = w.rng.below(3) > 0;
     Setup { config, blocks, cache, origin, sectors, cores, lends, around, may_go_around }
@@ -168,7 +167,7 @@ impl Engine for Lives {
         let cache = setup.make(world);
         life::open(machine, &cache)?;
         SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
-        let gated = Gated::new(cache.clone());
+        let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
         let load = Workload::new(world, &self.oracle, self.mix);
         life::verify(machine, &load, &device)?;
@@ -179,7 +178,7 @@ impl Engine for Lives {
         machine.spawn(0, operator.clone().work());
         let disks = [setup.cache, setup.origin];
         life::work(machine, world, &load, &device, &cache, &operator.state, disks)?;
-        let origin = Rc::new(Whole(world.borrow().leaf(setup.origin)));
+        let origin = Rc::new(WholeBlocks(world.borrow().leaf(setup.origin)));
         let quiet = machine.block_on(async move {
             let is_whole = life::end(&cache, &load, with_faults).await?;
             GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
@@ -208,7 +207,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 }
 
 #[test]
-fn acknowledged_durability_survives_any_crash_of_a_divided_cache() {
+fn acknowledged_durability_survives_a_divided_caches_crashes() {
     seeds::run(200, |seed| simulate(seed, USUAL));
     if seeds::count(200) >= 200 {
         assert!(SPREAD.get() > 100, "{} lives on several cores", SPREAD.get());
@@ -233,39 +232,39 @@ fn requests_of_sectors_survive_any_crash_of_a_divided_cache() {
 /// What is less than a block of the disks is merged by the part of its chunk: neither disk is ever
 /// asked for less than its block.
 #[test]
-fn requests_of_sectors_survive_crashes_on_disks_of_larger_blocks() {
+fn sector_requests_survive_crashes_on_disks_of_larger_blocks() {
     const PLAN: Plan = Plan { by_sectors: true, disk_block: 4096, ..USUAL };
     seeds::run(100, |seed| simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..PLAN }));
     // It finds a merge that undoes what has come meanwhile, and one that is not durable.
-    is_caught_by(Plan { mutation: Mutation::MergeUnchecked, ..PLAN });
-    is_caught_by(Plan { mutation: Mutation::MergeIgnoresFua, ..PLAN });
+    is_caught_by(Plan { fault: Some(Fault::MergeUnchecked), ..PLAN });
+    is_caught_by(Plan { fault: Some(Fault::MergeIgnoresFua), ..PLAN });
 }
 
 fn is_caught_by(plan: Plan) {
-    let mutation = plan.mutation;
+    let fault = plan.fault;
     let found = seeds::first_failure(0..3000, |seed| simulate(seed, plan));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not caught in 3000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 3000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
 fn a_flush_that_ends_with_the_first_part_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::FlushOfFirstPart, ..USUAL });
+    is_caught_by(Plan { fault: Some(Fault::FlushOfFirstPart), ..USUAL });
 }
 
 #[test]
 fn a_gap_filled_in_the_chunk_of_another_part_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::GapOfOtherPart, ..USUAL });
+    is_caught_by(Plan { fault: Some(Fault::GapOfOtherPart), ..USUAL });
 }
 
 #[test]
 fn a_cache_that_is_begun_with_part_0_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::FirstPartFirst, ..USUAL });
+    is_caught_by(Plan { fault: Some(Fault::FirstPartFirst), ..USUAL });
 }
 
 /// A flush of the origin that one part has asked for takes with it what another has written; the
 /// next one, which that part asks for, succeeds.
 #[test]
 fn a_failed_flush_of_which_other_parts_do_not_hear_is_caught() {
-    is_caught_by(Plan { mutation: Mutation::PartsNotNotified, ..BAD });
+    is_caught_by(Plan { fault: Some(Fault::PartsNotNotified), ..BAD });
 }

@@ -187,7 +187,7 @@ fn simulate(seed: u64, stop_after: u64) -> Result<(), String> {
 }
 
 #[test]
-fn a_recovery_that_is_stopped_at_any_moment_loses_nothing_and_goes_on() {
+fn a_recovery_stopped_at_any_moment_loses_nothing() {
     seeds::run(60, |seed| {
         let (done, steps) = Scene::new(seed)?.recover(None)?;
         assert!(done, "nothing stopped it");

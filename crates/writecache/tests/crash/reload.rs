@@ -6,12 +6,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::gate::Gate;
+use crate::common::gate::SuspendGate;
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
 use sim::{Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
-use writecache::{Config, Mutation, WriteCache};
+use writecache::{Config, Fault, WriteCache};
 
 const CLIENTS: u64 = 3;
 const LIVES: u32 = 3;
@@ -47,13 +47,13 @@ impl Setup {
     }
 
     /// A new table.
-    fn load(&self, mutation: Mutation) -> Rc<WriteCache> {
+    fn load(&self, fault: Option<Fault>) -> Rc<WriteCache> {
         let w = self.world.borrow();
         let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
         let sectors = origin.limits().capacity;
         drop(w);
         let mut config = self.config.clone();
-        config.mutation = mutation;
+        config.plant(fault);
         WriteCache::new("wc", config, origin, cache, sectors).expect("devices that fit")
     }
 }
@@ -61,7 +61,7 @@ impl Setup {
 /// The device, whatever its table is: a table is swapped when no bio is in flight.
 struct Mapped {
     live: Rc<RefCell<Rc<WriteCache>>>,
-    gate: Rc<Gate>,
+    gate: Rc<SuspendGate>,
 }
 
 impl Mapped {
@@ -100,7 +100,7 @@ impl BlockDevice for Mapped {
 struct Operator {
     setup: Setup,
     device: Rc<Mapped>,
-    mutation: Mutation,
+    fault: Option<Fault>,
     state: OperatorState,
 }
 
@@ -112,7 +112,7 @@ impl Operator {
         };
         while !self.state.is_stopping() {
             pause(2_000_000).await;
-            let new = self.setup.load(self.mutation);
+            let new = self.setup.load(self.fault);
             pause(2_000_000).await;
             if let Err(why) = self.device.swap(new).await {
                 return self.state.fail(why);
@@ -127,7 +127,7 @@ thread_local! {
     static RELOADS: Cell<u64> = const { Cell::new(0) };
 }
 
-fn simulate(seed: u64, mutation: Mutation) -> Result<(), String> {
+fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let world = World::new(seed);
     let setup = Setup::draw(&world);
     let bytes = setup.config.block_size as usize;
@@ -136,7 +136,7 @@ fn simulate(seed: u64, mutation: Mutation) -> Result<(), String> {
     mix.think_ns_max = world.borrow_mut().rng.pick(&[0, 20_000, 1_000_000]);
     let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
     let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { setup, oracle, mix, mutation })
+    test.run(&mut Lives { setup, oracle, mix, fault })
 }
 
 /// The device, over all lives of a seed.
@@ -144,13 +144,13 @@ struct Lives {
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    mutation: Mutation,
+    fault: Option<Fault>,
 }
 
 impl Engine for Lives {
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
-        let first = setup.load(Mutation::None);
+        let first = setup.load(None);
         machine.block_on(first.clone().resume())?.map_err(|e| e.chain())?;
         let device = Mapped::over(first);
         let load = Workload::new(&setup.world, &self.oracle, self.mix);
@@ -158,7 +158,7 @@ impl Engine for Lives {
         let operator = Rc::new(Operator {
             setup: setup.clone(),
             device: device.clone(),
-            mutation: self.mutation,
+            fault: self.fault,
             state: OperatorState::default(),
         });
         machine.spawn(0, operator.clone().work());
@@ -185,29 +185,29 @@ impl Engine for Lives {
 
 #[test]
 fn a_table_loaded_again_while_clients_work_loses_nothing() {
-    seeds::run(400, |seed| simulate(seed, Mutation::None));
+    seeds::run(400, |seed| simulate(seed, None));
     if seeds::count(400) >= 20 {
         assert!(RELOADS.get() > 100, "{} reloads", RELOADS.get());
     }
 }
 
-fn is_found(mutation: Mutation) {
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, mutation));
-    let found = found.unwrap_or_else(|| panic!("{mutation:?} was not found in 2000 seeds"));
-    eprintln!("{mutation:?}: seed {}: {}", found.seed, found.why);
+fn is_found(fault: Option<Fault>) {
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, fault));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
 
 #[test]
-fn an_instance_that_reads_the_media_when_its_table_is_loaded_is_found() {
-    is_found(Mutation::OpenWhenLoaded);
+fn reading_the_media_when_a_table_is_loaded_is_found() {
+    is_found(Some(Fault::OpenWhenLoaded));
 }
 
 #[test]
 fn an_instance_whose_suspend_leaves_writes_in_flight_is_found() {
-    is_found(Mutation::SuspendInFlight);
+    is_found(Some(Fault::SuspendInFlight));
 }
 
 #[test]
 fn a_log_that_follows_another_order_than_the_map_is_found() {
-    is_found(Mutation::CompletionOrder);
+    is_found(Some(Fault::CompletionOrder));
 }

@@ -8,12 +8,12 @@ use policy::destage::Costs;
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, Step};
 use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
-use writecache::{Config, MediaFormat, Mutation, Order, WriteCache};
+use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
-use crate::common::gate::Gated;
+use crate::common::gate::GatedTarget;
 use crate::common::life;
 use crate::common::operator::Operator;
-use crate::common::{kernel, live, number};
+use crate::common::{kernel, number, random_options};
 
 /// An origin on which every gap is worth being filled.
 const EAGER: Costs = Costs {
@@ -51,7 +51,7 @@ struct Setup {
 /// What a test asks of every seed; the seed draws the rest.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    pub(crate) mutation: Mutation,
+    pub(crate) fault: Option<Fault>,
     pub(crate) with_faults: bool,
     /// With `p` the cache is persistent memory: a power cut takes any words of unfenced lines.
     pub(crate) mode: &'static str,
@@ -77,7 +77,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) const USUAL: Plan = Plan {
-        mutation: Mutation::None,
+        fault: None,
         with_faults: false,
         mode: "s",
         format: "native",
@@ -127,7 +127,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, ..spec });
     let high = w.rng.range(0, 101);
     let low = w.rng.range(0, high + 1);
-    let options = live::draw_options(&mut w.rng, plan.mode, around) + plan.options;
+    let options = random_options::draw_options(&mut w.rng, plan.mode, around) + plan.options;
     let count = 20 + options.split_whitespace().count();
     let line = format!(
         "{} origin cache {block_size} {count} format {} start_sector {start_sector} \
@@ -144,9 +144,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     );
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
-    config.mutation = plan.mutation;
+    config.plant(plan.fault);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
-    config.assumed_costs = (!blocks.is_multiple_of(3)).then_some(EAGER);
+    config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));
     Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
 }
 
@@ -163,7 +163,7 @@ impl Setup {
     /// Whether failed writes of the origin may leave rubbish. Beside filled writes a power cut must
     /// not come.
     fn may_ruin(&self) -> bool {
-        self.config.assumed_costs.is_none() || self.plan.rounds == 1
+        self.config.assumed_costs().is_none() || self.plan.rounds == 1
     }
 
     fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
@@ -232,7 +232,7 @@ impl Engine for Lives {
         let with_faults = mix.errors_allowed;
         let cache = setup.make(world);
         self.open(machine, &cache)?;
-        let gated = Gated::new(cache.clone());
+        let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
         let load = Workload::new(world, &self.oracle, mix);
         life::verify(machine, &load, &device)?;

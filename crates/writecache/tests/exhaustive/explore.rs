@@ -40,7 +40,7 @@ pub(crate) enum Pace {
 
 /// What has been gone through.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Counts {
     pub(crate) sequences: u64,
     /// Moments that differ in what a cut may leave, or in what had been acknowledged.
     pub(crate) points: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Explorer<'a> {
     recovered: BTreeMap<u64, Rc<View>>,
     views: BTreeSet<Rc<View>>,
     contents: BTreeSet<Rc<[u8]>>,
-    pub(crate) tally: Tally,
+    pub(crate) tally: Counts,
 }
 
 pub(crate) fn judge_view(oracle: &mut Oracle, view: &View) -> Result<(), String> {
@@ -115,7 +115,7 @@ impl<'a> Explorer<'a> {
             recovered: BTreeMap::new(),
             views: BTreeSet::new(),
             contents: BTreeSet::new(),
-            tally: Tally::default(),
+            tally: Counts::default(),
         }
     }
 

@@ -19,7 +19,7 @@ mod planted;
 mod start;
 mod survive;
 
-use explore::{Explorer, Pace, Samples, Tally};
+use explore::{Counts, Explorer, Pace, Samples};
 use sim::seeds;
 use start::{Start, Sym, sequence, sequences};
 
@@ -87,7 +87,7 @@ fn explore(name: &str, start: &Start, pace: Pace, usual_depth: u32) {
         }
         eprintln!("{name}, {pace:?}, up to {len} operations: {:?}", explorer.tally);
     }
-    let Tally { points, judged, images, in_recovery, second_lives, settled, .. } = explorer.tally;
+    let Counts { points, judged, images, in_recovery, second_lives, settled, .. } = explorer.tally;
     assert!(points > 100 && judged > points && images > 100, "{:?}", explorer.tally);
     assert!(in_recovery > 0 && second_lives > 0 && settled > 0, "{:?}", explorer.tally);
 }
@@ -98,7 +98,7 @@ fn no_crash_of_a_new_cache_loses_what_was_acknowledged() {
 }
 
 #[test]
-fn no_crash_of_a_new_cache_with_two_operations_at_once_loses_what_was_acknowledged() {
+fn no_crash_of_a_new_cache_in_pairs_loses_writes() {
     explore("new", &new_cache(), Pace::InPairs, 6);
 }
 
@@ -108,34 +108,34 @@ fn no_crash_of_a_worn_cache_loses_what_was_acknowledged() {
 }
 
 #[test]
-fn no_crash_of_a_worn_cache_with_two_operations_at_once_loses_what_was_acknowledged() {
+fn no_crash_of_a_worn_cache_in_pairs_loses_writes() {
     explore("worn", &worn_cache(), Pace::InPairs, 6);
 }
 
 #[test]
-fn no_crash_of_a_new_cache_in_memory_loses_what_was_acknowledged() {
+fn no_crash_of_a_new_cache_in_memory_loses_writes() {
     explore("new in memory", &new_memory(), Pace::OneByOne, 4);
 }
 
 #[test]
-fn no_crash_of_a_worn_cache_in_memory_loses_what_was_acknowledged() {
+fn no_crash_of_a_worn_cache_in_memory_loses_writes() {
     explore("worn in memory", &worn_memory(), Pace::InPairs, 4);
 }
 
 #[test]
-fn no_crash_of_a_new_cache_of_the_kernels_format_loses_what_was_acknowledged() {
+fn no_crash_of_a_new_dm_format_cache_loses_writes() {
     explore("new dm", &new_dm(), Pace::OneByOne, 6);
     explore("new dm", &new_dm(), Pace::InPairs, 6);
 }
 
 #[test]
-fn no_crash_of_a_worn_cache_of_the_kernels_format_loses_what_was_acknowledged() {
+fn no_crash_of_a_worn_dm_format_cache_loses_writes() {
     explore("worn dm", &worn_dm(), Pace::OneByOne, 6);
     explore("worn dm", &worn_dm(), Pace::InPairs, 6);
 }
 
 #[test]
-fn no_crash_of_a_cache_of_the_kernels_format_in_memory_loses_what_was_acknowledged() {
+fn no_crash_of_a_dm_format_cache_in_memory_loses_writes() {
     explore("new dm in memory", &new_dm_memory(), Pace::InPairs, 5);
     explore("worn dm in memory", &worn_dm_memory(), Pace::OneByOne, 5);
 }

@@ -2,51 +2,51 @@
 //! Planted faults that the exhaustive search finds, each where the shortest sequences show it:
 //! proof that what is gone through in vain without them was worth going through.
 use sim::seeds;
-use writecache::Mutation;
+use writecache::Fault;
 
 use crate::explore::{Explorer, Pace, Samples};
 use crate::start::{Start, Sym, sequence, sequences};
 use crate::{new_cache, new_dm, new_memory, worn_cache, worn_dm, worn_memory};
 
 /// A planted fault, where it shows, and the fewest operations that show it.
-type Case = (Mutation, fn() -> Start, Pace, u32);
+type Case = (Option<Fault>, fn() -> Start, Pace, u32);
 
 /// All images are looked at more closely.
 const SAMPLES: Samples = Samples { second_life_one_in: 2, settled_one_in: 1 };
 
 const CASES: [Case; 27] = [
-    (Mutation::SkipCacheFlush, new_cache, Pace::OneByOne, 0),
-    (Mutation::FlushBeforeRecords, new_cache, Pace::OneByOne, 0),
-    (Mutation::DropChecksumCheck, new_cache, Pace::OneByOne, 0),
-    (Mutation::IgnoreFua, new_cache, Pace::OneByOne, 1),
-    (Mutation::FreeBeforeOriginDurable, new_cache, Pace::OneByOne, 1),
-    (Mutation::SuperblockBeforeData, worn_cache, Pace::OneByOne, 2),
-    (Mutation::StaleClean, worn_cache, Pace::OneByOne, 1),
-    (Mutation::DiscardUnlogged, worn_cache, Pace::OneByOne, 2),
-    (Mutation::ReuseBeforeCommit, worn_cache, Pace::OneByOne, 3),
-    (Mutation::EvictDirty, worn_cache, Pace::OneByOne, 3),
-    (Mutation::RecordBeforeData, worn_cache, Pace::InPairs, 2),
-    (Mutation::WritebackBeforeCommit, worn_cache, Pace::InPairs, 2),
-    (Mutation::RetireNewer, worn_cache, Pace::InPairs, 2),
-    (Mutation::ClearUnlocked, worn_cache, Pace::InPairs, 3),
-    (Mutation::SkipCacheFlush, new_memory, Pace::OneByOne, 0),
-    (Mutation::TrustSectors, new_memory, Pace::OneByOne, 0),
-    (Mutation::TornTailKept, new_memory, Pace::OneByOne, 1),
-    (Mutation::SuperblockBeforeData, worn_memory, Pace::OneByOne, 2),
-    (Mutation::SkipCacheFlush, new_dm, Pace::OneByOne, 0),
-    (Mutation::IgnoreFua, new_dm, Pace::OneByOne, 1),
-    (Mutation::FreeBeforeOriginDurable, new_dm, Pace::OneByOne, 2),
-    (Mutation::ReuseBeforeCommit, new_dm, Pace::OneByOne, 1),
-    (Mutation::SuperblockBeforeEntries, worn_dm, Pace::OneByOne, 1),
-    (Mutation::ReuseBeforeErase, worn_dm, Pace::OneByOne, 2),
-    (Mutation::DiscardUnlogged, worn_dm, Pace::OneByOne, 2),
-    (Mutation::RetireNewer, worn_dm, Pace::InPairs, 2),
-    (Mutation::ClearUnlocked, worn_dm, Pace::InPairs, 3),
+    (Some(Fault::SkipCacheFlush), new_cache, Pace::OneByOne, 0),
+    (Some(Fault::FlushBeforeRecords), new_cache, Pace::OneByOne, 0),
+    (Some(Fault::DropChecksumCheck), new_cache, Pace::OneByOne, 0),
+    (Some(Fault::IgnoreFua), new_cache, Pace::OneByOne, 1),
+    (Some(Fault::FreeBeforeOriginDurable), new_cache, Pace::OneByOne, 1),
+    (Some(Fault::SuperblockBeforeData), worn_cache, Pace::OneByOne, 2),
+    (Some(Fault::StaleClean), worn_cache, Pace::OneByOne, 1),
+    (Some(Fault::DiscardUnlogged), worn_cache, Pace::OneByOne, 2),
+    (Some(Fault::ReuseBeforeCommit), worn_cache, Pace::OneByOne, 3),
+    (Some(Fault::EvictDirty), worn_cache, Pace::OneByOne, 3),
+    (Some(Fault::RecordBeforeData), worn_cache, Pace::InPairs, 2),
+    (Some(Fault::WritebackBeforeCommit), worn_cache, Pace::InPairs, 2),
+    (Some(Fault::RetireNewer), worn_cache, Pace::InPairs, 2),
+    (Some(Fault::ClearUnlocked), worn_cache, Pace::InPairs, 3),
+    (Some(Fault::SkipCacheFlush), new_memory, Pace::OneByOne, 0),
+    (Some(Fault::TrustSectors), new_memory, Pace::OneByOne, 0),
+    (Some(Fault::TornTailKept), new_memory, Pace::OneByOne, 1),
+    (Some(Fault::SuperblockBeforeData), worn_memory, Pace::OneByOne, 2),
+    (Some(Fault::SkipCacheFlush), new_dm, Pace::OneByOne, 0),
+    (Some(Fault::IgnoreFua), new_dm, Pace::OneByOne, 1),
+    (Some(Fault::FreeBeforeOriginDurable), new_dm, Pace::OneByOne, 2),
+    (Some(Fault::ReuseBeforeCommit), new_dm, Pace::OneByOne, 1),
+    (Some(Fault::SuperblockBeforeEntries), worn_dm, Pace::OneByOne, 1),
+    (Some(Fault::ReuseBeforeErase), worn_dm, Pace::OneByOne, 2),
+    (Some(Fault::DiscardUnlogged), worn_dm, Pace::OneByOne, 2),
+    (Some(Fault::RetireNewer), worn_dm, Pace::InPairs, 2),
+    (Some(Fault::ClearUnlocked), worn_dm, Pace::InPairs, 3),
 ];
 
 /// The first sequence that shows the fault, and how.
-fn find(&(mutation, start, pace, depth): &Case) -> Option<(Vec<Sym>, String)> {
-    let start = start().with(mutation);
+fn find(&(fault, start, pace, depth): &Case) -> Option<(Vec<Sym>, String)> {
+    let start = start().with(fault);
     let mut explorer = Explorer::new(&start, pace, SAMPLES);
     (0..=depth).find_map(|len| {
         let found =
@@ -57,12 +57,12 @@ fn find(&(mutation, start, pace, depth): &Case) -> Option<(Vec<Sym>, String)> {
 
 #[test]
 fn short_sequences_find_planted_faults() {
-    for case @ &(mutation, start, pace, depth) in &CASES {
+    for case @ &(fault, start, pace, depth) in &CASES {
         let found = find(case);
-        let (ops, why) = found.unwrap_or_else(|| panic!("{mutation:?}, {pace:?}: not found"));
-        eprintln!("{mutation:?}: {ops:?}: {why}");
-        assert_eq!(ops.len(), depth as usize, "{mutation:?}: {ops:?}");
-        let innocent = find(&(Mutation::None, start, pace, depth));
-        assert_eq!(innocent, None, "{mutation:?}: something else was found");
+        let (ops, why) = found.unwrap_or_else(|| panic!("{fault:?}, {pace:?}: not found"));
+        eprintln!("{fault:?}: {ops:?}: {why}");
+        assert_eq!(ops.len(), depth as usize, "{fault:?}: {ops:?}");
+        let innocent = find(&(None, start, pace, depth));
+        assert_eq!(innocent, None, "{fault:?}: something else was found");
     }
 }

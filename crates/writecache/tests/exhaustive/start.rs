@@ -7,7 +7,7 @@ use std::rc::Rc;
 use block::{Buf, Class, Flags, Sector, Target};
 use sim::model::Uniform;
 use sim::{Change, DiskSpec, Machine, Oracle, World, WorldRef};
-use writecache::{Config, Mode, Mutation, WriteCache};
+use writecache::{Config, Fault, Mode, WriteCache};
 
 use crate::explore::{Explorer, Pace, Samples, judge_view};
 use crate::survive::{Devices, State};
@@ -97,8 +97,8 @@ impl Start {
     }
 
     /// From now on with a planted fault.
-    pub(crate) fn with(mut self, mutation: Mutation) -> Start {
-        self.config.mutation = mutation;
+    pub(crate) fn with(mut self, fault: Option<Fault>) -> Start {
+        self.config.plant(fault);
         self
     }
 

@@ -37,25 +37,25 @@ impl State {
 
 /// What survives of a write.
 #[derive(Clone, PartialEq, Eq)]
-enum Kept {
+enum SurvivorState {
     Nothing,
     All,
     Only(Range<usize>),
     AllBut(Range<usize>),
 }
 
-impl Kept {
-    fn whole(keep: bool) -> Kept {
-        if keep { Kept::All } else { Kept::Nothing }
+impl SurvivorState {
+    fn whole(keep: bool) -> SurvivorState {
+        if keep { SurvivorState::All } else { SurvivorState::Nothing }
     }
 
     fn write(&self, image: &mut Image, write: &PendingWrite) {
         let len = write.data.len();
         let parts = match self {
-            Kept::Nothing => [0..0, 0..0],
-            Kept::All => [0..len, 0..0],
-            Kept::Only(part) => [part.clone(), 0..0],
-            Kept::AllBut(part) => [0..part.start, part.end..len],
+            SurvivorState::Nothing => [0..0, 0..0],
+            SurvivorState::All => [0..len, 0..0],
+            SurvivorState::Only(part) => [part.clone(), 0..0],
+            SurvivorState::AllBut(part) => [0..part.start, part.end..len],
         };
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
             image.write(write.offset + part.start as u64, &write.data[part]);
@@ -65,9 +65,9 @@ impl Kept {
 
 /// How a write may be torn; by the other writes nothing of it, or all.
 struct Tears {
-    each: Vec<Kept>,
+    each: Vec<SurvivorState>,
     /// When all writes are torn together.
-    half: Kept,
+    half: SurvivorState,
 }
 
 /// A machine's devices, to be cut off from their power.
@@ -124,9 +124,9 @@ fn tears_of_sectors(write: &PendingWrite, block_bytes: usize) -> Tears {
     let half = (write.data.len() / SECTOR_BYTES).div_ceil(2) * SECTOR_BYTES;
     let mut each = Vec::new();
     if write.data.len() > unit {
-        each.extend([Kept::Only(0..unit), Kept::AllBut(0..unit)]);
+        each.extend([SurvivorState::Only(0..unit), SurvivorState::AllBut(0..unit)]);
     }
-    Tears { each, half: Kept::Only(0..half) }
+    Tears { each, half: SurvivorState::Only(0..half) }
 }
 
 /// Of memory any words survive. Only those matter that differ from what is there already: up to
@@ -139,24 +139,24 @@ fn tears_of_words(write: &PendingWrite, durable: &Image, places: usize) -> Tears
     let changed: Vec<usize> = words.filter(|(_, (a, b))| a != b).map(|(n, _)| n).collect();
     let count = places.min(changed.len());
     let half = changed.get(changed.len() / 2).filter(|_| count > 0).map_or(len, |n| n * WORD_BYTES);
-    let half = Kept::Only(0..half);
+    let half = SurvivorState::Only(0..half);
     let mut each = Vec::new();
     if count > 1 {
         for nth in 0..count {
             let at = changed[nth * (changed.len() - 1) / (count - 1)] * WORD_BYTES;
             let word = at..(at + WORD_BYTES).min(len);
-            each.extend([Kept::Only(0..at), Kept::AllBut(0..at)]);
-            each.extend([Kept::Only(word.clone()), Kept::AllBut(word)]);
+            each.extend([SurvivorState::Only(0..at), SurvivorState::AllBut(0..at)]);
+            each.extend([SurvivorState::Only(word.clone()), SurvivorState::AllBut(word)]);
         }
     }
     Tears { each, half }
 }
 
 /// Each choice of what survives, given how each write may be torn. One is torn at a time.
-fn each_choice(tears: &[Tears], mut f: impl FnMut(&[Kept])) {
+fn each_choice(tears: &[Tears], mut f: impl FnMut(&[SurvivorState])) {
     let count = tears.len();
     let choice = |keep: &dyn Fn(usize) -> bool| -> Vec<_> {
-        (0..count).map(|n| Kept::whole(keep(n))).collect()
+        (0..count).map(|n| SurvivorState::whole(keep(n))).collect()
     };
     if count <= SUBSETS_OF_MAX {
         for bits in 0..1usize << count {

@@ -7,11 +7,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use crate::common::{self, BLOCK, Lab, at, config, number};
+use crate::common::{self, BLOCK, Fixture, at, config, number};
 use block::{Bio, BlockDevice, Buf, Class, Flags, Limits, Nanos, Op, Status, Target};
 use sim::model::HddParams;
 use sim::{DiskSpec, Machine, Rng};
-use writecache::{Mutation, WriteCache};
+use writecache::{Fault, WriteCache};
 
 /// Nothing is written back unless it is old, or asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -31,9 +31,9 @@ struct Ledger {
 }
 
 /// Tells the ledger what has ended: a write, or a flush with what it covers.
-struct Ended(Rc<Ledger>, Op);
+struct OnDone(Rc<Ledger>, Op);
 
-impl reactor::OnDone for Ended {
+impl reactor::OnDone for OnDone {
     fn on_done(&self, status: Status, tag: u64) {
         assert_eq!(status, Status::Ok);
         let stamps = self.0.in_flight.borrow_mut().remove(&tag).unwrap();
@@ -115,7 +115,7 @@ impl BlockDevice for Origin {
         if let Some(stamps) = stamps {
             let tag = self.0.next_stamp.replace(self.0.next_stamp.get() + 1);
             self.0.in_flight.borrow_mut().insert(tag, stamps);
-            bio.done = reactor::chain(bio.done, Rc::new(Ended(self.0.clone(), bio.op)), tag);
+            bio.done = reactor::chain(bio.done, Rc::new(OnDone(self.0.clone(), bio.op)), tag);
         }
         self.0.below.submit(bio);
     }
@@ -124,14 +124,15 @@ impl BlockDevice for Origin {
 /// One life over an origin that keeps accounts. Returns what `work` returns, and the longest time
 /// in milliseconds that anything was in the cache only.
 fn life<T: 'static>(
-    lab: &Lab,
+    fixture: &Fixture,
     work: impl AsyncFnOnce(Rc<WriteCache>, Rc<Ledger>) -> T + 'static,
 ) -> (T, u64) {
-    let machine = Machine::boot(&lab.world, 1);
-    let ledger = Ledger::over(lab.leaf(lab.origin));
+    let machine = Machine::boot(&fixture.world, 1);
+    let ledger = Ledger::over(fixture.leaf(fixture.origin));
     let origin = Rc::new(Origin(ledger.clone()));
-    let device = lab.leaf(lab.cache);
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, device, lab.sectors).unwrap();
+    let device = fixture.leaf(fixture.cache);
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), origin, device, fixture.sectors).unwrap();
     let done = machine.block_on(async move {
         cache.clone().resume().await.unwrap();
         let done = work(cache, ledger.clone()).await;
@@ -146,9 +147,9 @@ async fn millis(n: u64) {
 }
 
 #[test]
-fn a_dirty_block_is_written_back_when_it_has_almost_max_age_and_not_before() {
-    let lab = Lab::small(&format!("{MANUAL} max_age 1600"));
-    let (dirty, longest) = life(&lab, async |cache, ledger| {
+fn a_dirty_block_is_written_back_at_almost_max_age_not_before() {
+    let fixture = Fixture::small(&format!("{MANUAL} max_age 1600"));
+    let (dirty, longest) = life(&fixture, async |cache, ledger| {
         millis(5000).await; // an idle cache counts nothing
         for block in 0..20 {
             ledger.put(&cache, block * 7).await;
@@ -163,9 +164,9 @@ fn a_dirty_block_is_written_back_when_it_has_almost_max_age_and_not_before() {
 }
 
 #[test]
-fn a_block_that_is_overwritten_all_the_time_does_not_stay_in_the_cache_only() {
-    let lab = Lab::small(&format!("{MANUAL} max_age 800"));
-    let ((), longest) = life(&lab, async |cache, ledger| {
+fn a_block_overwritten_all_the_time_reaches_the_origin() {
+    let fixture = Fixture::small(&format!("{MANUAL} max_age 800"));
+    let ((), longest) = life(&fixture, async |cache, ledger| {
         for n in 0..10_000 {
             ledger.put(&cache, n % 8).await;
             millis(1).await;
@@ -176,15 +177,15 @@ fn a_block_that_is_overwritten_all_the_time_does_not_stay_in_the_cache_only() {
 
 #[test]
 fn after_a_restart_ages_count_from_there() {
-    let lab = Lab::small(&format!("{MANUAL} max_age 1600"));
-    life(&lab, async |cache, ledger| {
+    let fixture = Fixture::small(&format!("{MANUAL} max_age 1600"));
+    life(&fixture, async |cache, ledger| {
         for block in 0..4 {
             ledger.put(&cache, block).await;
         }
         common::flush(&*cache).await;
         millis(1000).await;
     });
-    let (dirty, _) = life(&lab, async |cache, _| {
+    let (dirty, _) = life(&fixture, async |cache, _| {
         millis(1490).await;
         let before = number(&cache, "dirty_blocks");
         millis(100).await;
@@ -195,8 +196,8 @@ fn after_a_restart_ages_count_from_there() {
 
 #[test]
 fn a_max_age_set_on_a_live_device_counts_at_once() {
-    let lab = Lab::small(MANUAL);
-    let (dirty, longest) = life(&lab, async |cache, ledger| {
+    let fixture = Fixture::small(MANUAL);
+    let (dirty, longest) = life(&fixture, async |cache, ledger| {
         let set = async |value: &str| {
             cache.clone().set_attribute("max_age".to_owned(), value.to_owned()).await.unwrap();
         };
@@ -229,15 +230,15 @@ const SECONDS: u64 = 40;
 /// blocks as the disk takes, on a disk so large that one round takes minutes; and now and then a
 /// block behind it. Returns, in milliseconds, how long anything was in the cache only, and how long
 /// the disk takes, at the rate of this run, for as many blocks as were ever dirty at once.
-fn under_load(options: &str, mutation: Mutation) -> (u64, u64) {
-    let mut lab = Lab::new(8, 16 << 10, options);
+fn under_load(options: &str, fault: Option<Fault>) -> (u64, u64) {
+    let mut fixture = Fixture::new(8, 16 << 10, options);
     let sectors = at(ORIGIN_BLOCKS);
     let disk = DiskSpec::hdd("slow", sectors, HddParams::textbook());
-    lab.origin = lab.world.borrow_mut().add_disk(DiskSpec { keeps_data: false, ..disk });
-    lab.sectors = sectors;
-    lab.config = config(4096, options);
-    lab.config.mutation = mutation;
-    let ((dirty_max, per_s), longest) = life(&lab, async |cache, ledger| {
+    fixture.origin = fixture.world.borrow_mut().add_disk(DiskSpec { keeps_data: false, ..disk });
+    fixture.sectors = sectors;
+    fixture.config = config(4096, options);
+    fixture.config.plant(fault);
+    let ((dirty_max, per_s), longest) = life(&fixture, async |cache, ledger| {
         let mut rng = Rng::new(7);
         let start = reactor::now();
         let mut ahead = ORIGIN_BLOCKS / 2;
@@ -259,19 +260,19 @@ fn under_load(options: &str, mutation: Mutation) -> (u64, u64) {
 }
 
 #[test]
-fn under_load_nothing_is_in_the_cache_only_for_longer_than_max_age_and_one_sweep() {
-    let longest = |max_age: u64, mutation| {
-        let (longest, sweep) = under_load(&format!("max_age {max_age}"), mutation);
-        println!("{mutation:?}, max_age {max_age} ms, sweep {sweep} ms: at most {longest} ms");
+fn under_load_no_block_is_dirty_beyond_max_age_and_one_sweep() {
+    let longest = |max_age: u64, fault| {
+        let (longest, sweep) = under_load(&format!("max_age {max_age}"), fault);
+        println!("{fault:?}, max_age {max_age} ms, sweep {sweep} ms: at most {longest} ms");
         // One sweep may be somewhat slower than the mean of the run.
         (longest, sweep.max(max_age) + sweep * 5 / 4)
     };
     for max_age in [8000, 400] {
         // Where a sweep takes longer than that, two of them.
-        let (longest, bound) = longest(max_age, Mutation::None);
+        let (longest, bound) = longest(max_age, None);
         assert!(longest <= bound, "{longest} ms");
     }
     // And the test can fail.
-    let (longest, bound) = longest(400, Mutation::IgnoreAge);
+    let (longest, bound) = longest(400, Some(Fault::IgnoreAge));
     assert!(longest > 2 * bound, "{longest} ms");
 }

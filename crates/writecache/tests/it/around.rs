@@ -4,14 +4,14 @@
 
 use std::rc::Rc;
 
-use crate::common::held::Held;
-use crate::common::tap::Tap;
+use crate::common::recording::RecordingDevice;
+use crate::common::stalled::StalledDevice;
 use crate::common::{
-    self, BLOCK, Lab, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
+    self, BLOCK, Fixture, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
 };
 use block::{BlockDevice, Flags, Nanos, Op, Status, Target};
 use sim::{Faults, Machine};
-use writecache::{Mutation, WriteCache};
+use writecache::{Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -27,17 +27,20 @@ async fn set(cache: &Rc<WriteCache>, name: &str, value: &str) {
 /// A machine with an open cache whose devices are watched.
 struct Watched {
     cache: Rc<WriteCache>,
-    origin: Rc<Tap>,
-    device: Rc<Tap>,
+    origin: Rc<RecordingDevice>,
+    device: Rc<RecordingDevice>,
     machine: Machine,
 }
 
 impl Watched {
-    fn new(lab: &Lab) -> Watched {
-        let machine = Machine::boot(&lab.world, 1);
-        let (origin, device) = (Tap::over(lab.leaf(lab.origin)), Tap::over(lab.leaf(lab.cache)));
+    fn new(fixture: &Fixture) -> Watched {
+        let machine = Machine::boot(&fixture.world, 1);
+        let (origin, device) = (
+            RecordingDevice::over(fixture.leaf(fixture.origin)),
+            RecordingDevice::over(fixture.leaf(fixture.cache)),
+        );
         let (o, d) = (origin.clone(), device.clone());
-        let cache = WriteCache::new("wc", lab.config.clone(), o, d, lab.sectors).unwrap();
+        let cache = WriteCache::new("wc", fixture.config.clone(), o, d, fixture.sectors).unwrap();
         let target = cache.clone();
         machine.block_on(async move { target.resume().await.unwrap() }).unwrap();
         origin.take();
@@ -45,7 +48,10 @@ impl Watched {
         Watched { cache, origin, device, machine }
     }
 
-    fn run(&self, work: impl AsyncFnOnce(Rc<WriteCache>, Rc<Tap>, Rc<Tap>) + 'static) {
+    fn run(
+        &self,
+        work: impl AsyncFnOnce(Rc<WriteCache>, Rc<RecordingDevice>, Rc<RecordingDevice>) + 'static,
+    ) {
         let (cache, origin, device) =
             (self.cache.clone(), self.origin.clone(), self.device.clone());
         self.machine.block_on(work(cache, origin, device)).unwrap();
@@ -53,11 +59,11 @@ impl Watched {
 }
 
 #[test]
-fn with_cleaner_what_is_not_cached_goes_around_and_all_else_is_written_back() {
+fn with_cleaner_uncached_writes_go_around_the_rest_is_written() {
     // The kernel's session: 16 blocks written, `cleaner`, 4 more written.
-    let lab = Lab::new(1024, 2048, MANUAL);
-    let inner = lab.clone();
-    let session = lab.life(async move |cache| {
+    let fixture = Fixture::new(1024, 2048, MANUAL);
+    let inner = fixture.clone();
+    let session = fixture.life(async move |cache| {
         fill(&*cache, 0..16, 1).await;
         flush(&*cache).await;
         let total = fields(&cache)[1];
@@ -80,15 +86,15 @@ fn with_cleaner_what_is_not_cached_goes_around_and_all_else_is_written_back() {
 #[test]
 fn with_cleaner_a_dirty_block_is_overwritten_in_the_cache() {
     // As the option: then nothing is flushed at suspend, as nothing was asked for.
-    let lab = Lab::small(&format!("{MANUAL} cleaner"));
-    let mut filled = lab.clone();
+    let fixture = Fixture::small(&format!("{MANUAL} cleaner"));
+    let mut filled = fixture.clone();
     filled.config = common::config(4096, MANUAL);
     let dirty = filled.life(async |cache| {
         fill(&*cache, 0..4, 1).await;
         flush(&*cache).await;
     });
     dirty.unwrap();
-    let fields = lab.life(async |cache| {
+    let fields = fixture.life(async |cache| {
         fill(&*cache, 2..6, 2).await;
         let counted = fields(&cache);
         expect(&*cache, 0..2, 1).await;
@@ -97,7 +103,7 @@ fn with_cleaner_a_dirty_block_is_overwritten_in_the_cache() {
         counted
     });
     assert_eq!(fields.unwrap()[6..11], [4, 0, 2, 2, 0], "writes, hits, around, allocated");
-    let after = lab.life(async |cache| {
+    let after = fixture.life(async |cache| {
         expect(&*cache, 0..2, 1).await;
         expect(&*cache, 2..6, 2).await;
     });
@@ -106,8 +112,8 @@ fn with_cleaner_a_dirty_block_is_overwritten_in_the_cache() {
 
 #[test]
 fn with_cleaner_blocks_are_written_back_in_ascending_order() {
-    let lab = Lab::new(1024, 2048, MANUAL);
-    let w = Watched::new(&lab);
+    let fixture = Fixture::new(1024, 2048, MANUAL);
+    let w = Watched::new(&fixture);
     w.run(async |cache, origin, _| {
         for block in (0..150).map(|n| n * 389 % 1024) {
             assert_eq!(put(&*cache, block, 1).await, Ok(()));
@@ -121,22 +127,22 @@ fn with_cleaner_blocks_are_written_back_in_ascending_order() {
 }
 
 #[test]
-fn after_cleaner_the_cache_hides_nothing_that_the_origin_gets_without_it() {
-    let lab = Lab::small(MANUAL);
-    let emptied = lab.life(async |cache| {
+fn after_cleaner_the_cache_hides_no_newer_data_of_the_origin() {
+    let fixture = Fixture::small(MANUAL);
+    let emptied = fixture.life(async |cache| {
         fill(&*cache, 0..16, 1).await;
         say(&cache, "cleaner").await.unwrap();
         millis(1000).await;
     });
     emptied.unwrap();
-    lab.world.borrow_mut().poke(lab.origin, common::at(3), &pattern(3, 9));
-    lab.life(async |cache| expect(&*cache, 3..4, 9).await).unwrap();
+    fixture.world.borrow_mut().poke(fixture.origin, common::at(3), &pattern(3, 9));
+    fixture.life(async |cache| expect(&*cache, 3..4, 9).await).unwrap();
 }
 
 #[test]
 fn cleaner_is_taken_back_by_the_attribute() {
-    let lab = Lab::small(MANUAL);
-    let around = lab.life(async |cache| {
+    let fixture = Fixture::small(MANUAL);
+    let around = fixture.life(async |cache| {
         say(&cache, "CLEANER").await.unwrap();
         assert_eq!(cache.clone().get_attribute("cleaner".to_owned()).await.unwrap(), "1");
         fill(&*cache, 0..2, 1).await;
@@ -149,9 +155,9 @@ fn cleaner_is_taken_back_by_the_attribute() {
 }
 
 #[test]
-fn with_metadata_only_other_writes_go_around_unless_the_block_is_cached() {
-    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    let fields = lab.life(async |cache| {
+fn with_metadata_only_data_go_around_unless_cached() {
+    let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    let fields = fixture.life(async |cache| {
         for block in 0..4 {
             assert_eq!(put_with(&*cache, Flags::META, block, 1).await, Ok(()));
         }
@@ -168,16 +174,17 @@ fn with_metadata_only_other_writes_go_around_unless_the_block_is_cached() {
     });
     // Written 4 + 4 + 6; hits 2 + 3 uncommitted; around 2 + 3; allocated 4.
     assert_eq!(fields.unwrap()[6..11], [14, 5, 0, 5, 4]);
-    assert_eq!(lab.origin_block(6), pattern(6, 3));
-    assert_eq!(lab.origin_block(1), vec![0; BLOCK]);
+    assert_eq!(fixture.origin_block(6), pattern(6, 3));
+    assert_eq!(fixture.origin_block(1), vec![0; BLOCK]);
 }
 
 #[test]
-fn a_flush_flushes_the_origin_only_after_writes_that_went_around() {
-    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    let w = Watched::new(&lab);
+fn a_flush_flushes_the_origin_only_after_writes_around() {
+    let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    let w = Watched::new(&fixture);
     w.run(async |cache, origin, device| {
-        let flushes = |tap: &Tap| tap.take().iter().filter(|(op, _)| *op == Op::Flush).count();
+        let flushes =
+            |tap: &RecordingDevice| tap.take().iter().filter(|(op, _)| *op == Op::Flush).count();
         put_with(&*cache, Flags::META, 0, 1).await.unwrap();
         flush(&*cache).await;
         assert_eq!((flushes(&origin), flushes(&device)), (0, 1), "nothing went around");
@@ -196,13 +203,14 @@ fn a_flush_flushes_the_origin_only_after_writes_that_went_around() {
 /// A block is clean, then cleaner mode begins, and the block is written by FUA while the cache
 /// device takes its time; then the power goes. Returns what the block reads as, and what the
 /// origin holds of it.
-fn fua_around_a_clean_copy(mutation: Mutation) -> (Vec<u8>, Vec<u8>) {
-    let mut lab = Lab::small("high_watermark 0 low_watermark 0 autocommit_time 1");
-    lab.config.mutation = mutation;
-    let machine = Machine::boot(&lab.world, 1);
-    let device = Held::over(lab.leaf(lab.cache));
-    let (origin, slow) = (lab.leaf(lab.origin), device.clone());
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, device, lab.sectors).unwrap();
+fn fua_around_a_clean_copy(fault: Option<Fault>) -> (Vec<u8>, Vec<u8>) {
+    let mut fixture = Fixture::small("high_watermark 0 low_watermark 0 autocommit_time 1");
+    fixture.config.plant(fault);
+    let machine = Machine::boot(&fixture.world, 1);
+    let device = StalledDevice::over(fixture.leaf(fixture.cache));
+    let (origin, slow) = (fixture.leaf(fixture.origin), device.clone());
+    let config = fixture.config.clone();
+    let cache = WriteCache::new("wc", config, origin, device, fixture.sectors).unwrap();
     let work = async move {
         cache.clone().resume().await.unwrap();
         fill(&*cache, 7..8, 1).await;
@@ -222,28 +230,28 @@ fn fua_around_a_clean_copy(mutation: Mutation) -> (Vec<u8>, Vec<u8>) {
     };
     machine.block_on(work).unwrap();
     machine.power_cut();
-    let mut later = lab.clone();
-    later.config.mutation = Mutation::None;
+    let mut later = fixture.clone();
+    later.config.plant(None);
     let read = later.life(async |cache| get(&*cache, 7).await.unwrap());
-    (read.unwrap(), lab.origin_block(7))
+    (read.unwrap(), fixture.origin_block(7))
 }
 
 #[test]
 fn a_clean_copy_does_not_come_back_over_what_went_around_it() {
-    let (read, origin) = fua_around_a_clean_copy(Mutation::None);
+    let (read, origin) = fua_around_a_clean_copy(None);
     assert!(read == pattern(7, 2), "the old version came back");
     assert!(origin == pattern(7, 2));
     // And the test can fail: the origin has the new version, but the log still knows the copy.
-    let (read, origin) = fua_around_a_clean_copy(Mutation::AroundBeforeDrop);
+    let (read, origin) = fua_around_a_clean_copy(Some(Fault::AroundBeforeDrop));
     assert!(read == pattern(7, 1), "the fault made no difference");
     assert!(origin == pattern(7, 2));
 }
 
 #[test]
-fn what_went_around_before_a_suspend_or_a_flush_message_is_durable_after_it() {
+fn writes_around_are_durable_after_a_suspend_or_a_flush() {
     for word in ["flush", "suspend"] {
-        let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-        let w = Watched::new(&lab);
+        let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+        let w = Watched::new(&fixture);
         w.run(async move |cache, _, _| {
             fill(&*cache, 0..8, 1).await;
             match word {
@@ -254,15 +262,15 @@ fn what_went_around_before_a_suspend_or_a_flush_message_is_durable_after_it() {
         let Watched { cache, machine, .. } = w;
         drop(cache);
         machine.power_cut();
-        assert!((0..8).all(|b| lab.origin_block(b) == pattern(b, 1)), "{word}");
+        assert!((0..8).all(|b| fixture.origin_block(b) == pattern(b, 1)), "{word}");
     }
 }
 
 #[test]
-fn a_flush_in_the_next_life_covers_what_went_around_before_a_kill() {
-    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    lab.life(async |cache| fill(&*cache, 0..8, 1).await).unwrap();
-    let w = Watched::new(&lab);
+fn a_flush_after_a_restart_covers_writes_around_before_a_kill() {
+    let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    fixture.life(async |cache| fill(&*cache, 0..8, 1).await).unwrap();
+    let w = Watched::new(&fixture);
     w.run(async |cache, _, _| {
         expect(&*cache, 0..8, 1).await;
         flush(&*cache).await;
@@ -270,14 +278,14 @@ fn a_flush_in_the_next_life_covers_what_went_around_before_a_kill() {
     let Watched { cache, machine, .. } = w;
     drop(cache);
     machine.power_cut();
-    assert!((0..8).all(|b| lab.origin_block(b) == pattern(b, 1)));
+    assert!((0..8).all(|b| fixture.origin_block(b) == pattern(b, 1)));
 }
 
 #[test]
-fn an_origin_error_of_a_write_around_is_the_writers_and_not_the_caches() {
-    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    let inner = lab.clone();
-    let outcome = lab.life(async move |cache| {
+fn an_origin_error_of_a_write_around_fails_only_that_write() {
+    let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    let inner = fixture.clone();
+    let outcome = fixture.life(async move |cache| {
         let faults = |write_error_per_mille| {
             let faults = Faults { write_error_per_mille, ..Faults::default() };
             inner.world.borrow_mut().set_faults(inner.origin, faults);
@@ -296,8 +304,8 @@ fn an_origin_error_of_a_write_around_is_the_writers_and_not_the_caches() {
 
 /// Milliseconds after the last direct write until blocks above the watermark are written back.
 fn pause_of(options: &str, then: &'static [(&'static str, &'static str)]) -> Option<u64> {
-    let lab = Lab::new(1024, 2048, options);
-    let w = Watched::new(&lab);
+    let fixture = Fixture::new(1024, 2048, options);
+    let w = Watched::new(&fixture);
     let first = Rc::new(std::cell::Cell::new(None));
     let told = first.clone();
     w.run(async move |cache, origin, _| {
@@ -333,7 +341,7 @@ fn writeback_pauses_after_a_direct_write_for_so_long() {
 }
 
 #[test]
-fn a_pause_ends_when_all_is_to_be_written_back_or_blocks_grow_old() {
+fn a_pause_ends_for_a_flush_and_for_blocks_that_are_old() {
     let options = "metadata_only high_watermark 0 low_watermark 0 pause_writeback 8000";
     let cleaner = pause_of(options, &[("cleaner", "1")]);
     assert!(cleaner.unwrap() < 20, "{cleaner:?}");
@@ -345,8 +353,9 @@ fn a_pause_ends_when_all_is_to_be_written_back_or_blocks_grow_old() {
 
 #[test]
 fn a_pause_does_not_hold_up_flush_or_suspend() {
-    let lab = Lab::small("metadata_only high_watermark 0 low_watermark 0 pause_writeback 60000");
-    let waited = lab.life(async |cache| {
+    let fixture =
+        Fixture::small("metadata_only high_watermark 0 low_watermark 0 pause_writeback 60000");
+    let waited = fixture.life(async |cache| {
         let start = reactor::now();
         put(&*cache, 200, 1).await.unwrap();
         put_with(&*cache, Flags::META, 1, 1).await.unwrap();
@@ -361,8 +370,8 @@ fn a_pause_does_not_hold_up_flush_or_suspend() {
 #[test]
 fn a_pause_slows_no_writer_of_the_cache() {
     // Direct writes all the time, and more metadata than the cache holds.
-    let lab = Lab::new(1024, 1024, "metadata_only pause_writeback 60000");
-    let done = lab.life(async |cache| {
+    let fixture = Fixture::new(1024, 1024, "metadata_only pause_writeback 60000");
+    let done = fixture.life(async |cache| {
         let total = number(&cache, "total_blocks");
         let start = reactor::now();
         for n in 0..4 * total {
@@ -376,11 +385,11 @@ fn a_pause_slows_no_writer_of_the_cache() {
 }
 
 #[test]
-fn with_fua_each_write_of_writeback_is_durable_and_the_origin_is_not_flushed() {
+fn with_fua_writeback_is_durable_without_an_origin_flush() {
     let cost = |fua: bool| {
-        let mut lab = Lab::small(MANUAL);
-        lab.config.tuning.fua = fua;
-        let w = Watched::new(&lab);
+        let mut fixture = Fixture::small(MANUAL);
+        fixture.config.tuning.fua = fua;
+        let w = Watched::new(&fixture);
         let (origin, cache) = (w.origin.clone(), w.cache.clone());
         w.run(async |cache, _, _| {
             fill(&*cache, 0..40, 1).await;
@@ -394,7 +403,7 @@ fn with_fua_each_write_of_writeback_is_durable_and_the_origin_is_not_flushed() {
         let Watched { cache, machine, .. } = w;
         drop(cache);
         machine.power_cut();
-        assert!((0..40).all(|b| lab.origin_block(b) == pattern(b, 1)));
+        assert!((0..40).all(|b| fixture.origin_block(b) == pattern(b, 1)));
         origin.take().iter().filter(|(op, _)| *op == Op::Flush).count()
     };
     assert_eq!(cost(true), 0);
@@ -402,8 +411,8 @@ fn with_fua_each_write_of_writeback_is_durable_and_the_origin_is_not_flushed() {
 }
 
 #[test]
-fn the_device_promises_no_larger_atomic_unit_than_the_origin_has() {
-    let lab = Lab::small("");
-    let atomic = lab.life(async |cache| cache.limits().atomic_write_unit_bytes);
+fn the_devices_atomic_unit_is_no_larger_than_the_origins() {
+    let fixture = Fixture::small("");
+    let atomic = fixture.life(async |cache| cache.limits().atomic_write_unit_bytes);
     assert_eq!(atomic.unwrap(), 512);
 }

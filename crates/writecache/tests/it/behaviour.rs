@@ -5,9 +5,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::tap::Tap;
+use crate::common::recording::RecordingDevice;
 use crate::common::{
-    self, BLOCK, Lab, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
+    self, BLOCK, Fixture, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
 };
 use block::{BlockDevice, Class, ErrorKind, Nanos, Sector, Status, Target};
 use sim::model::HddParams;
@@ -35,8 +35,8 @@ fn spawn_told(task: impl Future<Output = ()> + 'static) -> Rc<Cell<bool>> {
 
 #[test]
 fn the_fourteen_status_fields_follow_the_kernels_session() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    let session = lab.life(async |cache| {
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    let session = fixture.life(async |cache| {
         let total = fields(&cache)[1];
         let is = |free: u64, counters: [u64; 10], when: &str| {
             let found = fields(&cache);
@@ -71,8 +71,8 @@ fn the_fourteen_status_fields_follow_the_kernels_session() {
 
 #[test]
 fn an_unknown_message_is_einval_and_says_what_is_allowed() {
-    let lab = Lab::small("");
-    let errors = lab.life(async |cache| {
+    let fixture = Fixture::small("");
+    let errors = fixture.life(async |cache| {
         let two = vec!["flush".to_owned(), "now".to_owned()];
         [say(&cache, "bogus").await, cache.clone().message(two).await, say(&cache, "").await]
     });
@@ -88,8 +88,8 @@ fn an_unknown_message_is_einval_and_says_what_is_allowed() {
 
 #[test]
 fn messages_may_be_in_any_case() {
-    let lab = Lab::small("");
-    lab.life(async |cache| say(&cache, "FLUSH").await.map(drop)).unwrap().unwrap();
+    let fixture = Fixture::small("");
+    fixture.life(async |cache| say(&cache, "FLUSH").await.map(drop)).unwrap().unwrap();
 }
 
 /// Blocks in use, in percent of all.
@@ -109,8 +109,8 @@ async fn fill_to(cache: &Rc<WriteCache>, percent: f64) {
 
 #[test]
 fn below_the_high_watermark_nothing_is_written_back() {
-    let lab = Lab::new(4096, 8 << 10, "high_watermark 50 low_watermark 30");
-    let written = lab.life(async |cache| {
+    let fixture = Fixture::new(4096, 8 << 10, "high_watermark 50 low_watermark 30");
+    let written = fixture.life(async |cache| {
         fill_to(&cache, 49.8).await;
         seconds(100).await;
         number(&cache, "origin_writes")
@@ -119,9 +119,9 @@ fn below_the_high_watermark_nothing_is_written_back() {
 }
 
 #[test]
-fn from_the_high_watermark_on_writeback_goes_down_to_the_low_one_and_stops() {
-    let lab = Lab::new(4096, 8 << 10, "high_watermark 50 low_watermark 30");
-    let used = lab.life(async |cache| {
+fn writeback_runs_from_the_high_watermark_to_the_low_one() {
+    let fixture = Fixture::new(4096, 8 << 10, "high_watermark 50 low_watermark 30");
+    let used = fixture.life(async |cache| {
         fill_to(&cache, 50.0).await;
         seconds(100).await;
         assert_eq!(number(&cache, "writeback_blocks"), 0);
@@ -134,11 +134,12 @@ fn from_the_high_watermark_on_writeback_goes_down_to_the_low_one_and_stops() {
 /// Watermark writeback under random writes, one block at a time; the order at the origin.
 fn watermark_order(options: &str) -> Vec<u64> {
     let options = format!("high_watermark 50 low_watermark 49 writeback_jobs 1 {options}");
-    let lab = Lab::new(4096, 8 << 10, &options);
-    let machine = Machine::boot(&lab.world, 1);
-    let tap = Tap::over(lab.leaf(lab.origin));
-    let (origin, below) = (tap.clone(), lab.leaf(lab.cache));
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, below, lab.sectors).unwrap();
+    let fixture = Fixture::new(4096, 8 << 10, &options);
+    let machine = Machine::boot(&fixture.world, 1);
+    let tap = RecordingDevice::over(fixture.leaf(fixture.origin));
+    let (origin, below) = (tap.clone(), fixture.leaf(fixture.cache));
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), origin, below, fixture.sectors).unwrap();
     let target = cache.clone();
     let work = async move {
         target.clone().resume().await.unwrap();
@@ -172,12 +173,12 @@ fn lru_order_under_watermarks_goes_back_and_forth() {
     assert!(descents(&order) > order.len() / 3, "{} of {}", descents(&order), order.len());
 }
 
-/// A lab whose origin is a disk that turns, and the cache device one that does not.
-fn before_a_slow_origin(cache_kib: u64, options: &str) -> Lab {
-    let mut lab = Lab::new(65536, cache_kib, options);
-    let spec = DiskSpec::hdd("hdd", lab.sectors, HddParams::textbook());
-    lab.origin = lab.world.borrow_mut().add_disk(spec);
-    lab
+/// A fixture whose origin is a disk that turns, and the cache device one that does not.
+fn before_a_slow_origin(cache_kib: u64, options: &str) -> Fixture {
+    let mut fixture = Fixture::new(65536, cache_kib, options);
+    let spec = DiskSpec::hdd("hdd", fixture.sectors, HddParams::textbook());
+    fixture.origin = fixture.world.borrow_mut().add_disk(spec);
+    fixture
 }
 
 /// Dirties `count` blocks all over the origin.
@@ -192,9 +193,9 @@ fn nanos_since(start: Nanos) -> u64 {
 }
 
 #[test]
-fn reads_and_writes_of_cached_blocks_go_on_at_full_speed_during_a_flush() {
-    let lab = before_a_slow_origin(8 << 10, MANUAL);
-    let (flush_ns, slowest_ns, count) = lab
+fn cached_reads_and_writes_keep_their_speed_during_a_flush() {
+    let fixture = before_a_slow_origin(8 << 10, MANUAL);
+    let (flush_ns, slowest_ns, count) = fixture
         .life(async |cache| {
             scatter(&cache, 1000, 1).await;
             let (start, target) = (reactor::now(), cache.clone());
@@ -220,8 +221,8 @@ fn reads_and_writes_of_cached_blocks_go_on_at_full_speed_during_a_flush() {
 
 #[test]
 fn a_flush_tells_its_progress() {
-    let lab = before_a_slow_origin(8 << 10, MANUAL);
-    let seen = lab.life(async |cache| {
+    let fixture = before_a_slow_origin(8 << 10, MANUAL);
+    let seen = fixture.life(async |cache| {
         scatter(&cache, 1000, 1).await;
         assert_eq!(number(&cache, "flush_total_blocks"), 0);
         let target = cache.clone();
@@ -249,67 +250,72 @@ fn a_flush_tells_its_progress() {
 }
 
 #[test]
-fn a_flush_ends_though_a_writer_keeps_dirtying_and_leaves_no_block_behind() {
-    let lab = before_a_slow_origin(8 << 10, MANUAL);
-    lab.life(async |cache| {
-        scatter(&cache, 500, 1).await;
-        let stop = Rc::new(Cell::new(false));
-        let (target, told) = (cache.clone(), stop.clone());
-        let writer = spawn_told(async move {
-            let mut version = 1;
-            while !told.get() {
-                version += 1;
-                scatter(&target, 500, version).await;
+fn a_flush_beside_a_constant_writer_ends_and_misses_no_block() {
+    let fixture = before_a_slow_origin(8 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            scatter(&cache, 500, 1).await;
+            let stop = Rc::new(Cell::new(false));
+            let (target, told) = (cache.clone(), stop.clone());
+            let writer = spawn_told(async move {
+                let mut version = 1;
+                while !told.get() {
+                    version += 1;
+                    scatter(&target, 500, version).await;
+                    reactor::sleep(Nanos::from_millis(1)).await;
+                }
+            });
+            say(&cache, "flush").await.unwrap();
+            assert!(!writer.get());
+            stop.set(true);
+            while !writer.get() {
                 reactor::sleep(Nanos::from_millis(1)).await;
             }
-        });
-        say(&cache, "flush").await.unwrap();
-        assert!(!writer.get());
-        stop.set(true);
-        while !writer.get() {
-            reactor::sleep(Nanos::from_millis(1)).await;
-        }
-    })
-    .unwrap();
+        })
+        .unwrap();
     for n in 0..500 {
         let block = n * 7919 % 65536;
-        assert!(lab.origin_block(block) != vec![0; BLOCK], "block {block} was never written back");
+        assert!(
+            fixture.origin_block(block) != vec![0; BLOCK],
+            "block {block} was never written back"
+        );
     }
 }
 
 /// Latencies of writes, in order of their ends, while writers push three times what the cache
 /// holds.
-fn latencies_while_it_fills(lab: &Lab, writers: u64, writes: u64) -> Vec<u64> {
+fn latencies_while_it_fills(fixture: &Fixture, writers: u64, writes: u64) -> Vec<u64> {
     let total = Rc::new(RefCell::new(Vec::new()));
     let latencies = total.clone();
-    lab.life(async move |cache| {
-        let tasks: Vec<_> = (0..writers)
-            .map(|writer| {
-                let (cache, latencies) = (cache.clone(), latencies.clone());
-                spawn_told(async move {
-                    let mut rng = Rng::new(writer);
-                    for version in 0..writes / writers {
-                        let began = reactor::now();
-                        put(&*cache, rng.below(65536), version).await.unwrap();
-                        latencies.borrow_mut().push(nanos_since(began));
-                    }
+    fixture
+        .life(async move |cache| {
+            let tasks: Vec<_> = (0..writers)
+                .map(|writer| {
+                    let (cache, latencies) = (cache.clone(), latencies.clone());
+                    spawn_told(async move {
+                        let mut rng = Rng::new(writer);
+                        for version in 0..writes / writers {
+                            let began = reactor::now();
+                            put(&*cache, rng.below(65536), version).await.unwrap();
+                            latencies.borrow_mut().push(nanos_since(began));
+                        }
+                    })
                 })
-            })
-            .collect();
-        while !tasks.iter().all(|ended| ended.get()) {
-            reactor::sleep(Nanos::from_millis(10)).await;
-        }
-        cache.check();
-    })
-    .unwrap();
+                .collect();
+            while !tasks.iter().all(|ended| ended.get()) {
+                reactor::sleep(Nanos::from_millis(10)).await;
+            }
+            cache.check();
+        })
+        .unwrap();
     total.take()
 }
 
 #[test]
 fn writers_are_slowed_to_the_rate_of_writeback_without_a_cliff() {
-    let lab = before_a_slow_origin(16 << 10, "");
+    let fixture = before_a_slow_origin(16 << 10, "");
     // The cache has been full for long when the second half begins.
-    let steady = latencies_while_it_fills(&lab, 4, 12_000).split_off(6000);
+    let steady = latencies_while_it_fills(&fixture, 4, 12_000).split_off(6000);
     let average = steady.iter().sum::<u64>() / steady.len() as u64;
     let slowest = *steady.iter().max().unwrap();
     println!("average {average} ns, slowest {slowest} ns");
@@ -319,38 +325,39 @@ fn writers_are_slowed_to_the_rate_of_writeback_without_a_cliff() {
 }
 
 #[test]
-fn with_the_high_watermark_at_100_a_full_cache_still_takes_writes() {
+fn at_high_watermark_100_a_full_cache_still_takes_writes() {
     for writers in [1, 16] {
-        let lab = before_a_slow_origin(1 << 10, MANUAL);
-        let blocked = latencies_while_it_fills(&lab, writers, 800);
+        let fixture = before_a_slow_origin(1 << 10, MANUAL);
+        let blocked = latencies_while_it_fills(&fixture, writers, 800);
         assert_eq!(blocked.len(), 800);
     }
 }
 
 #[test]
 fn a_suspended_cache_knows_everything_when_it_is_resumed() {
-    let lab = Lab::small(MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 0..10, 1).await;
-        suspend(&cache).await;
-        let (dirty, writes) = (number(&cache, "dirty_blocks"), fields(&cache)[6]);
-        assert_eq!((dirty, writes), (10, 10));
-        cache.clone().resume().await.unwrap();
-        expect(&*cache, 0..10, 1).await;
-        assert_eq!((number(&cache, "dirty_blocks"), fields(&cache)[6]), (dirty, writes));
-        fill(&*cache, 5..15, 2).await;
-        say(&cache, "flush").await.unwrap();
-        expect(&*cache, 5..15, 2).await;
-    })
-    .unwrap();
-    assert!(lab.origin_block(7) == pattern(7, 2));
+    let fixture = Fixture::small(MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..10, 1).await;
+            suspend(&cache).await;
+            let (dirty, writes) = (number(&cache, "dirty_blocks"), fields(&cache)[6]);
+            assert_eq!((dirty, writes), (10, 10));
+            cache.clone().resume().await.unwrap();
+            expect(&*cache, 0..10, 1).await;
+            assert_eq!((number(&cache, "dirty_blocks"), fields(&cache)[6]), (dirty, writes));
+            fill(&*cache, 5..15, 2).await;
+            say(&cache, "flush").await.unwrap();
+            expect(&*cache, 5..15, 2).await;
+        })
+        .unwrap();
+    assert!(fixture.origin_block(7) == pattern(7, 2));
 }
 
 #[test]
 fn what_was_written_before_a_suspend_is_durable_after_it() {
-    let lab = Lab::small(MANUAL);
-    let machine = Machine::boot(&lab.world, 1);
-    let target = lab.target();
+    let fixture = Fixture::small(MANUAL);
+    let machine = Machine::boot(&fixture.world, 1);
+    let target = fixture.target();
     let work = async move {
         target.clone().resume().await.unwrap();
         fill(&*target, 0..10, 1).await;
@@ -358,13 +365,13 @@ fn what_was_written_before_a_suspend_is_durable_after_it() {
     };
     machine.block_on(work).unwrap();
     machine.power_cut();
-    lab.life(async |cache| expect(&*cache, 0..10, 1).await).unwrap();
+    fixture.life(async |cache| expect(&*cache, 0..10, 1).await).unwrap();
 }
 
 #[test]
 fn a_message_flush_to_a_suspended_cache_is_ebusy() {
-    let lab = Lab::small("");
-    let error = lab.life(async |cache| {
+    let fixture = Fixture::small("");
+    let error = fixture.life(async |cache| {
         suspend(&cache).await;
         say(&cache, "flush").await.unwrap_err()
     });
@@ -373,61 +380,64 @@ fn a_message_flush_to_a_suspended_cache_is_ebusy() {
 
 #[test]
 fn flush_on_suspend_holds_for_one_suspend() {
-    let lab = Lab::small(MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 0..10, 1).await;
-        say(&cache, "flush_on_suspend").await.unwrap();
-        assert_eq!(number(&cache, "dirty_blocks"), 10);
-        suspend(&cache).await;
-        assert_eq!(number(&cache, "dirty_blocks"), 0);
-        cache.clone().resume().await.unwrap();
-        fill(&*cache, 0..10, 2).await;
-        suspend(&cache).await;
-        assert_eq!(number(&cache, "dirty_blocks"), 10);
-    })
-    .unwrap();
-    assert!(lab.origin_block(7) == pattern(7, 1));
+    let fixture = Fixture::small(MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..10, 1).await;
+            say(&cache, "flush_on_suspend").await.unwrap();
+            assert_eq!(number(&cache, "dirty_blocks"), 10);
+            suspend(&cache).await;
+            assert_eq!(number(&cache, "dirty_blocks"), 0);
+            cache.clone().resume().await.unwrap();
+            fill(&*cache, 0..10, 2).await;
+            suspend(&cache).await;
+            assert_eq!(number(&cache, "dirty_blocks"), 10);
+        })
+        .unwrap();
+    assert!(fixture.origin_block(7) == pattern(7, 1));
 }
 
 #[test]
 fn a_table_loaded_over_a_suspended_one_sees_everything() {
-    let lab = Lab::small(MANUAL);
-    let again = lab.clone();
-    lab.life(async move |old| {
-        fill(&*old, 0..10, 1).await;
-        say(&old, "flush").await.unwrap();
-        fill(&*old, 5..15, 2).await;
-        let new = again.target();
-        suspend(&old).await;
-        new.clone().resume().await.unwrap();
-        drop(old);
-        expect(&*new, 0..5, 1).await;
-        expect(&*new, 5..15, 2).await;
-        assert_eq!((number(&new, "dirty_blocks"), number(&new, "clean_blocks")), (10, 0));
-        say(&new, "flush").await.unwrap();
-    })
-    .unwrap();
-    assert!(lab.origin_block(14) == pattern(14, 2));
+    let fixture = Fixture::small(MANUAL);
+    let again = fixture.clone();
+    fixture
+        .life(async move |old| {
+            fill(&*old, 0..10, 1).await;
+            say(&old, "flush").await.unwrap();
+            fill(&*old, 5..15, 2).await;
+            let new = again.target();
+            suspend(&old).await;
+            new.clone().resume().await.unwrap();
+            drop(old);
+            expect(&*new, 0..5, 1).await;
+            expect(&*new, 5..15, 2).await;
+            assert_eq!((number(&new, "dirty_blocks"), number(&new, "clean_blocks")), (10, 0));
+            say(&new, "flush").await.unwrap();
+        })
+        .unwrap();
+    assert!(fixture.origin_block(14) == pattern(14, 2));
 }
 
-fn break_origin(lab: &Lab, per_mille: u32) {
+fn break_origin(fixture: &Fixture, per_mille: u32) {
     let faults = Faults { write_error_per_mille: per_mille, ..Faults::default() };
-    lab.world.borrow_mut().set_faults(lab.origin, faults);
+    fixture.world.borrow_mut().set_faults(fixture.origin, faults);
 }
 
 /// Blocks 0 to 19 are dirty, and the origin refused them, before a cache that fails then.
-fn failed(work: impl AsyncFnOnce(Rc<WriteCache>, Lab) + 'static) -> Lab {
-    let lab = Lab::small(&format!("{MANUAL} fail_mode kernel"));
-    let inner = lab.clone();
-    lab.life(async move |cache| {
-        fill(&*cache, 0..20, 1).await;
-        break_origin(&inner, 1000);
-        let error = say(&cache, "flush").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Io);
-        work(cache, inner).await;
-    })
-    .unwrap();
-    lab
+fn failed(work: impl AsyncFnOnce(Rc<WriteCache>, Fixture) + 'static) -> Fixture {
+    let fixture = Fixture::small(&format!("{MANUAL} fail_mode kernel"));
+    let inner = fixture.clone();
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..20, 1).await;
+            break_origin(&inner, 1000);
+            let error = say(&cache, "flush").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Io);
+            work(cache, inner).await;
+        })
+        .unwrap();
+    fixture
 }
 
 #[test]
@@ -444,9 +454,9 @@ fn after_an_origin_error_reads_go_on() {
 }
 
 #[test]
-fn after_an_origin_error_writes_flushes_and_messages_fail_until_a_reload() {
-    failed(async |cache, lab| {
-        break_origin(&lab, 0);
+fn after_an_origin_error_changes_fail_until_a_reload() {
+    failed(async |cache, fixture| {
+        break_origin(&fixture, 0);
         assert_eq!(put(&*cache, 3, 2).await, Err(Status::Io));
         assert_eq!(reactor::flush(&*cache, Class::Foreground).await, Err(Status::Io));
         assert_eq!(say(&cache, "flush").await.unwrap_err().kind(), ErrorKind::Io);
@@ -459,43 +469,44 @@ fn after_an_origin_error_writes_flushes_and_messages_fail_until_a_reload() {
 
 #[test]
 fn a_reload_after_an_origin_error_has_lost_no_dirty_block() {
-    let lab = failed(async |cache, lab| {
-        break_origin(&lab, 0);
+    let fixture = failed(async |cache, fixture| {
+        break_origin(&fixture, 0);
         suspend(&cache).await;
-        let new = lab.target();
+        let new = fixture.target();
         new.clone().resume().await.unwrap();
         assert_eq!((fields(&new)[0], number(&new, "dirty_blocks")), (0, 20));
         expect(&*new, 0..20, 1).await;
         say(&new, "flush").await.unwrap();
     });
     for block in 0..20 {
-        assert!(lab.origin_block(block) == pattern(block, 1), "block {block}");
+        assert!(fixture.origin_block(block) == pattern(block, 1), "block {block}");
     }
 }
 
 #[test]
 fn dirty_shows_runs_of_sectors_and_nothing_after_a_flush() {
-    let lab = Lab::small(MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 2..4, 1).await;
-        fill(&*cache, 9..10, 1).await;
-        let all = cache.limits().capacity;
-        let runs = cache.clone().dirty(Sector::ZERO, all).await.unwrap();
-        assert_eq!(runs, [(Sector(16), Sector(16)), (Sector(72), Sector(8))]);
-        let part = cache.clone().dirty(Sector(20), Sector(56)).await.unwrap();
-        assert_eq!(part, [(Sector(20), Sector(12)), (Sector(72), Sector(4))]);
-        say(&cache, "flush").await.unwrap();
-        assert_eq!(cache.clone().dirty(Sector::ZERO, all).await.unwrap(), []);
-    })
-    .unwrap();
+    let fixture = Fixture::small(MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 2..4, 1).await;
+            fill(&*cache, 9..10, 1).await;
+            let all = cache.limits().capacity;
+            let runs = cache.clone().dirty(Sector::ZERO, all).await.unwrap();
+            assert_eq!(runs, [(Sector(16), Sector(16)), (Sector(72), Sector(8))]);
+            let part = cache.clone().dirty(Sector(20), Sector(56)).await.unwrap();
+            assert_eq!(part, [(Sector(20), Sector(12)), (Sector(72), Sector(4))]);
+            say(&cache, "flush").await.unwrap();
+            assert_eq!(cache.clone().dirty(Sector::ZERO, all).await.unwrap(), []);
+        })
+        .unwrap();
 }
 
 /// With half of 140 slots in use the high watermark of 50 percent would start writeback; raised
 /// while the cache is in use it does not, and lowered again it does.
 #[test]
 fn a_watermark_changed_on_a_live_device_counts_at_once() {
-    let lab = Lab::new(4096, 8192, "high_watermark 90");
-    let slots = lab
+    let fixture = Fixture::new(4096, 8192, "high_watermark 90");
+    let slots = fixture
         .life(async |cache| {
             let total = number(&cache, "total_blocks");
             fill(&*cache, 0..total * 6 / 10, 1).await;

@@ -5,21 +5,21 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::common::ram::Bench;
-use crate::common::tap::Tap;
-use crate::common::{BLOCK, Lab, at, config, fill, flush, number, pattern, put, put_with, say};
+use crate::common::recording::RecordingDevice;
+use crate::common::{BLOCK, Fixture, at, config, fill, flush, number, pattern, put, put_with, say};
 use block::{Buf, Class, Flags, Op, Sector, Target};
 use sim::{DiskStats, Machine, Rng};
 use writecache::WriteCache;
 
-/// What `work` asks a disk of the lab for.
+/// What `work` asks a disk of the fixture for.
 fn cost_of(
-    disk: fn(&Lab) -> reactor::FileId,
+    disk: fn(&Fixture) -> reactor::FileId,
     prepare: impl AsyncFnOnce(Rc<WriteCache>) + 'static,
     work: impl AsyncFnOnce(Rc<WriteCache>) + 'static,
 ) -> DiskStats {
-    let lab = Lab::new(4096, 32 << 10, "autocommit_time 3600000");
-    let (inner, file) = (lab.clone(), disk(&lab));
-    let (before, after) = lab
+    let fixture = Fixture::new(4096, 32 << 10, "autocommit_time 3600000");
+    let (inner, file) = (fixture.clone(), disk(&fixture));
+    let (before, after) = fixture
         .life(async move |cache| {
             prepare(cache.clone()).await;
             let before = inner.world.borrow().stats(file);
@@ -39,7 +39,7 @@ fn cost_of(
 }
 
 fn cache_cost(work: impl AsyncFnOnce(Rc<WriteCache>) + 'static) -> DiskStats {
-    cost_of(|lab| lab.cache, async |_| (), work)
+    cost_of(|fixture| fixture.cache, async |_| (), work)
 }
 
 fn writes(blocks: u64, flushes: u64) -> DiskStats {
@@ -54,7 +54,7 @@ fn a_write_costs_one_write_of_the_cache_device() {
 }
 
 #[test]
-fn a_lone_flush_after_a_write_costs_one_record_write_and_one_flush() {
+fn a_lone_flush_costs_one_record_write_and_one_flush() {
     let cost = cache_cost(async |cache| {
         fill(&*cache, 7..8, 1).await;
         flush(&*cache).await;
@@ -77,7 +77,7 @@ fn a_flush_of_an_overwritten_block_costs_the_same() {
         flush(&*cache).await;
     };
     let cost = cost_of(
-        |lab| lab.cache,
+        |fixture| fixture.cache,
         prepare,
         async |cache| {
             fill(&*cache, 7..8, 2).await;
@@ -91,7 +91,7 @@ fn a_flush_of_an_overwritten_block_costs_the_same() {
 fn concurrent_flushes_share_one_record_write_and_one_flush() {
     let prepare = async |cache: Rc<WriteCache>| fill(&*cache, 0..20, 1).await;
     let cost = cost_of(
-        |lab| lab.cache,
+        |fixture| fixture.cache,
         prepare,
         async |cache| {
             let flushes: Vec<_> =
@@ -126,14 +126,14 @@ fn a_flush_with_nothing_new_costs_nothing() {
         fill(&*cache, 0..20, 1).await;
         flush(&*cache).await;
     };
-    let cost = cost_of(|lab| lab.cache, prepare, async |cache| flush(&*cache).await);
+    let cost = cost_of(|fixture| fixture.cache, prepare, async |cache| flush(&*cache).await);
     assert_eq!(cost, DiskStats::default());
 }
 
 #[test]
 fn foreground_writes_and_flushes_do_not_touch_the_origin() {
     let cost = cost_of(
-        |lab| lab.origin,
+        |fixture| fixture.origin,
         async |_| (),
         async |cache| {
             fill(&*cache, 0..200, 1).await;
@@ -153,18 +153,19 @@ fn shuffled(blocks: impl Iterator<Item = u64>) -> Vec<u64> {
 /// A cache whose devices are tapped, open, on a machine of its own.
 struct Tapped {
     cache: Rc<WriteCache>,
-    over_origin: Rc<Tap>,
-    over_cache: Rc<Tap>,
+    over_origin: Rc<RecordingDevice>,
+    over_cache: Rc<RecordingDevice>,
     /// Last: the others need it while they are dropped.
     machine: Machine,
 }
 
-fn tapped(lab: &Lab) -> Tapped {
-    let machine = Machine::boot(&lab.world, 1);
-    let over_origin = Tap::over(lab.leaf(lab.origin));
-    let over_cache = Tap::over(lab.leaf(lab.cache));
+fn tapped(fixture: &Fixture) -> Tapped {
+    let machine = Machine::boot(&fixture.world, 1);
+    let over_origin = RecordingDevice::over(fixture.leaf(fixture.origin));
+    let over_cache = RecordingDevice::over(fixture.leaf(fixture.cache));
     let (origin, below) = (over_origin.clone(), over_cache.clone());
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, below, lab.sectors).unwrap();
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), origin, below, fixture.sectors).unwrap();
     let target = cache.clone();
     machine.block_on(async move { target.resume().await.unwrap() }).unwrap();
     over_cache.take();
@@ -173,8 +174,8 @@ fn tapped(lab: &Lab) -> Tapped {
 }
 
 #[test]
-fn a_burst_of_random_writes_reaches_the_cache_device_in_ascending_contiguous_slots() {
-    let t = tapped(&Lab::new(4096, 32 << 10, ""));
+fn a_burst_of_random_writes_takes_ascending_contiguous_slots() {
+    let t = tapped(&Fixture::new(4096, 32 << 10, ""));
     let cache = t.cache.clone();
     let burst = async move {
         let puts: Vec<_> = shuffled(0..4096)[..256]
@@ -197,7 +198,7 @@ fn a_burst_of_random_writes_reaches_the_cache_device_in_ascending_contiguous_slo
 
 #[test]
 fn a_large_write_reaches_the_cache_device_as_one() {
-    let t = tapped(&Lab::new(4096, 32 << 10, ""));
+    let t = tapped(&Fixture::new(4096, 32 << 10, ""));
     let cache = t.cache.clone();
     let write = async move {
         let data = Buf::zeroed(256 * BLOCK);
@@ -210,7 +211,7 @@ fn a_large_write_reaches_the_cache_device_as_one() {
 
 /// Writes `blocks` one by one, sends `flush`, and gives the origin's writes in order, and flushes.
 fn written_back(options: &str, blocks: Vec<u64>) -> (Vec<Range<u64>>, usize) {
-    let t = tapped(&Lab::new(4096, 32 << 10, options));
+    let t = tapped(&Fixture::new(4096, 32 << 10, options));
     let cache = t.cache.clone();
     let work = async move {
         for block in blocks {
@@ -228,7 +229,7 @@ fn written_back(options: &str, blocks: Vec<u64>) -> (Vec<Range<u64>>, usize) {
 
 #[test]
 fn the_origin_is_written_in_the_background_class() {
-    let t = tapped(&Lab::new(4096, 32 << 10, ""));
+    let t = tapped(&Fixture::new(4096, 32 << 10, ""));
     let cache = t.cache.clone();
     let work = async move {
         fill(&*cache, 0..500, 1).await;
@@ -240,7 +241,7 @@ fn the_origin_is_written_in_the_background_class() {
 }
 
 #[test]
-fn flush_gathers_each_contiguous_run_from_anywhere_into_one_origin_write() {
+fn flush_gathers_each_contiguous_run_into_one_origin_write() {
     let blocks = (0..20).chain(30..40).chain(100..101).chain(200..500);
     let (mut writes, flushes) = written_back("", shuffled(blocks));
     writes.sort_unstable_by_key(|run| run.start);
@@ -265,7 +266,7 @@ fn flush_writes_the_origin_in_ascending_order() {
 }
 
 #[test]
-fn with_many_in_flight_no_origin_write_overtakes_more_than_those() {
+fn origin_writes_overtake_only_those_in_flight() {
     let (writes, _) = written_back("", shuffled((0..1000).map(|n| n * 3)));
     assert_eq!(writes.len(), 1000);
     for (place, run) in writes.iter().enumerate() {
@@ -376,17 +377,17 @@ fn a_write_over_a_block_allocates_nothing() {
 }
 
 #[test]
-fn a_write_of_a_new_block_and_the_writeback_of_another_allocate_hardly_anything() {
-    let lab = small(4);
-    let each = allocations(&lab, 20_000, async |cache, buf, number| {
+fn a_write_beside_writeback_allocates_hardly_anything() {
+    let fixture = small(4);
+    let each = allocations(&fixture, 20_000, async |cache, buf, number| {
         write_sector(cache, buf, number * 9973 % (64 * 2048)).await;
     });
-    assert!(number(&lab.0, "origin_writes") > 20_000, "scattered blocks go back one by one");
+    assert!(number(&fixture.0, "origin_writes") > 20_000, "scattered blocks go back one by one");
     assert!(each < 0.5, "{each}");
 }
 
 #[test]
-fn a_write_and_a_flush_allocate_what_the_bitmaps_of_changes_need() {
+fn a_write_and_a_flush_allocate_only_for_bitmaps() {
     let each = allocations(&small(16), 2_000, async |cache, buf, number| {
         write_sector(cache, buf, number * 7 % 1000).await;
         flush(cache).await;
@@ -397,8 +398,8 @@ fn a_write_and_a_flush_allocate_what_the_bitmaps_of_changes_need() {
 #[test]
 fn a_write_and_a_flush_wake_no_task_that_has_nothing_to_do() {
     // The cache goes before the core that runs it.
-    let lab = small(16);
-    let (cache, bench) = &lab;
+    let fixture = small(16);
+    let (cache, bench) = &fixture;
     let once = |at: u64| {
         let cache = cache.clone();
         bench.polls(async move {

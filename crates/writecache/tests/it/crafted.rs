@@ -5,8 +5,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::common::ward::life;
-use crate::common::{self, Lab, config, expect, fill, flush, number, say, suspend};
+use crate::common::faulty_cache::life;
+use crate::common::{self, Fixture, config, expect, fill, flush, number, say, suspend};
 use block::{
     Bio, BlockDevice, Budget, Buf, Class, ErrorKind, Flags, Limits, Op as Request, Sector, Status,
     Target,
@@ -16,60 +16,61 @@ use sim::Machine;
 use writecache::{Depth, ProbeReport, WriteCache};
 
 /// A cache with dirty blocks in three records.
-fn used(options: &str) -> Lab {
-    let lab = Lab::small(options);
-    let filled = lab.life(async |cache| {
+fn used(options: &str) -> Fixture {
+    let fixture = Fixture::small(options);
+    let filled = fixture.life(async |cache| {
         for block in [0, 10, 20] {
             fill(&*cache, block..block + 5, 1).await;
             flush(&*cache).await;
         }
     });
     filled.unwrap();
-    lab
+    fixture
 }
 
 /// Changes all copies of the superblock alike.
-fn forge_superblock(lab: &Lab, change: impl FnOnce(&mut Superblock)) {
-    let mut superblock = lab.superblock();
+fn forge_superblock(fixture: &Fixture, change: impl FnOnce(&mut Superblock)) {
+    let mut superblock = fixture.superblock();
     change(&mut superblock);
     for copy in 0..SUPERBLOCK_COPIES {
         let mut unit = [0; UNIT];
         superblock.encode(copy, &mut unit);
-        lab.poke_area(Geometry::superblock_offset(copy), &unit);
+        fixture.poke_area(Geometry::superblock_offset(copy), &unit);
     }
 }
 
 /// Changes the newest record.
-fn forge_record(lab: &Lab, change: impl FnOnce(&mut RecordHeader, &mut Vec<Entry>)) {
-    let seq = lab.last_record();
-    let (mut header, mut entries) = lab.record(seq).unwrap();
+fn forge_record(fixture: &Fixture, change: impl FnOnce(&mut RecordHeader, &mut Vec<Entry>)) {
+    let seq = fixture.last_record();
+    let (mut header, mut entries) = fixture.record(seq).unwrap();
     change(&mut header, &mut entries);
     let mut unit = [0; UNIT];
     format::encode_record(&header, &entries, &mut unit);
-    lab.poke_area(lab.geometry().log_offset(seq), &unit);
+    fixture.poke_area(fixture.geometry().log_offset(seq), &unit);
 }
 
-fn look(lab: &Lab) -> ProbeReport {
-    let machine = Machine::boot(&lab.world, 1);
-    let (device, start): (Rc<dyn BlockDevice>, _) = (lab.leaf(lab.cache), lab.config.start_sector);
+fn look(fixture: &Fixture) -> ProbeReport {
+    let machine = Machine::boot(&fixture.world, 1);
+    let (device, start): (Rc<dyn BlockDevice>, _) =
+        (fixture.leaf(fixture.cache), fixture.config.start_sector);
     let found = machine.block_on(writecache::probe(device, start, Depth::Data));
     machine.kill();
     found.expect("no power cut was planned").unwrap()
 }
 
-fn is_refused(lab: &Lab, wanted: &str) {
-    let before = lab.image();
-    let why = lab.refusal();
+fn is_refused(fixture: &Fixture, wanted: &str) {
+    let before = fixture.image();
+    let why = fixture.refusal();
     assert!(why.contains("cache device cache") && why.contains(wanted), "{why}, not {wanted}");
-    let report = look(lab);
+    let report = look(fixture);
     let told = report.damage.iter().any(|found| found.what.contains(wanted));
     assert!(told && report.occupancy().is_none(), "{wanted}: {report:?}");
-    assert!(lab.image() == before, "{wanted}: it was changed");
+    assert!(fixture.image() == before, "{wanted}: it was changed");
 }
 
 /// A life of it with everything in it: writes, FLUSH, writeback, a clean end.
-fn is_used_on(lab: &Lab) {
-    let lived = lab.life(async move |cache| {
+fn is_used_on(fixture: &Fixture) {
+    let lived = fixture.life(async move |cache| {
         for version in 2..5 {
             fill(&*cache, 0..30, version).await;
             flush(&*cache).await;
@@ -97,15 +98,15 @@ fn counters_that_no_cache_reaches_are_refused_by_name() {
     for (name, least, change) in COUNTERS {
         let below = (least > 0).then_some(0);
         for n in below.into_iter().chain([COUNTER_MAX + 1, u64::MAX - 1, u64::MAX]) {
-            let lab = used("");
-            forge_superblock(&lab, |s| change(s, n));
-            is_refused(&lab, &format!("{name} is {n}, {least} to {COUNTER_MAX} are allowed"));
+            let fixture = used("");
+            forge_superblock(&fixture, |s| change(s, n));
+            is_refused(&fixture, &format!("{name} is {n}, {least} to {COUNTER_MAX} are allowed"));
         }
     }
     for n in [COUNTER_MAX + 1, u64::MAX] {
-        let lab = used("");
-        forge_record(&lab, |header, _| header.epoch = n);
-        is_refused(&lab, &format!("epoch of a record is {n}, 0 to {COUNTER_MAX} are allowed"));
+        let fixture = used("");
+        forge_record(&fixture, |header, _| header.epoch = n);
+        is_refused(&fixture, &format!("epoch of a record is {n}, 0 to {COUNTER_MAX} are allowed"));
     }
 }
 
@@ -113,14 +114,14 @@ fn counters_that_no_cache_reaches_are_refused_by_name() {
 fn the_last_counters_that_are_allowed_are_counted_on() {
     for (_, _, change) in COUNTERS {
         for options in ["", "ordered"] {
-            let lab = used(options);
-            forge_superblock(&lab, |s| change(s, COUNTER_MAX));
-            is_used_on(&lab);
+            let fixture = used(options);
+            forge_superblock(&fixture, |s| change(s, COUNTER_MAX));
+            is_used_on(&fixture);
         }
     }
-    let lab = used("");
-    forge_record(&lab, |header, _| header.epoch = COUNTER_MAX);
-    is_used_on(&lab);
+    let fixture = used("");
+    forge_record(&fixture, |header, _| header.epoch = COUNTER_MAX);
+    is_used_on(&fixture);
 }
 
 const EPOCH_MAX: u64 = format::BLOCK_LIMIT / 2;
@@ -133,20 +134,23 @@ fn epochs_of_writes_that_no_cache_reaches_are_refused() {
     let epoch = |block, slot| Entry { op: Op::Epoch, block, slot, crc: 0 };
     let most = u64::from(u32::MAX);
     for (number, pending) in [(EPOCH_MAX + 1, 0), (format::BLOCK_LIMIT - 1, 3)] {
-        let lab = used("ordered");
-        forge_record(&lab, |_, entries| entries[0] = epoch(number, pending));
-        is_refused(&lab, &format!("epoch of writes is {number}, 1 to {EPOCH_MAX} are allowed"));
+        let fixture = used("ordered");
+        forge_record(&fixture, |_, entries| entries[0] = epoch(number, pending));
+        is_refused(&fixture, &format!("epoch of writes is {number}, 1 to {EPOCH_MAX} are allowed"));
     }
     for pending in [PENDING_MAX + 1, u32::MAX] {
-        let lab = used("ordered");
-        forge_record(&lab, |_, entries| entries[0] = epoch(most + 10, pending));
-        is_refused(&lab, &format!("pending epochs is {pending}, 0 to {PENDING_MAX} are allowed"));
+        let fixture = used("ordered");
+        forge_record(&fixture, |_, entries| entries[0] = epoch(most + 10, pending));
+        is_refused(
+            &fixture,
+            &format!("pending epochs is {pending}, 0 to {PENDING_MAX} are allowed"),
+        );
     }
     // The last that are allowed are counted on.
     for (number, pending) in [(EPOCH_MAX, 0), (EPOCH_MAX, PENDING_MAX), (3, 3)] {
-        let lab = used("ordered");
-        forge_record(&lab, |_, entries| entries[0] = epoch(number, pending));
-        is_used_on(&lab);
+        let fixture = used("ordered");
+        forge_record(&fixture, |_, entries| entries[0] = epoch(number, pending));
+        is_used_on(&fixture);
     }
 }
 
@@ -157,14 +161,14 @@ fn a_block_with_two_versions_of_one_epoch_is_refused() {
     let write = |op, slot| Entry { op, block: 50, slot, crc: format::checksum(&[0; 4096]) };
     let epoch = Entry::epoch(5, 5);
     for back in [5, 6] {
-        let lab = used("ordered");
-        forge_record(&lab, |_, entries| {
+        let fixture = used("ordered");
+        forge_record(&fixture, |_, entries| {
             *entries = vec![epoch, write(Op::Write, 30), write(Op::WriteNext, 31)];
             entries.extend([Entry::epoch(back, 5), write(Op::Write, 32)]);
         });
         match back {
-            5 => is_refused(&lab, "block 50: two versions of epoch 5"),
-            _ => is_used_on(&lab),
+            5 => is_refused(&fixture, "block 50: two versions of epoch 5"),
+            _ => is_used_on(&fixture),
         }
     }
 }
@@ -173,13 +177,13 @@ fn a_block_with_two_versions_of_one_epoch_is_refused() {
 /// takes two entries of it where the number of the epoch does not follow that of the one before,
 /// which no cache makes of itself; nor does one format so small an area.
 #[test]
-fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
+fn a_checkpoint_that_does_not_fit_fails_only_the_cache() {
     const VERSIONS: u64 = 440;
-    let mut lab = Lab::new(4_000, 1 << 10, "");
-    lab.config = config(512, "ordered high_watermark 100 low_watermark 100");
-    lab.life(async |_| ()).unwrap();
-    forge_superblock(&lab, |s| (s.slots, s.checkpoint_units, s.log_units) = (500, 3, 16));
-    let (superblock, zeroes) = (lab.superblock(), format::checksum(&[0; 512]));
+    let mut fixture = Fixture::new(4_000, 1 << 10, "");
+    fixture.config = config(512, "ordered high_watermark 100 low_watermark 100");
+    fixture.life(async |_| ()).unwrap();
+    forge_superblock(&fixture, |s| (s.slots, s.checkpoint_units, s.log_units) = (500, 3, 16));
+    let (superblock, zeroes) = (fixture.superblock(), format::checksum(&[0; 512]));
     let header = RecordHeader {
         kind: Kind::Log,
         uuid: superblock.uuid,
@@ -200,9 +204,9 @@ fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
         let header = RecordHeader { seq, link, flushed_seq: seq - 1, ..header };
         let mut unit = [0; UNIT];
         link = format::encode_record(&header, &entries, &mut unit);
-        lab.poke_area(superblock.geometry().log_offset(seq), &unit);
+        fixture.poke_area(superblock.geometry().log_offset(seq), &unit);
     }
-    life(&lab, async |w| {
+    life(&fixture, async |w| {
         w.origin.refuse(Request::Write, 0..4_000); // nothing leaves the cache
         assert_eq!(number(&w.cache, "dirty_blocks"), VERSIONS);
         let mut ended = Ok(());
@@ -215,12 +219,13 @@ fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
         assert_eq!(ended, Err(Status::NoSpace));
     });
     // Without the order it fits.
-    lab.config = config(512, "high_watermark 100 low_watermark 100");
-    lab.life(async |cache| {
-        assert!(number(&cache, "dirty_blocks") >= VERSIONS);
-        say(&cache, "flush").await.unwrap();
-    })
-    .unwrap();
+    fixture.config = config(512, "high_watermark 100 low_watermark 100");
+    fixture
+        .life(async |cache| {
+            assert!(number(&cache, "dirty_blocks") >= VERSIONS);
+            say(&cache, "flush").await.unwrap();
+        })
+        .unwrap();
 }
 
 /// The story, found by an attack from outside: the kernel's format has no checksum, and a cache
@@ -229,20 +234,23 @@ fn a_checkpoint_that_does_not_fit_fails_the_cache_and_not_the_program() {
 #[test]
 fn a_count_of_commits_without_headroom_is_refused() {
     use format::dm::{HEADER_BYTES, SEQ_COUNT_FOUND_MAX, Superblock};
-    let lab = used("format dm");
+    let fixture = used("format dm");
     let forge = |n: u64| {
-        let header = lab.area(0, HEADER_BYTES);
+        let header = fixture.area(0, HEADER_BYTES);
         let superblock = Superblock { seq_count: n, ..Superblock::decode(&header).unwrap() };
-        let mut unit = lab.area(0, UNIT);
+        let mut unit = fixture.area(0, UNIT);
         superblock.encode(&mut unit[..HEADER_BYTES]);
-        lab.poke_area(0, &unit);
+        fixture.poke_area(0, &unit);
     };
     for n in [SEQ_COUNT_FOUND_MAX + 1, (u64::MAX / 2) - 1, u64::MAX / 2] {
         forge(n);
-        is_refused(&lab, &format!("seq_count is {n}, at most {SEQ_COUNT_FOUND_MAX} is allowed"));
+        is_refused(
+            &fixture,
+            &format!("seq_count is {n}, at most {SEQ_COUNT_FOUND_MAX} is allowed"),
+        );
     }
     forge(SEQ_COUNT_FOUND_MAX);
-    is_used_on(&lab);
+    is_used_on(&fixture);
 }
 
 /// The kernel's format with numbers at random in its header and entries, which no checksum covers:
@@ -251,9 +259,9 @@ fn a_count_of_commits_without_headroom_is_refused() {
 fn spoilt_images_of_the_kernels_format_end_nobody() {
     sim::seeds::run(300, |seed| {
         let mut rng = sim::Rng::new(seed);
-        let lab = used("format dm");
+        let fixture = used("format dm");
         for _ in 0..=rng.below(3) {
-            let mut unit = lab.area(0, UNIT);
+            let mut unit = fixture.area(0, UNIT);
             let bytes = rng.pick(&[4, 8]);
             let places = rng.pick(&[24, 300]) / bytes;
             let at = 8 + rng.index(places) * bytes;
@@ -266,10 +274,10 @@ fn spoilt_images_of_the_kernels_format_end_nobody() {
                 _ => rng.below(3000),
             };
             unit[at..at + bytes].copy_from_slice(&number.to_le_bytes()[..bytes]);
-            lab.poke_area(0, &unit);
+            fixture.poke_area(0, &unit);
         }
-        look(&lab);
-        let _ = lab.life(async |cache| {
+        look(&fixture);
+        let _ = fixture.life(async |cache| {
             for block in 0..40 {
                 let _ = common::put(&*cache, block, 5).await;
             }
@@ -287,12 +295,12 @@ fn spoilt_images_of_the_kernels_format_end_nobody() {
 #[test]
 fn more_versions_than_a_cache_can_tell_of_are_refused() {
     const UNITS: u32 = 17;
-    let lab = used("");
-    forge_superblock(&lab, |s| {
+    let fixture = used("");
+    forge_superblock(&fixture, |s| {
         (s.slots, s.log_units, s.checkpoint_units) = (16, 16, UNITS + 3);
         (s.checkpoint.area, s.checkpoint.units, s.checkpoint.id) = (0, UNITS, 1);
     });
-    let superblock = lab.superblock();
+    let superblock = fixture.superblock();
     let start = superblock.geometry().checkpoint_offset(0);
     let mut header = RecordHeader {
         kind: Kind::Checkpoint,
@@ -309,9 +317,9 @@ fn more_versions_than_a_cache_can_tell_of_are_refused() {
         let mut unit = [0; UNIT];
         header.seq = seq;
         header.link = format::encode_record(&header, &entries, &mut unit);
-        lab.poke_area(start + seq * UNIT as u64, &unit);
+        fixture.poke_area(start + seq * UNIT as u64, &unit);
     }
-    is_refused(&lab, "more versions of blocks than slots and a log can tell of");
+    is_refused(&fixture, "more versions of blocks than slots and a log can tell of");
 }
 
 /// A device that has as many sectors as there can be, and no data.
@@ -333,11 +341,11 @@ impl BlockDevice for Huge {
 /// after the magic was written; and in the kernel's format at the first write behind them.
 #[test]
 fn an_origin_of_more_blocks_than_can_be_told_is_refused() {
-    let lab = Lab::small("");
+    let fixture = Fixture::small("");
     for (block_size, most) in [(512, 1_u64 << 48), (4096, 1 << 51)] {
         for format in ["native", "dm"] {
             let config = config(block_size, &format!("format {format}"));
-            let cache = lab.leaf(lab.cache);
+            let cache = fixture.leaf(fixture.cache);
             let made = |sectors| {
                 let (config, cache) = (config.clone(), cache.clone());
                 WriteCache::new("wc", config, Rc::new(Huge), cache, Sector(sectors))
@@ -355,10 +363,10 @@ fn an_origin_of_more_blocks_than_can_be_told_is_refused() {
 #[test]
 fn long_drops_of_a_log_are_counted_against_the_budget() {
     const UNITS: u64 = 2000;
-    let lab = Lab::new(256, 12 << 10, "");
-    lab.life(async |cache| suspend(&cache).await).unwrap();
-    forge_superblock(&lab, |s| (s.slots, s.log_units) = (16, 2048));
-    let superblock = lab.superblock();
+    let fixture = Fixture::new(256, 12 << 10, "");
+    fixture.life(async |cache| suspend(&cache).await).unwrap();
+    forge_superblock(&fixture, |s| (s.slots, s.log_units) = (16, 2048));
+    let superblock = fixture.superblock();
     let mut header = RecordHeader {
         kind: Kind::Log,
         uuid: superblock.uuid,
@@ -374,13 +382,13 @@ fn long_drops_of_a_log_are_counted_against_the_budget() {
         let mut unit = [0; UNIT];
         let at = superblock.geometry().log_offset(header.seq);
         header.link = format::encode_record(&header, &entries, &mut unit);
-        lab.poke_area(at, &unit);
+        fixture.poke_area(at, &unit);
         header.flushed_seq = header.seq;
         header.seq += 1;
     }
-    let opens_with = |lab: &Lab, bytes: u64| {
-        let machine = Machine::boot(&lab.world, 1);
-        let target = lab.target();
+    let opens_with = |fixture: &Fixture, bytes: u64| {
+        let machine = Machine::boot(&fixture.world, 1);
+        let target = fixture.target();
         let opened = machine.block_on(async move {
             reactor::set_memory(Arc::new(Budget::new(bytes, "a test")));
             target.resume().await
@@ -389,7 +397,7 @@ fn long_drops_of_a_log_are_counted_against_the_budget() {
         opened.unwrap()
     };
     // 504,000 drops: 64 MiB by what is counted for each.
-    let why = opens_with(&lab, 32 << 20).unwrap_err();
+    let why = opens_with(&fixture, 32 << 20).unwrap_err();
     assert_eq!(why.kind(), ErrorKind::NoMemory, "{}", why.chain());
-    opens_with(&lab, 256 << 20).unwrap();
+    opens_with(&fixture, 256 << 20).unwrap();
 }

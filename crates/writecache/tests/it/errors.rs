@@ -5,12 +5,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::common::ward::{life, millis};
+use crate::common::faulty_cache::{life, millis};
 use crate::common::{
-    self, Lab, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
+    self, Fixture, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
 };
 use block::{Class, ErrorKind, Op, Sector, Status, Target};
-use writecache::{CacheEvent, Mutation, WriteCache};
+use writecache::{CacheEvent, Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -22,10 +22,10 @@ fn text(cache: &WriteCache, name: &str) -> String {
 }
 
 #[test]
-fn a_block_that_the_origin_refuses_is_kept_and_told_and_all_others_are_written() {
-    let lab = Lab::small(EAGER);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn a_refused_block_is_kept_and_reported_others_are_written() {
+    let fixture = Fixture::small(EAGER);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 0..40, 1).await;
         millis(3_000).await;
@@ -56,9 +56,9 @@ fn a_block_that_the_origin_refuses_is_kept_and_told_and_all_others_are_written()
 }
 
 #[test]
-fn a_refused_block_is_tried_again_after_twice_as_long_each_time_up_to_a_minute() {
-    let lab = Lab::small(EAGER);
-    life(&lab, async move |w| {
+fn a_refused_block_waits_twice_as_long_each_time_up_to_a_minute() {
+    let fixture = Fixture::small(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         let mut tries = Vec::new();
@@ -77,8 +77,8 @@ fn a_refused_block_is_tried_again_after_twice_as_long_each_time_up_to_a_minute()
 
 #[test]
 fn a_run_that_was_refused_is_tried_again_block_by_block() {
-    let lab = Lab::small(MANUAL);
-    life(&lab, async move |w| {
+    let fixture = Fixture::small(MANUAL);
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..16, 1).await;
         w.origin.refuse(Op::Write, 9..10);
         say(&w.cache, "flush").await.unwrap_err();
@@ -90,10 +90,10 @@ fn a_run_that_was_refused_is_tried_again_block_by_block() {
 }
 
 #[test]
-fn a_flush_message_ends_in_an_error_that_counts_the_blocks_and_keeps_them() {
-    let lab = Lab::small(MANUAL);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn a_flush_messages_error_counts_the_blocks_and_keeps_them() {
+    let fixture = Fixture::small(MANUAL);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..100, 1).await;
         w.origin.refuse(Op::Write, 10..12);
         w.origin.refuse(Op::Write, 50..51);
@@ -120,9 +120,9 @@ fn a_flush_message_ends_in_an_error_that_counts_the_blocks_and_keeps_them() {
 
 /// The second one took over the blocks of the first, which told alone of what was given up.
 #[test]
-fn of_two_flush_messages_at_once_each_tells_of_blocks_that_are_left() {
-    let lab = Lab::small(MANUAL);
-    life(&lab, async move |w| {
+fn two_flush_messages_at_once_both_report_the_blocks_left() {
+    let fixture = Fixture::small(MANUAL);
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..10, 1).await;
         w.origin.refuse(Op::Write, 3..4);
         let outcomes = Rc::new(RefCell::new(Vec::new()));
@@ -140,9 +140,9 @@ fn of_two_flush_messages_at_once_each_tells_of_blocks_that_are_left() {
 }
 
 #[test]
-fn what_a_failed_flush_of_the_origin_should_have_covered_is_written_again() {
-    let lab = Lab::small(MANUAL);
-    life(&lab, async move |w| {
+fn blocks_of_a_failed_origin_flush_are_written_again() {
+    let fixture = Fixture::small(MANUAL);
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..16, 1).await;
         w.origin.refuse(Op::Flush, 0..0);
         let said = say(&w.cache, "flush").await.unwrap_err().chain();
@@ -162,9 +162,9 @@ fn what_a_failed_flush_of_the_origin_should_have_covered_is_written_again() {
 }
 
 #[test]
-fn an_origin_that_fails_every_flush_is_not_written_to_without_end() {
-    let lab = Lab::small(EAGER);
-    life(&lab, async move |w| {
+fn an_origin_that_fails_every_flush_is_not_written_forever() {
+    let fixture = Fixture::small(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Flush, 0..0);
         fill(&*w.cache, 0..16, 1).await;
         millis(127_000).await;
@@ -177,8 +177,8 @@ fn an_origin_that_fails_every_flush_is_not_written_to_without_end() {
 
 #[test]
 fn a_discard_beside_a_failed_flush_of_the_origin_is_an_error() {
-    let lab = Lab::small(MANUAL);
-    life(&lab, async move |w| {
+    let fixture = Fixture::small(MANUAL);
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..4, 1).await;
         w.origin.refuse(Op::Flush, 0..0);
         let (at, len) = (Sector(0), Sector(16));
@@ -193,8 +193,8 @@ fn a_discard_beside_a_failed_flush_of_the_origin_is_an_error() {
 
 #[test]
 fn a_block_that_is_discarded_is_failing_no_longer() {
-    let lab = Lab::small(EAGER);
-    life(&lab, async move |w| {
+    let fixture = Fixture::small(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         millis(500).await;
@@ -206,9 +206,9 @@ fn a_block_that_is_discarded_is_failing_no_longer() {
 }
 
 #[test]
-fn a_full_cache_before_an_origin_that_refuses_all_ends_writes_in_an_error_and_comes_back() {
-    let lab = Lab::new(4096, 440, EAGER);
-    life(&lab, async move |w| {
+fn a_full_cache_on_a_refusing_origin_fails_writes_and_recovers() {
+    let fixture = Fixture::new(4096, 440, EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 0..4096);
         let slots = number(&w.cache, "total_blocks");
         let mut outcome = Ok(());
@@ -232,8 +232,8 @@ fn a_full_cache_before_an_origin_that_refuses_all_ends_writes_in_an_error_and_co
 #[test]
 fn a_writer_that_starves_has_a_mended_origin_tried_at_once() {
     for refused in [Op::Write, Op::Flush] {
-        let lab = Lab::new(4096, 440, EAGER);
-        life(&lab, async move |w| {
+        let fixture = Fixture::new(4096, 440, EAGER);
+        life(&fixture, async move |w| {
             let blocks = if refused == Op::Write { 0..4096 } else { 0..0 };
             w.origin.refuse(refused, blocks);
             let slots = number(&w.cache, "total_blocks");
@@ -265,9 +265,9 @@ fn a_writer_that_starves_has_a_mended_origin_tried_at_once() {
 }
 
 #[test]
-fn a_suspend_does_not_wait_for_a_failing_block_and_a_resume_tries_it_again() {
-    let lab = Lab::small(EAGER);
-    life(&lab, async move |w| {
+fn a_suspend_does_not_wait_for_failing_blocks_resume_retries() {
+    let fixture = Fixture::small(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         millis(20_000).await;
@@ -283,8 +283,8 @@ fn a_suspend_does_not_wait_for_a_failing_block_and_a_resume_tries_it_again() {
 
 #[test]
 fn in_fail_mode_kernel_the_first_error_stays() {
-    let lab = Lab::small(&format!("{EAGER} fail_mode kernel"));
-    life(&lab, async move |w| {
+    let fixture = Fixture::small(&format!("{EAGER} fail_mode kernel"));
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         millis(1_000).await;
@@ -298,8 +298,8 @@ fn in_fail_mode_kernel_the_first_error_stays() {
 
 #[test]
 fn fail_mode_can_be_changed_while_blocks_are_failing() {
-    let lab = Lab::small(EAGER);
-    life(&lab, async move |w| {
+    let fixture = Fixture::small(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         millis(500).await;
@@ -311,16 +311,16 @@ fn fail_mode_can_be_changed_while_blocks_are_failing() {
 }
 
 /// The slots of blocks 0 to 9 in a fresh cache: they were written in this order.
-fn slot_blocks(lab: &Lab, blocks: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let first = lab.geometry().slot_offset(0) / common::BLOCK as u64;
+fn slot_blocks(fixture: &Fixture, blocks: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let first = fixture.geometry().slot_offset(0) / common::BLOCK as u64;
     first + blocks.start..first + blocks.end
 }
 
 #[test]
-fn a_dirty_block_that_the_cache_device_can_not_read_is_an_error_alone_and_is_listed() {
-    let lab = Lab::small(MANUAL);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn an_unreadable_dirty_block_is_an_error_and_is_listed() {
+    let fixture = Fixture::small(MANUAL);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..10, 1).await;
         flush(&*w.cache).await;
         w.device.refuse(Op::Read, slot_blocks(&inner, 3..4));
@@ -365,10 +365,10 @@ fn a_dirty_block_that_the_cache_device_can_not_read_is_an_error_alone_and_is_lis
 /// The unreadable version is kept for its epoch, which is not on the origin; the list named the
 /// block for as long, though it had been written again.
 #[test]
-fn an_unreadable_block_of_a_pending_epoch_that_is_written_again_is_listed_no_longer() {
-    let lab = Lab::small(&format!("{MANUAL} ordered"));
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn a_rewritten_unreadable_block_of_an_epoch_leaves_the_list() {
+    let fixture = Fixture::small(&format!("{MANUAL} ordered"));
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..10, 1).await;
         flush(&*w.cache).await;
         w.origin.hold_writes(); // no epoch ends
@@ -386,10 +386,10 @@ fn an_unreadable_block_of_a_pending_epoch_that_is_written_again_is_listed_no_lon
 }
 
 #[test]
-fn writeback_of_a_run_with_an_unreadable_block_writes_its_neighbours() {
-    let lab = Lab::small(MANUAL);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn writeback_of_a_run_skips_only_its_unreadable_block() {
+    let fixture = Fixture::small(MANUAL);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..10, 1).await;
         flush(&*w.cache).await;
         w.device.refuse(Op::Read, slot_blocks(&inner, 3..4));
@@ -414,14 +414,14 @@ async fn must_fail(cache: Rc<WriteCache>, word: &'static str) -> String {
 fn told_of_a_waiting_block_that_becomes_unreadable(
     word: &'static str,
     options: &str,
-    mutation: Mutation,
+    fault: Option<Fault>,
 ) -> String {
-    let mut lab = Lab::small(&format!("{MANUAL} {options}"));
-    lab.config.mutation = mutation;
-    let inner = lab.clone();
+    let mut fixture = Fixture::small(&format!("{MANUAL} {options}"));
+    fixture.config.plant(fault);
+    let inner = fixture.clone();
     let told = Rc::new(RefCell::new(String::new()));
     let tell = told.clone();
-    life(&lab, async move |w| {
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 0..1);
         fill(&*w.cache, 0..1, 1).await;
         let cache = w.cache.clone();
@@ -436,14 +436,14 @@ fn told_of_a_waiting_block_that_becomes_unreadable(
 }
 
 #[test]
-fn a_waiting_block_that_becomes_unreadable_ends_the_flush_or_drain_that_waits_for_it() {
+fn an_awaited_block_that_becomes_unreadable_ends_its_job() {
     for word in ["flush", "drain"] {
         for options in ["", "ordered"] {
             let told =
                 |planted| told_of_a_waiting_block_that_becomes_unreadable(word, options, planted);
-            let said = told(Mutation::None);
+            let said = told(None);
             assert!(said.contains("1 blocks can't be read"), "{word} {options}: {said}");
-            assert_eq!(told(Mutation::WaitForBad), "", "{word} {options}: it was not found");
+            assert_eq!(told(Some(Fault::WaitForBad)), "", "{word} {options}: it was not found");
         }
     }
 }
@@ -451,10 +451,10 @@ fn a_waiting_block_that_becomes_unreadable_ends_the_flush_or_drain_that_waits_fo
 /// The log is not told what has left the cache (a planted fault), so that no commit will ever free
 /// the slots: reclaim would go round for ever. It took the daemon along, with all of its devices.
 #[test]
-fn a_cache_whose_books_are_wrong_tells_and_stops_and_takes_nothing_along() {
-    let mut lab = Lab::new(200, 440, MANUAL); // 24 slots
-    lab.config.mutation = Mutation::DiscardUnlogged;
-    life(&lab, async move |w| {
+fn a_cache_with_wrong_counters_reports_it_and_stops_alone() {
+    let mut fixture = Fixture::new(200, 440, MANUAL); // 24 slots
+    fixture.config.plant(Some(Fault::DiscardUnlogged));
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 0..200);
         let slots = number(&w.cache, "total_blocks");
         fill(&*w.cache, 0..slots, 1).await;
@@ -475,11 +475,11 @@ fn a_cache_whose_books_are_wrong_tells_and_stops_and_takes_nothing_along() {
 
 /// Writeback itself found the rot, when the block was tried again. It was failing for good.
 #[test]
-fn a_failing_block_that_turns_out_to_be_rotten_is_failing_no_longer() {
+fn a_failing_block_that_becomes_unreadable_stops_failing() {
     for options in ["", "ordered"] {
-        let lab = Lab::small(&format!("{EAGER} {options}"));
-        let inner = lab.clone();
-        life(&lab, async move |w| {
+        let fixture = Fixture::small(&format!("{EAGER} {options}"));
+        let inner = fixture.clone();
+        life(&fixture, async move |w| {
             w.origin.refuse(Op::Write, 7..8);
             fill(&*w.cache, 7..8, 1).await;
             millis(500).await;
@@ -496,10 +496,10 @@ fn a_failing_block_that_turns_out_to_be_rotten_is_failing_no_longer() {
 }
 
 #[test]
-fn a_clean_block_that_the_cache_device_can_not_read_comes_from_the_origin() {
-    let lab = Lab::small("high_watermark 0 low_watermark 0 autocommit_time 1");
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn an_unreadable_clean_block_is_read_from_the_origin() {
+    let fixture = Fixture::small("high_watermark 0 low_watermark 0 autocommit_time 1");
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..10, 1).await;
         flush(&*w.cache).await;
         millis(1_000).await;
@@ -514,12 +514,12 @@ fn a_clean_block_that_the_cache_device_can_not_read_comes_from_the_origin() {
 
 /// A flush of the origin fails while a write around the cache is in flight: the failure may have
 /// taken it along. What the writer is told.
-fn around_beside_a_failed_flush(mutation: Mutation) -> Result<(), Status> {
-    let mut lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    lab.config.mutation = mutation;
+fn around_beside_a_failed_flush(fault: Option<Fault>) -> Result<(), Status> {
+    let mut fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    fixture.config.plant(fault);
     let outcome = Rc::new(RefCell::new(None));
     let set = outcome.clone();
-    life(&lab, async move |w| {
+    life(&fixture, async move |w| {
         w.origin.hold_writes();
         let cache = w.cache.clone();
         reactor::spawn(async move { *set.borrow_mut() = Some(put(&*cache, 7, 1).await) });
@@ -542,18 +542,18 @@ fn around_beside_a_failed_flush(mutation: Mutation) -> Result<(), Status> {
 }
 
 #[test]
-fn a_write_around_the_cache_beside_a_failed_flush_of_the_origin_is_an_error() {
-    assert_eq!(around_beside_a_failed_flush(Mutation::None), Err(Status::Io));
-    let planted = around_beside_a_failed_flush(Mutation::AroundBesideFlushError);
+fn a_write_around_beside_a_failed_origin_flush_is_an_error() {
+    assert_eq!(around_beside_a_failed_flush(None), Err(Status::Io));
+    let planted = around_beside_a_failed_flush(Some(Fault::AroundBesideFlushError));
     assert_eq!(planted, Ok(()), "nobody would see it");
 }
 
 /// Such a write, and one that the origin refused, counted as data that a flush must cover: when the
 /// next flush of the origin failed, too, the cache failed stop for what nobody had been promised.
 #[test]
-fn a_write_around_the_cache_that_ended_in_an_error_is_in_no_danger_of_being_lost() {
-    let lab = Lab::small(&format!("{MANUAL} metadata_only"));
-    life(&lab, async move |w| {
+fn a_write_around_that_failed_can_not_be_lost_later() {
+    let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 7..8);
         w.origin.refuse(Op::Flush, 0..0);
         assert_eq!(put(&*w.cache, 7, 1).await, Err(Status::Io));

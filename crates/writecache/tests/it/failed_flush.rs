@@ -4,9 +4,9 @@
 
 use std::rc::Rc;
 
-use crate::common::broken::Broken;
-use crate::common::held::Held;
-use crate::common::{Lab, put};
+use crate::common::failing::FailingDevice;
+use crate::common::stalled::StalledDevice;
+use crate::common::{Fixture, put};
 use block::{BlockDevice, Bufs, Class, Flags, Nanos, Op, Opener, Sector, Status, Target};
 use sim::Machine;
 use writecache::WriteCache;
@@ -20,17 +20,19 @@ fn flush_by(cache: &WriteCache, opener: u32) -> reactor::BioFuture {
 }
 
 /// A device whose flushes can be held, and fail then.
-fn watched(below: Rc<dyn BlockDevice>) -> (Rc<Broken>, Rc<Held>) {
-    let broken = Broken::over(below);
-    (broken.clone(), Held::over(broken))
+fn watched(below: Rc<dyn BlockDevice>) -> (Rc<FailingDevice>, Rc<StalledDevice>) {
+    let broken = FailingDevice::over(below);
+    (broken.clone(), StalledDevice::over(broken))
 }
 
 fn flushes_beside_a_failing_one(options: &str, of_origin: bool) {
-    let lab = Lab::small(options);
-    let machine = Machine::boot(&lab.world, 1);
-    let (origin, device) = (watched(lab.leaf(lab.origin)), watched(lab.leaf(lab.cache)));
+    let fixture = Fixture::small(options);
+    let machine = Machine::boot(&fixture.world, 1);
+    let (origin, device) =
+        (watched(fixture.leaf(fixture.origin)), watched(fixture.leaf(fixture.cache)));
     let (below, above) = (origin.1.clone(), device.1.clone());
-    let cache = WriteCache::new("wc", lab.config.clone(), below, above, lab.sectors).unwrap();
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), below, above, fixture.sectors).unwrap();
     let done = machine.block_on(async move {
         cache.clone().resume().await.unwrap();
         put(&*cache, 3, 1).await.unwrap();

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::rc::Rc;
 
 use crate::common::sha256::sha256_hex;
-use crate::common::{self, Lab, fields, number, say};
+use crate::common::{self, Fixture, fields, number, say};
 use block::{BlockDevice, Buf, Class, ErrorKind, Flags, Sector, Target};
 use format::dm::{Entry, HEADER_BYTES, Superblock, Survey, entries};
 use writecache::WriteCache;
@@ -48,14 +48,15 @@ impl Golden {
     }
 
     /// A world with these two images on its disks.
-    fn lab(&self, options: &str) -> Lab {
-        let mut lab = Lab::new(ORIGIN_BYTES as u64 / 4096, self.cache.len() as u64 / 1024, "");
-        lab.config = common::config(self.block_size(), options);
-        let mut w = lab.world.borrow_mut();
-        w.poke(lab.cache, Sector::ZERO, &self.cache);
-        w.poke(lab.origin, Sector::ZERO, &self.origin);
+    fn fixture(&self, options: &str) -> Fixture {
+        let mut fixture =
+            Fixture::new(ORIGIN_BYTES as u64 / 4096, self.cache.len() as u64 / 1024, "");
+        fixture.config = common::config(self.block_size(), options);
+        let mut w = fixture.world.borrow_mut();
+        w.poke(fixture.cache, Sector::ZERO, &self.cache);
+        w.poke(fixture.origin, Sector::ZERO, &self.origin);
         drop(w);
-        lab
+        fixture
     }
 }
 
@@ -68,8 +69,8 @@ async fn view(dev: &dyn BlockDevice) -> Vec<u8> {
     buf.read(<[u8]>::to_vec)
 }
 
-fn survey(lab: &Lab) -> (Superblock, Survey) {
-    let image = lab.image();
+fn survey(fixture: &Fixture) -> (Superblock, Survey) {
+    let image = fixture.image();
     let superblock = Superblock::decode(&image).unwrap();
     let mut survey = Survey::new(&superblock);
     let n = usize::try_from(superblock.n_blocks).unwrap();
@@ -105,30 +106,30 @@ fn all() -> Vec<(Golden, String, u64)> {
 #[test]
 fn every_image_reads_as_it_did_under_the_kernel() {
     for (golden, expected, dirty) in all() {
-        let lab = golden.lab(CALM);
-        let seen = lab.life(async move |cache| {
+        let fixture = golden.fixture(CALM);
+        let seen = fixture.life(async move |cache| {
             let seen = view(&*cache).await;
             (seen, number(&cache, "dirty_blocks"))
         });
         let (seen, found) = seen.unwrap();
         assert_eq!((sha256_hex(&seen), found), (expected, dirty), "{}", golden.name);
-        assert!(lab.image() == golden.cache, "{}: reading changed the cache", golden.name);
+        assert!(fixture.image() == golden.cache, "{}: reading changed the cache", golden.name);
     }
 }
 
 #[test]
-fn after_a_flush_the_origin_is_the_view_and_the_kernel_finds_nothing_dirty() {
+fn after_a_flush_the_kernel_finds_no_dirty_block() {
     for (golden, expected, _) in all() {
-        let lab = golden.lab(CALM);
-        let status = lab.life(async move |cache| {
+        let fixture = golden.fixture(CALM);
+        let status = fixture.life(async move |cache| {
             say(&cache, "flush").await.unwrap();
             fields(&cache)
         });
         let status = status.unwrap();
         assert_eq!((status[0], status[2]), (0, status[1]), "{}: free is total", golden.name);
-        let origin = lab.peek(lab.origin, 0, ORIGIN_BYTES);
+        let origin = fixture.peek(fixture.origin, 0, ORIGIN_BYTES);
         assert_eq!(sha256_hex(&origin), expected, "{}", golden.name);
-        let (superblock, survey) = survey(&lab);
+        let (superblock, survey) = survey(&fixture);
         assert_eq!(superblock, Superblock::decode(&golden.cache).unwrap(), "{}", golden.name);
         assert!(survey.live.is_empty() && survey.leftovers.is_empty(), "{survey:?}");
     }
@@ -137,11 +138,11 @@ fn after_a_flush_the_origin_is_the_view_and_the_kernel_finds_nothing_dirty() {
 #[test]
 fn blocks_written_to_an_image_join_those_that_were_there() {
     for (golden, _, dirty) in all() {
-        let lab = golden.lab(CALM);
+        let fixture = golden.fixture(CALM);
         let size = golden.block_size() as usize;
         // The first cached block, the second, and one that is not cached.
         let put = [0, 1, 1000].map(|block: u64| block * size as u64);
-        let (before, after) = lab
+        let (before, after) = fixture
             .life(async move |cache| {
                 let before = view(&*cache).await;
                 for at in put {
@@ -156,14 +157,14 @@ fn blocks_written_to_an_image_join_those_that_were_there() {
             })
             .unwrap();
         // What a reader that knows only the format finds, laid over the origin.
-        let (superblock, found) = survey(&lab);
+        let (superblock, found) = survey(&fixture);
         assert!(found.leftovers.is_empty() && found.superseded.is_empty(), "{found:?}");
         let old = Superblock::decode(&golden.cache).unwrap();
         assert_eq!(superblock, Superblock { seq_count: old.seq_count + 3, ..old });
-        let mut seen = lab.peek(lab.origin, 0, ORIGIN_BYTES);
+        let mut seen = fixture.peek(fixture.origin, 0, ORIGIN_BYTES);
         for (&sector, live) in &found.live {
             let at = usize::try_from(sector * 512).unwrap();
-            let data = lab.area(superblock.geometry().block_offset(live.index), size);
+            let data = fixture.area(superblock.geometry().block_offset(live.index), size);
             seen[at..at + size].copy_from_slice(&data);
         }
         assert!(seen == after, "{}", golden.name);
@@ -176,33 +177,33 @@ fn blocks_written_to_an_image_join_those_that_were_there() {
         let more = if dirty == 0 { 3 } else { 1 };
         assert_eq!(found.live.len() as u64, dirty + more, "{}", golden.name);
         // And once more by the engine.
-        let again = lab.life(async move |cache| view(&*cache).await).unwrap();
+        let again = fixture.life(async move |cache| view(&*cache).await).unwrap();
         assert!(again == expected, "{}: opened again", golden.name);
     }
 }
 
 #[test]
-fn leftovers_of_a_commit_that_never_ended_are_erased_before_the_next_commit() {
+fn leftovers_of_an_unfinished_commit_are_erased_at_open() {
     let golden = Golden::new("ssd-4096-committed");
-    let lab = golden.lab(CALM);
+    let fixture = golden.fixture(CALM);
     let old = Superblock::decode(&golden.cache).unwrap();
     // Of a batch that the kernel had begun to commit; in a part of the metadata that the next
     // commit has no reason to write.
     let stray = Entry { original_sector: 4000, seq_count: old.seq_count };
     let offset = old.geometry().entry_offset(300) & !511;
-    let mut sector = lab.area(offset, 512);
+    let mut sector = fixture.area(offset, 512);
     let at = usize::try_from(old.geometry().entry_offset(300) - offset).unwrap();
     sector[at..at + 16].copy_from_slice(&stray.encode());
-    lab.poke_area(offset, &sector);
-    assert_eq!(survey(&lab).1.leftovers, [300]);
-    let seen = lab.life(async move |cache| {
+    fixture.poke_area(offset, &sector);
+    assert_eq!(survey(&fixture).1.leftovers, [300]);
+    let seen = fixture.life(async move |cache| {
         let seen = view(&*cache).await;
         common::fill(&*cache, 900..901, 1).await;
         common::flush(&*cache).await;
         seen
     });
     assert_eq!(sha256_hex(&seen.unwrap()), golden.view);
-    let (superblock, found) = survey(&lab);
+    let (superblock, found) = survey(&fixture);
     assert_eq!(superblock.seq_count, old.seq_count + 1);
     assert!(found.leftovers.is_empty() && !found.live.contains_key(&4000));
     assert_eq!(found.live.len(), 25);
@@ -231,21 +232,22 @@ fn what_millpond_writes_is_byte_for_byte_what_the_kernel_wrote() {
         [(Some("ssd-4096-empty"), "ssd-4096-committed"), (None, "ssd-512-committed")]
     {
         let golden = Golden::new(written);
-        let mut lab = golden.lab(&format!("{CALM} format dm"));
-        lab.world.borrow_mut().poke(lab.cache, Sector::ZERO, &vec![0; golden.cache.len()]);
-        lab.life(async |_| ()).unwrap();
+        let mut fixture = golden.fixture(&format!("{CALM} format dm"));
+        fixture.world.borrow_mut().poke(fixture.cache, Sector::ZERO, &vec![0; golden.cache.len()]);
+        fixture.life(async |_| ()).unwrap();
         if let Some(name) = empty {
-            assert!(lab.image() == Golden::new(name).cache, "a new cache differs");
+            assert!(fixture.image() == Golden::new(name).cache, "a new cache differs");
         }
         // From now on the format is found on the media.
-        lab.config = common::config(golden.block_size(), CALM);
+        fixture.config = common::config(golden.block_size(), CALM);
         let want = golden.cache.clone();
-        lab.life(async move |cache| {
-            write_and_flush(&*cache, &golden, 0..16).await;
-            write_and_flush(&*cache, &golden, 16..24).await;
-        })
-        .unwrap();
-        let found = lab.image();
+        fixture
+            .life(async move |cache| {
+                write_and_flush(&*cache, &golden, 0..16).await;
+                write_and_flush(&*cache, &golden, 16..24).await;
+            })
+            .unwrap();
+        let found = fixture.image();
         let differs = found.iter().zip(&want).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{written}");
     }
@@ -301,9 +303,14 @@ fn the_status_lines_are_those_of_the_kernels_session() {
         assert_eq!(kernel.len(), 6, "{section}");
         for format in ["dm", "native"] {
             let golden = Rc::new(Golden::new(name));
-            let lab = golden.lab(&format!("{CALM} format {format} autocommit_time 3600000"));
-            lab.world.borrow_mut().poke(lab.cache, Sector::ZERO, &vec![0; golden.cache.len()]);
-            let mut ours = lab.life(async move |cache| replay(cache, golden).await).unwrap();
+            let fixture =
+                golden.fixture(&format!("{CALM} format {format} autocommit_time 3600000"));
+            fixture.world.borrow_mut().poke(
+                fixture.cache,
+                Sector::ZERO,
+                &vec![0; golden.cache.len()],
+            );
+            let mut ours = fixture.life(async move |cache| replay(cache, golden).await).unwrap();
             let mut kernel = kernel.clone();
             if format == "native" {
                 // The native metadata take more of so small a device: fewer blocks in all and

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::common::{BLOCK, Lab, expect, fill, get, number, pattern, put, say, suspend};
+use crate::common::{BLOCK, Fixture, expect, fill, get, number, pattern, put, say, suspend};
 use block::{Buf, Class, ErrorKind, Nanos, Sector, Target};
 use sim::model::{Cmd, HddParams, Model};
 use sim::{DiskSpec, Faults, Rng, Swarm};
@@ -53,34 +53,35 @@ fn failure(outcome: &Outcome) -> String {
 
 #[test]
 fn a_rate_holds_for_writeback_and_for_a_flush_and_can_be_lifted() {
-    let lab = Lab::new(4096, 8 << 10, &format!("{MANUAL} writeback_rate_max 1000000"));
-    lab.life(async |cache| {
-        scatter(&cache, 500, 1).await;
-        let began = reactor::now();
-        say(&cache, "flush").await.unwrap();
-        let took = elapsed(began);
-        let least = 500.0 * BLOCK as f64 / 1e6;
-        // One run and a burst may go beyond it.
-        assert!((least - 0.06..least + 0.5).contains(&took), "{took} s, {least} s at the rate");
-        scatter(&cache, 500, 2).await;
-        let flushing = drain(&cache, "");
-        seconds(1).await;
-        assert!(flushing.borrow().is_none());
-        set(&cache, "writeback_rate_max", "0").await.unwrap();
-        reactor::sleep(Nanos::from_millis(200)).await;
-        assert!(matches!(&*flushing.borrow(), Some(Ok(()))));
-    })
-    .unwrap();
+    let fixture = Fixture::new(4096, 8 << 10, &format!("{MANUAL} writeback_rate_max 1000000"));
+    fixture
+        .life(async |cache| {
+            scatter(&cache, 500, 1).await;
+            let began = reactor::now();
+            say(&cache, "flush").await.unwrap();
+            let took = elapsed(began);
+            let least = 500.0 * BLOCK as f64 / 1e6;
+            // One run and a burst may go beyond it.
+            assert!((least - 0.06..least + 0.5).contains(&took), "{took} s, {least} s at the rate");
+            scatter(&cache, 500, 2).await;
+            let flushing = drain(&cache, "");
+            seconds(1).await;
+            assert!(flushing.borrow().is_none());
+            set(&cache, "writeback_rate_max", "0").await.unwrap();
+            reactor::sleep(Nanos::from_millis(200)).await;
+            assert!(matches!(&*flushing.borrow(), Some(Ok(()))));
+        })
+        .unwrap();
 }
 
 /// A cache before a rotating disk: a few thousand scattered dirty blocks, and a client that reads
 /// blocks that are not cached. Returns its 99th percentile in ms, and for how long writeback went
 /// on with it, in seconds; without a client 0 and that.
 fn before_a_disk(disk: HddParams, options: &str, client: bool) -> (f64, f64) {
-    let mut lab = Lab::new(1 << 18, 48 << 10, &format!("{MANUAL} {options}"));
-    let spec = DiskSpec::hdd("hdd", lab.sectors, disk);
-    lab.origin = lab.world.borrow_mut().add_disk(spec);
-    let ended = lab.life(async move |cache| {
+    let mut fixture = Fixture::new(1 << 18, 48 << 10, &format!("{MANUAL} {options}"));
+    let spec = DiskSpec::hdd("hdd", fixture.sectors, disk);
+    fixture.origin = fixture.world.borrow_mut().add_disk(spec);
+    let ended = fixture.life(async move |cache| {
         for n in 0..8000 {
             put(&*cache, n * 97 % (1 << 18), 1).await.unwrap();
         }
@@ -114,7 +115,7 @@ fn before_a_disk(disk: HddParams, options: &str, client: bool) -> (f64, f64) {
 }
 
 #[test]
-fn before_a_disk_the_p99_of_clients_stays_below_its_target_and_without_clients_nothing_is_slow() {
+fn clients_p99_on_a_disk_stays_below_its_target() {
     let (target_ms, option) = (20.0, "foreground_p99_target 20000");
     for disk in [HddParams::textbook(), HddParams::published()] {
         let (free, _) = before_a_disk(disk, "", true);
@@ -130,30 +131,34 @@ fn before_a_disk_the_p99_of_clients_stays_below_its_target_and_without_clients_n
 }
 
 #[test]
-fn a_drain_takes_its_time_and_no_longer_and_clients_may_write_meanwhile() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    let inner = lab.clone();
-    lab.life(async move |cache| {
-        scatter(&cache, 1500, 1).await;
-        let began = reactor::now();
-        let ended = drain(&cache, "within=60");
-        seconds(30).await;
-        let left = number(&cache, "dirty_blocks");
-        assert!((600..900).contains(&left), "{left} blocks left at half the time");
-        let state = cache.attribute("drain_state").unwrap().to_string();
-        assert!(state.starts_with("running done=") && state.contains(" total=1500 "), "{state}");
-        fill(&*cache, 3000..3100, 1).await;
-        while ended.borrow().is_none() {
-            reactor::sleep(Nanos::from_millis(10)).await;
-        }
-        assert!(matches!(&*ended.borrow(), Some(Ok(()))));
-        assert!((50.0..60.0).contains(&elapsed(began)), "{} s", elapsed(began));
-        // What came meanwhile is cached as ever.
-        assert_eq!(number(&cache, "dirty_blocks"), 100);
-        assert_eq!(cache.attribute("drain_state").unwrap(), "idle");
-        expect(&*cache, 3000..3100, 1).await;
-    })
-    .unwrap();
+fn a_drain_keeps_its_time_while_clients_write() {
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    let inner = fixture.clone();
+    fixture
+        .life(async move |cache| {
+            scatter(&cache, 1500, 1).await;
+            let began = reactor::now();
+            let ended = drain(&cache, "within=60");
+            seconds(30).await;
+            let left = number(&cache, "dirty_blocks");
+            assert!((600..900).contains(&left), "{left} blocks left at half the time");
+            let state = cache.attribute("drain_state").unwrap().to_string();
+            assert!(
+                state.starts_with("running done=") && state.contains(" total=1500 "),
+                "{state}"
+            );
+            fill(&*cache, 3000..3100, 1).await;
+            while ended.borrow().is_none() {
+                reactor::sleep(Nanos::from_millis(10)).await;
+            }
+            assert!(matches!(&*ended.borrow(), Some(Ok(()))));
+            assert!((50.0..60.0).contains(&elapsed(began)), "{} s", elapsed(began));
+            // What came meanwhile is cached as ever.
+            assert_eq!(number(&cache, "dirty_blocks"), 100);
+            assert_eq!(cache.attribute("drain_state").unwrap(), "idle");
+            expect(&*cache, 3000..3100, 1).await;
+        })
+        .unwrap();
     for block in (0..1500).map(|n| 2 * n) {
         assert!(inner.origin_block(block) == pattern(block, 1), "block {block}");
     }
@@ -161,80 +166,84 @@ fn a_drain_takes_its_time_and_no_longer_and_clients_may_write_meanwhile() {
 
 #[test]
 fn a_drain_that_is_not_done_in_time_says_what_is_left() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 0..1500, 1).await;
-        let ended = drain(&cache, "within=10 rate=100000");
-        seconds(11).await;
-        let said = failure(&ended);
-        assert!(said.contains("not done in time") && said.contains("of 1500 blocks"), "{said}");
-        // WC-DR1: it can be taken up again, without limits.
-        set(&cache, "drain", "").await.unwrap();
-        assert_eq!(number(&cache, "dirty_blocks"), 0);
-    })
-    .unwrap();
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1500, 1).await;
+            let ended = drain(&cache, "within=10 rate=100000");
+            seconds(11).await;
+            let said = failure(&ended);
+            assert!(said.contains("not done in time") && said.contains("of 1500 blocks"), "{said}");
+            // WC-DR1: it can be taken up again, without limits.
+            set(&cache, "drain", "").await.unwrap();
+            assert_eq!(number(&cache, "dirty_blocks"), 0);
+        })
+        .unwrap();
 }
 
 #[test]
 fn a_drain_can_be_stopped_and_only_one_runs_at_a_time() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 0..1500, 1).await;
-        let ended = drain(&cache, "rate=100000");
-        seconds(20).await;
-        let second = set(&cache, "drain", "").await.unwrap_err();
-        assert_eq!(second.kind(), ErrorKind::Busy);
-        set(&cache, "drain", "stop").await.unwrap();
-        reactor::sleep(Nanos::from_millis(1)).await;
-        assert!(failure(&ended).contains("drain stopped"));
-        let left = number(&cache, "dirty_blocks");
-        assert!((900..1100).contains(&left), "{left}");
-        seconds(10).await;
-        assert_eq!(number(&cache, "dirty_blocks"), left, "nothing goes on");
-        fill(&*cache, 0..1500, 2).await;
-        say(&cache, "flush").await.unwrap();
-    })
-    .unwrap();
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1500, 1).await;
+            let ended = drain(&cache, "rate=100000");
+            seconds(20).await;
+            let second = set(&cache, "drain", "").await.unwrap_err();
+            assert_eq!(second.kind(), ErrorKind::Busy);
+            set(&cache, "drain", "stop").await.unwrap();
+            reactor::sleep(Nanos::from_millis(1)).await;
+            assert!(failure(&ended).contains("drain stopped"));
+            let left = number(&cache, "dirty_blocks");
+            assert!((900..1100).contains(&left), "{left}");
+            seconds(10).await;
+            assert_eq!(number(&cache, "dirty_blocks"), left, "nothing goes on");
+            fill(&*cache, 0..1500, 2).await;
+            say(&cache, "flush").await.unwrap();
+        })
+        .unwrap();
 }
 
 #[test]
 fn a_drain_holds_up_neither_a_flush_nor_a_suspend() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 0..1500, 1).await;
-        let ended = drain(&cache, "within=3600");
-        seconds(2).await;
-        let began = reactor::now();
-        say(&cache, "flush").await.unwrap();
-        assert!(elapsed(began) < 5.0);
-        reactor::sleep(Nanos::from_millis(300)).await;
-        assert!(matches!(&*ended.borrow(), Some(Ok(()))));
-        fill(&*cache, 0..1500, 2).await;
-        let ended = drain(&cache, "within=3600");
-        seconds(2).await;
-        let began = reactor::now();
-        suspend(&cache).await;
-        assert!(elapsed(began) < 1.0);
-        assert!(failure(&ended).contains("ended by a suspend"));
-        cache.clone().resume().await.unwrap();
-        expect(&*cache, 0..1500, 2).await;
-    })
-    .unwrap();
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1500, 1).await;
+            let ended = drain(&cache, "within=3600");
+            seconds(2).await;
+            let began = reactor::now();
+            say(&cache, "flush").await.unwrap();
+            assert!(elapsed(began) < 5.0);
+            reactor::sleep(Nanos::from_millis(300)).await;
+            assert!(matches!(&*ended.borrow(), Some(Ok(()))));
+            fill(&*cache, 0..1500, 2).await;
+            let ended = drain(&cache, "within=3600");
+            seconds(2).await;
+            let began = reactor::now();
+            suspend(&cache).await;
+            assert!(elapsed(began) < 1.0);
+            assert!(failure(&ended).contains("ended by a suspend"));
+            cache.clone().resume().await.unwrap();
+            expect(&*cache, 0..1500, 2).await;
+        })
+        .unwrap();
 }
 
 #[test]
-fn a_drain_before_an_origin_that_refuses_all_ends_with_what_is_left() {
-    let lab = Lab::new(4096, 8 << 10, MANUAL);
-    let inner = lab.clone();
-    lab.life(async move |cache| {
-        fill(&*cache, 0..50, 1).await;
-        let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
-        inner.world.borrow_mut().set_faults(inner.origin, fails);
-        let said = set(&cache, "drain", "").await.unwrap_err().chain();
-        assert!(said.contains("50 blocks could not be written to the origin"), "{said}");
-        assert_eq!(number(&cache, "dirty_blocks"), 50);
-    })
-    .unwrap();
+fn a_drain_to_a_refusing_origin_reports_the_blocks_left() {
+    let fixture = Fixture::new(4096, 8 << 10, MANUAL);
+    let inner = fixture.clone();
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..50, 1).await;
+            let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
+            inner.world.borrow_mut().set_faults(inner.origin, fails);
+            let said = set(&cache, "drain", "").await.unwrap_err().chain();
+            assert!(said.contains("50 blocks could not be written to the origin"), "{said}");
+            assert_eq!(number(&cache, "dirty_blocks"), 50);
+        })
+        .unwrap();
 }
 
 /// A disk that ends one request after the other, a tick apart: with all of them in flight time goes
@@ -268,12 +277,12 @@ fn a_flush_ends_as_clients_leave(seed: u64) -> bool {
     const QUIET_NS: u64 = 3_000_000_000;
     const TICKS: u64 = 5_000;
     let options = format!("{MANUAL} foreground_p99_target 1000000");
-    let lab = Lab::seeded(seed, 4096, 8 << 10, &options);
+    let fixture = Fixture::seeded(seed, 4096, 8 << 10, &options);
     let spec = DiskSpec::new("metronome", Sector(8), Box::new(Metronome::default()));
-    let world = lab.world.clone();
+    let world = fixture.world.clone();
     let metronome = world.borrow_mut().add_disk(spec);
-    let leaf = lab.leaf(metronome);
-    let ended = lab.life(async move |cache| {
+    let leaf = fixture.leaf(metronome);
+    let ended = fixture.life(async move |cache| {
         scatter(&cache, 100, 1).await;
         get(&*cache, 4000).await.unwrap();
         reactor::sleep(Nanos(QUIET_NS - 5_000_000)).await;
@@ -304,7 +313,7 @@ fn a_flush_ends_as_clients_leave(seed: u64) -> bool {
 /// The picking task saw a limit, and waited for a flush of the origin; the settling task, a moment
 /// later, saw none, and waited for more to be written. Nobody told either that time had gone by.
 #[test]
-fn a_flush_does_not_wait_for_ever_when_a_latency_target_ceases_to_count() {
+fn a_flush_ends_when_a_latency_target_ceases_to_count() {
     let hang: Vec<u64> = (0..64).filter(|&seed| !a_flush_ends_as_clients_leave(seed)).collect();
     assert!(hang.is_empty(), "of 64 worlds these: {hang:?}");
 }

@@ -2,7 +2,7 @@
 //! The man page says what the code does: its table lines are parsed, and what the target lists is
 //! in it.
 
-use crate::common::{Lab, config};
+use crate::common::{Fixture, config};
 use block::Target;
 use writecache::Config;
 
@@ -21,7 +21,7 @@ fn every_table_line_in_the_man_page_is_good() {
 
 #[test]
 fn the_man_page_has_every_attribute_and_every_option() {
-    let attributes = block::attr::names(&Lab::small("").target().attributes());
+    let attributes = block::attr::names(&Fixture::small("").target().attributes());
     // The message that refuses an option lists those that there are.
     let refusal = Config::parse(&["s", "o", "c", "4096", "1", "bogus"]).unwrap_err().to_string();
     let options = refusal.split(": ").last().unwrap().trim_start_matches("there are ");

@@ -4,15 +4,15 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::common::{Lab, expect, fill, flush, suspend};
+use crate::common::{Fixture, expect, fill, flush, suspend};
 use block::{BlockDevice, Budget, Error, ErrorKind, Target};
 use sim::Machine;
 use writecache::{Depth, ProbeReport};
 
 /// One life with a budget of so many bytes; what is free while the cache is open, and afterwards.
-fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
-    let machine = Machine::boot(&lab.world, 1);
-    let target = lab.target();
+fn life(fixture: &Fixture, limit: u64) -> Result<(u64, u64), Error> {
+    let machine = Machine::boot(&fixture.world, 1);
+    let target = fixture.target();
     let done = machine.block_on(async move {
         let budget = Arc::new(Budget::new(limit, "a test"));
         reactor::set_memory(budget.clone());
@@ -29,9 +29,10 @@ fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
     done.unwrap()
 }
 
-fn look(lab: &Lab, limit: u64) -> Result<ProbeReport, Error> {
-    let machine = Machine::boot(&lab.world, 1);
-    let (device, start): (Rc<dyn BlockDevice>, _) = (lab.leaf(lab.cache), lab.config.start_sector);
+fn look(fixture: &Fixture, limit: u64) -> Result<ProbeReport, Error> {
+    let machine = Machine::boot(&fixture.world, 1);
+    let (device, start): (Rc<dyn BlockDevice>, _) =
+        (fixture.leaf(fixture.cache), fixture.config.start_sector);
     let found = machine.block_on(async move {
         reactor::set_memory(Arc::new(Budget::new(limit, "a test")));
         writecache::probe(device, start, Depth::Data).await
@@ -46,18 +47,18 @@ fn look(lab: &Lab, limit: u64) -> Result<ProbeReport, Error> {
 #[test]
 fn a_cache_whose_map_has_no_room_is_not_made() {
     for options in ["", "ordered", "parts 2", "format dm"] {
-        let lab = Lab::new(256, 2048, options);
-        let before = lab.image();
-        let e = life(&lab, 1000).unwrap_err();
+        let fixture = Fixture::new(256, 2048, options);
+        let before = fixture.image();
+        let e = life(&fixture, 1000).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NoMemory, "{options}: {}", e.chain());
         let why = e.chain();
         for part in ["cache device cache: the map of its ", " blocks needs ", "1000 bytes are free"]
         {
             assert!(why.contains(part), "{options}: {why}");
         }
-        assert!(lab.image() == before, "{options}: something was written");
+        assert!(fixture.image() == before, "{options}: something was written");
         let limit = 1 << 20;
-        let (open, closed) = life(&lab, limit).unwrap();
+        let (open, closed) = life(&fixture, limit).unwrap();
         assert!(open < limit - 8000 && open > limit - 100_000, "{options}: {open} are free");
         assert_eq!(closed, limit, "{options}: a cache that was closed holds memory");
     }
@@ -67,14 +68,14 @@ fn a_cache_whose_map_has_no_room_is_not_made() {
 #[test]
 fn a_cache_that_has_no_room_is_left_as_it_is() {
     for options in ["", "ordered", "parts 2", "format dm"] {
-        let lab = Lab::new(256, 2048, options);
-        life(&lab, u64::MAX).unwrap();
-        let before = lab.image();
-        assert_eq!(life(&lab, 4096).unwrap_err().kind(), ErrorKind::NoMemory, "{options}");
-        let looked = look(&lab, 100);
+        let fixture = Fixture::new(256, 2048, options);
+        life(&fixture, u64::MAX).unwrap();
+        let before = fixture.image();
+        assert_eq!(life(&fixture, 4096).unwrap_err().kind(), ErrorKind::NoMemory, "{options}");
+        let looked = look(&fixture, 100);
         assert_eq!(looked.map(|_| ()).unwrap_err().kind(), ErrorKind::NoMemory, "{options}");
-        assert!(lab.image() == before, "{options}: it was changed");
-        assert!(look(&lab, 1 << 20).unwrap().damage.is_empty(), "{options}");
-        lab.life(async |cache| expect(&*cache, 0..9, 1).await).unwrap();
+        assert!(fixture.image() == before, "{options}: it was changed");
+        assert!(look(&fixture, 1 << 20).unwrap().damage.is_empty(), "{options}");
+        fixture.life(async |cache| expect(&*cache, 0..9, 1).await).unwrap();
     }
 }

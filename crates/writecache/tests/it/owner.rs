@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::common::{Lab, config, expect, fill, flush, say, suspend};
+use crate::common::{Fixture, config, expect, fill, flush, say, suspend};
 use block::{Bio, BlockDevice, Error, Limits, Sector, Target};
 use sim::{Machine, PowerCut};
 use writecache::WriteCache;
@@ -31,15 +31,16 @@ impl BlockDevice for Named {
 
 /// A life of the cache over an origin of this identity.
 fn life_over(
-    lab: &Lab,
+    fixture: &Fixture,
     identity: Option<&'static str>,
     options: &str,
     work: impl AsyncFnOnce(Rc<WriteCache>) + 'static,
 ) -> Result<(), Error> {
-    let machine = Machine::boot(&lab.world, 1);
-    let origin = Rc::new(Named { below: lab.leaf(lab.origin), identity });
-    let cache = lab.leaf(lab.cache);
-    let target = WriteCache::new("wc", config(4096, options), origin, cache, lab.sectors).unwrap();
+    let machine = Machine::boot(&fixture.world, 1);
+    let origin = Rc::new(Named { below: fixture.leaf(fixture.origin), identity });
+    let cache = fixture.leaf(fixture.cache);
+    let target =
+        WriteCache::new("wc", config(4096, options), origin, cache, fixture.sectors).unwrap();
     let done = machine.block_on(async move {
         target.clone().resume().await?;
         work(target).await;
@@ -50,61 +51,61 @@ fn life_over(
 }
 
 /// A cache of `identity` that holds blocks 0 to 9, dirty.
-fn dirty_of(identity: Option<&'static str>) -> Lab {
-    let lab = Lab::small("");
-    let filled = life_over(&lab, identity, "", async |cache| {
+fn dirty_of(identity: Option<&'static str>) -> Fixture {
+    let fixture = Fixture::small("");
+    let filled = life_over(&fixture, identity, "", async |cache| {
         fill(&*cache, 0..10, 1).await;
         flush(&*cache).await;
         suspend(&cache).await;
     });
     filled.unwrap();
-    lab
+    fixture
 }
 
-fn owner(lab: &Lab) -> [u8; 16] {
-    lab.superblock().origin_id
+fn owner(fixture: &Fixture) -> [u8; 16] {
+    fixture.superblock().origin_id
 }
 
 #[test]
 fn a_format_records_the_origin_and_the_same_one_opens_again() {
-    let lab = dirty_of(Some("disk a"));
-    assert_eq!(owner(&lab), format::origin_id("disk a"));
-    let before = lab.superblock().generation;
-    life_over(&lab, Some("disk a"), "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
-    assert_eq!(lab.superblock().generation, before, "nothing was written");
+    let fixture = dirty_of(Some("disk a"));
+    assert_eq!(owner(&fixture), format::origin_id("disk a"));
+    let before = fixture.superblock().generation;
+    life_over(&fixture, Some("disk a"), "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
+    assert_eq!(fixture.superblock().generation, before, "nothing was written");
 }
 
 #[test]
-fn the_blocks_of_one_origin_are_refused_to_another_and_nothing_is_changed() {
-    let lab = dirty_of(Some("disk a"));
-    let before = lab.image();
-    let why = life_over(&lab, Some("disk b"), "", async |_| ()).unwrap_err().to_string();
+fn the_blocks_of_one_origin_are_refused_to_another() {
+    let fixture = dirty_of(Some("disk a"));
+    let before = fixture.image();
+    let why = life_over(&fixture, Some("disk b"), "", async |_| ()).unwrap_err().to_string();
     for part in ["holds 10 blocks (10 dirty) of another origin", "(disk b)", "adopt_origin"] {
         assert!(why.contains(part), "{why}");
     }
-    assert!(lab.image() == before);
+    assert!(fixture.image() == before);
 }
 
 #[test]
 fn the_table_may_say_that_another_origin_takes_its_place() {
-    let lab = dirty_of(Some("disk a"));
+    let fixture = dirty_of(Some("disk a"));
     let seen = async |cache: Rc<WriteCache>| expect(&*cache, 0..10, 1).await;
-    life_over(&lab, Some("disk b"), "adopt_origin", seen).unwrap();
-    assert_eq!(owner(&lab), format::origin_id("disk b"));
-    life_over(&lab, Some("disk b"), "", seen).unwrap();
-    assert!(life_over(&lab, Some("disk a"), "", async |_| ()).is_err());
+    life_over(&fixture, Some("disk b"), "adopt_origin", seen).unwrap();
+    assert_eq!(owner(&fixture), format::origin_id("disk b"));
+    life_over(&fixture, Some("disk b"), "", seen).unwrap();
+    assert!(life_over(&fixture, Some("disk a"), "", async |_| ()).is_err());
 }
 
 #[test]
 fn a_cache_without_blocks_goes_to_whoever_takes_it() {
-    let lab = dirty_of(Some("disk a"));
-    let emptied = life_over(&lab, Some("disk a"), "", async |cache| {
+    let fixture = dirty_of(Some("disk a"));
+    let emptied = life_over(&fixture, Some("disk a"), "", async |cache| {
         say(&cache, "flush").await.unwrap();
         suspend(&cache).await;
     });
     emptied.unwrap();
-    life_over(&lab, Some("disk b"), "", async |_| ()).unwrap();
-    assert_eq!(owner(&lab), format::origin_id("disk b"));
+    life_over(&fixture, Some("disk b"), "", async |_| ()).unwrap();
+    assert_eq!(owner(&fixture), format::origin_id("disk b"));
 }
 
 /// Tried as a new user would: the manual says that a cache without blocks goes to any origin, but
@@ -112,9 +113,9 @@ fn a_cache_without_blocks_goes_to_whoever_takes_it() {
 #[test]
 fn a_cache_without_blocks_takes_an_origin_of_any_size() {
     for (was_used, parts) in [(true, ""), (false, ""), (true, "parts 2"), (false, "parts 2")] {
-        let mut lab = Lab::small("");
-        let whole = lab.sectors;
-        let opened = life_over(&lab, Some("disk a"), parts, async move |cache| {
+        let mut fixture = Fixture::small("");
+        let whole = fixture.sectors;
+        let opened = life_over(&fixture, Some("disk a"), parts, async move |cache| {
             if was_used {
                 fill(&*cache, 0..10, 1).await;
                 let last = whole.0 / 8;
@@ -127,8 +128,8 @@ fn a_cache_without_blocks_takes_an_origin_of_any_size() {
         // Smaller, then as large as before, then of another identity.
         for (sectors, identity) in [(whole.0 - 80, "disk a"), (whole.0, "disk a"), (800, "disk b")]
         {
-            lab.sectors = Sector(sectors);
-            let taken = life_over(&lab, Some(identity), parts, async move |cache| {
+            fixture.sectors = Sector(sectors);
+            let taken = life_over(&fixture, Some(identity), parts, async move |cache| {
                 fill(&*cache, 0..3, 2).await;
                 say(&cache, "flush").await.unwrap();
                 fill(&*cache, 0..3, 3).await;
@@ -136,8 +137,8 @@ fn a_cache_without_blocks_takes_an_origin_of_any_size() {
                 suspend(&cache).await;
             });
             taken.unwrap();
-            assert_eq!(lab.superblock().origin_sectors, sectors);
-            assert_eq!(owner(&lab), format::origin_id(identity));
+            assert_eq!(fixture.superblock().origin_sectors, sectors);
+            assert_eq!(owner(&fixture), format::origin_id(identity));
         }
     }
 }
@@ -145,59 +146,60 @@ fn a_cache_without_blocks_takes_an_origin_of_any_size() {
 #[test]
 fn one_block_is_enough_to_refuse_another_size() {
     for parts in ["", "parts 2"] {
-        let mut lab = Lab::small("");
-        let filled = life_over(&lab, Some("disk a"), parts, async |cache| {
+        let mut fixture = Fixture::small("");
+        let filled = life_over(&fixture, Some("disk a"), parts, async |cache| {
             fill(&*cache, 3..4, 1).await;
             flush(&*cache).await;
             suspend(&cache).await;
         });
         filled.unwrap();
-        let before = lab.image();
-        lab.sectors = Sector(lab.sectors.0 - 80);
+        let before = fixture.image();
+        fixture.sectors = Sector(fixture.sectors.0 - 80);
         for identity in ["disk a", "disk b"] {
             let options = format!("{parts} adopt_origin");
-            let refused = life_over(&lab, Some(identity), options.trim(), async |_| ());
+            let refused = life_over(&fixture, Some(identity), options.trim(), async |_| ());
             let why = refused.unwrap_err().to_string();
             assert!(why.contains("1 blocks (1 dirty) of an origin of"), "{why}");
-            assert!(lab.image() == before);
+            assert!(fixture.image() == before);
         }
     }
 }
 
 #[test]
-fn a_cache_that_does_not_know_its_origin_adopts_the_first_that_is_known() {
-    let lab = dirty_of(None);
-    assert_eq!(owner(&lab), [0; 16]);
-    life_over(&lab, Some("disk a"), "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
-    assert_eq!(owner(&lab), format::origin_id("disk a"));
+fn a_cache_without_a_known_origin_adopts_the_first_known_one() {
+    let fixture = dirty_of(None);
+    assert_eq!(owner(&fixture), [0; 16]);
+    life_over(&fixture, Some("disk a"), "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
+    assert_eq!(owner(&fixture), format::origin_id("disk a"));
 }
 
 #[test]
 fn of_an_origin_that_nobody_knows_only_the_size_counts() {
-    let lab = dirty_of(Some("disk a"));
-    life_over(&lab, None, "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
-    assert_eq!(owner(&lab), format::origin_id("disk a"), "it is not forgotten");
+    let fixture = dirty_of(Some("disk a"));
+    life_over(&fixture, None, "", async |cache| expect(&*cache, 0..10, 1).await).unwrap();
+    assert_eq!(owner(&fixture), format::origin_id("disk a"), "it is not forgotten");
 }
 
 #[test]
 fn an_adoption_cut_at_any_step_leaves_a_cache_of_one_of_the_two() {
-    let lab = dirty_of(Some("disk a"));
-    let image = lab.image();
+    let fixture = dirty_of(Some("disk a"));
+    let image = fixture.image();
     for step in 0.. {
-        lab.world.borrow_mut().poke(lab.cache, Sector::ZERO, &image);
-        let machine = Machine::boot(&lab.world, 1);
-        let origin = Rc::new(Named { below: lab.leaf(lab.origin), identity: Some("disk b") });
+        fixture.world.borrow_mut().poke(fixture.cache, Sector::ZERO, &image);
+        let machine = Machine::boot(&fixture.world, 1);
+        let origin =
+            Rc::new(Named { below: fixture.leaf(fixture.origin), identity: Some("disk b") });
         let config = config(4096, "adopt_origin");
-        let cache = lab.leaf(lab.cache);
-        let target = WriteCache::new("wc", config, origin, cache, lab.sectors).unwrap();
-        let until = lab.world.borrow().steps() + step;
-        lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
+        let cache = fixture.leaf(fixture.cache);
+        let target = WriteCache::new("wc", config, origin, cache, fixture.sectors).unwrap();
+        let until = fixture.world.borrow().steps() + step;
+        fixture.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
         let ended = machine.block_on(async move { target.resume().await });
-        lab.world.borrow_mut().power_cut_at(None);
+        fixture.world.borrow_mut().power_cut_at(None);
         machine.power_cut();
         let seen = async |cache: Rc<WriteCache>| expect(&*cache, 0..10, 1).await;
-        let old = life_over(&lab, Some("disk a"), "", seen).is_ok();
-        let new = life_over(&lab, Some("disk b"), "", seen).is_ok();
+        let old = life_over(&fixture, Some("disk a"), "", seen).is_ok();
+        let new = life_over(&fixture, Some("disk b"), "", seen).is_ok();
         assert!(old != new, "step {step}: old {old}, new {new}");
         if let Ok(opened) = ended {
             opened.unwrap();

@@ -7,13 +7,13 @@ use std::rc::Rc;
 
 use crate::common::spread::{self, number};
 use crate::common::{
-    BLOCK, BLOCK_SECTORS, Lab, at, config, expect, fill, flush, get, pattern, put, say, suspend,
+    BLOCK, BLOCK_SECTORS, Fixture, at, config, expect, fill, flush, get, pattern, put, say, suspend,
 };
 use block::{BlockDevice, Buf, Class, CoreId, Error, Flags, Sector, Status, Target};
 use format::{Geometry, Superblock, UNIT};
 use sim::model::Uniform;
 use sim::{DiskSpec, Faults, Machine};
-use writecache::{CacheEvent, Contents, Depth, Mutation, WriteCache};
+use writecache::{CacheEvent, Contents, Depth, Fault, WriteCache};
 
 /// Blocks of a chunk in these tests.
 const CHUNK: u64 = 4;
@@ -21,33 +21,34 @@ const CHUNK: u64 = 4;
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 
 /// A cache of so many parts before 256 blocks.
-fn lab(parts: u8, options: &str) -> Lab {
-    let mut lab = Lab::new(256, 512 * u64::from(parts), &format!("parts {parts} {options}"));
-    lab.config.chunk = Sector(CHUNK * BLOCK_SECTORS);
-    lab
+fn fixture(parts: u8, options: &str) -> Fixture {
+    let mut fixture =
+        Fixture::new(256, 512 * u64::from(parts), &format!("parts {parts} {options}"));
+    fixture.config.set_chunk(Sector(CHUNK * BLOCK_SECTORS));
+    fixture
 }
 
 /// The same cache by another table line.
-fn by(lab: &Lab, options: &str) -> Lab {
+fn by(fixture: &Fixture, options: &str) -> Fixture {
     let mut config = config(4096, options);
-    config.chunk = lab.config.chunk;
-    Lab { config, ..lab.clone() }
+    config.set_chunk(fixture.config.chunk());
+    Fixture { config, ..fixture.clone() }
 }
 
-fn area_bytes(lab: &Lab) -> u64 {
-    lab.superblock().part.unwrap().area_sectors * 512
+fn area_bytes(fixture: &Fixture) -> u64 {
+    fixture.superblock().part.unwrap().area_sectors * 512
 }
 
 /// One life of a cache whose parts are on `cores`.
 fn life_on<T: 'static>(
-    lab: &Lab,
+    fixture: &Fixture,
     cores: Vec<CoreId>,
     work: impl AsyncFnOnce(Rc<WriteCache>) -> T + 'static,
 ) -> T {
     let count = cores.iter().map(|core| core.0 + 1).max().unwrap();
-    let machine = Machine::boot(&lab.world, count);
-    let target = lab.target();
-    target.place_parts(cores, spread::share(&lab.world, [lab.origin, lab.cache]));
+    let machine = Machine::boot(&fixture.world, count);
+    let target = fixture.target();
+    target.place_parts(cores, spread::share(&fixture.world, [fixture.origin, fixture.cache]));
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         work(target).await
@@ -57,10 +58,10 @@ fn life_on<T: 'static>(
 }
 
 #[test]
-fn requests_of_different_chunks_meet_nowhere_and_cost_a_message_there_and_one_back() {
-    let lab = lab(2, MANUAL);
-    let world = lab.world.clone();
-    life_on(&lab, vec![CoreId(1), CoreId(2)], async move |cache| {
+fn requests_of_different_chunks_cost_two_messages_each() {
+    let fixture = fixture(2, MANUAL);
+    let world = fixture.world.clone();
+    life_on(&fixture, vec![CoreId(1), CoreId(2)], async move |cache| {
         let seen = || {
             let w = world.borrow();
             [
@@ -109,11 +110,11 @@ fn requests_of_different_chunks_meet_nowhere_and_cost_a_message_there_and_one_ba
 
 #[test]
 fn devices_that_are_not_lent_are_reached_by_core_0() {
-    let lab = lab(2, "");
-    let machine = Machine::boot(&lab.world, 2);
-    let target = lab.target();
+    let fixture = fixture(2, "");
+    let machine = Machine::boot(&fixture.world, 2);
+    let target = fixture.target();
     target.place_parts(spread::cores(2), spread::share_nothing());
-    let world = lab.world.clone();
+    let world = fixture.world.clone();
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         fill(&*target, 0..64, 1).await;
@@ -124,13 +125,13 @@ fn devices_that_are_not_lent_are_reached_by_core_0() {
     });
     machine.kill();
     done.unwrap();
-    assert!((0..64).all(|block| lab.origin_block(block) == pattern(block, 1)));
+    assert!((0..64).all(|block| fixture.origin_block(block) == pattern(block, 1)));
 }
 
 #[test]
-fn requests_longer_than_a_chunk_are_split_and_put_together_again() {
-    let lab = lab(3, MANUAL);
-    life_on(&lab, spread::cores(2), async |cache| {
+fn requests_longer_than_a_chunk_are_split_and_joined() {
+    let fixture = fixture(3, MANUAL);
+    life_on(&fixture, spread::cores(2), async |cache| {
         let data: Vec<u8> = (0..64).flat_map(|block| pattern(block, 7)).collect();
         let write =
             reactor::write(&*cache, Flags::FUA, Class::Normal, at(0), Buf::copy_of(&data).into());
@@ -158,8 +159,8 @@ fn requests_longer_than_a_chunk_are_split_and_put_together_again() {
 
 #[test]
 fn what_is_told_is_of_all_parts() {
-    let lab = lab(2, &format!("{MANUAL} writeback_jobs 10"));
-    life_on(&lab, spread::cores(2), async |cache| {
+    let fixture = fixture(2, &format!("{MANUAL} writeback_jobs 10"));
+    life_on(&fixture, spread::cores(2), async |cache| {
         // Blocks 2 to 9: the end of chunk 0, chunk 1, the beginning of chunk 2.
         fill(&*cache, 2..10, 1).await;
         fill(&*cache, 20..21, 1).await;
@@ -201,7 +202,7 @@ fn what_is_told_is_of_all_parts() {
 
 #[test]
 fn another_number_of_parts_is_refused_with_both() {
-    let whole = Lab::small("");
+    let whole = Fixture::small("");
     whole.life(async |cache| put(&*cache, 1, 1).await.unwrap()).unwrap();
     let before = whole.image();
     let said = by(&whole, "parts 2").refusal();
@@ -209,7 +210,7 @@ fn another_number_of_parts_is_refused_with_both() {
     assert_eq!(whole.image(), before);
     by(&whole, "parts 1").life(async |_| ()).unwrap();
 
-    let divided = lab(3, "");
+    let divided = fixture(3, "");
     divided
         .life(async |cache| {
             fill(&*cache, 0..100, 1).await;
@@ -232,13 +233,14 @@ fn another_number_of_parts_is_refused_with_both() {
 #[test]
 fn one_part_is_the_same_bytes_as_ever() {
     let image = |options| {
-        let lab = Lab::small(options);
-        lab.life(async |cache| {
-            fill(&*cache, 0..20, 1).await;
-            flush(&*cache).await;
-        })
-        .unwrap();
-        lab.image()
+        let fixture = Fixture::small(options);
+        fixture
+            .life(async |cache| {
+                fill(&*cache, 0..20, 1).await;
+                flush(&*cache).await;
+            })
+            .unwrap();
+        fixture.image()
     };
     assert!(image("") == image("parts 1"));
     let superblock = Superblock::decode(0, &image("parts 1")[..UNIT]).unwrap();
@@ -246,38 +248,39 @@ fn one_part_is_the_same_bytes_as_ever() {
 }
 
 #[test]
-fn areas_and_chunks_are_on_the_media_and_a_device_that_grows_keeps_its_cache() {
-    let mut lab = lab(2, "");
-    lab.life(async |cache| {
-        fill(&*cache, 0..64, 1).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    let part = lab.superblock().part.unwrap();
+fn a_device_that_grows_keeps_its_divided_cache() {
+    let mut fixture = fixture(2, "");
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..64, 1).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    let part = fixture.superblock().part.unwrap();
     assert_eq!((part.nth, part.of, u64::from(part.chunk_sectors)), (0, 2, CHUNK * BLOCK_SECTORS));
     assert_eq!(part.area_sectors, 1024);
     // The same bytes on a larger device, and another chunk for new caches.
-    let image = lab.image();
+    let image = fixture.image();
     let model = Box::new(Uniform::new(1, 20_000, 60_000));
     let spec = DiskSpec::new("larger", Sector(9000), model);
-    lab.cache = lab.world.borrow_mut().add_disk(spec);
-    lab.poke_area(0, &image);
-    lab.config = config(4096, "");
-    lab.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
+    fixture.cache = fixture.world.borrow_mut().add_disk(spec);
+    fixture.poke_area(0, &image);
+    fixture.config = config(4096, "");
+    fixture.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
 }
 
 #[test]
-fn a_part_that_is_missing_or_foreign_is_refused_and_nothing_changed() {
-    let lab = lab(2, "");
+fn a_missing_or_foreign_part_is_refused_and_nothing_changes() {
+    let fixture = fixture(2, "");
     let fill_all = async |cache: Rc<WriteCache>| {
         fill(&*cache, 0..64, 1).await;
         flush(&*cache).await;
     };
-    lab.life(fill_all).unwrap();
-    let (area, image) = (area_bytes(&lab), lab.image());
+    fixture.life(fill_all).unwrap();
+    let (area, image) = (area_bytes(&fixture), fixture.image());
     let half = usize::try_from(area).unwrap();
     let (first, second) = (&image[..half], &image[half..]);
-    let other = self::lab(2, "");
+    let other = self::fixture(2, "");
     other.world.borrow_mut().rng.next_u64();
     other.life(fill_all).unwrap();
     let others = other.area(area, half);
@@ -292,94 +295,99 @@ fn a_part_that_is_missing_or_foreign_is_refused_and_nothing_changed() {
         ([first, &others], "holds part 1 of 2 of a divided cache, which does not belong"),
         ([&blank, second], "part 1 of 2 of a cache whose part 0 has gone"),
     ] {
-        lab.poke_area(0, &bytes.concat());
-        let before = lab.image();
-        let found = lab.refusal();
+        fixture.poke_area(0, &bytes.concat());
+        let before = fixture.image();
+        let found = fixture.refusal();
         assert!(found.contains(said), "{found}");
-        assert!(lab.image() == before, "{said}");
+        assert!(fixture.image() == before, "{said}");
     }
-    lab.poke_area(0, &image);
-    lab.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
+    fixture.poke_area(0, &image);
+    fixture.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
 }
 
 /// The proof that the check is needed: without it the parts of two caches make one, which serves
 /// what was never written to it.
 #[test]
 fn parts_of_another_cache_that_are_not_looked_at_are_caught() {
-    let (mut lab, other) = (lab(2, ""), lab(2, ""));
+    let (mut fixture, other) = (fixture(2, ""), fixture(2, ""));
     other.world.borrow_mut().rng.next_u64();
-    for (lab, version) in [(&lab, 1), (&other, 2)] {
-        lab.life(async move |cache| {
-            fill(&*cache, 0..64, version).await;
-            flush(&*cache).await;
+    for (fixture, version) in [(&fixture, 1), (&other, 2)] {
+        fixture
+            .life(async move |cache| {
+                fill(&*cache, 0..64, version).await;
+                flush(&*cache).await;
+            })
+            .unwrap();
+    }
+    let area = area_bytes(&fixture);
+    fixture.poke_area(area, &other.area(area, usize::try_from(area).unwrap()));
+    fixture.config.plant(Some(Fault::PartsUnchecked));
+    fixture
+        .life(async |cache| {
+            assert_eq!(get(&*cache, 0).await, Ok(pattern(0, 1)));
+            assert_eq!(get(&*cache, CHUNK).await, Ok(pattern(CHUNK, 2)), "it is another cache's");
         })
         .unwrap();
-    }
-    let area = area_bytes(&lab);
-    lab.poke_area(area, &other.area(area, usize::try_from(area).unwrap()));
-    lab.config.mutation = Mutation::PartsUnchecked;
-    lab.life(async |cache| {
-        assert_eq!(get(&*cache, 0).await, Ok(pattern(0, 1)));
-        assert_eq!(get(&*cache, CHUNK).await, Ok(pattern(CHUNK, 2)), "it is another cache's");
-    })
-    .unwrap();
-    lab.config.mutation = Mutation::None;
-    assert!(lab.refusal().contains("does not belong to this one"));
+    fixture.config.plant(None);
+    assert!(fixture.refusal().contains("does not belong to this one"));
 }
 
 #[test]
-fn what_a_creation_that_was_cut_short_has_left_is_formatted_again() {
-    let lab = lab(3, "");
-    lab.life(async |_| ()).unwrap();
-    let before = lab.superblock_of(1).uuid;
+fn the_remains_of_an_interrupted_creation_are_formatted_again() {
+    let fixture = fixture(3, "");
+    fixture.life(async |_| ()).unwrap();
+    let before = fixture.superblock_of(1).uuid;
     // Part 0 comes last: without it the others, in which nothing ever was, are no cache.
     let end = usize::try_from(Geometry::superblock_offset(3)).unwrap() + UNIT;
-    lab.poke_area(0, &vec![0; end]);
-    lab.life(async |cache| {
-        fill(&*cache, 0..64, 1).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    assert_ne!(lab.superblock_of(1).uuid[..15], before[..15], "made anew");
-    lab.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
+    fixture.poke_area(0, &vec![0; end]);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..64, 1).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    assert_ne!(fixture.superblock_of(1).uuid[..15], before[..15], "made anew");
+    fixture.life(async |cache| expect(&*cache, 0..64, 1).await).unwrap();
 }
 
 #[test]
 fn too_small_a_device_and_an_origin_that_rotates_are_refused() {
-    let mut small = lab(2, "");
+    let mut small = fixture(2, "");
     small.config = config(4096, "parts 4");
     let said = small.refusal();
     assert!(said.contains("4 parts of 262144 bytes") && said.contains("408"), "{said}");
 
-    let mut lab = lab(2, MANUAL);
+    let mut fixture = fixture(2, MANUAL);
     let model = Box::new(Uniform::new(1, 20_000, 60_000));
-    let spec = DiskSpec::new("hdd", lab.sectors, model);
-    let ssd = lab.origin;
-    lab.origin = lab.world.borrow_mut().add_disk(DiskSpec { rotational: true, ..spec });
-    let said = lab.refusal();
+    let spec = DiskSpec::new("hdd", fixture.sectors, model);
+    let ssd = fixture.origin;
+    fixture.origin = fixture.world.borrow_mut().add_disk(DiskSpec { rotational: true, ..spec });
+    let said = fixture.refusal();
     assert!(said.contains("parts 2") && said.contains("moves a head"), "{said}");
-    assert!(lab.image().iter().all(|&byte| byte == 0), "nothing was changed");
+    assert!(fixture.image().iter().all(|&byte| byte == 0), "nothing was changed");
     // A cache that is divided is never locked in.
-    let hdd = std::mem::replace(&mut lab.origin, ssd);
-    lab.life(async |cache| {
-        fill(&*cache, 0..16, 1).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    lab.origin = hdd;
-    lab.life(async |cache| {
-        expect(&*cache, 0..16, 1).await;
-        say(&cache, "flush").await.unwrap();
-    })
-    .unwrap();
-    assert!((0..16).all(|block| lab.origin_block(block) == pattern(block, 1)));
+    let hdd = std::mem::replace(&mut fixture.origin, ssd);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..16, 1).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    fixture.origin = hdd;
+    fixture
+        .life(async |cache| {
+            expect(&*cache, 0..16, 1).await;
+            say(&cache, "flush").await.unwrap();
+        })
+        .unwrap();
+    assert!((0..16).all(|block| fixture.origin_block(block) == pattern(block, 1)));
 }
 
 #[test]
 fn a_failed_flush_of_the_cache_device_fails_every_part() {
-    let lab = lab(2, MANUAL);
-    let (world, disk) = (lab.world.clone(), lab.cache);
-    life_on(&lab, spread::cores(2), async move |cache| {
+    let fixture = fixture(2, MANUAL);
+    let (world, disk) = (fixture.world.clone(), fixture.cache);
+    life_on(&fixture, spread::cores(2), async move |cache| {
         fill(&*cache, 0..8, 1).await;
         let faults = |per_mille| Faults { flush_error_per_mille: per_mille, ..Faults::default() };
         world.borrow_mut().set_faults(disk, faults(1000));
@@ -399,12 +407,15 @@ fn a_failed_flush_of_the_cache_device_fails_every_part() {
 
 #[test]
 fn trouble_of_the_origin_is_told_once_and_its_end_once() {
-    let lab = lab(2, "high_watermark 100 low_watermark 100");
-    let (world, disk) = (lab.world.clone(), lab.origin);
+    let fixture = fixture(2, "high_watermark 100 low_watermark 100");
+    let (world, disk) = (fixture.world.clone(), fixture.origin);
     let told: Rc<RefCell<Vec<CacheEvent>>> = Rc::default();
-    let machine = Machine::boot(&lab.world, 2);
-    let target = lab.target();
-    target.place_parts(spread::cores(2), spread::share(&lab.world, [lab.origin, lab.cache]));
+    let machine = Machine::boot(&fixture.world, 2);
+    let target = fixture.target();
+    target.place_parts(
+        spread::cores(2),
+        spread::share(&fixture.world, [fixture.origin, fixture.cache]),
+    );
     let hear = told.clone();
     target.on_event(move |trouble| hear.borrow_mut().push(trouble));
     let done = machine.block_on(async move {
@@ -448,15 +459,18 @@ impl BlockDevice for Named {
 /// Part 1 holds a block, part 0 none: it would go to any origin, but not without the other.
 #[test]
 fn parts_go_to_another_origin_together_or_not_at_all() {
-    let lab = lab(2, "");
+    let fixture = fixture(2, "");
     let life = |who: &'static str, options: &str, block: Option<u64>| -> Result<(), Error> {
-        let machine = Machine::boot(&lab.world, 2);
-        let origin = Rc::new(Named(lab.leaf(lab.origin), who));
+        let machine = Machine::boot(&fixture.world, 2);
+        let origin = Rc::new(Named(fixture.leaf(fixture.origin), who));
         let mut config = config(4096, options);
-        config.chunk = lab.config.chunk;
-        let cache = lab.leaf(lab.cache);
-        let target = WriteCache::new("wc", config, origin, cache, lab.sectors).unwrap();
-        target.place_parts(spread::cores(2), spread::share(&lab.world, [lab.origin, lab.cache]));
+        config.set_chunk(fixture.config.chunk());
+        let cache = fixture.leaf(fixture.cache);
+        let target = WriteCache::new("wc", config, origin, cache, fixture.sectors).unwrap();
+        target.place_parts(
+            spread::cores(2),
+            spread::share(&fixture.world, [fixture.origin, fixture.cache]),
+        );
         let done = machine.block_on(async move {
             target.clone().resume().await?;
             if let Some(block) = block {
@@ -468,35 +482,36 @@ fn parts_go_to_another_origin_together_or_not_at_all() {
         machine.kill();
         done.unwrap()
     };
-    let ids = || [0, 1].map(|nth| lab.superblock_of(nth).origin_id);
+    let ids = || [0, 1].map(|nth| fixture.superblock_of(nth).origin_id);
     life("one", "parts 2", Some(CHUNK)).unwrap();
     assert_eq!(ids(), [format::origin_id("one"); 2]);
-    let before = lab.image();
+    let before = fixture.image();
     let said = life("two", "", None).unwrap_err().to_string();
     assert!(said.contains("part 1 of 2") && said.contains("another origin"), "{said}");
-    assert!(lab.image() == before, "nothing was changed");
+    assert!(fixture.image() == before, "nothing was changed");
     life("two", "adopt_origin", None).unwrap();
     assert_eq!(ids(), [format::origin_id("two"); 2]);
 }
 
 #[test]
 fn a_survey_tells_of_each_part_and_of_all() {
-    let lab = lab(2, MANUAL);
-    lab.life(async |cache| {
-        fill(&*cache, 2..10, 1).await;
-        // After a clean end data that do not match are rot, not a commit that never ended.
-        suspend(&cache).await;
-    })
-    .unwrap();
-    let look = |lab: &Lab| {
-        let machine = Machine::boot(&lab.world, 1);
-        let device = lab.leaf(lab.cache);
+    let fixture = fixture(2, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 2..10, 1).await;
+            // After a clean end data that do not match are rot, not a commit that never ended.
+            suspend(&cache).await;
+        })
+        .unwrap();
+    let look = |fixture: &Fixture| {
+        let machine = Machine::boot(&fixture.world, 1);
+        let device = fixture.leaf(fixture.cache);
         let found = machine
             .block_on(async move { writecache::probe(device, Sector::ZERO, Depth::Data).await });
         machine.kill();
         found.unwrap().unwrap()
     };
-    let found = look(&lab);
+    let found = look(&fixture);
     let Contents::Divided(cache) = &found.contents else { panic!("{found:?}") };
     assert_eq!((cache.parts.len(), cache.first.of), (2, 2));
     assert!(found.damage.is_empty(), "{:?}", found.damage);
@@ -505,16 +520,16 @@ fn a_survey_tells_of_each_part_and_of_all() {
     let dirty: Vec<u64> = cache.parts.iter().map(|p| p.occupancy().unwrap().dirty).collect();
     assert_eq!(dirty, [4, 4]);
     // Rot in the data of part 1: an offset of the whole area.
-    let begins = area_bytes(&lab);
-    let geometry = lab.superblock_of(1).geometry();
-    (0..geometry.slots).for_each(|slot| lab.flip(begins + geometry.slot_offset(slot) + 99, 3));
-    let hurt = look(&lab);
+    let begins = area_bytes(&fixture);
+    let geometry = fixture.superblock_of(1).geometry();
+    (0..geometry.slots).for_each(|slot| fixture.flip(begins + geometry.slot_offset(slot) + 99, 3));
+    let hurt = look(&fixture);
     assert_eq!(hurt.damage.len(), 4);
     let first = &hurt.damage[0];
     assert!(first.offset > begins && first.what.starts_with("part 1: sector "), "{first:?}");
     assert_eq!(hurt.token("wipe"), found.token("wipe"), "data are no part of it");
-    lab.poke_area(begins, &vec![0; 256 << 10]);
-    let missing = look(&lab);
+    fixture.poke_area(begins, &vec![0; 256 << 10]);
+    let missing = look(&fixture);
     assert!(missing.damage[0].what.contains("part 1: it is missing"), "{:?}", missing.damage);
     assert!(missing.occupancy().is_none());
     assert_ne!(missing.token("wipe"), found.token("wipe"));
@@ -523,15 +538,15 @@ fn a_survey_tells_of_each_part_and_of_all() {
 /// Found by fuzzing: the probe made a buffer of no bytes.
 #[test]
 fn a_survey_tells_that_the_device_ends_before_a_part() {
-    let lab = lab(2, MANUAL);
-    lab.life(async |cache| fill(&*cache, 0..4, 1).await).unwrap();
-    let (area, image) = (area_bytes(&lab), lab.image());
+    let fixture = fixture(2, MANUAL);
+    fixture.life(async |cache| fill(&*cache, 0..4, 1).await).unwrap();
+    let (area, image) = (area_bytes(&fixture), fixture.image());
     for (bytes, said) in [
         (area, "part 1: it is missing: the device ends before it"),
         (area + 512, "part 1: it is missing"),
         (area + (64 << 10), "part 1: "),
     ] {
-        let cut = Lab::new(256, bytes.div_ceil(1024), "");
+        let cut = Fixture::new(256, bytes.div_ceil(1024), "");
         cut.poke_area(0, &image[..usize::try_from(bytes).unwrap()]);
         let machine = Machine::boot(&cut.world, 1);
         let device = cut.leaf(cut.cache);

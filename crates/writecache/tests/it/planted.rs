@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::common::held::Held;
+use crate::common::stalled::StalledDevice;
 use crate::common::{
-    BLOCK, Lab, at, config, fill, flush, get, number, pattern, put, put_with, say, suspend,
+    BLOCK, Fixture, at, config, fill, flush, get, number, pattern, put, put_with, say, suspend,
 };
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
 use sim::Machine;
-use writecache::{Mutation, WriteCache};
+use writecache::{Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -25,33 +25,37 @@ const EAGER: &str = "high_watermark 0 low_watermark 0 autocommit_time 1";
 const TINY_KIB: u64 = 440;
 
 /// The promise holds, and is broken by the fault.
-fn is_found(mutation: Mutation, promise: impl Fn(Mutation) -> bool) {
-    assert!(promise(Mutation::None), "it does not hold as it is");
-    assert!(!promise(mutation), "{mutation:?} was not found");
+fn is_found(fault: Option<Fault>, promise: impl Fn(Option<Fault>) -> bool) {
+    assert!(promise(None), "it does not hold as it is");
+    assert!(!promise(fault), "{fault:?} was not found");
 }
 
-fn lab(blocks: u64, cache_kib: u64, options: &str, mutation: Mutation) -> Lab {
-    let mut lab = Lab::new(blocks, cache_kib, options);
-    lab.config.mutation = mutation;
-    lab
+fn fixture(blocks: u64, cache_kib: u64, options: &str, fault: Option<Fault>) -> Fixture {
+    let mut fixture = Fixture::new(blocks, cache_kib, options);
+    fixture.config.plant(fault);
+    fixture
 }
 
 /// A cache on devices that may hold writes back.
 struct Rig {
-    lab: Lab,
-    origin: Rc<Held>,
-    device: Rc<Held>,
+    fixture: Fixture,
+    origin: Rc<StalledDevice>,
+    device: Rc<StalledDevice>,
 }
 
 impl Rig {
-    fn over(lab: &Lab) -> Rc<Rig> {
-        let (origin, device) = (lab.leaf(lab.origin), lab.leaf(lab.cache));
-        Rc::new(Rig { lab: lab.clone(), origin: Held::over(origin), device: Held::over(device) })
+    fn over(fixture: &Fixture) -> Rc<Rig> {
+        let (origin, device) = (fixture.leaf(fixture.origin), fixture.leaf(fixture.cache));
+        Rc::new(Rig {
+            fixture: fixture.clone(),
+            origin: StalledDevice::over(origin),
+            device: StalledDevice::over(device),
+        })
     }
 
     fn target(&self) -> Rc<WriteCache> {
         let (origin, device) = (self.origin.clone(), self.device.clone());
-        let Lab { config, sectors, .. } = self.lab.clone();
+        let Fixture { config, sectors, .. } = self.fixture.clone();
         WriteCache::new("wc", config, origin, device, sectors).unwrap()
     }
 
@@ -60,7 +64,7 @@ impl Rig {
         self: Rc<Rig>,
         work: impl AsyncFnOnce(Rc<Rig>, Rc<WriteCache>) -> T + 'static,
     ) -> T {
-        let machine = Machine::boot(&self.lab.world, 1);
+        let machine = Machine::boot(&self.fixture.world, 1);
         let target = self.target();
         let done = machine.block_on(async move {
             target.clone().resume().await.unwrap();
@@ -91,19 +95,19 @@ async fn holds(dev: &dyn BlockDevice, block: u64, version: u64) -> bool {
 }
 
 /// What a new life of the cache finds.
-fn reopened_holds(lab: &Lab, block: u64, version: u64) -> bool {
-    lab.life(async move |cache| holds(&*cache, block, version).await).unwrap_or(false)
+fn reopened_holds(fixture: &Fixture, block: u64, version: u64) -> bool {
+    fixture.life(async move |cache| holds(&*cache, block, version).await).unwrap_or(false)
 }
 
 /// dm-writecache, 31b22120: it read its metadata when a table was loaded, and did not see what the
 /// instance that was still live wrote until it was suspended.
 #[test]
 fn a_new_table_sees_what_the_old_one_wrote_until_its_suspend() {
-    is_found(Mutation::OpenWhenLoaded, |mutation| {
-        let again = lab(256, 1024, MANUAL, mutation);
-        let mut lab = again.clone();
-        lab.config.mutation = Mutation::None;
-        let seen = lab.life(async move |old| {
+    is_found(Some(Fault::OpenWhenLoaded), |fault| {
+        let again = fixture(256, 1024, MANUAL, fault);
+        let mut fixture = again.clone();
+        fixture.config.plant(None);
+        let seen = fixture.life(async move |old| {
             fill(&*old, 0..10, 1).await;
             flush(&*old).await;
             let new = again.target();
@@ -121,10 +125,10 @@ fn a_new_table_sees_what_the_old_one_wrote_until_its_suspend() {
 /// ydb-nbs#7070: a stalled write was executed after its client had connected again and had written
 /// the block anew.
 #[test]
-fn no_stalled_write_of_an_old_instance_lands_after_the_new_one_has_taken_over() {
-    is_found(Mutation::SuspendInFlight, |mutation| {
-        let rig = Rig::over(&lab(256, 1024, EAGER, mutation));
-        let lab = rig.lab.clone();
+fn no_stalled_write_of_an_old_instance_lands_after_a_takeover() {
+    is_found(Some(Fault::SuspendInFlight), |fault| {
+        let rig = Rig::over(&fixture(256, 1024, EAGER, fault));
+        let fixture = rig.fixture.clone();
         rig.life(async |rig, old| {
             rig.origin.hold_next();
             fill(&*old, 5..6, 1).await;
@@ -141,7 +145,7 @@ fn no_stalled_write_of_an_old_instance_lands_after_the_new_one_has_taken_over() 
             say(&new, "flush").await.unwrap();
             pause_ms(500).await;
         });
-        lab.origin_block(5) == pattern(5, 2)
+        fixture.origin_block(5) == pattern(5, 2)
     });
 }
 
@@ -149,9 +153,9 @@ fn no_stalled_write_of_an_old_instance_lands_after_the_new_one_has_taken_over() 
 /// order.
 #[test]
 fn no_older_version_lands_on_the_origin_after_a_newer_one() {
-    is_found(Mutation::TwoWritesInFlight, |mutation| {
-        let rig = Rig::over(&lab(256, 1024, EAGER, mutation));
-        let lab = rig.lab.clone();
+    is_found(Some(Fault::TwoWritesInFlight), |fault| {
+        let rig = Rig::over(&fixture(256, 1024, EAGER, fault));
+        let fixture = rig.fixture.clone();
         rig.life(async |rig, cache| {
             rig.origin.hold_next();
             fill(&*cache, 3..4, 1).await;
@@ -162,17 +166,17 @@ fn no_older_version_lands_on_the_origin_after_a_newer_one() {
             rig.origin.release();
             say(&cache, "flush").await.unwrap();
         });
-        lab.origin_block(3) == pattern(3, 2)
+        fixture.origin_block(3) == pattern(3, 2)
     });
 }
 
 /// LSVD's own note: at run time the map followed the order of completion, replay that of the log;
 /// after a crash writes that overlapped were in another order than clients had seen.
 #[test]
-fn a_crash_does_not_turn_the_order_round_of_writes_that_overlapped() {
-    is_found(Mutation::CompletionOrder, |mutation| {
-        let rig = Rig::over(&lab(256, 1024, MANUAL, mutation));
-        let lab = rig.lab.clone();
+fn a_crash_does_not_reverse_the_order_of_overlapping_writes() {
+    is_found(Some(Fault::CompletionOrder), |fault| {
+        let rig = Rig::over(&fixture(256, 1024, MANUAL, fault));
+        let fixture = rig.fixture.clone();
         rig.life(async |rig, cache| {
             rig.device.hold_next();
             let (ended, writer) = (Rc::new(Cell::new(false)), cache.clone());
@@ -189,7 +193,7 @@ fn a_crash_does_not_turn_the_order_round_of_writes_that_overlapped() {
             assert!(holds(&*cache, 0, 1).await, "the one that ended last");
             flush(&*cache).await;
         });
-        reopened_holds(&lab, 0, 1)
+        reopened_holds(&fixture, 0, 1)
     });
 }
 
@@ -197,9 +201,9 @@ fn a_crash_does_not_turn_the_order_round_of_writes_that_overlapped() {
 /// longer led to was lost.
 #[test]
 fn what_is_committed_during_a_checkpoint_is_there_after_it() {
-    is_found(Mutation::CheckpointStartLate, |mutation| {
-        let rig = Rig::over(&lab(200, TINY_KIB, MANUAL, mutation));
-        let lab = rig.lab.clone();
+    is_found(Some(Fault::CheckpointStartLate), |fault| {
+        let rig = Rig::over(&fixture(200, TINY_KIB, MANUAL, fault));
+        let fixture = rig.fixture.clone();
         rig.life(async |rig, cache| {
             for version in 1.. {
                 // The next record is the last one before a checkpoint.
@@ -222,16 +226,16 @@ fn what_is_committed_during_a_checkpoint_is_there_after_it() {
             rig.device.release();
             assert!(comes_true(|| number(&cache, "checkpoints") > 0).await);
         });
-        reopened_holds(&lab, 100, 2) && reopened_holds(&lab, 0, 50)
+        reopened_holds(&fixture, 100, 2) && reopened_holds(&fixture, 0, 50)
     });
 }
 
 /// Ceph PWL, 41068: bytes were not given back, and once the cache had been full all I/O hung.
 #[test]
 fn a_cache_that_was_full_goes_on() {
-    is_found(Mutation::LeakedCount, |mutation| {
+    is_found(Some(Fault::LeakedCount), |fault| {
         let options = format!("{EAGER} writeback_jobs 4");
-        let rig = Rig::over(&lab(200, TINY_KIB, &options, mutation));
+        let rig = Rig::over(&fixture(200, TINY_KIB, &options, fault));
         rig.life(async |_, cache| {
             let (ended, writer) = (Rc::new(Cell::new(false)), cache.clone());
             let tell = ended.clone();
@@ -246,18 +250,18 @@ fn a_cache_that_was_full_goes_on() {
 
 /// ocf#440: the cache lines of a core that had been removed came back at the next recovery.
 #[test]
-fn what_a_flush_has_taken_out_of_the_cache_does_not_come_back() {
-    is_found(Mutation::CleanKeptInLog, |mutation| {
-        let lab = lab(256, 1024, MANUAL, mutation);
-        let flushed = lab.life(async |cache| {
+fn blocks_that_a_flush_dropped_do_not_come_back() {
+    is_found(Some(Fault::CleanKeptInLog), |fault| {
+        let fixture = fixture(256, 1024, MANUAL, fault);
+        let flushed = fixture.life(async |cache| {
             fill(&*cache, 0..10, 1).await;
             say(&cache, "flush").await.unwrap();
             suspend(&cache).await;
         });
         flushed.unwrap();
         // The origin is used without its cache.
-        lab.world.borrow_mut().poke(lab.origin, at(4), &pattern(4, 2));
-        reopened_holds(&lab, 4, 2)
+        fixture.world.borrow_mut().poke(fixture.origin, at(4), &pattern(4, 2));
+        reopened_holds(&fixture, 4, 2)
     });
 }
 
@@ -272,15 +276,15 @@ async fn write_small(cache: &WriteCache, flags: Flags, first: u64, count: usize)
 /// next commit was the one that the checkpoint waited for, and what the `flush` still had to forget
 /// went into it too: more than the log keeps for the end of a checkpoint. All hung for good.
 #[test]
-fn a_flush_beside_writes_leaves_the_log_room_for_the_end_of_a_checkpoint() {
+fn a_flush_beside_writes_leaves_log_room_for_a_checkpoint() {
     // Blocks of 512 bytes are so many that the log is what bounds the changes: one commit of 1764,
     // 7 of its 64 units.
-    is_found(Mutation::DropsBeyondRoom, |mutation| {
-        let mut lab = Lab::new(16 << 10, 16 << 10, "");
-        lab.config = config(512, MANUAL);
-        lab.config.mutation = mutation;
-        let inner = lab.clone();
-        Rig::over(&lab).life(async move |rig, cache| {
+    is_found(Some(Fault::DropsBeyondRoom), |fault| {
+        let mut fixture = Fixture::new(16 << 10, 16 << 10, "");
+        fixture.config = config(512, MANUAL);
+        fixture.config.plant(fault);
+        let inner = fixture.clone();
+        Rig::over(&fixture).life(async move |rig, cache| {
             // Every second block, so that each takes an entry of its own.
             for block in (0..40_000).step_by(2) {
                 write_small(&cache, Flags::empty(), block, 1).await;
@@ -322,44 +326,44 @@ fn a_flush_beside_writes_leaves_the_log_room_for_the_end_of_a_checkpoint() {
 }
 
 /// Two commits, of which the second is of block 0 alone and no later record calls it durable.
-fn two_commits(mutation: Mutation) -> Lab {
-    let lab = lab(256, 1024, MANUAL, mutation);
-    let done = lab.life(async |cache| {
+fn two_commits(fault: Option<Fault>) -> Fixture {
+    let fixture = fixture(256, 1024, MANUAL, fault);
+    let done = fixture.life(async |cache| {
         fill(&*cache, 0..4, 1).await;
         flush(&*cache).await;
         fill(&*cache, 0..1, 2).await;
         flush(&*cache).await;
     });
     done.unwrap();
-    lab
+    fixture
 }
 
 /// A record was cut off because its data had not arrived. Then the same data come again.
 #[test]
-fn a_record_that_was_cut_off_for_its_data_does_not_come_back_with_them() {
-    is_found(Mutation::TailKept, |mutation| {
-        let lab = two_commits(mutation);
-        let offset = lab.geometry().slot_offset(lab.slot_of(0));
-        let data = lab.area(offset, BLOCK);
-        lab.poke_area(offset, &[0; BLOCK]);
-        assert!(reopened_holds(&lab, 0, 1));
-        lab.poke_area(offset, &data);
-        reopened_holds(&lab, 0, 1)
+fn a_record_cut_off_for_its_data_does_not_come_back() {
+    is_found(Some(Fault::TailKept), |fault| {
+        let fixture = two_commits(fault);
+        let offset = fixture.geometry().slot_offset(fixture.slot_of(0));
+        let data = fixture.area(offset, BLOCK);
+        fixture.poke_area(offset, &[0; BLOCK]);
+        assert!(reopened_holds(&fixture, 0, 1));
+        fixture.poke_area(offset, &data);
+        reopened_holds(&fixture, 0, 1)
     });
 }
 
 /// A record was torn: a word of it had not arrived, one that is the same in every record. A part of
 /// the next one, torn too, brought it. Found by the exhaustive search in persistent memory.
 #[test]
-fn a_torn_record_does_not_become_whole_by_a_part_of_the_next_one() {
-    is_found(Mutation::TornTailKept, |mutation| {
-        let lab = two_commits(mutation);
-        let offset = lab.geometry().log_offset(lab.last_record()) + 16;
-        let word = lab.area(offset, 8);
-        lab.poke_area(offset, &[0; 8]);
-        assert!(reopened_holds(&lab, 0, 1));
-        lab.poke_area(offset, &word);
-        reopened_holds(&lab, 0, 1)
+fn a_torn_record_is_not_completed_by_part_of_the_next_one() {
+    is_found(Some(Fault::TornTailKept), |fault| {
+        let fixture = two_commits(fault);
+        let offset = fixture.geometry().log_offset(fixture.last_record()) + 16;
+        let word = fixture.area(offset, 8);
+        fixture.poke_area(offset, &[0; 8]);
+        assert!(reopened_holds(&fixture, 0, 1));
+        fixture.poke_area(offset, &word);
+        reopened_holds(&fixture, 0, 1)
     });
 }
 
@@ -386,16 +390,13 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn the_table_of_planted_faults_names_each_and_the_test_that_finds_it() {
+fn the_table_of_planted_faults_is_complete() {
     let table = fs::read_to_string(folder("../../docs/mutations.md")).unwrap();
-    let config = fs::read_to_string(folder("src/config.rs")).unwrap();
+    let faults = fs::read_to_string(folder("src/planted.rs")).unwrap();
     let (engine, tests) = (sources(&folder("src")), sources(&folder("tests")));
-    let variants = config.split("pub enum Mutation {").nth(1).unwrap().split("\n}").next().unwrap();
-    let variants: BTreeSet<&str> = variants
-        .lines()
-        .filter_map(|line| line.trim().strip_suffix(','))
-        .filter(|name| *name != "None")
-        .collect();
+    let variants = faults.split("pub enum Fault {").nth(1).unwrap().split("\n}").next().unwrap();
+    let variants: BTreeSet<&str> =
+        variants.lines().filter_map(|line| line.trim().strip_suffix(',')).collect();
     assert!(variants.len() > 40, "{variants:?}");
     let rows: Vec<Vec<&str>> = table
         .lines()
@@ -411,9 +412,9 @@ fn the_table_of_planted_faults_names_each_and_the_test_that_finds_it() {
             assert!(tests.contains(&format!("fn {test}(")), "there is no test {test}");
         }
     }
-    assert_eq!(named, variants, "docs/mutations.md, and `Mutation`");
+    assert_eq!(named, variants, "docs/mutations.md, and `Fault`");
     for name in variants {
-        let planted = format!("Mutation::{name}");
+        let planted = format!("Fault::{name}");
         assert!(engine.contains(&planted), "{name} is not planted anywhere");
         assert!(tests.contains(&planted), "no test plants {name}");
     }

@@ -4,27 +4,27 @@
 
 use std::rc::Rc;
 
-use crate::common::{BITS, Lab, config, fill, flush, number, say, suspend};
+use crate::common::{BITS, Fixture, config, fill, flush, number, say, suspend};
 use block::{BlockDevice, Sector};
 use format::{Geometry, UNIT};
 use sim::{Machine, Rng};
 use writecache::{Contents, Depth, Occupancy, ProbeReport, WriteCache};
 
-fn look(lab: &Lab, depth: Depth) -> ProbeReport {
-    let before = lab.image();
-    let machine = Machine::boot(&lab.world, 1);
-    let device: Rc<dyn BlockDevice> = lab.leaf(lab.cache);
-    let start = lab.config.start_sector;
+fn look(fixture: &Fixture, depth: Depth) -> ProbeReport {
+    let before = fixture.image();
+    let machine = Machine::boot(&fixture.world, 1);
+    let device: Rc<dyn BlockDevice> = fixture.leaf(fixture.cache);
+    let start = fixture.config.start_sector;
     let report = machine.block_on(async move { writecache::probe(device, start, depth).await });
     machine.kill();
-    assert!(lab.image() == before, "a probe writes nothing");
+    assert!(fixture.image() == before, "a probe writes nothing");
     report.expect("no power cut was planned").unwrap()
 }
 
 /// A cache with dirty, clean and overwritten blocks, of which the newest record is not durable.
-fn used(options: &str) -> Lab {
-    let lab = Lab::small(options);
-    let filled = lab.life(async |cache| {
+fn used(options: &str) -> Fixture {
+    let fixture = Fixture::small(options);
+    let filled = fixture.life(async |cache| {
         fill(&*cache, 0..10, 1).await;
         flush(&*cache).await;
         fill(&*cache, 4..6, 2).await;
@@ -33,7 +33,7 @@ fn used(options: &str) -> Lab {
         flush(&*cache).await;
     });
     filled.unwrap();
-    lab
+    fixture
 }
 
 fn occupancy(report: &ProbeReport) -> &Occupancy {
@@ -42,17 +42,17 @@ fn occupancy(report: &ProbeReport) -> &Occupancy {
 
 #[test]
 fn a_blank_device_is_blank_and_foreign_data_are_unknown() {
-    let lab = Lab::small("");
-    assert!(matches!(look(&lab, Depth::Data).contents, Contents::Blank));
-    lab.poke_area(8192, &[1; 512]);
-    assert!(matches!(look(&lab, Depth::Data).contents, Contents::Unknown));
+    let fixture = Fixture::small("");
+    assert!(matches!(look(&fixture, Depth::Data).contents, Contents::Blank));
+    fixture.poke_area(8192, &[1; 512]);
+    assert!(matches!(look(&fixture, Depth::Data).contents, Contents::Unknown));
 }
 
 #[test]
 fn a_sound_cache_is_told_as_the_engine_finds_it() {
     for options in ["", "start_sector 136"] {
-        let lab = used(options);
-        let report = look(&lab, Depth::Data);
+        let fixture = used(options);
+        let report = look(&fixture, Depth::Data);
         assert_eq!((&report.damage[..], report.damage_left_out), (&[][..], 0));
         let o = occupancy(&report);
         let runs = [(0, 80), (800, 24), (1600, 8)].map(|(at, len)| (Sector(at), Sector(len)));
@@ -60,10 +60,10 @@ fn a_sound_cache_is_told_as_the_engine_finds_it() {
         assert_eq!((o.dirty, o.clean, o.bad), (14, 0, 0));
         assert_eq!(o.dirty_bytes(), 14 * 4096);
         let Contents::Native(cache) = &report.contents else { panic!("{report:?}") };
-        assert_eq!((cache.agreeing, cache.superblock.clone()), (4, lab.superblock()));
-        assert_eq!(cache.log_end.unwrap().0, lab.last_record());
+        assert_eq!((cache.agreeing, cache.superblock.clone()), (4, fixture.superblock()));
+        assert_eq!(cache.log_end.unwrap().0, fixture.last_record());
         let (free, total) = (o.free, o.total);
-        let live = lab.life(async move |cache: Rc<WriteCache>| {
+        let live = fixture.life(async move |cache: Rc<WriteCache>| {
             assert_eq!(number(&cache, "total_blocks"), total);
             assert_eq!(number(&cache, "dirty_blocks"), 14);
             assert_eq!(number(&cache, "free_blocks"), free);
@@ -74,13 +74,13 @@ fn a_sound_cache_is_told_as_the_engine_finds_it() {
 
 #[test]
 fn a_cache_that_was_flushed_holds_nothing() {
-    let lab = used("");
-    let flushed = lab.life(async |cache| {
+    let fixture = used("");
+    let flushed = fixture.life(async |cache| {
         say(&cache, "flush").await.unwrap();
         suspend(&cache).await;
     });
     flushed.unwrap();
-    let report = look(&lab, Depth::Data);
+    let report = look(&fixture, Depth::Data);
     assert!(report.damage.is_empty(), "{report:?}");
     let o = occupancy(&report);
     assert_eq!((o.dirty, o.clean, o.free), (0, 0, o.total));
@@ -89,33 +89,34 @@ fn a_cache_that_was_flushed_holds_nothing() {
 
 #[test]
 fn a_token_stands_for_the_cache_as_it_is() {
-    let lab = used("");
-    let token = look(&lab, Depth::Metadata).token("wipe");
-    assert_eq!(look(&lab, Depth::Metadata).token("wipe"), token);
-    assert_ne!(look(&lab, Depth::Metadata).token("recover"), token);
-    lab.life(async |cache| {
-        fill(&*cache, 0..1, 7).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    assert_ne!(look(&lab, Depth::Metadata).token("wipe"), token);
+    let fixture = used("");
+    let token = look(&fixture, Depth::Metadata).token("wipe");
+    assert_eq!(look(&fixture, Depth::Metadata).token("wipe"), token);
+    assert_ne!(look(&fixture, Depth::Metadata).token("recover"), token);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1, 7).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    assert_ne!(look(&fixture, Depth::Metadata).token("wipe"), token);
 }
 
 #[test]
 fn each_damaged_superblock_copy_is_told_with_its_offset() {
     for copy in 0..4 {
-        let lab = used("");
+        let fixture = used("");
         let offset = Geometry::superblock_offset(copy);
-        lab.flip(offset + BITS[1].0, BITS[1].1);
-        let report = look(&lab, Depth::Metadata);
+        fixture.flip(offset + BITS[1].0, BITS[1].1);
+        let report = look(&fixture, Depth::Metadata);
         assert_eq!(report.damage.len(), 1, "{report:?}");
         assert_eq!(report.damage[0].offset, offset);
         assert!(report.damage[0].what.contains("the next opening mends it"), "{report:?}");
         assert_eq!(occupancy(&report).dirty, 14);
         for other in (0..4).filter(|other| *other != copy).take(2) {
-            lab.flip(Geometry::superblock_offset(other) + BITS[1].0, BITS[1].1);
+            fixture.flip(Geometry::superblock_offset(other) + BITS[1].0, BITS[1].1);
         }
-        let report = look(&lab, Depth::Metadata);
+        let report = look(&fixture, Depth::Metadata);
         assert!(matches!(report.contents, Contents::Ruined), "{report:?}");
         assert_eq!(report.damage.len(), 4);
     }
@@ -123,11 +124,11 @@ fn each_damaged_superblock_copy_is_told_with_its_offset() {
 
 #[test]
 fn a_lost_record_is_told_with_its_offset() {
-    let lab = used("");
-    let last = lab.last_record();
-    let offset = lab.geometry().log_offset(last - 1);
-    lab.flip(offset + 100, 1);
-    let report = look(&lab, Depth::Metadata);
+    let fixture = used("");
+    let last = fixture.last_record();
+    let offset = fixture.geometry().log_offset(last - 1);
+    fixture.flip(offset + 100, 1);
+    let report = look(&fixture, Depth::Metadata);
     assert_eq!(report.damage.len(), 1, "{report:?}");
     assert_eq!(report.damage[0].offset, offset);
     let wanted = format!("log record {} was durable, and is lost: checksum mismatch", last - 1);
@@ -137,8 +138,8 @@ fn a_lost_record_is_told_with_its_offset() {
 
 #[test]
 fn a_rotten_checkpoint_unit_is_told_with_its_offset() {
-    let lab = Lab::small("");
-    let filled = lab.life(async |cache| {
+    let fixture = Fixture::small("");
+    let filled = fixture.life(async |cache| {
         let mut version = 0;
         while number(&cache, "checkpoints") < 1 {
             version += 1;
@@ -148,26 +149,26 @@ fn a_rotten_checkpoint_unit_is_told_with_its_offset() {
         suspend(&cache).await;
     });
     filled.unwrap();
-    let offset = lab.geometry().checkpoint_offset(lab.superblock().checkpoint.area);
-    lab.flip(offset + BITS[1].0, BITS[1].1);
-    let report = look(&lab, Depth::Metadata);
+    let offset = fixture.geometry().checkpoint_offset(fixture.superblock().checkpoint.area);
+    fixture.flip(offset + BITS[1].0, BITS[1].1);
+    let report = look(&fixture, Depth::Metadata);
     assert_eq!(report.damage.first().map(|f| f.offset), Some(offset), "{report:?}");
     assert!(report.damage[0].what.starts_with("checkpoint unit 0: checksum"), "{report:?}");
 }
 
 #[test]
-fn rotten_data_are_found_by_who_looks_at_them_and_by_nobody_else() {
-    let lab = used("");
-    let flushed_by_a_later_record = lab.life(async |cache| {
+fn bit_rot_is_found_by_the_reads_of_that_block_only() {
+    let fixture = used("");
+    let flushed_by_a_later_record = fixture.life(async |cache| {
         fill(&*cache, 220..221, 1).await;
         flush(&*cache).await;
     });
     flushed_by_a_later_record.unwrap();
-    lab.rot_data_of(100);
-    assert!(look(&lab, Depth::Metadata).damage.is_empty());
-    let report = look(&lab, Depth::Data);
+    fixture.rot_data_of(100);
+    assert!(look(&fixture, Depth::Metadata).damage.is_empty());
+    let report = look(&fixture, Depth::Data);
     assert_eq!(report.damage.len(), 1, "{report:?}");
-    assert_eq!(report.damage[0].offset, lab.geometry().slot_offset(lab.slot_of(100)));
+    assert_eq!(report.damage[0].offset, fixture.geometry().slot_offset(fixture.slot_of(100)));
     assert!(report.damage[0].what.contains("sector 800: its data do not match"), "{report:?}");
 }
 
@@ -179,7 +180,7 @@ fn no_bytes_make_a_survey_panic() {
     let header = format::dm::Superblock { block_size: 4096, n_blocks: 200, seq_count: 3 };
     header.encode(&mut kernel[..format::dm::HEADER_BYTES]);
     for round in 0..400 {
-        let lab = Lab::small("");
+        let fixture = Fixture::small("");
         let mut image = [&kernel, &native, &divided][round % 3].clone();
         // Mostly where metadata are, and with checksums that are right, as an attacker's would be.
         for _ in 0..rng.below(6) {
@@ -195,8 +196,8 @@ fn no_bytes_make_a_survey_panic() {
                 image[unit + 12..unit + 16].copy_from_slice(&crc.to_le_bytes());
             }
         }
-        lab.poke_area(0, &image);
-        seen[match look(&lab, Depth::Data).contents {
+        fixture.poke_area(0, &image);
+        seen[match look(&fixture, Depth::Data).contents {
             Contents::Blank => 0,
             Contents::Unknown => 1,
             Contents::Ruined => 2,
@@ -210,10 +211,10 @@ fn no_bytes_make_a_survey_panic() {
 
 #[test]
 fn an_area_beyond_the_end_is_refused() {
-    let mut lab = Lab::small("");
-    lab.config = config(4096, "start_sector 2048");
-    let machine = Machine::boot(&lab.world, 1);
-    let device: Rc<dyn BlockDevice> = lab.leaf(lab.cache);
+    let mut fixture = Fixture::small("");
+    fixture.config = config(4096, "start_sector 2048");
+    let machine = Machine::boot(&fixture.world, 1);
+    let device: Rc<dyn BlockDevice> = fixture.leaf(fixture.cache);
     let looked =
         machine.block_on(async move { writecache::probe(device, Sector(2048), Depth::Data).await });
     machine.kill();

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use crate::common::{
-    BLOCK, Lab, at, config, expect, fill, flush, get, number, pattern, put, put_with, say, suspend,
+    BLOCK, Fixture, at, config, expect, fill, flush, get, number, pattern, put, put_with, say,
+    suspend,
 };
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Sector, Status, Target};
 use format::{Kind, RecordHeader, UNIT};
@@ -46,15 +47,15 @@ async fn all_end<F: Future<Output = ()> + 'static>(tasks: impl Iterator<Item = F
     in_time(HANG_MS, || open.get() == 0).await
 }
 
-fn set_faults(lab: &Lab, file: reactor::FileId, faults: Faults) {
-    lab.world.borrow_mut().set_faults(file, faults);
+fn set_faults(fixture: &Fixture, file: reactor::FileId, faults: Faults) {
+    fixture.world.borrow_mut().set_faults(file, faults);
 }
 
 /// Blocks of 512 bytes have eight times the records. A commit of an eighth of the slots needed
 /// more room than the log keeps for the end of a checkpoint, and the checkpoint, which would have
 /// made room, waited for that commit.
 #[test]
-fn a_commit_and_a_checkpoint_do_not_wait_for_each_other_when_much_changes_at_once() {
+fn a_commit_and_a_checkpoint_never_wait_for_each_other() {
     much_changes_at_once("");
 }
 
@@ -66,9 +67,9 @@ fn nor_do_they_in_the_order_of_epochs() {
 
 fn much_changes_at_once(options: &str) {
     const BIO_BLOCKS: u64 = 512;
-    let mut lab = Lab::new(25_000, 32 << 10, "");
-    lab.config = config(512, options);
-    let ended = lab.life(async |cache| {
+    let mut fixture = Fixture::new(25_000, 32 << 10, "");
+    fixture.config = config(512, options);
+    let ended = fixture.life(async |cache| {
         let last = cache.limits().capacity.0 - BIO_BLOCKS;
         let writers = (0..16).map(|writer| {
             let cache = cache.clone();
@@ -87,22 +88,23 @@ fn much_changes_at_once(options: &str) {
 }
 
 /// Units of the log that the media say are needed.
-fn log_used_units(lab: &Lab) -> u64 {
-    lab.last_record() + 1 - lab.superblock().checkpoint.log_start_seq
+fn log_used_units(fixture: &Fixture) -> u64 {
+    fixture.last_record() + 1 - fixture.superblock().checkpoint.log_start_seq
 }
 
 /// Each life began with writes, which took what was left of the log, before a checkpoint; and each
 /// crash came before that checkpoint had ended. Some lives later nothing was left for its end.
 #[test]
-fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpoint() {
+fn repeated_crashes_do_not_use_up_the_reserve_of_the_log() {
     const LIVES: u64 = 40;
-    let lab = Lab::new(200, TINY_KIB, "autocommit_time 1 high_watermark 90 low_watermark 80");
+    let fixture =
+        Fixture::new(200, TINY_KIB, "autocommit_time 1 high_watermark 90 low_watermark 80");
     let mut began_late = 0;
     for life in 0..LIVES {
-        let machine = Machine::boot(&lab.world, 1);
-        let cache = lab.target();
+        let machine = Machine::boot(&fixture.world, 1);
+        let cache = fixture.target();
         machine.block_on(cache.clone().resume()).unwrap().unwrap();
-        let half = u64::from(lab.geometry().log_units / 2);
+        let half = u64::from(fixture.geometry().log_units / 2);
         let start = number(&cache, "log_used_units");
         for writer in 0..8 {
             let (cache, mut rng) = (cache.clone(), Rng::new(life * 8 + writer));
@@ -113,7 +115,7 @@ fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpo
             });
         }
         // The crash comes right after the record that was written once a checkpoint was due.
-        let world = lab.world.clone();
+        let world = fixture.world.clone();
         let now = || world.borrow().now();
         let hang = now() + Nanos::from_millis(HANG_MS);
         machine.run(|| number(&cache, "log_used_units") > start.max(half) || now() > hang);
@@ -123,16 +125,16 @@ fn crash_after_crash_does_not_use_up_what_the_log_keeps_for_the_end_of_a_checkpo
         drop(cache); // the writers have it
         machine.kill();
         assert!(!hangs, "life {life} hangs: it began with {start} units of {} used", 2 * half);
-        began_late += u64::from(log_used_units(&lab) >= half);
+        began_late += u64::from(log_used_units(&fixture) >= half);
     }
     assert!(began_late > 20, "{began_late} lives of {LIVES} began with a log that was half used");
 }
 
 /// Appends empty records, as crashes left them in the test above, until every unit is used.
-fn use_up_the_log(lab: &Lab) {
-    let (superblock, last) = (lab.superblock(), lab.last_record());
+fn use_up_the_log(fixture: &Fixture) {
+    let (superblock, last) = (fixture.superblock(), fixture.last_record());
     let geometry = superblock.geometry();
-    let unit = lab.area(geometry.log_offset(last), UNIT);
+    let unit = fixture.area(geometry.log_offset(last), UNIT);
     let (header, mut link) = {
         let record = format::decode_record(&unit, &superblock.uuid).unwrap();
         (record.header, record.crc)
@@ -141,7 +143,7 @@ fn use_up_the_log(lab: &Lab) {
         let next = RecordHeader { kind: Kind::Log, seq, link, flushed_seq: seq - 1, ..header };
         let mut unit = vec![0; UNIT];
         link = format::encode_record(&next, &[], &mut unit);
-        lab.poke_area(geometry.log_offset(seq), &unit);
+        fixture.poke_area(geometry.log_offset(seq), &unit);
     }
 }
 
@@ -149,15 +151,15 @@ fn use_up_the_log(lab: &Lab) {
 /// empty commit.
 #[test]
 fn a_cache_whose_log_is_used_up_opens_and_serves() {
-    let lab = Lab::new(200, TINY_KIB, "");
-    let done = lab.life(async |cache| {
+    let fixture = Fixture::new(200, TINY_KIB, "");
+    let done = fixture.life(async |cache| {
         fill(&*cache, 0..10, 1).await;
         flush(&*cache).await;
     });
     done.unwrap();
-    use_up_the_log(&lab);
-    let machine = Machine::boot(&lab.world, 1);
-    let (cache, served) = (lab.target(), Rc::new(Cell::new(false)));
+    use_up_the_log(&fixture);
+    let machine = Machine::boot(&fixture.world, 1);
+    let (cache, served) = (fixture.target(), Rc::new(Cell::new(false)));
     let tell = served.clone();
     machine.spawn(0, async move {
         cache.clone().resume().await.unwrap();
@@ -173,10 +175,10 @@ fn a_cache_whose_log_is_used_up_opens_and_serves() {
 /// A checkpoint wrote down for good which blocks could not be read, although they were good again a
 /// moment later.
 #[test]
-fn blocks_lost_to_a_spell_of_wrong_reads_come_back_with_a_reload() {
-    let lab = Lab::new(200, TINY_KIB, MANUAL);
-    let inner = lab.clone();
-    let done = lab.life(async move |cache| {
+fn blocks_lost_to_wrong_reads_come_back_with_a_reload() {
+    let fixture = Fixture::new(200, TINY_KIB, MANUAL);
+    let inner = fixture.clone();
+    let done = fixture.life(async move |cache| {
         fill(&*cache, 0..8, 7).await;
         flush(&*cache).await;
         (0..8).for_each(|block| inner.rot_data_of(block));
@@ -190,17 +192,17 @@ fn blocks_lost_to_a_spell_of_wrong_reads_come_back_with_a_reload() {
         suspend(&cache).await;
     });
     done.unwrap();
-    lab.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
+    fixture.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
 }
 
 /// So did a commit, of blocks that it named for the first time. Found by the adversary
 /// (`cache-errors`, seed 284750231): reads of the cache device fail for a while, and after a
 /// restart with sound disks the blocks were errors still.
 #[test]
-fn new_blocks_lost_to_a_spell_of_failing_reads_come_back_after_a_crash() {
-    let lab = Lab::small(MANUAL);
-    let inner = lab.clone();
-    let done = lab.life(async move |cache| {
+fn new_blocks_lost_to_failing_reads_come_back_after_a_crash() {
+    let fixture = Fixture::small(MANUAL);
+    let inner = fixture.clone();
+    let done = fixture.life(async move |cache| {
         fill(&*cache, 0..8, 7).await;
         let wrong = Faults { read_error_per_mille: 1000, ..Faults::default() };
         set_faults(&inner, inner.cache, wrong);
@@ -213,15 +215,15 @@ fn new_blocks_lost_to_a_spell_of_failing_reads_come_back_after_a_crash() {
         flush(&*cache).await;
     });
     done.unwrap();
-    lab.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
+    fixture.life(async |cache| expect(&*cache, 0..8, 7).await).unwrap();
 }
 
 /// With an unreadable block in every slot nothing ever comes free, and a writer waited for ever.
 #[test]
-fn a_write_to_a_cache_of_unreadable_slots_is_enospc_rather_than_a_hang() {
-    let lab = Lab::new(200, TINY_KIB, MANUAL);
-    let inner = lab.clone();
-    let outcome = lab.life(async move |cache| {
+fn a_write_to_a_cache_of_unreadable_slots_is_enospc_no_hang() {
+    let fixture = Fixture::new(200, TINY_KIB, MANUAL);
+    let inner = fixture.clone();
+    let outcome = fixture.life(async move |cache| {
         let slots = number(&cache, "total_blocks");
         let wrong = Faults { rot_per_mille: 1000, ..Faults::default() };
         set_faults(&inner, inner.cache, wrong);
@@ -239,22 +241,22 @@ fn a_write_to_a_cache_of_unreadable_slots_is_enospc_rather_than_a_hang() {
     assert_eq!(outcome.unwrap(), Some(Err(Status::NoSpace)));
 }
 
-/// A lab whose origin takes 50 ms for a request.
-fn before_a_slow_origin(options: &str) -> Lab {
-    let mut lab = Lab::small(options);
+/// A fixture whose origin takes 50 ms for a request.
+fn before_a_slow_origin(options: &str) -> Fixture {
+    let mut fixture = Fixture::small(options);
     let model = Uniform::new(7, 50_000_000, 60_000_000);
-    let spec = DiskSpec::new("slow origin", lab.sectors, Box::new(model));
-    lab.origin = lab.world.borrow_mut().add_disk(spec);
-    lab
+    let spec = DiskSpec::new("slow origin", fixture.sectors, Box::new(model));
+    fixture.origin = fixture.world.borrow_mut().add_disk(spec);
+    fixture
 }
 
 /// Suspend of a failed cache returned at once. The origin writes that it had left behind ended
 /// after those of the table loaded next, and brought old versions back.
 #[test]
 fn suspend_of_a_failed_cache_waits_for_origin_writes_in_flight() {
-    let lab = before_a_slow_origin("high_watermark 1 low_watermark 0");
-    let inner = lab.clone();
-    let done = lab.life(async move |cache| {
+    let fixture = before_a_slow_origin("high_watermark 1 low_watermark 0");
+    let inner = fixture.clone();
+    let done = fixture.life(async move |cache| {
         let image = || inner.peek(inner.origin, 0, 256 * BLOCK);
         for block in 0..8 {
             put_with(&*cache, Flags::FUA, block * 3, 1).await.unwrap();
@@ -278,8 +280,8 @@ fn suspend_of_a_failed_cache_waits_for_origin_writes_in_flight() {
 /// one under load that moment never came.
 #[test]
 fn a_wide_discard_is_served_under_steady_writeback() {
-    let lab = Lab::new(4000, 4 << 10, "high_watermark 10 low_watermark 0");
-    let served = lab.life(async |cache| {
+    let fixture = Fixture::new(4000, 4 << 10, "high_watermark 10 low_watermark 0");
+    let served = fixture.life(async |cache| {
         for writer in 0..8 {
             let (cache, mut rng) = (cache.clone(), Rng::new(writer));
             reactor::spawn(async move {
@@ -303,13 +305,13 @@ fn a_wide_discard_is_served_under_steady_writeback() {
 /// Suspend did not wait for tasks that had been started and had not run yet. They lived on, and
 /// two checkpoint tasks wrote the same area at the same time.
 #[test]
-fn a_resume_a_suspend_and_a_resume_in_one_go_leave_one_set_of_tasks() {
+fn resume_suspend_resume_at_once_leave_one_set_of_tasks() {
     for seed in 0..16 {
         // The disks are much faster than the core: requests end before a task has begun.
         let swarm = Swarm { preempt_per_mille: 990, ..Swarm::CALM };
         let world = World::with_swarm(Rng::new(seed), swarm);
-        let lab = Lab::within(world, seed, 200, TINY_KIB, MANUAL);
-        let counts = lab.life(async |cache| {
+        let fixture = Fixture::within(world, seed, 200, TINY_KIB, MANUAL);
+        let counts = fixture.life(async |cache| {
             suspend(&cache).await;
             cache.clone().resume().await.unwrap();
             for n in 0..200 {
@@ -319,7 +321,7 @@ fn a_resume_a_suspend_and_a_resume_in_one_go_leave_one_set_of_tasks() {
         });
         let (records, checkpoints) = counts.unwrap();
         // One is due after half a log; the record that is in flight just then counts twice.
-        let records_each_min = u64::from(lab.geometry().log_units / 2) - 1;
+        let records_each_min = u64::from(fixture.geometry().log_units / 2) - 1;
         let most = records / records_each_min;
         assert!(checkpoints <= most, "seed {seed}: {checkpoints} checkpoints, {most} were due");
     }
@@ -328,9 +330,9 @@ fn a_resume_a_suspend_and_a_resume_in_one_go_leave_one_set_of_tasks() {
 /// Rot in the newest batch looked like its torn end, so the next start went back to the versions
 /// before it, though all had been flushed and suspended.
 #[test]
-fn rot_in_the_newest_batch_after_a_clean_suspend_is_an_error_not_an_old_version() {
-    let lab = Lab::small(MANUAL);
-    let done = lab.life(async |cache| {
+fn bit_rot_in_the_newest_batch_after_a_suspend_is_an_error() {
+    let fixture = Fixture::small(MANUAL);
+    let done = fixture.life(async |cache| {
         for version in 1..=2 {
             fill(&*cache, 0..10, version).await;
             flush(&*cache).await;
@@ -338,8 +340,8 @@ fn rot_in_the_newest_batch_after_a_clean_suspend_is_an_error_not_an_old_version(
         suspend(&cache).await;
     });
     done.unwrap();
-    lab.rot_data_of(9);
-    let found = lab.life(async |cache| {
+    fixture.rot_data_of(9);
+    let found = fixture.life(async |cache| {
         expect(&*cache, 0..9, 2).await;
         get(&*cache, 9).await
     });
@@ -350,13 +352,13 @@ fn rot_in_the_newest_batch_after_a_clean_suspend_is_an_error_not_an_old_version(
 /// devices of a removed table could not be used by anyone else.
 #[test]
 fn a_removed_device_lets_go_of_its_leaves_at_once() {
-    let lab = Lab::small(MANUAL);
-    let machine = Machine::boot(&lab.world, 1);
-    let (origin, leaf) = (lab.leaf(lab.origin), lab.leaf(lab.cache));
+    let fixture = Fixture::small(MANUAL);
+    let machine = Machine::boot(&fixture.world, 1);
+    let (origin, leaf) = (fixture.leaf(fixture.origin), fixture.leaf(fixture.cache));
     let holders = move |o: &Rc<dyn BlockDevice>, c: &Rc<dyn BlockDevice>| {
         (Rc::strong_count(o), Rc::strong_count(c))
     };
-    let (options, sectors) = (lab.config.clone(), lab.sectors);
+    let (options, sectors) = (fixture.config.clone(), fixture.sectors);
     let work = async move {
         let before = holders(&origin, &leaf);
         let cache = WriteCache::new("wc", options, origin.clone(), leaf.clone(), sectors).unwrap();
@@ -375,9 +377,9 @@ fn a_removed_device_lets_go_of_its_leaves_at_once() {
 /// After `flush` the origin may be used without its cache. Clean blocks that the cache had kept
 /// hid what was written there meanwhile.
 #[test]
-fn after_a_flush_no_block_hides_what_the_origin_gets_without_the_cache() {
-    let lab = Lab::small(MANUAL);
-    let count = lab.life(async |cache| {
+fn after_a_flush_no_block_hides_newer_data_of_the_origin() {
+    let fixture = Fixture::small(MANUAL);
+    let count = fixture.life(async |cache| {
         let count = number(&cache, "total_blocks") * 3 / 4;
         fill(&*cache, 0..count, 1).await;
         say(&cache, "flush").await.unwrap();
@@ -385,10 +387,10 @@ fn after_a_flush_no_block_hides_what_the_origin_gets_without_the_cache() {
     });
     let count = count.unwrap();
     for block in 0..count {
-        assert!(lab.origin_block(block) == pattern(block, 1), "block {block}");
-        lab.world.borrow_mut().poke(lab.origin, at(block), &pattern(block, 2));
+        assert!(fixture.origin_block(block) == pattern(block, 1), "block {block}");
+        fixture.world.borrow_mut().poke(fixture.origin, at(block), &pattern(block, 2));
     }
-    lab.life(async move |cache| expect(&*cache, 0..count, 2).await).unwrap();
+    fixture.life(async move |cache| expect(&*cache, 0..count, 2).await).unwrap();
 }
 
 /// What one read of a disk takes; all else takes 0.1 ms.
@@ -419,16 +421,16 @@ impl Model for SlowReads {
 
 /// Reads block 3 from the origin. Meanwhile it is written to the cache, and written back by an
 /// origin write that fails. Returns what the read brings, and whether the origin was torn.
-async fn read_beside_a_failed_writeback(lab: &Lab, cache: &WriteCache) -> (Vec<u8>, bool) {
+async fn read_beside_a_failed_writeback(fixture: &Fixture, cache: &WriteCache) -> (Vec<u8>, bool) {
     let (began, buf) = (reactor::now(), Buf::zeroed(BLOCK));
     let read = reactor::read(cache, Class::Foreground, at(3), buf.all().into());
     reactor::sleep(Nanos::from_millis(1)).await;
     let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
-    set_faults(lab, lab.origin, fails);
+    set_faults(fixture, fixture.origin, fails);
     put_with(cache, Flags::FUA, 3, 2).await.unwrap();
     let failed = || number(cache, "error") != 0;
     assert!(in_time(10, failed).await, "no origin write has failed");
-    let torn = [1, 2].iter().all(|&version| lab.origin_block(3) != pattern(3, version));
+    let torn = [1, 2].iter().all(|&version| fixture.origin_block(3) != pattern(3, version));
     read.await.unwrap();
     assert!(reactor::now().0 >= began.0 + SLOW_READ_NS, "the origin was not read");
     (buf.read(<[u8]>::to_vec), torn)
@@ -436,15 +438,17 @@ async fn read_beside_a_failed_writeback(lab: &Lab, cache: &WriteCache) -> (Vec<u
 
 /// `work` in 16 worlds, before an origin whose reads are slow and whose block 3 has version 1. Each
 /// block is written back at once. A write that fails is torn in some worlds only.
-fn before_slow_reads(work: impl AsyncFn(Lab, Rc<WriteCache>) -> (Vec<u8>, bool) + Copy + 'static) {
+fn before_slow_reads(
+    work: impl AsyncFn(Fixture, Rc<WriteCache>) -> (Vec<u8>, bool) + Copy + 'static,
+) {
     let mut torn = 0;
     for seed in 0..16 {
-        let mut lab = Lab::seeded(seed, 256, 1024, "high_watermark 0 low_watermark 0");
-        let spec = DiskSpec::new("slow origin", lab.sectors, Box::new(SlowReads::default()));
-        lab.origin = lab.world.borrow_mut().add_disk(spec);
-        lab.world.borrow_mut().poke(lab.origin, at(3), &pattern(3, 1));
-        let inner = lab.clone();
-        let (found, is_torn) = lab.life(async move |cache| work(inner, cache).await).unwrap();
+        let mut fixture = Fixture::seeded(seed, 256, 1024, "high_watermark 0 low_watermark 0");
+        let spec = DiskSpec::new("slow origin", fixture.sectors, Box::new(SlowReads::default()));
+        fixture.origin = fixture.world.borrow_mut().add_disk(spec);
+        fixture.world.borrow_mut().poke(fixture.origin, at(3), &pattern(3, 1));
+        let inner = fixture.clone();
+        let (found, is_torn) = fixture.life(async move |cache| work(inner, cache).await).unwrap();
         let whole = [1, 2].iter().any(|&version| found == pattern(3, version));
         assert!(whole, "seed {seed}: neither the old version nor the new");
         torn += u32::from(is_torn);
@@ -455,18 +459,20 @@ fn before_slow_reads(work: impl AsyncFn(Lab, Rc<WriteCache>) -> (Vec<u8>, bool) 
 /// What the read of the origin brought was partly one version and partly the other, though no
 /// write of a client had failed.
 #[test]
-fn a_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
-    before_slow_reads(async |lab, cache| read_beside_a_failed_writeback(&lab, &cache).await);
+fn a_read_never_returns_data_torn_by_a_failed_writeback() {
+    before_slow_reads(async |fixture, cache| {
+        read_beside_a_failed_writeback(&fixture, &cache).await
+    });
 }
 
 /// The same, where the read comes to the origin only because a clean block is rotten.
 #[test]
-fn a_second_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
-    before_slow_reads(async |lab, cache| {
+fn a_second_read_never_returns_data_torn_by_a_failed_writeback() {
+    before_slow_reads(async |fixture, cache| {
         put_with(&*cache, Flags::FUA, 3, 1).await.unwrap();
         assert!(in_time(HANG_MS, || number(&cache, "dirty_blocks") == 0).await);
-        lab.rot_data_of(3);
-        let outcome = read_beside_a_failed_writeback(&lab, &cache).await;
+        fixture.rot_data_of(3);
+        let outcome = read_beside_a_failed_writeback(&fixture, &cache).await;
         assert_eq!(number(&cache, "checksum_errors"), 1);
         outcome
     });
@@ -477,9 +483,9 @@ fn a_second_read_does_not_return_what_a_failed_writeback_has_torn_beside_it() {
 /// took its core along.
 #[test]
 fn a_full_ordered_cache_goes_on_without_the_option() {
-    let mut lab = Lab::new(200, TINY_KIB, &format!("{MANUAL} ordered"));
-    let inner = lab.clone();
-    let slots = lab.life(async move |cache| {
+    let mut fixture = Fixture::new(200, TINY_KIB, &format!("{MANUAL} ordered"));
+    let inner = fixture.clone();
+    let slots = fixture.life(async move |cache| {
         let slots = number(&cache, "total_blocks");
         // Two versions of each block: the first ones are kept, for nothing can be written back.
         let fails = Faults { write_error_per_mille: 1000, ..Faults::default() };
@@ -493,9 +499,9 @@ fn a_full_ordered_cache_goes_on_without_the_option() {
         slots
     });
     let slots = slots.unwrap();
-    set_faults(&lab, lab.origin, Faults::default());
-    lab.config = config(4096, MANUAL);
-    let written = lab.life(async move |cache| {
+    set_faults(&fixture, fixture.origin, Faults::default());
+    fixture.config = config(4096, MANUAL);
+    let written = fixture.life(async move |cache| {
         assert_eq!(number(&cache, "free_blocks"), slots / 2);
         let written = Rc::new(Cell::new(false));
         let (tell, writer) = (written.clone(), cache.clone());

@@ -6,10 +6,12 @@
 
 use std::rc::Rc;
 
-use crate::common::broken::Broken;
-use crate::common::held::Held;
-use crate::common::tap::Tap;
-use crate::common::{BLOCK, Lab, at, expect, fill, flush, get, number, pattern, put, say, suspend};
+use crate::common::failing::FailingDevice;
+use crate::common::recording::RecordingDevice;
+use crate::common::stalled::StalledDevice;
+use crate::common::{
+    BLOCK, Fixture, at, expect, fill, flush, get, number, pattern, put, say, suspend,
+};
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Status, Target};
 use sim::Machine;
 use writecache::WriteCache;
@@ -35,9 +37,10 @@ fn merged(block: u64, from: usize, new: &[u8]) -> Vec<u8> {
 }
 
 /// Opens a cache over these devices.
-fn open(lab: &Lab, origin: Rc<dyn BlockDevice>, device: Rc<dyn BlockDevice>) -> Open {
-    let machine = Machine::boot(&lab.world, 1);
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, device, lab.sectors).unwrap();
+fn open(fixture: &Fixture, origin: Rc<dyn BlockDevice>, device: Rc<dyn BlockDevice>) -> Open {
+    let machine = Machine::boot(&fixture.world, 1);
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), origin, device, fixture.sectors).unwrap();
     let target = cache.clone();
     machine.block_on(async move { target.resume().await.unwrap() }).unwrap();
     Open { machine, cache }
@@ -62,8 +65,8 @@ async fn settle() {
 #[test]
 fn any_sectors_are_read_and_written() {
     for options in [MANUAL, "autocommit_time 1", "cleaner", "ordered"] {
-        let lab = Lab::small(options);
-        let life = lab.life(async move |cache| {
+        let fixture = Fixture::small(options);
+        let life = fixture.life(async move |cache| {
             assert_eq!(cache.limits().logical_block_bytes, 512);
             assert_eq!(cache.limits().physical_block_bytes, 4096);
             let none = Flags::empty();
@@ -112,8 +115,8 @@ fn any_sectors_are_read_and_written() {
 
 #[test]
 fn long_zeroes_end_within_blocks() {
-    let lab = Lab::small(MANUAL);
-    let life = lab.life(async move |cache| {
+    let fixture = Fixture::small(MANUAL);
+    let life = fixture.life(async move |cache| {
         fill(&*cache, 0..64, 1).await;
         let (from, len) = (Sector(3), Sector(300));
         reactor::write_zeroes(&*cache, Flags::FUA, Class::Normal, from, len).await.unwrap();
@@ -129,9 +132,9 @@ fn long_zeroes_end_within_blocks() {
 
 #[test]
 fn a_merged_fua_write_survives_a_power_cut() {
-    let lab = Lab::small(MANUAL);
-    let machine = Machine::boot(&lab.world, 1);
-    let cache = lab.target();
+    let fixture = Fixture::small(MANUAL);
+    let machine = Machine::boot(&fixture.world, 1);
+    let cache = fixture.target();
     let done = machine.block_on(async move {
         cache.clone().resume().await.unwrap();
         fill(&*cache, 0..2, 1).await;
@@ -141,7 +144,7 @@ fn a_merged_fua_write_survives_a_power_cut() {
     });
     done.unwrap();
     machine.power_cut();
-    let life = lab.life(async move |cache| {
+    let life = fixture.life(async move |cache| {
         let found = get(&*cache, 0).await.unwrap();
         assert!(found == merged(0, 2, &[7; 1024]) || found == pattern(0, 3));
         assert_eq!(read(&*cache, 29, 512).await.unwrap(), [8; 512]);
@@ -152,16 +155,16 @@ fn a_merged_fua_write_survives_a_power_cut() {
 
 #[test]
 fn a_merge_into_a_rotten_block_fails_and_rewrites_nothing() {
-    let lab = Lab::small(MANUAL);
-    let life = lab.life(async move |cache| {
+    let fixture = Fixture::small(MANUAL);
+    let life = fixture.life(async move |cache| {
         fill(&*cache, 0..3, 1).await;
         suspend(&cache).await;
     });
     life.unwrap();
-    lab.rot_data_of(1);
-    let device = Tap::over(lab.leaf(lab.cache));
+    fixture.rot_data_of(1);
+    let device = RecordingDevice::over(fixture.leaf(fixture.cache));
     let tap = device.clone();
-    open(&lab, lab.leaf(lab.origin), device).run(async move |cache| {
+    open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
         tap.take();
         assert_eq!(write(&*cache, Flags::empty(), 8, &[9; 512]).await, Err(Status::Checksum));
         assert_eq!(read(&*cache, 9, 512).await, Err(Status::Checksum));
@@ -178,10 +181,13 @@ fn a_merge_into_a_rotten_block_fails_and_rewrites_nothing() {
 
 #[test]
 fn errors_of_a_merge_leave_the_block_as_it_was() {
-    let lab = Lab::small(MANUAL);
-    let (origin, device) = (Broken::over(lab.leaf(lab.origin)), Broken::over(lab.leaf(lab.cache)));
+    let fixture = Fixture::small(MANUAL);
+    let (origin, device) = (
+        FailingDevice::over(fixture.leaf(fixture.origin)),
+        FailingDevice::over(fixture.leaf(fixture.cache)),
+    );
     let (o, d) = (origin.clone(), device.clone());
-    open(&lab, origin, device).run(async move |cache| {
+    open(&fixture, origin, device).run(async move |cache| {
         fill(&*cache, 0..1, 1).await;
         o.refuse(Op::Read, 5..6);
         assert_eq!(write(&*cache, Flags::empty(), 40, &[9; 512]).await, Err(Status::Io));
@@ -201,10 +207,10 @@ fn errors_of_a_merge_leave_the_block_as_it_was() {
 /// A block that is being written back is merged at once, and is not lost when that has ended.
 #[test]
 fn a_merged_fua_write_does_not_wait_for_destage() {
-    let lab = Lab::small(MANUAL);
-    let origin = Held::over(lab.leaf(lab.origin));
+    let fixture = Fixture::small(MANUAL);
+    let origin = StalledDevice::over(fixture.leaf(fixture.origin));
     let held = origin.clone();
-    open(&lab, origin, lab.leaf(lab.cache)).run(async move |cache| {
+    open(&fixture, origin, fixture.leaf(fixture.cache)).run(async move |cache| {
         fill(&*cache, 0..1, 1).await;
         held.hold(|bio| bio.op == Op::Write);
         let other = cache.clone();
@@ -225,10 +231,13 @@ fn a_merged_fua_write_does_not_wait_for_destage() {
 #[test]
 fn a_merge_never_undoes_a_completed_write_of_the_block() {
     for (cached, by_part) in [(true, false), (false, false), (true, true), (false, true)] {
-        let lab = Lab::small(MANUAL);
-        let (origin, device) = (Held::over(lab.leaf(lab.origin)), Held::over(lab.leaf(lab.cache)));
+        let fixture = Fixture::small(MANUAL);
+        let (origin, device) = (
+            StalledDevice::over(fixture.leaf(fixture.origin)),
+            StalledDevice::over(fixture.leaf(fixture.cache)),
+        );
         let (o, d) = (origin.clone(), device.clone());
-        open(&lab, origin, device).run(async move |cache| {
+        open(&fixture, origin, device).run(async move |cache| {
             if cached {
                 fill(&*cache, 0..1, 1).await;
             }
@@ -268,10 +277,10 @@ fn a_merge_never_undoes_a_completed_write_of_the_block() {
 
 #[test]
 fn a_discard_beside_a_merge_leaves_no_old_sectors() {
-    let lab = Lab::small(MANUAL);
-    let device = Held::over(lab.leaf(lab.cache));
+    let fixture = Fixture::small(MANUAL);
+    let device = StalledDevice::over(fixture.leaf(fixture.cache));
     let held = device.clone();
-    open(&lab, lab.leaf(lab.origin), device).run(async move |cache| {
+    open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
         fill(&*cache, 0..64, 1).await;
         held.hold(|bio| bio.op == Op::Read);
         let other = cache.clone();
@@ -297,12 +306,12 @@ fn a_discard_beside_a_merge_leaves_no_old_sectors() {
 /// origin held before waits for the cache device: their blocks are then as absent as they were.
 #[test]
 fn zeroes_beside_a_merge_leave_no_old_sectors() {
-    let mut lab = Lab::small(&format!("ordered {MANUAL}"));
-    lab.config.zeroes_as_data_max_bytes = 0;
-    lab.world.borrow_mut().poke(lab.origin, at(1), &pattern(1, 1));
-    let device = Held::over(lab.leaf(lab.cache));
-    let (held, inner) = (device.clone(), lab.clone());
-    open(&lab, lab.leaf(lab.origin), device).run(async move |cache| {
+    let mut fixture = Fixture::small(&format!("ordered {MANUAL}"));
+    fixture.config.set_zeroes_as_data_max(0);
+    fixture.world.borrow_mut().poke(fixture.origin, at(1), &pattern(1, 1));
+    let device = StalledDevice::over(fixture.leaf(fixture.cache));
+    let (held, inner) = (device.clone(), fixture.clone());
+    open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
         held.hold_next();
         let other = cache.clone();
         reactor::spawn(async move {
@@ -328,11 +337,11 @@ fn zeroes_beside_a_merge_leave_no_old_sectors() {
 #[test]
 fn what_goes_around_the_cache_goes_in_sectors() {
     for (options, flags) in [("cleaner", Flags::empty()), ("metadata_only", Flags::FUA)] {
-        let lab = Lab::small(&format!("{MANUAL} {options}"));
-        let origin = Tap::over(lab.leaf(lab.origin));
+        let fixture = Fixture::small(&format!("{MANUAL} {options}"));
+        let origin = RecordingDevice::over(fixture.leaf(fixture.origin));
         let tap = origin.clone();
-        let inner = lab.clone();
-        open(&lab, origin, lab.leaf(lab.cache)).run(async move |cache| {
+        let inner = fixture.clone();
+        open(&fixture, origin, fixture.leaf(fixture.cache)).run(async move |cache| {
             tap.take();
             write(&*cache, flags, 3, &[4; 512]).await.unwrap();
             write(&*cache, flags, 13, &[5; 6 * 512]).await.unwrap();

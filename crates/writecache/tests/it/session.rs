@@ -9,9 +9,9 @@
 
 use std::rc::Rc;
 
-use crate::common::tap::Tap;
+use crate::common::recording::RecordingDevice;
 use crate::common::{
-    self, Lab, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
+    self, Fixture, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
 };
 use block::{Flags, Target};
 use sim::{Machine, PowerCut};
@@ -28,15 +28,15 @@ fn shown(cache: &WriteCache) -> (u64, u64, Vec<u64>) {
 }
 
 #[test]
-fn flush_on_suspend_and_cleaner_show_what_they_showed_in_the_kernels_session() {
-    let lab = Lab::new(
+fn flush_on_suspend_and_cleaner_match_the_kernels_session() {
+    let fixture = Fixture::new(
         1024,
         2048,
         "start_sector 1024 high_watermark 60 low_watermark 40 writeback_jobs 16 \
          autocommit_blocks 32 autocommit_time 500 max_age 10000",
     );
-    let table = lab.config.table();
-    let session = lab.life(async move |cache| {
+    let table = fixture.config.table();
+    let session = fixture.life(async move |cache| {
         fill(&*cache, 0..16, 1).await;
         flush(&*cache).await;
         expect(&*cache, 0..16, 1).await;
@@ -56,12 +56,12 @@ fn flush_on_suspend_and_cleaner_show_what_they_showed_in_the_kernels_session() {
 }
 
 #[test]
-fn metadata_only_and_cleaner_as_options_show_what_they_showed_in_the_kernels_session() {
+fn metadata_only_and_cleaner_match_the_kernels_session() {
     for options in ["metadata_only pause_writeback 3000", "cleaner"] {
-        let lab = Lab::new(1024, 2048, options);
-        let table = lab.config.table();
+        let fixture = Fixture::new(1024, 2048, options);
+        let table = fixture.config.table();
         assert!(table.ends_with(options), "{table}");
-        let fresh = lab.life(async |cache| shown(&cache)).unwrap();
+        let fresh = fixture.life(async |cache| shown(&cache)).unwrap();
         assert_eq!(fresh, (0, 0, vec![0; 10]));
     }
 }
@@ -82,12 +82,13 @@ async fn trace(cache: &Rc<WriteCache>) {
 }
 
 #[test]
-fn a_flush_message_visits_blocks_in_ascending_order_whatever_the_order_of_writing() {
-    let lab = Lab::small(MANUAL);
-    let machine = Machine::boot(&lab.world, 1);
-    let origin = Tap::over(lab.leaf(lab.origin));
-    let (below, device) = (origin.clone(), lab.leaf(lab.cache));
-    let cache = WriteCache::new("wc", lab.config.clone(), below, device, lab.sectors).unwrap();
+fn a_flush_message_writes_blocks_in_ascending_order() {
+    let fixture = Fixture::small(MANUAL);
+    let machine = Machine::boot(&fixture.world, 1);
+    let origin = RecordingDevice::over(fixture.leaf(fixture.origin));
+    let (below, device) = (origin.clone(), fixture.leaf(fixture.cache));
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), below, device, fixture.sectors).unwrap();
     let work = async move {
         cache.clone().resume().await.unwrap();
         trace(&cache).await;
@@ -99,28 +100,28 @@ fn a_flush_message_visits_blocks_in_ascending_order_whatever_the_order_of_writin
 
 /// Steps 6 and 7: block 2 is written and flushed, and the power goes on the way, at each step.
 #[test]
-fn a_crash_in_the_middle_of_a_flush_leaves_what_was_flushed_and_the_new_block_whole_or_not() {
+fn a_crash_during_a_flush_keeps_flushed_data_and_tears_no_block() {
     let (mut before, mut after) = (0, 0);
     for steps in 1.. {
-        let lab = Lab::small(MANUAL);
-        let machine = Machine::boot(&lab.world, 1);
-        let cache = lab.target();
+        let fixture = Fixture::small(MANUAL);
+        let machine = Machine::boot(&fixture.world, 1);
+        let cache = fixture.target();
         let target = cache.clone();
         let traced = async move {
             target.clone().resume().await.unwrap();
             trace(&target).await;
         };
         machine.block_on(traced).unwrap();
-        let now = lab.world.borrow().steps();
-        lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + steps)));
+        let now = fixture.world.borrow().steps();
+        fixture.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + steps)));
         let last = async move {
             put(&*cache, 2, 1).await.unwrap();
             flush(&*cache).await;
         };
         let flushed = machine.block_on(last).is_ok();
-        lab.world.borrow_mut().power_cut_at(None);
+        fixture.world.borrow_mut().power_cut_at(None);
         machine.power_cut();
-        let found = lab.life(async |cache| {
+        let found = fixture.life(async |cache| {
             expect(&*cache, 10..11, 2).await;
             expect(&*cache, 1..2, 1).await;
             get(&*cache, 2).await.unwrap()
@@ -140,14 +141,14 @@ fn a_crash_in_the_middle_of_a_flush_leaves_what_was_flushed_and_the_new_block_wh
 #[test]
 fn a_fua_write_is_there_after_a_crash_without_any_flush() {
     // The kernel's SSD mode loses it until the next commit, up to a second later.
-    let lab = Lab::small(MANUAL);
-    let machine = Machine::boot(&lab.world, 1);
-    let cache = lab.target();
+    let fixture = Fixture::small(MANUAL);
+    let machine = Machine::boot(&fixture.world, 1);
+    let cache = fixture.target();
     let work = async move {
         cache.clone().resume().await.unwrap();
         put_with(&*cache, Flags::FUA, 10, 1).await.unwrap();
     };
     machine.block_on(work).unwrap();
     machine.power_cut();
-    lab.life(async |cache| expect(&*cache, 10..11, 1).await).unwrap();
+    fixture.life(async |cache| expect(&*cache, 10..11, 1).await).unwrap();
 }

@@ -4,32 +4,32 @@
 
 use std::rc::Rc;
 
-use crate::common::ward::{Ward, life, millis};
-use crate::common::{self, Lab, get, number, pattern, put, say};
+use crate::common::faulty_cache::{FaultyCache, life, millis};
+use crate::common::{self, Fixture, get, number, pattern, put, say};
 use block::{Op, Sector, Status};
 use policy::destage::Costs;
-use writecache::{CacheEvent, Mutation};
+use writecache::{CacheEvent, Fault};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 
 /// An origin of 40 blocks of version 1, on which every gap is worth being filled.
-fn filling_lab(cache_kib: u64, mutation: Mutation) -> Lab {
-    let mut lab = Lab::new(4096, cache_kib, MANUAL);
-    lab.config.assumed_costs = Some(Costs {
+fn filling_lab(cache_kib: u64, fault: Option<Fault>) -> Fixture {
+    let mut fixture = Fixture::new(4096, cache_kib, MANUAL);
+    fixture.config.assume_costs(Some(Costs {
         command_ns: 1_000_000_000,
         read_ns_per_mib: 1,
         write_ns_per_mib: 1,
         copy_ns_per_mib: 0,
-    });
-    lab.config.mutation = mutation;
+    }));
+    fixture.config.plant(fault);
     for block in 0..40 {
-        lab.world.borrow_mut().poke(lab.origin, common::at(block), &pattern(block, 1));
+        fixture.world.borrow_mut().poke(fixture.origin, common::at(block), &pattern(block, 1));
     }
-    lab
+    fixture
 }
 
-async fn fill_even(w: &Ward, blocks: std::ops::Range<u64>) {
+async fn fill_even(w: &FaultyCache, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(2) {
         put(&*w.cache, block, 2).await.unwrap();
     }
@@ -37,12 +37,12 @@ async fn fill_even(w: &Ward, blocks: std::ops::Range<u64>) {
 
 /// The filled write fails, and so does every write and read of these sectors from then on: what
 /// was in the gaps is in the cache. Whether all of it is.
-fn gaps_are_kept(mutation: Mutation) -> bool {
-    let lab = filling_lab(1024, mutation);
+fn gaps_are_kept(fault: Option<Fault>) -> bool {
+    let fixture = filling_lab(1024, fault);
     let kept = Rc::new(std::cell::Cell::new(false));
     let set = kept.clone();
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill_even(&w, 0..40).await;
         w.origin.refuse(Op::Write, 0..40);
         say(&w.cache, "flush").await.unwrap_err();
@@ -66,18 +66,18 @@ fn gaps_are_kept(mutation: Mutation) -> bool {
 }
 
 #[test]
-fn what_a_refused_filled_write_may_have_spoilt_is_kept_in_the_cache() {
-    assert!(gaps_are_kept(Mutation::None));
-    assert!(!gaps_are_kept(Mutation::ForgetFailedGaps), "nobody would see it");
+fn gaps_of_a_refused_filled_write_are_kept_in_the_cache() {
+    assert!(gaps_are_kept(None));
+    assert!(!gaps_are_kept(Some(Fault::ForgetFailedGaps)), "nobody would see it");
 }
 
 /// A read beside a filled write that has ruined what it was to fill, of which nobody has heard yet.
 /// Whether it returns what was there.
-fn a_read_beside_it_is_right(mutation: Mutation) -> bool {
-    let lab = filling_lab(1024, mutation);
+fn a_read_beside_it_is_right(fault: Option<Fault>) -> bool {
+    let fixture = filling_lab(1024, fault);
     let right = Rc::new(std::cell::Cell::new(false));
-    let (set, inner) = (right.clone(), lab.clone());
-    life(&lab, async move |w| {
+    let (set, inner) = (right.clone(), fixture.clone());
+    life(&fixture, async move |w| {
         fill_even(&w, 0..40).await;
         w.origin.refuse(Op::Write, 0..40);
         w.origin.hold_writes();
@@ -97,13 +97,13 @@ fn a_read_beside_it_is_right(mutation: Mutation) -> bool {
 }
 
 #[test]
-fn a_read_beside_a_filled_write_that_fails_does_not_see_what_that_has_spoilt() {
-    assert!(a_read_beside_it_is_right(Mutation::None));
-    assert!(!a_read_beside_it_is_right(Mutation::ReadFailedGaps), "nobody would see it");
+fn a_read_beside_a_failed_filled_write_returns_right_data() {
+    assert!(a_read_beside_it_is_right(None));
+    assert!(!a_read_beside_it_is_right(Some(Fault::ReadFailedGaps)), "nobody would see it");
 }
 
 /// A cache whose slots are all dirty, and filled writes on their way that will be refused.
-async fn fill_all(w: &Ward) -> u64 {
+async fn fill_all(w: &FaultyCache) -> u64 {
     let slots = number(&w.cache, "total_blocks");
     w.origin.hold_writes();
     fill_even(w, 0..2 * slots).await;
@@ -118,10 +118,10 @@ fn is_gap_lost(told: &CacheEvent) -> bool {
 }
 
 #[test]
-fn a_spoilt_gap_without_a_free_slot_is_written_again_until_the_origin_takes_it() {
-    let lab = filling_lab(440, Mutation::None);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn a_failed_gap_without_a_free_slot_is_written_until_taken() {
+    let fixture = filling_lab(440, None);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill_all(&w).await;
         inner.world.borrow_mut().poke(inner.origin, common::at(7), &[0xA5; 512]);
         let writes = w.origin.held_writes() as u64;
@@ -142,8 +142,8 @@ fn a_spoilt_gap_without_a_free_slot_is_written_again_until_the_origin_takes_it()
 
 #[test]
 fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
-    let lab = filling_lab(440, Mutation::None);
-    life(&lab, async move |w| {
+    let fixture = filling_lab(440, None);
+    life(&fixture, async move |w| {
         let slots = fill_all(&w).await;
         w.origin.release_writes();
         millis(10_000).await;
@@ -156,10 +156,10 @@ fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
 
 /// The failed flush loses what was written again; nobody else has it.
 #[test]
-fn a_spoilt_gap_that_was_written_again_counts_only_when_the_origin_has_flushed_it() {
-    let lab = filling_lab(440, Mutation::None);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+fn a_gap_written_again_counts_only_after_an_origin_flush() {
+    let fixture = filling_lab(440, None);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill_all(&w).await;
         let spoil = || inner.world.borrow_mut().poke(inner.origin, common::at(1), &[0xA5; 512]);
         spoil();

@@ -18,8 +18,8 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::common::tap::Tap;
-use crate::common::{BLOCK, Lab, flush, get, pattern, put, say};
+use crate::common::recording::RecordingDevice;
+use crate::common::{BLOCK, Fixture, flush, get, pattern, put, say};
 use block::{Sector, Target};
 use format::dm::{Entry, HEADER_BYTES, Superblock, entries};
 use sim::{Machine, PowerCut};
@@ -28,23 +28,23 @@ use writecache::{Config, WriteCache};
 const CALM: &str = "format dm high_watermark 100 low_watermark 100 autocommit_time 3600000";
 
 /// A cache in this mode: on a disk, or in persistent memory.
-fn lab(mode: &str, seed: u64) -> Lab {
-    let mut lab = Lab::seeded(seed, 256, 1024, CALM);
+fn fixture(mode: &str, seed: u64) -> Fixture {
+    let mut fixture = Fixture::seeded(seed, 256, 1024, CALM);
     if mode == "p" {
-        let memory = lab.world.borrow_mut().add_swarm_memory("memory", Sector(2048));
-        lab.cache = memory;
+        let memory = fixture.world.borrow_mut().add_swarm_memory("memory", Sector(2048));
+        fixture.cache = memory;
         let words = CALM.split(' ').count();
         let line = format!("p origin memory 4096 {words} {CALM}");
-        lab.config = Config::parse(&line.split(' ').collect::<Vec<_>>()).unwrap();
+        fixture.config = Config::parse(&line.split(' ').collect::<Vec<_>>()).unwrap();
     }
-    lab
+    fixture
 }
 
 /// The superblock's number and the first three entries; none for one that does not count.
 type Media = (u64, [Option<(u64, u64)>; 3]);
 
-fn media(lab: &Lab) -> Media {
-    let metadata = lab.area(0, 4096);
+fn media(fixture: &Fixture) -> Media {
+    let metadata = fixture.area(0, 4096);
     let counts = |e: Entry| e.seq_count != Entry::FREE.seq_count;
     let shown = |e: Entry| counts(e).then_some((e.original_sector, e.seq_count));
     let mut first = entries(&metadata[HEADER_BYTES..]).map(shown);
@@ -79,30 +79,30 @@ async fn versions(cache: Rc<WriteCache>) -> [u64; 3] {
 }
 
 #[test]
-fn a_cut_at_every_step_of_the_trace_leaves_the_media_of_the_reference() {
+fn a_cut_at_each_step_of_the_trace_leaves_the_reference_media() {
     for mode in ["s", "p"] {
         // Media after a cut, and after recovery.
         let mut seen = BTreeSet::new();
         let mut recovered = BTreeSet::new();
         let mut cuts = 0;
         for step in 0.. {
-            let lab = lab(mode, step + 1);
-            lab.life(async |_| ()).unwrap();
-            let machine = Machine::boot(&lab.world, 1);
-            let target = lab.target();
+            let fixture = fixture(mode, step + 1);
+            fixture.life(async |_| ()).unwrap();
+            let machine = Machine::boot(&fixture.world, 1);
+            let target = fixture.target();
             let opening = target.clone();
             machine.block_on(async move { opening.resume().await.unwrap() }).unwrap();
-            let now = lab.world.borrow().steps();
-            lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
+            let now = fixture.world.borrow().steps();
+            fixture.world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
             let done = Rc::new(Cell::new(0));
             let ended = machine.block_on(trace(target, done.clone())).is_ok();
-            lab.world.borrow_mut().power_cut_at(None);
+            fixture.world.borrow_mut().power_cut_at(None);
             machine.power_cut();
             cuts += u32::from(!ended);
 
-            seen.insert(media(&lab));
-            let found = lab.life(async |cache| versions(cache).await).unwrap();
-            let after = media(&lab);
+            seen.insert(media(&fixture));
+            let found = fixture.life(async |cache| versions(cache).await).unwrap();
+            let after = media(&fixture);
             recovered.insert(after);
             // No entry is of a commit that never ended, and no block has two.
             let live = after.1.iter().flatten();
@@ -139,13 +139,14 @@ fn a_cut_at_every_step_of_the_trace_leaves_the_media_of_the_reference() {
 /// Step 8 as it was before the kernel sorted: the oldest first, sector 80, then 8. (Block 10 is not
 /// overwritten here: that makes it young, where the kernel leaves it as old as it was.)
 #[test]
-fn in_the_order_of_age_the_trace_is_written_back_from_the_oldest() {
+fn order_lru_writes_the_trace_back_from_the_oldest_block() {
     for (order, expected) in [("lru", [10..11, 1..2]), ("sorted", [1..2, 10..11])] {
-        let lab = Lab::small(&format!("writeback_jobs 1 writeback_order {order} {CALM}"));
-        let machine = Machine::boot(&lab.world, 1);
-        let origin = Tap::over(lab.leaf(lab.origin));
-        let (below, device) = (origin.clone(), lab.leaf(lab.cache));
-        let cache = WriteCache::new("wc", lab.config.clone(), below, device, lab.sectors).unwrap();
+        let fixture = Fixture::small(&format!("writeback_jobs 1 writeback_order {order} {CALM}"));
+        let machine = Machine::boot(&fixture.world, 1);
+        let origin = RecordingDevice::over(fixture.leaf(fixture.origin));
+        let (below, device) = (origin.clone(), fixture.leaf(fixture.cache));
+        let cache =
+            WriteCache::new("wc", fixture.config.clone(), below, device, fixture.sectors).unwrap();
         let work = async move {
             cache.clone().resume().await.unwrap();
             put(&*cache, 10, 1).await.unwrap();

@@ -6,9 +6,9 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::common::ward::{life, millis};
+use crate::common::faulty_cache::{life, millis};
 use crate::common::{
-    BLOCK, Lab, at, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
+    BLOCK, Fixture, at, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
 };
 use block::{Bio, BlockDevice, Class, Flags, Limits, Op, Sector, Status, Target};
 use sim::Machine;
@@ -19,10 +19,10 @@ const MANUAL: &str = "ordered high_watermark 100 low_watermark 100 autocommit_ti
 /// Writeback goes on until nothing is dirty.
 const EAGER: &str = "ordered high_watermark 0 low_watermark 0 autocommit_time 1";
 
-fn lab(options: &str) -> Lab {
-    let mut lab = Lab::small(options);
-    lab.config.zeroes_as_data_max_bytes = 0;
-    lab
+fn fixture(options: &str) -> Fixture {
+    let mut fixture = Fixture::small(options);
+    fixture.config.set_zeroes_as_data_max(0);
+    fixture
 }
 
 async fn zero(dev: &dyn BlockDevice, blocks: Range<u64>, flags: Flags) {
@@ -38,11 +38,11 @@ async fn is_zero(dev: &dyn BlockDevice, blocks: Range<u64>) {
 
 /// attack-2, finding 8: 28 bytes of a client were 4 GiB of writes to a cache of 64 MiB.
 #[test]
-fn four_gigabytes_of_zeroes_are_a_record_of_the_cache_and_requests_of_zeroes_of_the_origin() {
+fn four_gigabytes_of_zeroes_cost_one_record_and_few_requests() {
     const BLOCKS: u64 = 1 << 20;
-    let lab = Lab::new(BLOCKS, 64 << 10, MANUAL);
-    let (inner, origin) = (lab.clone(), lab.origin);
-    let (before, after, origin_writes) = lab
+    let fixture = Fixture::new(BLOCKS, 64 << 10, MANUAL);
+    let (inner, origin) = (fixture.clone(), fixture.origin);
+    let (before, after, origin_writes) = fixture
         .life(async move |cache| {
             fill(&*cache, 100..140, 1).await;
             flush(&*cache).await;
@@ -65,59 +65,64 @@ fn four_gigabytes_of_zeroes_are_a_record_of_the_cache_and_requests_of_zeroes_of_
     assert!(bytes <= 4 * BLOCK as u64, "{bytes} bytes were written to the cache device");
     // A run of the first epoch and one of the last; and zeroes, 64 MiB a request.
     assert_eq!(origin_writes, 2 + 64);
-    assert_eq!(lab.peek(origin, 130 * BLOCK as u64, BLOCK), vec![0; BLOCK]);
-    assert!(lab.origin_block(120) == pattern(120, 2));
+    assert_eq!(fixture.peek(origin, 130 * BLOCK as u64, BLOCK), vec![0; BLOCK]);
+    assert!(fixture.origin_block(120) == pattern(120, 2));
 }
 
 #[test]
 fn zeroes_survive_a_kill_once_they_are_flushed_or_fua() {
     for fua in [false, true] {
-        let lab = lab(MANUAL);
-        lab.life(async move |cache| {
-            fill(&*cache, 0..30, 1).await;
-            flush(&*cache).await;
-            let flags = if fua { Flags::FUA } else { Flags::empty() };
-            zero(&*cache, 10..20, flags).await;
-            if !fua {
+        let fixture = fixture(MANUAL);
+        fixture
+            .life(async move |cache| {
+                fill(&*cache, 0..30, 1).await;
                 flush(&*cache).await;
-            }
-        })
-        .unwrap();
-        let last = lab.last_record();
+                let flags = if fua { Flags::FUA } else { Flags::empty() };
+                zero(&*cache, 10..20, flags).await;
+                if !fua {
+                    flush(&*cache).await;
+                }
+            })
+            .unwrap();
+        let last = fixture.last_record();
         let has_zero = |e: &format::Entry| e.op == format::Op::Zero;
-        assert!(lab.record(last).unwrap().1.iter().any(has_zero), "told by the last record");
-        lab.life(async move |cache| {
-            expect(&*cache, 0..10, 1).await;
-            is_zero(&*cache, 10..20).await;
-            expect(&*cache, 20..30, 1).await;
-            assert_eq!(number(&cache, "zero_blocks"), 10);
-            assert_eq!(number(&cache, "old_blocks"), 10, "of the epoch before");
-            say(&cache, "flush").await.unwrap();
-            assert_eq!(number(&cache, "unsaved_blocks"), 0);
-        })
-        .unwrap();
-        assert!(lab.origin_block(9) == pattern(9, 1) && lab.origin_block(10) == vec![0; BLOCK]);
+        assert!(fixture.record(last).unwrap().1.iter().any(has_zero), "told by the last record");
+        fixture
+            .life(async move |cache| {
+                expect(&*cache, 0..10, 1).await;
+                is_zero(&*cache, 10..20).await;
+                expect(&*cache, 20..30, 1).await;
+                assert_eq!(number(&cache, "zero_blocks"), 10);
+                assert_eq!(number(&cache, "old_blocks"), 10, "of the epoch before");
+                say(&cache, "flush").await.unwrap();
+                assert_eq!(number(&cache, "unsaved_blocks"), 0);
+            })
+            .unwrap();
+        assert!(
+            fixture.origin_block(9) == pattern(9, 1) && fixture.origin_block(10) == vec![0; BLOCK]
+        );
     }
 }
 
 #[test]
 fn what_the_origin_lacks_is_told_with_its_zeroes() {
-    let lab = lab(MANUAL);
-    let inner = lab.clone();
-    lab.life(async move |cache| {
-        fill(&*cache, 0..4, 1).await;
-        zero(&*cache, 2..12, Flags::empty()).await;
-        fill(&*cache, 10..14, 2).await;
-        flush(&*cache).await;
-        assert_eq!(number(&cache, "unsaved_blocks"), 6 + 10);
-        assert_eq!(cache.unsaved().unwrap().dirty, 6 + 10);
-        let runs = cache.clone().dirty(Sector::ZERO, inner.sectors).await.unwrap();
-        assert_eq!(runs, [(Sector::ZERO, at(14))]);
-        suspend(&cache).await;
-    })
-    .unwrap();
-    let machine = Machine::boot(&lab.world, 1);
-    let device = lab.leaf(lab.cache);
+    let fixture = fixture(MANUAL);
+    let inner = fixture.clone();
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..4, 1).await;
+            zero(&*cache, 2..12, Flags::empty()).await;
+            fill(&*cache, 10..14, 2).await;
+            flush(&*cache).await;
+            assert_eq!(number(&cache, "unsaved_blocks"), 6 + 10);
+            assert_eq!(cache.unsaved().unwrap().dirty, 6 + 10);
+            let runs = cache.clone().dirty(Sector::ZERO, inner.sectors).await.unwrap();
+            assert_eq!(runs, [(Sector::ZERO, at(14))]);
+            suspend(&cache).await;
+        })
+        .unwrap();
+    let machine = Machine::boot(&fixture.world, 1);
+    let device = fixture.leaf(fixture.cache);
     let report = machine.block_on(async move {
         writecache::probe(device, Sector::ZERO, Depth::Data).await.unwrap()
     });
@@ -131,9 +136,9 @@ fn what_the_origin_lacks_is_told_with_its_zeroes() {
 /// The zeroes stay what the blocks hold, nothing of a later epoch passes them, and it is told.
 #[test]
 fn zeroes_that_the_origin_refuses_are_kept_told_and_tried_again() {
-    let lab = lab(EAGER);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+    let fixture = fixture(EAGER);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..40, 1).await;
         flush(&*w.cache).await;
         millis(1_000).await;
@@ -165,9 +170,9 @@ fn zeroes_that_the_origin_refuses_are_kept_told_and_tried_again() {
 /// A flush of the origin that failed may have lost the zeroes.
 #[test]
 fn zeroes_whose_flush_the_origin_fails_are_written_again() {
-    let lab = lab(EAGER);
-    let inner = lab.clone();
-    life(&lab, async move |w| {
+    let fixture = fixture(EAGER);
+    let inner = fixture.clone();
+    life(&fixture, async move |w| {
         fill(&*w.cache, 0..40, 1).await;
         flush(&*w.cache).await;
         millis(1_000).await;
@@ -189,8 +194,8 @@ fn zeroes_whose_flush_the_origin_fails_are_written_again() {
 /// A writer that waits for a slot is told when the zeroes before it can't go.
 #[test]
 fn zeroes_that_the_origin_refuses_do_not_hang_writers_for_good() {
-    let lab = lab(EAGER);
-    life(&lab, async move |w| {
+    let fixture = fixture(EAGER);
+    life(&fixture, async move |w| {
         w.origin.refuse(Op::WriteZeroes, 0..256);
         zero(&*w.cache, 0..256, Flags::empty()).await;
         let mut outcome = Ok(());
@@ -233,12 +238,13 @@ impl BlockDevice for Plain {
 
 #[test]
 fn an_origin_that_knows_no_zeroes_gets_them_as_data() {
-    let lab = lab(EAGER);
-    let inner = lab.clone();
-    let machine = Machine::boot(&lab.world, 1);
-    let origin = Rc::new(Plain { below: lab.leaf(lab.origin), asked: Cell::new(0) });
-    let device = lab.leaf(lab.cache);
-    let cache = WriteCache::new("wc", lab.config.clone(), origin, device, lab.sectors).unwrap();
+    let fixture = fixture(EAGER);
+    let inner = fixture.clone();
+    let machine = Machine::boot(&fixture.world, 1);
+    let origin = Rc::new(Plain { below: fixture.leaf(fixture.origin), asked: Cell::new(0) });
+    let device = fixture.leaf(fixture.cache);
+    let cache =
+        WriteCache::new("wc", fixture.config.clone(), origin, device, fixture.sectors).unwrap();
     let done = machine.block_on(async move {
         cache.clone().resume().await.unwrap();
         fill(&*cache, 0..40, 1).await;
@@ -257,17 +263,18 @@ fn an_origin_that_knows_no_zeroes_gets_them_as_data() {
 
 /// Without the order there is nobody who knows of zeroes: the origin has them before.
 #[test]
-fn a_cache_that_is_opened_without_the_order_has_its_zeroes_on_the_origin() {
-    let mut lab = lab(MANUAL);
-    lab.life(async move |cache| {
-        fill(&*cache, 0..30, 1).await;
-        flush(&*cache).await;
-        zero(&*cache, 5..20, Flags::FUA).await;
-        fill(&*cache, 8..9, 2).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    lab.config.ordered = false;
+fn a_cache_opened_without_ordered_writes_its_zeroes_first() {
+    let mut fixture = fixture(MANUAL);
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..30, 1).await;
+            flush(&*cache).await;
+            zero(&*cache, 5..20, Flags::FUA).await;
+            fill(&*cache, 8..9, 2).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    fixture.config.ordered = false;
     let holds = async |cache: &WriteCache| {
         expect(cache, 0..5, 1).await;
         is_zero(cache, 5..8).await;
@@ -276,8 +283,8 @@ fn a_cache_that_is_opened_without_the_order_has_its_zeroes_on_the_origin() {
         expect(cache, 20..30, 1).await;
     };
     for ordered in [false, false, true] {
-        lab.config.ordered = ordered;
-        let (zeroes, old) = lab
+        fixture.config.ordered = ordered;
+        let (zeroes, old) = fixture
             .life(async move |cache| {
                 holds(&cache).await;
                 cache.check();
@@ -285,50 +292,52 @@ fn a_cache_that_is_opened_without_the_order_has_its_zeroes_on_the_origin() {
             })
             .unwrap();
         assert_eq!((zeroes, old), (0, 0), "ordered: {ordered}");
-        assert!(lab.origin_block(19) == vec![0; BLOCK]);
+        assert!(fixture.origin_block(19) == vec![0; BLOCK]);
     }
 }
 
 #[test]
 fn more_zeroes_than_there_is_room_to_remember_are_data() {
-    let lab = lab(MANUAL);
-    lab.life(async move |cache| {
-        fill(&*cache, 0..200, 1).await;
-        for n in 0..40 {
-            zero(&*cache, 5 * n..5 * n + 1, Flags::empty()).await;
-        }
-        flush(&*cache).await;
-        assert_eq!(number(&cache, "zero_blocks"), 16, "as many as there is room for");
-        for block in 0..200 {
-            match block % 5 {
-                0 => is_zero(&*cache, block..block + 1).await,
-                _ => expect(&*cache, block..block + 1, 1).await,
+    let fixture = fixture(MANUAL);
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..200, 1).await;
+            for n in 0..40 {
+                zero(&*cache, 5 * n..5 * n + 1, Flags::empty()).await;
             }
-        }
-        say(&cache, "flush").await.unwrap();
-    })
-    .unwrap();
-    assert!((0..40).all(|n| lab.origin_block(5 * n) == vec![0; BLOCK]));
+            flush(&*cache).await;
+            assert_eq!(number(&cache, "zero_blocks"), 16, "as many as there is room for");
+            for block in 0..200 {
+                match block % 5 {
+                    0 => is_zero(&*cache, block..block + 1).await,
+                    _ => expect(&*cache, block..block + 1, 1).await,
+                }
+            }
+            say(&cache, "flush").await.unwrap();
+        })
+        .unwrap();
+    assert!((0..40).all(|n| fixture.origin_block(5 * n) == vec![0; BLOCK]));
 }
 
 /// An older program would have served what was before the record that it does not know.
 #[test]
-fn a_log_with_a_record_of_a_later_version_is_refused_and_left_as_it_is() {
-    let lab = lab(MANUAL);
-    lab.life(async move |cache| {
-        fill(&*cache, 0..5, 1).await;
-        flush(&*cache).await;
-    })
-    .unwrap();
-    let offset = lab.geometry().log_offset(lab.last_record());
-    let mut unit = lab.area(offset, format::UNIT);
+fn a_log_record_of_a_later_version_is_refused_unchanged() {
+    let fixture = fixture(MANUAL);
+    fixture
+        .life(async move |cache| {
+            fill(&*cache, 0..5, 1).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    let offset = fixture.geometry().log_offset(fixture.last_record());
+    let mut unit = fixture.area(offset, format::UNIT);
     unit[8] = 4;
     unit[12..16].fill(0);
     let crc = format::checksum(&unit);
     unit[12..16].copy_from_slice(&crc.to_le_bytes());
-    lab.poke_area(offset, &unit);
-    let image = lab.image();
-    let refusal = lab.refusal();
+    fixture.poke_area(offset, &unit);
+    let image = fixture.image();
+    let refusal = fixture.refusal();
     assert!(refusal.contains("version 4"), "{refusal}");
-    assert!(lab.image() == image, "nothing was changed");
+    assert!(fixture.image() == image, "nothing was changed");
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Resolve: which version of each block counts, once all entries have come.
+//! Resolve: which version of each block counts, once all entries have been read.
 //!
 //! ```text
-//!   slot table ─┐  dealt out by the                     ┌─▶ the last counts ─▶ index, ascending
+//!   slot table ─┐  distributed by                       ┌─▶ the last counts ─▶ index, ascending
 //!               ├─▶ hash, sorted ─▶ versions of a block ─┤
-//!   aside ──────┘                                       └─▶ the others' slots are free, or kept
+//!   displaced ──┘                                       └─▶ slots of the others are free, or kept
 //! ```
 //!
-//! A look at a slot or at what is aside, by a block, waits for memory and for the page tables, 50
-//! ns, however many are under way. So no block is looked up. Sorting by the hash, which is one to
-//! one (`Index::hash`), brings the versions of a block together, and mostly a bit says which came
-//! last: of several only one is of the log. Only else are they looked at.
+//! Looking up a slot or a displaced version by its block waits for memory and for the page tables,
+//! 50 ns, however many look-ups are in flight. So no block is looked up. Sorting by the hash, which
+//! is one to one (`Index::hash`), brings the versions of a block together. Mostly one bit says
+//! which is the last: of several versions only one is from the log. Only otherwise are they looked
+//! at.
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
@@ -30,11 +31,12 @@ const BUCKET_BITS_MAX: u32 = 11;
 /// A drop of at most so many blocks is one for each of them. Chosen: longer ones are few.
 pub(super) const SHORT_DROP_MAX: u64 = 64;
 
-/// What is not in the table: versions whose slots another block has claimed since, and ends.
+/// Versions that are not in the slot table, because another block has claimed their slot since, and
+/// drops.
 #[derive(Default)]
 pub(super) struct DisplacedVersions {
     list: Vec<Displaced>,
-    /// The epoch of each, once an entry has told of epochs.
+    /// The epoch of each, once an entry has one.
     epochs: Option<Vec<u32>>,
     /// Longer drops, and when they came.
     long_drops: Vec<(Arrival, Range<u64>)>,
@@ -52,7 +54,7 @@ struct Displaced {
 }
 const _: () = assert!(size_of::<Displaced>() == 20);
 
-/// When an entry came: those of the log after those of the checkpoint, and by their numbers
+/// The place of an entry: those of the log come after those of the checkpoint, then by number
 /// (WC-RB4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Arrival {
@@ -98,7 +100,7 @@ impl DisplacedVersions {
         }
     }
 
-    /// Blocks are dropped. A log tells only of those that were in the cache, so that the short
+    /// Blocks are dropped. A log names only those that were in the cache, so the short
     /// drops of a genuine one are fewer than the blocks that it and `slots` have.
     pub(super) fn push_drop(&mut self, blocks: Range<u64>, arrival: Arrival, slots: usize) {
         let count = blocks.end - blocks.start;
@@ -111,7 +113,7 @@ impl DisplacedVersions {
     }
 }
 
-/// Where drops reach: from each block on that is named, when the last came of those that cover it.
+/// Which blocks drops cover: for each boundary, when the last drop that covers it was logged.
 struct Coverage(Vec<(u64, Option<Arrival>)>);
 
 impl Coverage {
@@ -134,7 +136,7 @@ impl Coverage {
         Coverage(bounds.into_iter().map(step).collect())
     }
 
-    /// When the last came that reaches the block.
+    /// When the last drop that covers the block was logged.
     fn last(&self, block: u64) -> Option<Arrival> {
         let after = self.0.partition_point(|&(bound, _)| bound <= block);
         self.0[..after].last().and_then(|&(_, last)| last)
@@ -146,7 +148,7 @@ impl Coverage {
     }
 }
 
-/// Where zeroes reach, and of which epoch they are.
+/// Which blocks zeroes cover, and of which epoch they are.
 struct ZeroCoverage {
     reach: Coverage,
     /// In the order in which they came.
@@ -169,7 +171,7 @@ impl ZeroCoverage {
     }
 }
 
-/// What contradicts itself, and the last block of those that do.
+/// The first contradiction, and the last block that has one.
 pub(super) type Conflict = (Contradiction, u64);
 
 /// A version, packed: from above as many bits of the hash as its bucket leaves, whether it is
@@ -285,7 +287,7 @@ impl Rebuild {
         Some((this, beyond.start))
     }
 
-    /// All versions, packed, by their buckets, and where each bucket ends.
+    /// All versions, packed and sorted into buckets by their hash, and where each bucket ends.
     fn distribute(&self, hash_bits: u32, buckets: usize) -> (Vec<u64>, Vec<usize>) {
         let bucket = |hash: u64| (hash >> hash_bits) as usize;
         let mut places = vec![0; buckets];
@@ -305,8 +307,8 @@ impl Rebuild {
         (found, places)
     }
 
-    /// Settles what becomes of versions that have the same hash; `take` is called with those that
-    /// count, and slots that are free then are added to `stale`, if that is all there is to know.
+    /// Chooses among versions that have the same hash: calls `take` with those that count, and adds
+    /// the slots of others to `stale` where they are simply free.
     fn choose(
         &mut self,
         same: &[u64],
@@ -317,7 +319,7 @@ impl Rebuild {
         let versions = same.iter().map(|&packed| Version(packed));
         let mut of_log = versions.clone().filter(|version| version.is_logged());
         let in_table = versions.clone().filter(|version| !version.is_displaced());
-        // Nobody but this one is in the table, or the others need no look whether they are kept.
+        // Only this one is in the table, or the others are not kept in any case.
         let is_plain = self.widest >> HASH_BITS == 0
             && zeroes.is_none()
             && (self.epochs.is_none() || in_table.clone().count() == 1);
@@ -434,7 +436,7 @@ impl Rebuild {
             && numbers.relative(own).is_some()
     }
 
-    /// Gives blocks whose last version was displaced its slot, if nobody needs that (WC-RB1).
+    /// Gives blocks whose last version was displaced its slot, if that is vacant (WC-RB1).
     fn place_displaced(&mut self, index: &mut Index, waiting: Vec<(u64, u32)>) -> Option<Conflict> {
         let mut conflict: Option<Conflict> = None;
         for (hash, number) in waiting {

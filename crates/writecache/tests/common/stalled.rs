@@ -5,21 +5,21 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Limits, Op};
 
-type Chosen = Box<dyn Fn(&Bio) -> bool>;
+type Filter = Box<dyn Fn(&Bio) -> bool>;
 
-pub(crate) struct Held {
+pub(crate) struct StalledDevice {
     below: Rc<dyn BlockDevice>,
     /// Writes that are still to be held.
     due: Cell<u32>,
     /// What else is to be held.
-    chosen: RefCell<Option<Chosen>>,
+    chosen: RefCell<Option<Filter>>,
     held: RefCell<Vec<Bio>>,
 }
 
-impl Held {
-    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Held> {
+impl StalledDevice {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<StalledDevice> {
         let (due, chosen, held) = Default::default();
-        Rc::new(Held { below, due, chosen, held })
+        Rc::new(StalledDevice { below, due, chosen, held })
     }
 
     /// Holds the next write.
@@ -43,7 +43,7 @@ impl Held {
     }
 }
 
-impl BlockDevice for Held {
+impl BlockDevice for StalledDevice {
     fn name(&self) -> &str {
         self.below.name()
     }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Flags, Limits, Op, Status};
 
-use super::gate::Gate;
+use super::gate::SuspendGate;
 
 const NEVER: u64 = u64::MAX;
 /// The content of a block that was never written, or zeroed.
@@ -28,14 +28,14 @@ struct Version {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+enum RequestKind {
     Change { first: usize, end: usize },
     Flush,
 }
 
 #[derive(Debug)]
 struct Request {
-    asked: Asked,
+    asked: RequestKind,
     began: u64,
 }
 
@@ -88,8 +88,8 @@ impl History {
         let end = first + usize::try_from(bio.len.bytes()).unwrap() / self.block_bytes;
         let asked = match bio.op {
             Op::Read => return None,
-            Op::Flush => Asked::Flush,
-            Op::Write | Op::WriteZeroes => Asked::Change { first, end },
+            Op::Flush => RequestKind::Flush,
+            Op::Write | Op::WriteZeroes => RequestKind::Change { first, end },
             Op::Discard => panic!("an ordered cache knows no discard"),
         };
         for block in first..end {
@@ -111,9 +111,9 @@ impl History {
         let good = status == Status::Ok;
         let Request { asked, began } = self.requests[usize::try_from(request).unwrap()];
         match asked {
-            Asked::Flush if good => self.flushes.push((began, ended)),
-            Asked::Flush => {}
-            Asked::Change { first, end } => {
+            RequestKind::Flush if good => self.flushes.push((began, ended)),
+            RequestKind::Flush => {}
+            RequestKind::Change { first, end } => {
                 for versions in &mut self.blocks[first..end] {
                     let version = versions.iter_mut().find(|v| v.began == began).unwrap();
                     (version.ended, version.good) = (ended, good);
@@ -213,12 +213,12 @@ impl History {
 pub(crate) struct Recorded {
     below: Rc<dyn BlockDevice>,
     history: Rc<RefCell<History>>,
-    pub(crate) gate: Rc<Gate>,
+    pub(crate) gate: Rc<SuspendGate>,
 }
 
-struct Ended(Rc<RefCell<History>>);
+struct OnDone(Rc<RefCell<History>>);
 
-impl reactor::OnDone for Ended {
+impl reactor::OnDone for OnDone {
     fn on_done(&self, status: Status, request: u64) {
         self.0.borrow_mut().end(request, status);
     }
@@ -242,7 +242,7 @@ impl BlockDevice for Recorded {
         self.gate.pass(bio, move |mut bio| {
             let request = history.borrow_mut().begin(&bio);
             if let Some(request) = request {
-                bio.done = reactor::chain(bio.done, Rc::new(Ended(history)), request);
+                bio.done = reactor::chain(bio.done, Rc::new(OnDone(history)), request);
             }
             below.submit(bio);
         });

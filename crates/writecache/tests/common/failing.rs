@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Limits, Op, Status};
 
-pub(crate) struct Broken {
+pub(crate) struct FailingDevice {
     below: Rc<dyn BlockDevice>,
     refused: RefCell<Vec<(Op, Range<u64>)>>,
     /// Requests that were refused.
@@ -18,10 +18,10 @@ pub(crate) struct Broken {
     writes: RefCell<Vec<Range<u64>>>,
 }
 
-impl Broken {
-    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Broken> {
+impl FailingDevice {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<FailingDevice> {
         let (refused, held, writes) = Default::default();
-        Rc::new(Broken { below, refused, count: Cell::new(0), held, writes })
+        Rc::new(FailingDevice { below, refused, count: Cell::new(0), held, writes })
     }
 
     /// From now on `op` on any of these blocks of 4096 bytes ends in an error.
@@ -53,7 +53,7 @@ impl Broken {
     }
 }
 
-impl BlockDevice for Broken {
+impl BlockDevice for FailingDevice {
     fn name(&self) -> &str {
         self.below.name()
     }

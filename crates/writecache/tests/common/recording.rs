@@ -6,15 +6,15 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Flags, Limits, Op};
 
-pub(crate) struct Tap {
+pub(crate) struct RecordingDevice {
     below: Rc<dyn BlockDevice>,
     seen: RefCell<Vec<(Op, Range<u64>, Class)>>,
     flags: RefCell<Vec<Flags>>,
 }
 
-impl Tap {
-    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<Tap> {
-        Rc::new(Tap { below, seen: RefCell::default(), flags: RefCell::default() })
+impl RecordingDevice {
+    pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<RecordingDevice> {
+        Rc::new(RecordingDevice { below, seen: RefCell::default(), flags: RefCell::default() })
     }
 
     /// Operation and sectors of every bio since the last call.
@@ -40,7 +40,7 @@ impl Tap {
     }
 }
 
-impl BlockDevice for Tap {
+impl BlockDevice for RecordingDevice {
     fn name(&self) -> &str {
         self.below.name()
     }

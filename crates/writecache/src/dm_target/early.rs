@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Planted fault `OpenWhenLoaded`: the media are read when a table is loaded.
+use std::rc::Rc;
+
+use super::WriteCache;
+use crate::cache::Cache;
+use crate::planted::Fault;
+use crate::recovery::{self, Opened};
+
+impl WriteCache {
+    /// Opens the cache before its time, if the fault is planted.
+    pub(super) fn open_early(self: Rc<Self>) {
+        let config = self.config.borrow().clone();
+        if !config.planted.is(Fault::OpenWhenLoaded) {
+            return;
+        }
+        let (origin, device) = (self.origin.clone(), self.device.clone());
+        reactor::spawn(async move {
+            let opened = recovery::open(config, &*origin, device, self.sectors).await;
+            *self.early.borrow_mut() = match opened {
+                Ok(Opened::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
+                Ok(Opened::Divided(_)) | Err(_) => None,
+            };
+        });
+    }
+
+    /// The cache that was opened so, once.
+    pub(super) fn take_early(&self) -> Option<Rc<Cache>> {
+        self.early.take()
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Planted faults, and what else tests set in a config, behind the feature `planted`.
+#[cfg(feature = "planted")]
+use block::Sector;
+
+#[cfg(feature = "planted")]
+use crate::config::Config;
+
+/// Faults planted on purpose, so that tests can prove that they would be seen. A table never sets
+/// one, and a build without the feature `planted` has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
+pub enum Fault {
+    /// A commit skips the flush of the cache device.
+    SkipCacheFlush,
+    /// The superblock names a checkpoint before its units are on the media.
+    SuperblockBeforeData,
+    /// A FUA write completes without a commit.
+    IgnoreFua,
+    /// Recovery takes records without checking the checksums of their data.
+    DropChecksumCheck,
+    /// A block counts as written back before the origin's flush.
+    FreeBeforeOriginDurable,
+    /// A superseded slot is free before the record that supersedes it is durable.
+    ReuseBeforeCommit,
+    /// A block is written back although the log may still call an older version clean.
+    WritebackBeforeCommit,
+    /// A record has blocks whose data writes are still in flight.
+    RecordBeforeData,
+    /// A write goes around the cache although an entry is live.
+    AroundBesideLive,
+    /// A write goes around the cache before it is durable that the clean copy is gone.
+    AroundBeforeDrop,
+    /// A FLUSH does not flush the origin after writes that went around.
+    FlushWithoutOrigin,
+    /// `max_age` counts only while nothing else is to be written back.
+    IgnoreAge,
+    /// Of the kernel's format: the superblock makes entries valid that are not on the media yet.
+    SuperblockBeforeEntries,
+    /// Of the kernel's format: a slot is free before its erased entry is durable.
+    ReuseBeforeErase,
+    /// Of the kernel's format: recovery leaves entries of a commit that never ended.
+    LeftoversKept,
+    /// A block counts as written back though the origin refused it.
+    ForgetWriteError,
+    /// A block counts as written back though the origin's flush failed.
+    IgnoreFlushError,
+    /// A block that the cache device could not read is written back all the same.
+    WriteBackUnreadable,
+    /// A write that goes around the cache counts though a flush of the origin failed beside it.
+    AroundBesideFlushError,
+    /// A job that waits for a block is not woken when the block becomes unreadable.
+    WaitForBad,
+    /// The contents of the gaps of a failed filled write are not kept.
+    ForgetFailedGaps,
+    /// A read of the origin counts though a filled write that failed meanwhile may have changed it.
+    ReadFailedGaps,
+    /// The gaps of a filled write are not locked.
+    GapFillUnlocked,
+    /// What was read of a clean copy for a gap is taken whatever its slot holds by then.
+    GapFillUnchecked,
+    /// Checksums of data look at the beginning of each sector: enough where a power cut leaves
+    /// sectors whole, as disks do and persistent memory does not.
+    TrustSectors,
+    /// Ordered: a FLUSH that finds nothing to commit does not close the epoch.
+    EpochOnlyWithCommit,
+    /// Ordered: a FUA write does not close the epoch.
+    NoEpochAtFua,
+    /// Ordered: an epoch is begun before a durable record has retired the one before.
+    EpochBeforeRetired,
+    /// Ordered: a superseded version is not kept for its epoch.
+    OldNotKept,
+    /// Ordered: epochs are merged although the second has other blocks too.
+    UnsafeMerge,
+    /// The media are read when a table is loaded, while an older instance may still write.
+    #[cfg(feature = "planted")]
+    OpenWhenLoaded,
+    /// A suspend does not wait for writes of the origin that are in flight.
+    SuspendInFlight,
+    /// The flush of a commit is sent with its records, not after them.
+    FlushBeforeRecords,
+    /// A write that completes after one that began later enters the map, but not the log.
+    CompletionOrder,
+    /// A checkpoint lets the log begin at its end, though the map changed meanwhile.
+    CheckpointStartLate,
+    /// What recovery cut off at the end of the log stays there.
+    TailKept,
+    /// A torn record at the end of the log stays there.
+    TornTailKept,
+    /// A discard takes blocks out of the map, but not out of the log.
+    DiscardUnlogged,
+    /// A discard does not lock its range against writeback.
+    ClearUnlocked,
+    /// The log calls a block clean while a discard changes the origin.
+    StaleClean,
+    /// After a flush clean copies leave the map, but not the log.
+    CleanKeptInLog,
+    /// After a flush clean copies leave the map though the log has no room for so many changes.
+    DropsBeyondRoom,
+    /// Whatever the block holds by now counts as written back.
+    RetireNewer,
+    /// A block is written back while an older version of it is on its way.
+    TwoWritesInFlight,
+    /// Reclaim takes dirty blocks, too.
+    EvictDirty,
+    /// Blocks in flight to the origin are counted, and never counted off.
+    LeakedCount,
+    /// A merged version enters the map whatever the block holds by then.
+    MergeUnchecked,
+    /// A FUA write that was merged completes without a commit.
+    MergeIgnoresFua,
+    /// A block is cleared while a merge of it is in progress.
+    ClearBesideMerge,
+    /// Ordered: a read looks into the index, and then goes to the origin.
+    ReadIgnoresZeroes,
+    /// Ordered: zeroes go to the origin as they come.
+    ZeroesAtOnce,
+    /// Ordered: an epoch is over though its zeroes were never sent to the origin.
+    ZeroesNotWritten,
+    /// Ordered: an epoch is over before the origin has its zeroes durably.
+    ZeroesNotFlushed,
+    /// Ordered: a checkpoint has no zeroes.
+    ZeroesNotInCheckpoint,
+    /// Ordered: recovery lets zeroes end nothing that came before them.
+    ZeroesEndNothing,
+    /// Parts: a FLUSH ends when the first part has ended it.
+    FlushOfFirstPart,
+    /// Parts: the superblock of a part is not asked which part it is, and of which cache.
+    PartsUnchecked,
+    /// Parts: a gap is filled although it lies in a chunk of another part.
+    GapOfOtherPart,
+    /// A new table does not take over what the failed cache before it has lost.
+    LostWritesForgotten,
+    /// Parts: the others are not notified of a failed flush of a shared device.
+    PartsNotNotified,
+    /// Parts: a new cache begins with part 0, and is taken for complete before it is.
+    FirstPartFirst,
+}
+
+#[cfg(feature = "planted")]
+impl Config {
+    /// Plants a fault in place of the one before, or none.
+    pub fn plant(&mut self, fault: impl Into<Option<Fault>>) {
+        self.planted = fault.into().into();
+    }
+
+    /// Takes the costs of writes to the origin from here instead of measuring them; gaps are then
+    /// filled whatever the origin is.
+    pub fn assume_costs(&mut self, costs: Option<policy::destage::Costs>) {
+        self.assumed_costs = costs;
+    }
+
+    /// The costs that are assumed.
+    pub fn assumed_costs(&self) -> Option<policy::destage::Costs> {
+        self.assumed_costs
+    }
+
+    /// With `ordered`: WRITE_ZEROES of at most so many bytes is data.
+    pub fn set_zeroes_as_data_max(&mut self, bytes: u64) {
+        self.zeroes_as_data_max_bytes = bytes;
+    }
+
+    /// Sets how much of the origin in a row belongs to one part of a new divided cache.
+    pub fn set_chunk(&mut self, sectors: Sector) {
+        self.chunk = sectors;
+    }
+
+    /// How much of the origin in a row belongs to one part of a new divided cache.
+    pub fn chunk(&self) -> Sector {
+        self.chunk
+    }
+}

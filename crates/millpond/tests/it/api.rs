@@ -13,9 +13,9 @@ fn parsed(answer: (String, String)) -> (String, Value) {
 
 #[test]
 fn a_device_lives_its_life_by_curl() {
-    let pond = Daemon::start();
-    let post = |path: &str, body: &str| parsed(pond.curl("POST", path, &["-d", body]));
-    let get = |path: &str| parsed(pond.curl("GET", path, &[]));
+    let daemon = Daemon::start();
+    let post = |path: &str, body: &str| parsed(daemon.curl("POST", path, &["-d", body]));
+    let get = |path: &str| parsed(daemon.curl("GET", path, &[]));
 
     let (status, made) = post("/v1/devices", r#"{"name": "d", "table": "0 8 zero"}"#);
     assert_eq!((status.as_str(), &made["device"]["name"]), ("200", &json!("d")));
@@ -38,18 +38,18 @@ fn a_device_lives_its_life_by_curl() {
     assert_eq!(post("/v1/devices/d/clear", "{}").0, "200");
     assert_eq!(post("/v1/devices/d/rename", r#"{"name": "a b#c"}"#).0, "200");
     assert_eq!(get("/v1/devices/a%20b%23c/wait?event=0").1, json!({"event_nr": 1}));
-    let (status, said) = post("/v1/devices/a%20b%23c/message", r#"{"words": ["x"]}"#);
-    assert_eq!((status.as_str(), &said["kind"]), ("400", &json!("invalid")));
-    assert_eq!(pond.curl("DELETE", "/v1/devices/a%20b%23c", &[]), ("200".into(), "{}".into()));
+    let (status, output) = post("/v1/devices/a%20b%23c/message", r#"{"words": ["x"]}"#);
+    assert_eq!((status.as_str(), &output["kind"]), ("400", &json!("invalid")));
+    assert_eq!(daemon.curl("DELETE", "/v1/devices/a%20b%23c", &[]), ("200".into(), "{}".into()));
     assert_eq!(get("/v1/devices").1, json!([]));
-    assert_eq!(get("/v1/version").1["pid"], json!(pond.pid()));
+    assert_eq!(get("/v1/version").1["pid"], json!(daemon.pid()));
     assert!(get("/v1/targets").1.as_array().unwrap().len() > 5);
 }
 
 #[test]
 fn failures_are_json_with_kind_errno_and_message() {
-    let pond = Daemon::start();
-    let (status, body) = parsed(pond.curl("GET", "/v1/devices/nope", &[]));
+    let daemon = Daemon::start();
+    let (status, body) = parsed(daemon.curl("GET", "/v1/devices/nope", &[]));
     assert_eq!(status, "404");
     assert_eq!(body, json!({"kind": "not_found", "errno": 6, "message": "nope: no such device"}));
     for (method, path, body, want) in [
@@ -60,37 +60,38 @@ fn failures_are_json_with_kind_errno_and_message() {
         ("DELETE", "/v1/devices/d?forec=true", "", "400"),
         ("PUT", "/v1/devices/nope/attributes/x", r#"{"value": "1"}"#, "404"),
     ] {
-        let (status, body) = parsed(pond.curl(method, path, &["-d", body]));
+        let (status, body) = parsed(daemon.curl(method, path, &["-d", body]));
         assert_eq!(status, want, "{method} {path}: {body}");
         assert!(body["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
     }
-    assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n");
 }
 
 #[test]
 fn a_body_beyond_the_bound_is_refused() {
-    let pond = Daemon::start();
-    let path = pond.dir.path().join("body");
+    let daemon = Daemon::start();
+    let path = daemon.dir.path().join("body");
     std::fs::write(&path, vec![b' '; 2 << 20]).unwrap();
     let body = format!("@{}", path.display());
-    let (status, said) = pond.curl("POST", "/v1/devices", &["--data-binary", &body]);
-    assert_eq!(status, "400", "{said}");
-    assert!(said.contains("1048576"), "{said}");
+    let (status, output) = daemon.curl("POST", "/v1/devices", &["--data-binary", &body]);
+    assert_eq!(status, "400", "{output}");
+    assert!(output.contains("1048576"), "{output}");
 }
 
 #[test]
 fn requests_of_web_pages_are_refused() {
-    let pond = Daemon::start();
-    let (status, said) = pond.curl("GET", "/v1/devices", &["-H", "Origin: http://evil.example"]);
-    assert_eq!(status, "403", "{said}");
+    let daemon = Daemon::start();
+    let (status, output) =
+        daemon.curl("GET", "/v1/devices", &["-H", "Origin: http://evil.example"]);
+    assert_eq!(status, "403", "{output}");
 }
 
 #[test]
 fn metrics_count_what_went_through() {
-    let pond = Daemon::start();
-    pond.create("d", "0 2048 linear mem:1M 0");
-    assert_eq!(pond.qemu_io("d", &["write 0 64k", "read 0 4k"]).code, Some(0));
-    let (status, text) = pond.curl("GET", "/metrics", &[]);
+    let daemon = Daemon::start();
+    daemon.create("d", "0 2048 linear mem:1M 0");
+    assert_eq!(daemon.qemu_io("d", &["write 0 64k", "read 0 4k"]).code, Some(0));
+    let (status, text) = daemon.curl("GET", "/metrics", &[]);
     assert_eq!(status, "200");
     for line in [
         "# TYPE millpond_nbd_requests_total counter",
@@ -104,10 +105,10 @@ fn metrics_count_what_went_through() {
 
 #[test]
 fn metrics_tell_the_state_of_every_write_cache() {
-    let pond = Daemon::start();
-    pond.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
-    assert_eq!(pond.qemu_io("wc", &["write 0 64k"]).code, Some(0));
-    let (_, text) = pond.curl("GET", "/metrics", &[]);
+    let daemon = Daemon::start();
+    daemon.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
+    assert_eq!(daemon.qemu_io("wc", &["write 0 64k"]).code, Some(0));
+    let (_, text) = daemon.curl("GET", "/metrics", &[]);
     for line in [
         "# TYPE millpond_writecache_writeback_errors_total counter",
         "# TYPE millpond_writecache_failing_blocks gauge",
@@ -120,13 +121,13 @@ fn metrics_tell_the_state_of_every_write_cache() {
 
 #[test]
 fn a_client_that_goes_while_it_waits_disturbs_nobody() {
-    let pond = Daemon::start();
-    pond.create("d", "0 8 zero");
+    let daemon = Daemon::start();
+    daemon.create("d", "0 8 zero");
     for _ in 0..100 {
-        let (status, _) = pond.curl("GET", "/v1/devices/d/wait", &["-m", "0.01"]);
+        let (status, _) = daemon.curl("GET", "/v1/devices/d/wait", &["-m", "0.01"]);
         assert_eq!(status, "000");
     }
-    pond.cli(&["remove", "d"]).ok();
+    daemon.cli(&["remove", "d"]).ok();
 }
 
 #[test]
@@ -142,14 +143,14 @@ fn another_user_is_refused_even_if_the_socket_admits_him() {
     };
     mode(dir.path(), 0o755);
     let socket = dir.path().join("open.sock");
-    let pond = Daemon::start_with(&["--http", &format!("unix:{}", socket.display())]);
+    let daemon = Daemon::start_with(&["--http", &format!("unix:{}", socket.display())]);
     mode(&socket, 0o666);
     let socket = socket.to_str().unwrap();
     let curl = ["curl", "-s", "--unix-socket", socket, "http://millpond/v1/devices"];
     assert_eq!(sh(curl[0], &curl[1..]).out, "[]");
     let other = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let said = sh("setpriv", &[&other[..], &curl].concat());
-    assert_ne!(said.code, Some(0), "{said:?}");
-    assert_eq!(said.out, "");
-    drop(pond);
+    let output = sh("setpriv", &[&other[..], &curl].concat());
+    assert_ne!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.out, "");
+    drop(daemon);
 }

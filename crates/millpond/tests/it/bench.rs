@@ -24,25 +24,25 @@ fn json(args: &[&str]) -> Value {
 #[test]
 fn every_job_does_exactly_the_number_of_requests() {
     let args = ["--raw", "mem:1M", "--rw", "randrw", "--jobs", "2", "--number_ios", "1000"];
-    let said = json(&[&args[..], &["--iodepth", "7", "--rwmixread", "30"]].concat());
+    let report = json(&[&args[..], &["--iodepth", "7", "--rwmixread", "30"]].concat());
     let ios = |job: &Value, side: &str| job[side]["total_ios"].as_u64().unwrap();
-    let jobs = said["jobs"].as_array().unwrap();
+    let jobs = report["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 2);
     for job in jobs {
         assert_eq!(ios(job, "read") + ios(job, "write"), 1000);
         // 30 % of 1000 drawn at random: five deviations of 14.5 to either side.
         assert!((228..=372).contains(&ios(job, "read")), "{job}");
     }
-    assert_eq!(ios(&said["devices"][0], "read") + ios(&said["devices"][0], "write"), 2000);
-    assert_eq!(said["devices"][0]["read"]["io_bytes"], ios(&said["devices"][0], "read") * 4096);
+    assert_eq!(ios(&report["devices"][0], "read") + ios(&report["devices"][0], "write"), 2000);
+    assert_eq!(report["devices"][0]["read"]["io_bytes"], ios(&report["devices"][0], "read") * 4096);
 }
 
 #[test]
 fn a_run_ends_when_its_time_is_over_also_without_io_uring() {
     for more in [&[][..], &["--no-uring"]] {
         let args = ["--raw", "null:1G", "--runtime", "100ms", "--iodepth", "4", "--latency", "on"];
-        let said = json(&[&args, more].concat());
-        let read = &said["jobs"][0]["read"];
+        let report = json(&[&args, more].concat());
+        let read = &report["jobs"][0]["read"];
         let ns = read["runtime_ns"].as_u64().unwrap();
         assert!((100_000_000..1_000_000_000).contains(&ns), "{ns}");
         assert_eq!(read["clat_ns"]["N"], read["total_ios"]);
@@ -51,7 +51,7 @@ fn a_run_ends_when_its_time_is_over_also_without_io_uring() {
 
 #[test]
 fn devices_and_their_leaf_take_turns_on_the_same_data() {
-    let said = json(&[
+    let report = json(&[
         "--device",
         "a=0 2048 linear mem:1M 0",
         "--device",
@@ -72,7 +72,7 @@ fn devices_and_their_leaf_take_turns_on_the_same_data() {
         "--rw",
         "write",
     ]);
-    let devices = said["devices"].as_array().unwrap();
+    let devices = report["devices"].as_array().unwrap();
     let names: Vec<_> = devices.iter().map(|d| d["jobname"].as_str().unwrap()).collect();
     assert_eq!(names, ["mem:1M", "a", "b"]);
     for device in devices {
@@ -84,14 +84,14 @@ fn devices_and_their_leaf_take_turns_on_the_same_data() {
     file_in(dir.path(), "disk.img", 1);
     let args = ["--device", "a=0 2048 linear ./disk.img 0", "--drive", "a", "--drive"];
     bench_in(dir.path(), &[&args[..], &["./disk.img", "--number-ios", "8"]].concat()).ok();
-    let said = bench(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
-    assert!(said.failed(3).contains("--set a: "));
+    let report = bench(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
+    assert!(report.failed(3).contains("--set a: "));
 }
 
 #[test]
 fn a_stack_of_devices_verifies_what_it_wrote() {
     for mapping in ["in-place", "clone"] {
-        let said = bench(&[
+        let report = bench(&[
             "--device",
             "low=0 2048 linear mem:1M 0",
             "--device",
@@ -112,7 +112,7 @@ fn a_stack_of_devices_verifies_what_it_wrote() {
             "--mapping",
             mapping,
         ]);
-        let text = said.ok();
+        let text = report.ok();
         assert!(text.contains(&format!("mapping={mapping}")), "{text}");
         assert!(text.contains(" blocks as written"), "{text}");
     }
@@ -152,26 +152,31 @@ fn verify_reports_device_sector_and_content_of_a_wrong_block() {
     let (good, bad) = (sector[300], sector[300] ^ 0x40);
     file.write_all_at(&[bad], 700 * 512 + 300).unwrap();
     let wanted = format!("1 wrong bytes, at byte 300 {bad:#04x} for {good:#04x}");
-    let said = run("read").failed(1);
-    assert!(said.contains("d: verify: sector 700 does not hold a round of seed 1, but"), "{said}");
-    assert!(said.contains(&wanted), "{said}");
+    let report = run("read").failed(1);
+    assert!(
+        report.contains("d: verify: sector 700 does not hold a round of seed 1, but"),
+        "{report}"
+    );
+    assert!(report.contains(&wanted), "{report}");
 
     // A block that lies elsewhere, and one that was never written.
     file.write_all_at(&[good], 700 * 512 + 300).unwrap();
     file.write_all_at(&sector, 16 * 512).unwrap();
-    let said = run("read").failed(1);
-    assert!(said.contains("sector 16 does not hold a round of seed 1, but round 1 of sector 700"));
+    let report = run("read").failed(1);
+    assert!(
+        report.contains("sector 16 does not hold a round of seed 1, but round 1 of sector 700")
+    );
     file.write_all_at(&[0; 512], 16 * 512).unwrap();
-    let said = run("read").failed(1);
-    assert!(said.contains("sector 16 does not hold a round of seed 1, but zeroes"), "{said}");
+    let report = run("read").failed(1);
+    assert!(report.contains("sector 16 does not hold a round of seed 1, but zeroes"), "{report}");
 }
 
 #[test]
 fn verify_notices_a_device_that_drops_writes() {
     let table = "0 2048 flakey mem:1M 0 0 1 1 drop_writes";
-    let said = bench(&["--table", table, "--rw", "write", "--number-ios", "10", "--verify"]);
-    let said = said.failed(1);
-    assert!(said.contains("pond: verify: sector 0 does not hold round 1 of seed 1, but zeroes"));
+    let report = bench(&["--table", table, "--rw", "write", "--number-ios", "10", "--verify"]);
+    let report = report.failed(1);
+    assert!(report.contains("pond: verify: sector 0 does not hold round 1 of seed 1, but zeroes"));
 }
 
 #[test]
@@ -180,8 +185,11 @@ fn a_failed_request_is_told_by_device_operation_and_sector() {
     for (rw, op, jobs) in [("read", "read", "1"), ("write", "write", "2")] {
         let args = ["--table", table, "--name", "half", "--rw", rw, "--iodepth", "8"];
         let args = [&args[..], &["--jobs", jobs]].concat();
-        let said = bench(&args).failed(1);
-        assert_eq!(said, format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n"));
+        let report = bench(&args).failed(1);
+        assert_eq!(
+            report,
+            format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n")
+        );
     }
 }
 
@@ -189,10 +197,10 @@ fn a_failed_request_is_told_by_device_operation_and_sector() {
 fn exit_codes_are_those_of_the_other_verbs() {
     bench(&["--raw", "mem:1M", "--bs", "1000"]).failed(2);
     bench(&["--raw", "nosuch"]).failed(3);
-    let said = bench(&["--raw", "mem:1M", "--size", "2M"]).failed(1);
-    assert!(said.contains("mem:1M: --size 2097152 is more than the device has"), "{said}");
+    let report = bench(&["--raw", "mem:1M", "--size", "2M"]).failed(1);
+    assert!(report.contains("mem:1M: --size 2097152 is more than the device has"), "{report}");
     let dir = folder();
     file_in(dir.path(), "disk.img", 1);
-    let said = bench_in(dir.path(), &["--raw", "./disk.img", "--no-uring"]).failed(1);
-    assert!(said.contains("files need io_uring"), "{said}");
+    let report = bench_in(dir.path(), &["--raw", "./disk.img", "--no-uring"]).failed(1);
+    assert!(report.contains("files need io_uring"), "{report}");
 }

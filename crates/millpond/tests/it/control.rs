@@ -17,8 +17,8 @@ use crate::common::{Daemon, sh};
 
 const MS: Duration = Duration::from_millis(1);
 
-fn connect(pond: &Daemon) -> UnixStream {
-    UnixStream::connect(pond.run_dir().join("control.sock")).unwrap()
+fn connect(daemon: &Daemon) -> UnixStream {
+    UnixStream::connect(daemon.run_dir().join("control.sock")).unwrap()
 }
 
 fn ask(mut to: impl Write, method: &str, path: &str) {
@@ -27,9 +27,9 @@ fn ask(mut to: impl Write, method: &str, path: &str) {
 }
 
 /// Whether requests of others are answered soon.
-fn assert_serves(pond: &Daemon) {
-    let (status, said) = pond.curl("GET", "/v1/devices", &["-m", "5"]);
-    assert_eq!(status, "200", "{said}");
+fn assert_serves(daemon: &Daemon) {
+    let (status, text) = daemon.curl("GET", "/v1/devices", &["-m", "5"]);
+    assert_eq!(status, "200", "{text}");
 }
 
 /// A daemon with a TCP port besides its socket, and the port's address.
@@ -42,14 +42,14 @@ fn with_tcp() -> (Daemon, String) {
 /// 64 commands that waited took all places: `ls` and `remove` hung until one of them ended.
 #[test]
 fn requests_that_wait_keep_no_place_from_others() {
-    let pond = Daemon::start();
-    pond.create("d", "0 8 zero");
-    let mut waiters: Vec<UnixStream> = (0..100).map(|_| connect(&pond)).collect();
+    let daemon = Daemon::start();
+    daemon.create("d", "0 8 zero");
+    let mut waiters: Vec<UnixStream> = (0..100).map(|_| connect(&daemon)).collect();
     for waiter in &waiters {
         ask(waiter, "GET", "/v1/devices/d/wait");
     }
-    assert_serves(&pond);
-    let (status, _) = pond.curl("DELETE", "/v1/devices/d", &["-m", "5"]);
+    assert_serves(&daemon);
+    let (status, _) = daemon.curl("DELETE", "/v1/devices/d", &["-m", "5"]);
     assert_eq!(status, "200");
     for waiter in &mut waiters {
         let mut answer = [0; 4096];
@@ -62,13 +62,13 @@ fn requests_that_wait_keep_no_place_from_others() {
 
 #[test]
 fn more_requests_than_may_wait_are_refused_not_queued() {
-    let pond = Daemon::start();
-    pond.create("d", "0 8 zero");
-    let mut waiters: Vec<UnixStream> = (0..512 + 40).map(|_| connect(&pond)).collect();
+    let daemon = Daemon::start();
+    daemon.create("d", "0 8 zero");
+    let mut waiters: Vec<UnixStream> = (0..512 + 40).map(|_| connect(&daemon)).collect();
     for waiter in &waiters {
         ask(waiter, "GET", "/v1/devices/d/wait");
     }
-    assert_serves(&pond);
+    assert_serves(&daemon);
     sleep(500 * MS);
     let (mut refused, mut buf) = (0, [0; 4096]);
     for waiter in &mut waiters {
@@ -77,16 +77,16 @@ fn more_requests_than_may_wait_are_refused_not_queued() {
         refused += usize::from(String::from_utf8_lossy(&buf[..n]).contains("wait already"));
     }
     assert_eq!(refused, 40);
-    assert_serves(&pond);
+    assert_serves(&daemon);
 }
 
 #[test]
 fn tcp_clients_take_no_place_of_the_local_socket() {
-    let (pond, addr) = with_tcp();
+    let (daemon, addr) = with_tcp();
     let idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&addr).unwrap()).collect();
     sleep(100 * MS);
     for _ in 0..3 {
-        assert_serves(&pond);
+        assert_serves(&daemon);
     }
     drop(idle);
 }
@@ -95,25 +95,25 @@ fn tcp_clients_take_no_place_of_the_local_socket() {
 /// device was removed all the same, minutes later.
 #[test]
 fn a_remove_whose_client_has_gone_removes_nothing() {
-    let pond = Daemon::start();
-    pond.create("slow", "0 16384 delay mem:8M 0 0");
-    pond.create("d", "0 2048 writecache s mem:1M slow 4096 0");
-    assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
-    pond.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1500"]).ok();
-    pond.cli(&["suspend", "slow"]).ok();
-    pond.cli(&["resume", "slow"]).ok();
-    let suspend = connect(&pond);
+    let daemon = Daemon::start();
+    daemon.create("slow", "0 16384 delay mem:8M 0 0");
+    daemon.create("d", "0 2048 writecache s mem:1M slow 4096 0");
+    assert_eq!(daemon.qemu_io("d", &["write 0 64k"]).code, Some(0));
+    daemon.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1500"]).ok();
+    daemon.cli(&["suspend", "slow"]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
+    let suspend = connect(&daemon);
     ask(&suspend, "POST", "/v1/devices/d/suspend");
     sleep(100 * MS);
-    let (status, _) = pond.curl("DELETE", "/v1/devices/d", &["-m", "0.3"]);
+    let (status, _) = daemon.curl("DELETE", "/v1/devices/d", &["-m", "0.3"]);
     assert_eq!(status, "000", "it waits");
     let mut answer = [0; 12];
     (&suspend).read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");
     sleep(4000 * MS); // long enough for a removal
-    assert!(pond.cli(&["info", "d"]).ok().contains("SUSPENDED"));
+    assert!(daemon.cli(&["info", "d"]).ok().contains("SUSPENDED"));
     // One whose client stays has its turn.
-    let removal = pond.cli(&["remove", "d", "--force"]);
+    let removal = daemon.cli(&["remove", "d", "--force"]);
     assert_eq!(removal.code, Some(0)); // it tells what stays in a cache
 }
 
@@ -121,17 +121,17 @@ fn a_remove_whose_client_has_gone_removes_nothing() {
 /// same.
 #[test]
 fn a_drain_whose_client_has_gone_removes_nothing() {
-    let pond = Daemon::start();
-    pond.create("slow", "0 16384 delay mem:8M 0 0");
-    pond.create("d", "0 2048 writecache s slow mem:1M 4096 0");
-    assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
-    pond.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1000"]).ok();
-    pond.cli(&["resume", "slow"]).ok();
-    let (status, _) = pond.curl("DELETE", "/v1/devices/d?drain=true", &["-m", "0.3"]);
+    let daemon = Daemon::start();
+    daemon.create("slow", "0 16384 delay mem:8M 0 0");
+    daemon.create("d", "0 2048 writecache s slow mem:1M 4096 0");
+    assert_eq!(daemon.qemu_io("d", &["write 0 64k"]).code, Some(0));
+    daemon.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1000"]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
+    let (status, _) = daemon.curl("DELETE", "/v1/devices/d?drain=true", &["-m", "0.3"]);
     assert_eq!(status, "000", "it writes back");
     sleep(3000 * MS); // long enough for the removal
-    assert_eq!(pond.cli(&["get", "d", "dirty_blocks"]).ok().trim(), "0");
-    pond.cli(&["remove", "d", "--drain"]).ok();
+    assert_eq!(daemon.cli(&["get", "d", "dirty_blocks"]).ok().trim(), "0");
+    daemon.cli(&["remove", "d", "--drain"]).ok();
 }
 
 /// A server that was slow to answer, and a `create` whose client had been killed meanwhile: the
@@ -140,32 +140,32 @@ fn a_drain_whose_client_has_gone_removes_nothing() {
 fn what_is_made_for_a_client_that_has_gone_is_not_made() {
     let server = Daemon::start();
     server.create("d", "0 8 zero");
-    let pond = Daemon::start();
-    pond.create("old", "0 8 zero");
-    let between = pond.dir.path().join("between.sock");
+    let daemon = Daemon::start();
+    daemon.create("old", "0 8 zero");
+    let between = daemon.dir.path().join("between.sock");
     let listener = UnixListener::bind(&between).unwrap();
     let table = format!("0 8 linear nbd+unix:///d?socket={} 0", between.display());
     let create = format!("{{\"name\": \"new\", \"table\": \"{table}\"}}");
     let load = format!("{{\"table\": \"{table}\"}}");
     for (path, body) in [("/v1/devices", &create), ("/v1/devices/old/load", &load)] {
-        let mut client = connect(&pond);
+        let mut client = connect(&daemon);
         let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n");
         write!(client, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-        let (daemon, _) = listener.accept().unwrap(); // it waits for the server's greeting
+        let (accepted, _) = listener.accept().unwrap(); // it waits for the server's greeting
         drop(client);
-        assert_serves(&pond);
+        assert_serves(&daemon);
         sleep(100 * MS); // the client's end has been seen
         let disk = UnixStream::connect(server.run_dir().join("nbd.sock")).unwrap();
-        let (mut from, mut to) = (disk.try_clone().unwrap(), daemon.try_clone().unwrap());
+        let (mut from, mut to) = (disk.try_clone().unwrap(), accepted.try_clone().unwrap());
         let there = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
         // The daemon ends the connection: nothing uses it.
-        daemon.set_read_timeout(Some(5000 * MS)).unwrap();
-        std::io::copy(&mut &daemon, &mut &disk).expect("no end");
+        accepted.set_read_timeout(Some(5000 * MS)).unwrap();
+        std::io::copy(&mut &accepted, &mut &disk).expect("no end");
         disk.shutdown(Shutdown::Write).unwrap();
         there.join().unwrap().unwrap();
-        assert_serves(&pond);
-        pond.cli(&["info", "new"]).failed(3);
-        assert!(pond.cli(&["info", "old"]).ok().contains("Tables present:    LIVE\n"));
+        assert_serves(&daemon);
+        daemon.cli(&["info", "new"]).failed(3);
+        assert!(daemon.cli(&["info", "old"]).ok().contains("Tables present:    LIVE\n"));
     }
 }
 
@@ -173,23 +173,23 @@ fn what_is_made_for_a_client_that_has_gone_is_not_made() {
 /// disconnected.
 #[test]
 fn a_request_that_was_left_behind_changes_nothing() {
-    let pond = Daemon::start();
-    pond.create("d", "0 8 zero");
-    pond.signal("-STOP");
-    let gone = connect(&pond);
+    let daemon = Daemon::start();
+    daemon.create("d", "0 8 zero");
+    daemon.signal("-STOP");
+    let gone = connect(&daemon);
     ask(&gone, "DELETE", "/v1/devices/d");
     drop(gone);
-    pond.signal("-CONT");
-    assert_serves(&pond);
+    daemon.signal("-CONT");
+    assert_serves(&daemon);
     sleep(100 * MS);
-    pond.cli(&["info", "d"]).ok();
+    daemon.cli(&["info", "d"]).ok();
 }
 
 /// A web page whose name points to 127.0.0.1 read devices, tables and paths: a browser takes it for
 /// the page's own server.
 #[test]
 fn a_host_by_another_name_is_refused_on_tcp() {
-    let (pond, addr) = with_tcp();
+    let (daemon, addr) = with_tcp();
     let port = addr.rsplit_once(':').unwrap().1;
     let url = format!("http://{addr}/v1/devices");
     let curl = |host: &str| sh("curl", &["-s", "-w", "%{http_code}", "-H", host, &url]).out;
@@ -198,11 +198,11 @@ fn a_host_by_another_name_is_refused_on_tcp() {
         assert_eq!(curl(&format!("Host: {host}:{port}")), "[]200", "{host}");
     }
     for host in ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io"] {
-        let said = curl(&format!("Host: {host}"));
-        assert!(said.contains(&format!("host `{host}`: allowed are")), "{said}");
-        assert!(said.ends_with("403"), "{said}");
+        let text = curl(&format!("Host: {host}"));
+        assert!(text.contains(&format!("host `{host}`: allowed are")), "{text}");
+        assert!(text.ends_with("403"), "{text}");
     }
     assert!(curl("Host:").ends_with("400") || curl("Host:").ends_with("403"));
-    let (status, _) = pond.curl("GET", "/v1/devices", &["-H", "Host: pond.example"]);
+    let (status, _) = daemon.curl("GET", "/v1/devices", &["-H", "Host: pond.example"]);
     assert_eq!(status, "200", "no web page gets to the local socket");
 }

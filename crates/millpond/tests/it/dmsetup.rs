@@ -12,16 +12,16 @@ use crate::common::{self, CommandOutput, Daemon};
 
 /// A daemon, and a link to the program beside it.
 struct Dm {
-    pond: Daemon,
+    daemon: Daemon,
     link: PathBuf,
 }
 
 impl Dm {
     fn start() -> Dm {
-        let pond = Daemon::start();
-        let link = pond.dir.path().join("dmsetup");
+        let daemon = Daemon::start();
+        let link = daemon.dir.path().join("dmsetup");
         std::os::unix::fs::symlink(common::MILLPOND, &link).unwrap();
-        Dm { pond, link }
+        Dm { daemon, link }
     }
 
     /// Two linear devices on top of each other and one that is not ready; what the golden texts
@@ -38,8 +38,8 @@ impl Dm {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.link);
-        command.env("MILLPOND_RUN_DIR", self.pond.run_dir()).env("LC_ALL", "C.UTF-8");
-        command.current_dir(self.pond.dir.path());
+        command.env("MILLPOND_RUN_DIR", self.daemon.run_dir()).env("LC_ALL", "C.UTF-8");
+        command.current_dir(self.daemon.dir.path());
         command
     }
 
@@ -65,7 +65,7 @@ impl Dm {
 #[test]
 fn create_load_and_the_rest_of_a_life_cycle_print_nothing() {
     let dm = Dm::with_three();
-    std::fs::write(dm.pond.dir.path().join("t"), "0 16 zero\n").unwrap();
+    std::fs::write(dm.daemon.dir.path().join("t"), "0 16 zero\n").unwrap();
     for line in ["create file t", "reload top t", "resume top", "suspend --noflush --nolockfs top"]
     {
         assert_eq!(dm.say(line).ok(), "", "{line}");
@@ -255,8 +255,8 @@ fn trees_are_dmsetups() {
     }
     let mut plain = dm.command();
     plain.args(["ls", "--tree"]).env("LC_ALL", "C");
-    let said: CommandOutput = plain.output().unwrap().into();
-    assert_eq!(said.ok(), "new (254:2)\ntop (254:1)\n `-low (254:0)\n    `-(mem:4M)\n");
+    let text: CommandOutput = plain.output().unwrap().into();
+    assert_eq!(text.ok(), "new (254:2)\ntop (254:1)\n `-low (254:0)\n    `-(mem:4M)\n");
 }
 
 #[test]
@@ -272,9 +272,9 @@ fn messages_exec_and_names_with_blanks_go_where_they_should() {
     assert_eq!(dm.run(&["ls", "--exec", "echo is  at"]).ok(), "is at /dev/mapper/my\\x20dev\n");
     let mut exec = dm.command();
     exec.args(["ls", "--target", "zero", "--exec", "echo"]).env("DM_DEV_DIR", "/pond/dev");
-    let said: CommandOutput = exec.output().unwrap().into();
-    assert_eq!(said.ok(), "/pond/dev/mapper/my\\x20dev\n");
-    dm.pond.file("origin.img", 8);
+    let text: CommandOutput = exec.output().unwrap().into();
+    assert_eq!(text.ok(), "/pond/dev/mapper/my\\x20dev\n");
+    dm.daemon.file("origin.img", 8);
     dm.run(&["create", "wc", "--table", "0 16384 writecache s ./origin.img mem:4M 4096 0"]).ok();
     assert_eq!(dm.say("message wc 0 flush").ok(), "");
     assert_eq!(dm.say("message /dev/mapper/wc 0 clear_stats").ok(), "");
@@ -304,7 +304,7 @@ fn wait_ends_with_the_next_event() {
     std::thread::scope(|s| {
         let waiter = s.spawn(|| dm.say("wait d").ok());
         // Whether it waits already or not: it waits for an event number other than 0.
-        assert_ne!(dm.pond.qemu_io("d", &["read 0 4k"]).code, Some(0));
+        assert_ne!(dm.daemon.qemu_io("d", &["read 0 4k"]).code, Some(0));
         assert_eq!(waiter.join().unwrap(), "");
     });
     let seen = dm.say("info -c --noheadings -o events d").ok();
@@ -391,8 +391,8 @@ fn what_fails_ends_with_1_and_says_dmsetups_line_and_the_cause() {
     assert!(e.starts_with("device-mapper: reload ioctl on x  failed: "), "{e}");
     assert!(e.contains("line 1: linear: ") && e.ends_with("Command failed.\n"), "{e}");
     // What comes before what fails is done.
-    let said = dm.say("status low nope top");
-    assert_eq!((said.code, said.out.as_str()), (Some(1), "low: 0 8192 linear \n"));
+    let text = dm.say("status low nope top");
+    assert_eq!((text.code, text.out.as_str()), (Some(1), "low: 0 8192 linear \n"));
     assert_eq!(dm.say("remove top nope low").failed(1).lines().count(), 3);
     assert_eq!(dm.say("ls").ok(), "low\t(254:0)\nnew\t(254:2)\n");
 }
@@ -403,7 +403,7 @@ fn remove_all_leaves_what_is_open_and_force_replaces_its_table() {
     dm.run(&["create", "low", "--table", "0 8 zero"]).ok();
     dm.run(&["create", "free", "--table", "0 8 linear low 0"]).ok();
     let mut client = Command::new("qemu-io")
-        .args(["-f", "raw", &dm.pond.uri("low")])
+        .args(["-f", "raw", &dm.daemon.uri("low")])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -412,13 +412,13 @@ fn remove_all_leaves_what_is_open_and_force_replaces_its_table() {
     while open() != "2\n" {
         std::thread::yield_now();
     }
-    let said = dm.say("remove_all");
-    assert_eq!((said.code, said.out.as_str()), (Some(0), ""), "{said:?}");
-    assert!(said.err.starts_with("Unable to remove 1 device(s).\nmillpond: "), "{said:?}");
+    let text = dm.say("remove_all");
+    assert_eq!((text.code, text.out.as_str()), (Some(0), ""), "{text:?}");
+    assert!(text.err.starts_with("Unable to remove 1 device(s).\nmillpond: "), "{text:?}");
     assert_eq!(dm.say("ls").ok(), "low\t(254:0)\n");
     assert_eq!(dm.say("table low").ok(), "0 8 zero \n");
-    let said = dm.say("remove_all --force");
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let text = dm.say("remove_all --force");
+    assert_eq!(text.code, Some(0), "{text:?}");
     assert_eq!(dm.say("table low").ok(), "0 8 error \n");
     drop(client.stdin.take());
     client.wait().unwrap();
@@ -489,14 +489,14 @@ fn odd_arguments_are_errors_and_never_a_panic() {
             let mut args = verb.to_vec();
             let behind = args.iter().position(|a| a.parse::<u32>().is_ok() || *a == "u");
             args.insert(behind.unwrap_or(args.len()), device);
-            let said = dm.run(&args);
-            assert_eq!(said.code, Some(1), "{verb:?} {:.20}: {:.300}", device, said.err);
-            assert!(!said.err.contains("panicked"), "{verb:?}: {:.300}", said.err);
+            let text = dm.run(&args);
+            assert_eq!(text.code, Some(1), "{verb:?} {:.20}: {:.300}", device, text.err);
+            assert!(!text.err.contains("panicked"), "{verb:?}: {:.300}", text.err);
         }
         let mut command = dm.command();
         command.args(*verb).arg(&bad).stdin(Stdio::null());
-        let said: CommandOutput = command.output().unwrap().into();
-        assert!(said.failed(1).contains("not UTF-8"), "{verb:?}");
+        let text: CommandOutput = command.output().unwrap().into();
+        assert!(text.failed(1).contains("not UTF-8"), "{verb:?}");
     }
     for args in [
         &["create", "", "-n"][..],
@@ -514,9 +514,9 @@ fn odd_arguments_are_errors_and_never_a_panic() {
         &[""],
         &[],
     ] {
-        let said = dm.run(args);
-        assert_eq!(said.code, Some(1), "{:.300}", said.err);
-        assert!(!said.err.contains("panicked"), "{:.300}", said.err);
+        let text = dm.run(args);
+        assert_eq!(text.code, Some(1), "{:.300}", text.err);
+        assert!(!text.err.contains("panicked"), "{:.300}", text.err);
     }
     // Cut somewhere, it would be other tables.
     let long = "0 8 zero\n#".repeat(200_000);
@@ -535,8 +535,8 @@ fn without_a_daemon_it_says_where_one_should_be() {
     let run_dir = dir.path().join("run");
     let mut command = Command::new(link);
     command.args(["remove", "x"]).env("MILLPOND_RUN_DIR", &run_dir);
-    let said: CommandOutput = command.output().unwrap().into();
-    let e = said.failed(1);
+    let text: CommandOutput = command.output().unwrap().into();
+    let e = text.failed(1);
     assert!(e.contains(&format!("{}/control.sock", run_dir.display())), "{e}");
     assert!(
         e.starts_with("millpond: no daemon answers") && e.ends_with("Command failed.\n"),

@@ -26,23 +26,23 @@ fn blocks(manual: &str) -> Vec<(String, String, bool)> {
 }
 
 /// Runs the examples of a manual with a daemon; returns how many outputs were compared.
-fn run_examples(manual: &str, pond: &Daemon, path: &Path) -> usize {
+fn run_examples(manual: &str, daemon: &Daemon, path: &Path) -> usize {
     let mut before = String::new(); // functions that the examples define
     let mut printed = None;
     let mut compared = 0;
     for (language, text, follows) in blocks(manual) {
         if language == "sh" {
-            let script = format!("set -e\ncd {}\n{before}\n{text}", pond.dir.path().display());
-            let run_dir = format!("MILLPOND_RUN_DIR={}", pond.run_dir().display());
+            let script = format!("set -e\ncd {}\n{before}\n{text}", daemon.dir.path().display());
+            let run_dir = format!("MILLPOND_RUN_DIR={}", daemon.run_dir().display());
             let search = std::env::var("PATH").expect("tests have a PATH");
             let search = format!("PATH={}:{search}", path.display());
-            let said = sh("env", &[&run_dir, &search, "LC_ALL=C.UTF-8", "sh", "-c", &script]);
-            assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{text}\n{said:?}");
+            let message = sh("env", &[&run_dir, &search, "LC_ALL=C.UTF-8", "sh", "-c", &script]);
+            assert_eq!((message.code, message.err.as_str()), (Some(0), ""), "{text}\n{message:?}");
             if text.contains("() {") {
                 before.push_str(&text);
                 before.push('\n');
             }
-            printed = Some(said.out);
+            printed = Some(message.out);
         } else {
             assert!(follows, "no command before this output:\n{text}");
             assert_eq!(printed.as_deref().map(str::trim_end), Some(text.trim_end()));
@@ -54,20 +54,20 @@ fn run_examples(manual: &str, pond: &Daemon, path: &Path) -> usize {
 
 #[test]
 fn the_examples_of_the_api_manual_print_what_it_says() {
-    let pond = Daemon::start();
-    let compared = run_examples("api.md", &pond, Path::new("/nowhere"));
+    let daemon = Daemon::start();
+    let compared = run_examples("api.md", &daemon, Path::new("/nowhere"));
     assert!(compared >= 8, "{compared} outputs compared");
 }
 
 #[test]
 fn the_examples_of_the_dmsetup_manual_print_what_it_says() {
-    let pond = Daemon::start();
-    let bin = pond.dir.path().join("bin");
+    let daemon = Daemon::start();
+    let bin = daemon.dir.path().join("bin");
     std::fs::create_dir(&bin).expect("a writable folder");
     for name in ["millpond", "dmsetup"] {
         std::os::unix::fs::symlink(common::MILLPOND, bin.join(name)).expect("a writable folder");
     }
-    let compared = run_examples("dmsetup.md", &pond, &bin);
+    let compared = run_examples("dmsetup.md", &daemon, &bin);
     assert!(compared >= 4, "{compared} outputs compared");
 }
 
@@ -87,13 +87,13 @@ fn the_example_of_the_config_manual_is_a_config() {
     std::fs::write(dir.path().join("pond.toml"), text).expect("a writable folder");
     file_in(dir.path(), "origin.img", 2048);
     file_in(dir.path(), "cache.img", 64);
-    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(pond.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\nzram0\t(254:2)\n");
-    assert!(pond.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
-    let said = pond.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    assert_eq!(daemon.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\nzram0\t(254:2)\n");
+    assert!(daemon.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
+    let message = daemon.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
+    assert_eq!(message.code, Some(0), "{message:?}");
     assert_eq!(mount.join("dev/mapper/wc").exists(), fuse);
     // An orderly end: a killed one would leave its mount.
-    pond.signal("-TERM");
-    assert!(pond.wait().0.success());
+    daemon.signal("-TERM");
+    assert!(daemon.wait().0.success());
 }

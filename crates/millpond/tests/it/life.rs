@@ -28,12 +28,12 @@ table = '''
 
 #[test]
 fn sigterm_settles_everything_and_exits_0() {
-    let pond = Daemon::start();
-    let disk = pond.file("disk.img", 16);
-    pond.create("d", "0 32768 linear ./disk.img 0");
-    assert_eq!(pond.qemu_io("d", &["write -P 5 1M 1M"]).code, Some(0));
-    pond.signal("-TERM");
-    let (status, log, dir) = pond.wait();
+    let daemon = Daemon::start();
+    let disk = daemon.file("disk.img", 16);
+    daemon.create("d", "0 32768 linear ./disk.img 0");
+    assert_eq!(daemon.qemu_io("d", &["write -P 5 1M 1M"]).code, Some(0));
+    daemon.signal("-TERM");
+    let (status, log, dir) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     let bytes = std::fs::read(disk).unwrap();
     assert!(bytes[1 << 20..2 << 20].iter().all(|b| *b == 5));
@@ -43,38 +43,38 @@ fn sigterm_settles_everything_and_exits_0() {
 
 #[test]
 fn sigint_does_too_even_with_a_device_suspended_under_a_client() {
-    let pond = Daemon::start();
-    pond.create("d", "0 2048 linear mem:1M 0");
-    pond.cli(&["suspend", "d"]).ok();
+    let daemon = Daemon::start();
+    daemon.create("d", "0 2048 linear mem:1M 0");
+    daemon.cli(&["suspend", "d"]).ok();
     std::thread::scope(|s| {
-        let client = s.spawn(|| pond.qemu_io("d", &["write 0 4k"]));
+        let client = s.spawn(|| daemon.qemu_io("d", &["write 0 4k"]));
         // Open count 1: the client is there, and its write waits or will.
-        while !pond.cli(&["info", "d"]).ok().contains("Open count:        1") {}
-        pond.signal("-INT");
-        let said = client.join().unwrap();
-        assert_ne!(said.code, None, "{said:?}");
+        while !daemon.cli(&["info", "d"]).ok().contains("Open count:        1") {}
+        daemon.signal("-INT");
+        let output = client.join().unwrap();
+        assert_ne!(output.code, None, "{output:?}");
     });
-    let (status, log, _) = pond.wait();
+    let (status, log, _) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
 /// All had settled, and yet the daemon ended with 1: a device was "being removed".
 #[test]
 fn sigterm_beside_a_removal_exits_0() {
-    let pond = Daemon::start();
-    pond.create("slow", "0 16384 delay mem:8M 0 0");
-    pond.create("d", "0 2048 writecache s mem:1M slow 4096 0");
-    assert_eq!(pond.qemu_io("d", &["write 0 64k"]).code, Some(0));
-    pond.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1500"]).ok();
-    pond.cli(&["resume", "slow"]).ok();
+    let daemon = Daemon::start();
+    daemon.create("slow", "0 16384 delay mem:8M 0 0");
+    daemon.create("d", "0 2048 writecache s mem:1M slow 4096 0");
+    assert_eq!(daemon.qemu_io("d", &["write 0 64k"]).code, Some(0));
+    daemon.cli(&["load", "slow", "--table", "0 16384 delay mem:8M 0 1500"]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
     std::thread::scope(|s| {
-        let removal = s.spawn(|| pond.cli(&["remove", "d"]));
+        let removal = s.spawn(|| daemon.cli(&["remove", "d"]));
         // It is suspended for its removal, and its commit is slow.
-        while pond.cli(&["message", "d", "0", "clear_stats"]).code == Some(0) {}
-        pond.signal("-TERM");
+        while daemon.cli(&["message", "d", "0", "clear_stats"]).code == Some(0) {}
+        daemon.signal("-TERM");
         removal.join().unwrap();
     });
-    let (status, log, _) = pond.wait();
+    let (status, log, _) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("all devices are settled"), "{log}");
 }
@@ -83,17 +83,17 @@ fn sigterm_beside_a_removal_exits_0() {
 fn after_kill_9_the_config_brings_everything_back() {
     let dir = with_config(STACK);
     file_in(dir.path(), "disk.img", 16);
-    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(pond.qemu_io("", &["write -P 6 8M 64k", "flush"]).code, Some(0));
-    pond.signal("-KILL");
-    let (status, _, dir) = pond.wait();
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    assert_eq!(daemon.qemu_io("", &["write -P 6 8M 64k", "flush"]).code, Some(0));
+    daemon.signal("-KILL");
+    let (status, _, dir) = daemon.wait();
     assert_eq!(status.code(), None);
     assert!(dir.path().join("run/control.sock").exists(), "kill -9 leaves its sockets");
 
-    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(pond.cli(&["ls"]).ok(), "low\t(254:0)\ntop\t(254:1)\n");
-    let said = pond.qemu_io("top", &["read -P 6 8M 64k"]);
-    assert!(said.code == Some(0) && !said.out.contains("failed"), "{said:?}");
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    assert_eq!(daemon.cli(&["ls"]).ok(), "low\t(254:0)\ntop\t(254:1)\n");
+    let output = daemon.qemu_io("top", &["read -P 6 8M 64k"]);
+    assert!(output.code == Some(0) && !output.out.contains("failed"), "{output:?}");
 }
 
 #[test]
@@ -103,16 +103,16 @@ fn a_write_cache_survives_kill_9_with_what_was_flushed() {
     );
     file_in(dir.path(), "origin.img", 32);
     file_in(dir.path(), "cache.img", 16);
-    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(pond.qemu_io("wc", &["write -P 7 4M 256k", "flush"]).code, Some(0));
-    pond.signal("-KILL");
-    let (_, _, dir) = pond.wait();
-    let pond = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    let said = pond.qemu_io("wc", &["read -P 7 4M 256k"]);
-    assert!(said.code == Some(0) && !said.out.contains("failed"), "{said:?}");
-    pond.cli(&["message", "wc", "0", "flush"]).ok();
-    pond.signal("-TERM");
-    let (status, log, dir) = pond.wait();
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    assert_eq!(daemon.qemu_io("wc", &["write -P 7 4M 256k", "flush"]).code, Some(0));
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    let output = daemon.qemu_io("wc", &["read -P 7 4M 256k"]);
+    assert!(output.code == Some(0) && !output.out.contains("failed"), "{output:?}");
+    daemon.cli(&["message", "wc", "0", "flush"]).ok();
+    daemon.signal("-TERM");
+    let (status, log, dir) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     let origin = std::fs::read(dir.path().join("origin.img")).unwrap();
     assert!(origin[4 << 20..][..256 << 10].iter().all(|b| *b == 7));
@@ -139,30 +139,30 @@ fn a_config_that_cannot_be_had_names_file_line_and_device() {
 
 #[test]
 fn a_second_daemon_on_a_run_dir_is_refused() {
-    let pond = Daemon::start();
-    let (code, log) = start_fails(pond.dir.path(), &[]);
+    let daemon = Daemon::start();
+    let (code, log) = start_fails(daemon.dir.path(), &[]);
     assert_eq!(code, Some(4));
-    assert!(log.contains(&format!("a daemon runs there already (pid {})", pond.pid())), "{log}");
-    assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n");
+    assert!(log.contains(&format!("a daemon runs there already (pid {})", daemon.pid())), "{log}");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n");
 }
 
 #[test]
 fn a_file_in_use_by_another_daemon_is_busy() {
-    let pond = Daemon::start();
-    let disk = pond.file("disk.img", 1);
-    pond.create("d", &format!("0 2048 linear {disk} 0"));
+    let daemon = Daemon::start();
+    let disk = daemon.file("disk.img", 1);
+    daemon.create("d", &format!("0 2048 linear {disk} 0"));
     let other = Daemon::start();
     let err = other.cli(&["create", "d", "--table", &format!("0 2048 linear {disk} 0")]).failed(4);
     assert!(err.contains(&disk) && err.contains("EBUSY"), "{err}");
-    pond.cli(&["remove", "d"]).ok();
+    daemon.cli(&["remove", "d"]).ok();
     other.create("d", &format!("0 2048 linear {disk} 0"));
 }
 
 #[test]
 fn sockets_are_the_owners_alone() {
-    let pond = Daemon::start();
+    let daemon = Daemon::start();
     let mode = |path: &str| {
-        let meta = std::fs::metadata(pond.run_dir().join(path)).unwrap();
+        let meta = std::fs::metadata(daemon.run_dir().join(path)).unwrap();
         meta.permissions().mode() & 0o777
     };
     assert_eq!((mode(""), mode("control.sock"), mode("nbd.sock")), (0o700, 0o600, 0o600));
@@ -170,39 +170,39 @@ fn sockets_are_the_owners_alone() {
 
 #[test]
 fn nbd_and_http_are_served_where_they_are_asked_for() {
-    let pond = Daemon::start_with(&["--nbd", "127.0.0.1:0", "--nbd", "unix:more.sock"]);
-    pond.create("d", "0 2048 linear mem:1M 0");
-    let version = pond.cli(&["version", "-o", "json"]).ok();
+    let daemon = Daemon::start_with(&["--nbd", "127.0.0.1:0", "--nbd", "unix:more.sock"]);
+    daemon.create("d", "0 2048 linear mem:1M 0");
+    let version = daemon.cli(&["version", "-o", "json"]).ok();
     let version: serde_json::Value = serde_json::from_str(&version).unwrap();
     let nbd: Vec<&str> =
         version["nbd"].as_array().unwrap().iter().flat_map(|v| v.as_str()).collect();
     assert_eq!(nbd.len(), 3, "{nbd:?}");
     let more = nbd[2].strip_prefix("unix:").unwrap();
     for uri in [format!("nbd://{}/d", nbd[1]), format!("nbd+unix:///?socket={more}")] {
-        let said = common::qemu_io(&uri, &["write 0 64k", "read 0 64k"]);
-        assert_eq!(said.code, Some(0), "{uri}: {said:?}");
+        let output = common::qemu_io(&uri, &["write 0 64k", "read 0 64k"]);
+        assert_eq!(output.code, Some(0), "{uri}: {output:?}");
     }
 }
 
 #[test]
 fn a_daemon_of_several_cores_serves_and_ends_as_one_of_one() {
-    let pond = Daemon::start_with(&["--cores", "3"]);
-    let threads = std::fs::read_dir(format!("/proc/{}/task", pond.pid())).unwrap();
+    let daemon = Daemon::start_with(&["--cores", "3"]);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let name = |t: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(t.unwrap().path().join("comm")).unwrap().trim().to_owned()
     };
     let mut cores: Vec<String> = threads.map(name).filter(|n| n.starts_with("core")).collect();
     cores.sort();
     assert_eq!(cores, ["core0", "core1", "core2"]);
-    assert!(pond.cli(&["version"]).ok().ends_with("Cores:             3\n"));
-    pond.create("d", "0 2048 linear mem:1M 0");
+    assert!(daemon.cli(&["version"]).ok().ends_with("Cores:             3\n"));
+    daemon.create("d", "0 2048 linear mem:1M 0");
     // Other cores follow swaps of tables, and hold none up.
-    pond.cli(&["load", "d", "--table", "0 2048 linear mem:1M,other 0"]).ok();
-    pond.cli(&["resume", "d"]).ok();
-    let said = common::qemu_io(&pond.uri("d"), &["write 0 64k", "read 0 64k"]);
-    assert_eq!(said.code, Some(0), "{said:?}");
-    pond.signal("-TERM");
-    let (status, log, _dir) = pond.wait();
+    daemon.cli(&["load", "d", "--table", "0 2048 linear mem:1M,other 0"]).ok();
+    daemon.cli(&["resume", "d"]).ok();
+    let output = common::qemu_io(&daemon.uri("d"), &["write 0 64k", "read 0 64k"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    daemon.signal("-TERM");
+    let (status, log, _dir) = daemon.wait();
     assert!(status.success() && log.contains("all devices are settled"), "{log}");
 }
 
@@ -213,11 +213,11 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
     let table = format!("0 8192 linear {disk} 0");
     let script = "qemu-io -f raw -c 'write -P 3 1M 1M' \"$MILLPOND_URI\" >&2 &&
         test -S \"$MILLPOND_SOCKET\" && \"$0\" ls && exit 7";
-    let said = sh(
+    let output = sh(
         MILLPOND,
         &["run", "--table", &table, "--name", "d", "--", "sh", "-c", script, MILLPOND],
     );
-    assert_eq!((said.code, said.out.as_str()), (Some(7), "d\t(254:0)\n"), "{said:?}");
+    assert_eq!((output.code, output.out.as_str()), (Some(7), "d\t(254:0)\n"), "{output:?}");
     assert!(std::fs::read(disk).unwrap()[1 << 20..2 << 20].iter().all(|b| *b == 3));
 
     let run =
@@ -228,8 +228,8 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
         run(&["sh", "-c", "trap 'exit 5' TERM; kill -TERM $PPID; while :; do :; done"]).code,
         Some(5)
     );
-    let said = run(&["/nonexistent/command"]);
-    assert!(said.code == Some(127) && said.err.contains("/nonexistent/command"), "{said:?}");
+    let output = run(&["/nonexistent/command"]);
+    assert!(output.code == Some(127) && output.err.contains("/nonexistent/command"), "{output:?}");
     let err = sh(MILLPOND, &["run", "--table", "0 8 nothing", "--", "true"]).failed(1);
     assert!(
         err.contains("run: --table: device pond: line 1: ") && err.contains("unknown target type"),
@@ -240,14 +240,14 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
 /// The file of a leaf shrinks under the daemon: whoever runs it reads what failed, where and why.
 #[test]
 fn a_failing_device_is_told_with_operation_sector_and_cause() {
-    let pond = Daemon::start();
-    let path = pond.file("shrinks.img", 1);
-    pond.create("d", &format!("0 2048 linear {path} 0"));
+    let daemon = Daemon::start();
+    let path = daemon.file("shrinks.img", 1);
+    daemon.create("d", &format!("0 2048 linear {path} 0"));
     std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
-    let said = pond.qemu_io("d", &["read 64k 4k"]);
-    assert!(said.out.contains("Input/output error") || said.err.contains("Input/output error"));
-    pond.signal("-TERM");
-    let (_, log, _dir) = pond.wait();
+    let output = daemon.qemu_io("d", &["read 64k 4k"]);
+    assert!(output.out.contains("Input/output error") || output.err.contains("Input/output error"));
+    daemon.signal("-TERM");
+    let (_, log, _dir) = daemon.wait();
     let line =
         log.lines().find(|l| l.contains("cause=I/O error")).unwrap_or_else(|| panic!("{log}"));
     for part in [path.as_str(), "op=read", "sector=128", "cause=I/O error", "failures=1"] {

@@ -21,9 +21,9 @@ fn big(dir: &std::path::Path) -> String {
 /// daemon with all of its devices, after it had written the format.
 #[test]
 fn a_device_that_needs_too_much_memory_is_refused_alone() {
-    let pond = Daemon::start_with(&["--memory", "96M"]);
-    pond.create("good", "0 8192 linear mem:4M 0");
-    let big = big(pond.dir.path());
+    let daemon = Daemon::start_with(&["--memory", "96M"]);
+    daemon.create("good", "0 8192 linear mem:4M 0");
+    let big = big(daemon.dir.path());
     let backing = format!("0 8192 zram lz4 2 backing_dev {big}");
     let cache = format!("0 131072 writecache s null:64M {big} 4096 0");
     let dm = format!("0 131072 writecache s null:64M {big} 4096 2 format dm");
@@ -41,17 +41,17 @@ fn a_device_that_needs_too_much_memory_is_refused_alone() {
             "bad: the option memory needs 1.0 TiB of memory, 92.0",
         ),
     ] {
-        let why = pond.cli(&["create", "bad", "--table", table]).failed(1);
+        let why = daemon.cli(&["create", "bad", "--table", table]).failed(1);
         for part in [what, "of 96.0 MiB are free (daemon --memory)", "(ENOMEM)"] {
             assert!(why.contains(part), "{table}: {why}");
         }
     }
     assert_eq!(std::fs::metadata(&big).unwrap().blocks(), 0, "something was written");
-    pond.qemu_io("good", &["write -P 7 0 1M", "flush", "read -P 7 0 1M"]).ok();
+    daemon.qemu_io("good", &["write -P 7 0 1M", "flush", "read -P 7 0 1M"]).ok();
     // What was refused holds nothing, and what has gone gives back.
     for _ in 0..3 {
-        pond.create("most", "0 8192 linear mem:90M 0");
-        pond.cli(&["remove", "most"]).ok();
+        daemon.create("most", "0 8192 linear mem:90M 0");
+        daemon.cli(&["remove", "most"]).ok();
     }
 }
 

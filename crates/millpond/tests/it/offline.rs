@@ -16,17 +16,17 @@ fn millpond(args: &[&str]) -> CommandOutput {
 /// A folder with `origin.img` and a cache `cache.img` of it whose blocks 0 to 3 and 100 are dirty;
 /// the daemon was killed. Returns the two paths, too.
 fn killed(cache_options: &str) -> (tempfile::TempDir, String, String) {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let words = cache_options.split_whitespace().count();
     let table = format!("0 8192 writecache s {origin} {cache} 4096 {words} {cache_options}");
-    pond.create("wc", &table);
+    daemon.create("wc", &table);
     for (pattern, at, len) in [("0x11", 0, 4 * BLOCK), ("0x22", 100 * BLOCK, BLOCK)] {
         let write = format!("write -P {pattern} {at} {len}");
-        pond.qemu_io("wc", &[&write, "flush"]).ok();
+        daemon.qemu_io("wc", &[&write, "flush"]).ok();
     }
-    pond.signal("-KILL");
-    let (_, _, dir) = pond.wait();
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
     (dir, origin, cache)
 }
 
@@ -45,8 +45,8 @@ fn assert_written_back(origin: &str) {
     }
 }
 
-fn json(said: &CommandOutput) -> serde_json::Value {
-    serde_json::from_str(&said.out).unwrap()
+fn json(message: &CommandOutput) -> serde_json::Value {
+    serde_json::from_str(&message.out).unwrap()
 }
 
 #[test]
@@ -63,13 +63,16 @@ fn a_killed_cache_is_inspected_recovered_and_holds_nothing_then() {
 
     let recover = ["recover", "--cache", &cache, "--origin", &origin, at[0], at[1]];
     let before = std::fs::read(&cache).unwrap();
-    let said = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
-    assert!(said.starts_with("5 blocks (20.0 KiB) in 2 ranges would be written back"), "{said}");
+    let message = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
+    assert!(
+        message.starts_with("5 blocks (20.0 KiB) in 2 ranges would be written back"),
+        "{message}"
+    );
     assert!(std::fs::read(&cache).unwrap() == before, "a dry run writes nothing");
     assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 0));
 
-    let said = millpond(&recover).ok();
-    assert!(said.starts_with("5 blocks (20.0 KiB) in 2 ranges written back"), "{said}");
+    let message = millpond(&recover).ok();
+    assert!(message.starts_with("5 blocks (20.0 KiB) in 2 ranges written back"), "{message}");
     assert_written_back(&origin);
     let told = json(&millpond(&["inspect", &cache, at[0], at[1], "-o", "json"]));
     let blocks = &told["blocks"];
@@ -77,8 +80,8 @@ fn a_killed_cache_is_inspected_recovered_and_holds_nothing_then() {
 
     // Nothing is replayed over an origin that has changed since.
     std::fs::write(&origin, vec![7; 4 << 20]).unwrap();
-    let said = millpond(&recover).ok();
-    assert!(said.starts_with("0 blocks"), "{said}");
+    let message = millpond(&recover).ok();
+    assert!(message.starts_with("0 blocks"), "{message}");
     assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 7));
 }
 
@@ -88,21 +91,21 @@ fn another_origin_is_refused_with_a_token_that_takes_it() {
     let copy = dir.path().join("copy.img").to_str().unwrap().to_owned();
     std::fs::copy(&origin, &copy).unwrap();
     let recover = ["recover", "--cache", &cache, "--origin", &copy];
-    let said = millpond(&recover).failed(1);
-    assert!(said.contains("it is another device, or a copy; nothing was changed"), "{said}");
+    let message = millpond(&recover).failed(1);
+    assert!(message.contains("it is another device, or a copy; nothing was changed"), "{message}");
     let wrong = millpond(&[&recover[..], &["--force", "00000000"]].concat()).failed(1);
     assert!(wrong.contains("the token 00000000 does not stand for"), "{wrong}");
-    let token = said.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    let token = message.split("--force ").nth(1).unwrap().split('`').next().unwrap();
     millpond(&[&recover[..], &["--force", token]].concat()).ok();
     assert_written_back(&copy);
     assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 0));
 
     let small = common::file_in(dir.path(), "small.img", 3);
-    let said = millpond(&["recover", "--cache", &cache, "--origin", &small]).failed(1);
-    assert!(said.contains("has 6144 sectors, the cache is of an origin of 8192"), "{said}");
+    let message = millpond(&["recover", "--cache", &cache, "--origin", &small]).failed(1);
+    assert!(message.contains("has 6144 sectors, the cache is of an origin of 8192"), "{message}");
     let large = common::file_in(dir.path(), "large.img", 5);
-    let said = millpond(&["recover", "--cache", &cache, "--origin", &large]).failed(1);
-    assert!(said.contains("has 10240 sectors, the cache's own has 8192"), "{said}");
+    let message = millpond(&["recover", "--cache", &cache, "--origin", &large]).failed(1);
+    assert!(message.contains("has 10240 sectors, the cache's own has 8192"), "{message}");
 }
 
 #[test]
@@ -110,75 +113,78 @@ fn a_copy_of_the_origin_is_refused_unless_the_table_allows_it() {
     let (dir, origin, cache) = killed("");
     let copy = dir.path().join("copy.img").to_str().unwrap().to_owned();
     std::fs::copy(&origin, &copy).unwrap();
-    let pond = Daemon::start_in(dir, &[]);
+    let daemon = Daemon::start_in(dir, &[]);
     let table = format!("0 8192 writecache s {copy} {cache} 4096");
-    let said = pond.cli(&["create", "wc", "--table", &format!("{table} 0")]).failed(1);
-    assert!(said.contains("holds 5 blocks (5 dirty) of another origin"), "{said}");
-    pond.create("wc", &format!("{table} 1 adopt_origin"));
-    pond.qemu_io("wc", &["read -P 0x22 409600 4096"]).ok();
-    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
-    pond.create("wc", &format!("{table} 0"));
+    let message = daemon.cli(&["create", "wc", "--table", &format!("{table} 0")]).failed(1);
+    assert!(message.contains("holds 5 blocks (5 dirty) of another origin"), "{message}");
+    daemon.create("wc", &format!("{table} 1 adopt_origin"));
+    daemon.qemu_io("wc", &["read -P 0x22 409600 4096"]).ok();
+    assert_eq!(daemon.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
+    daemon.create("wc", &format!("{table} 0"));
 }
 
 #[test]
 fn a_loss_is_not_wiped_without_the_current_token() {
     let (dir, origin, cache) = killed("");
-    let said = millpond(&["wipe", &cache]).failed(1);
-    assert!(said.contains("holds 5 dirty blocks (20.0 KiB)"), "{said}");
-    let stale = said.split("--force ").nth(1).unwrap().split('`').next().unwrap().to_owned();
+    let message = millpond(&["wipe", &cache]).failed(1);
+    assert!(message.contains("holds 5 dirty blocks (20.0 KiB)"), "{message}");
+    let stale = message.split("--force ").nth(1).unwrap().split('`').next().unwrap().to_owned();
     // The cache goes on working: the token is stale.
-    let pond = Daemon::start_in(dir, &[]);
-    pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
-    pond.qemu_io("wc", &["write -P 0x33 8192 4096", "flush"]).ok();
-    assert_eq!(pond.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
-    let said = millpond(&["wipe", &cache, "--force", &stale]).failed(1);
-    assert!(said.contains("does not stand for what is there now"), "{said}");
-    let token = said.split("`--force ").last().unwrap().split('`').next().unwrap();
+    let daemon = Daemon::start_in(dir, &[]);
+    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    daemon.qemu_io("wc", &["write -P 0x33 8192 4096", "flush"]).ok();
+    assert_eq!(daemon.cli(&["remove", "wc"]).code, Some(0)); // with a word about what stays
+    let message = millpond(&["wipe", &cache, "--force", &stale]).failed(1);
+    assert!(message.contains("does not stand for what is there now"), "{message}");
+    let token = message.split("`--force ").last().unwrap().split('`').next().unwrap();
     assert!(millpond(&["wipe", &cache, "--force", token]).ok().contains("is blank"));
     assert!(millpond(&["inspect", &cache]).ok().contains("none: it is blank"));
     // A blank one, and one that was written back, need no word.
     millpond(&["wipe", &cache]).ok();
-    pond.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
-    pond.cli(&["remove", "wc"]).ok();
+    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    daemon.cli(&["remove", "wc"]).ok();
     millpond(&["wipe", &cache]).ok();
-    let foreign = common::file_in(pond.dir.path(), "foreign.img", 1);
+    let foreign = common::file_in(daemon.dir.path(), "foreign.img", 1);
     std::fs::write(&foreign, vec![1; 1 << 20]).unwrap();
-    let said = millpond(&["wipe", &foreign]).failed(1);
-    assert!(said.contains("holds something that is no cache"), "{said}");
+    let message = millpond(&["wipe", &foreign]).failed(1);
+    assert!(message.contains("holds something that is no cache"), "{message}");
     assert!(std::fs::read(&foreign).unwrap().iter().all(|&byte| byte == 1));
 }
 
 #[test]
 fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let table = format!("0 8192 writecache s {origin} {cache} 4096 0");
-    pond.create("wc", &table);
-    let by = format!("is in use, by process {} (millpond", pond.pid());
+    daemon.create("wc", &table);
+    let by = format!("is in use, by process {} (millpond", daemon.pid());
     let other = Daemon::start();
-    for said in [
+    for message in [
         millpond(&["inspect", &cache]),
         millpond(&["wipe", &cache]),
         millpond(&["recover", "--cache", &cache, "--origin", &origin]),
         other.cli(&["create", "second", "--table", &table]),
         other.cli(&["create", "second", "--table", &format!("0 8192 linear {origin} 0")]),
     ] {
-        let said = said.failed(4);
-        let path = if said.contains(&cache) { &cache } else { &origin };
-        assert!(said.contains(&format!("{path}: {by}")) && said.contains("EBUSY"), "{said}");
+        let message = message.failed(4);
+        let path = if message.contains(&cache) { &cache } else { &origin };
+        assert!(
+            message.contains(&format!("{path}: {by}")) && message.contains("EBUSY"),
+            "{message}"
+        );
     }
     // The daemon that a verb would talk to says which of its devices it is.
-    let link = pond.dir.path().join("link.img");
+    let link = daemon.dir.path().join("link.img");
     std::os::unix::fs::symlink(&cache, &link).unwrap();
     for args in [
         &["inspect", &cache][..],
         &["wipe", link.to_str().unwrap()],
         &["recover", "--cache", "./cache.img", "--origin", &origin],
     ] {
-        let said = pond.cli(args).failed(4);
-        assert!(said.ends_with("(millpond), for its device wc (EBUSY)\n"), "{said}");
+        let message = daemon.cli(args).failed(4);
+        assert!(message.ends_with("(millpond), for its device wc (EBUSY)\n"), "{message}");
     }
-    pond.cli(&["remove", "wc"]).ok();
+    daemon.cli(&["remove", "wc"]).ok();
     other.create("second", &table);
 }
 
@@ -187,17 +193,17 @@ fn damage_and_absence_have_their_exit_codes() {
     let (dir, origin, cache) = killed("");
     let file = std::fs::OpenOptions::new().write(true).open(&cache).unwrap();
     file.write_all_at(b"x", 65536 + 40).unwrap();
-    let said = millpond(&["inspect", &cache]);
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("65536: superblock copy 1: checksum mismatch"), "{said:?}");
+    let message = millpond(&["inspect", &cache]);
+    assert_eq!(message.code, Some(1), "{message:?}");
+    assert!(message.out.contains("65536: superblock copy 1: checksum mismatch"), "{message:?}");
     for at in [0, 131_072] {
         file.write_all_at(b"x", at + 40).unwrap();
     }
-    let said = millpond(&["inspect", &cache, "-o", "json"]);
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert_eq!(json(&said)["format"], "ruined");
-    let said = millpond(&["recover", "--cache", &cache, "--origin", &origin]).failed(1);
-    assert!(said.contains("is damaged: superblock copy 0"), "{said}");
+    let message = millpond(&["inspect", &cache, "-o", "json"]);
+    assert_eq!(message.code, Some(1), "{message:?}");
+    assert_eq!(json(&message)["format"], "ruined");
+    let message = millpond(&["recover", "--cache", &cache, "--origin", &origin]).failed(1);
+    assert!(message.contains("is damaged: superblock copy 0"), "{message}");
     let absent = dir.path().join("absent").to_str().unwrap().to_owned();
     assert!(millpond(&["inspect", &absent]).failed(3).contains("no such file or device"));
     millpond(&["wipe", &absent]).failed(3);
@@ -232,9 +238,9 @@ fn the_kernels_images_are_told_for_what_they_are() {
     let dir = folder();
     for (name, block_size, dirty) in GOLDEN {
         let cache = golden(dir.path(), &format!("{name}.cache")).unwrap();
-        let said = millpond(&["inspect", &cache, "-o", "json", "--all"]);
-        assert_eq!(said.code, Some(0), "{name}: {said:?}");
-        let told = json(&said);
+        let message = millpond(&["inspect", &cache, "-o", "json", "--all"]);
+        assert_eq!(message.code, Some(0), "{name}: {message:?}");
+        let told = json(&message);
         assert_eq!(told["format"], "dm", "{name}: {told}");
         let blocks = &told["blocks"];
         assert_eq!(blocks["block_size"], block_size, "{name}: {told}");
@@ -251,8 +257,8 @@ fn the_kernels_images_are_recovered_to_what_the_kernel_showed() {
         let origin = golden(dir.path(), &format!("{name}.origin"));
         let origin = origin.unwrap_or_else(|| common::file_in(dir.path(), "zeroes.img", 4));
         let recover = ["recover", "--cache", &cache, "--origin", &origin];
-        let said = millpond(&recover).ok();
-        assert!(said.starts_with(&format!("{dirty} blocks (")), "{name}: {said}");
+        let message = millpond(&recover).ok();
+        assert!(message.starts_with(&format!("{dirty} blocks (")), "{name}: {message}");
         // The last 8 blocks of the uncommitted sets were never on the media (golden/README.md).
         let like = name.replace("uncommitted", "overwritten");
         let view = std::fs::read_to_string(images.join(format!("{like}.view.sha256"))).unwrap();

@@ -13,57 +13,59 @@ fn millpond(args: &[&str]) -> CommandOutput {
 }
 
 /// A cache of two parts on two cores, before memory: that moves no head, whatever disk this is.
-fn create(pond: &Daemon, cache: &str, options: &str) -> CommandOutput {
+fn create(daemon: &Daemon, cache: &str, options: &str) -> CommandOutput {
     let words = options.split_whitespace().count();
     let table = format!("0 {SECTORS} writecache s mem:256M {cache} 4096 {words} {options}");
-    pond.cli(&["create", "wc", "--table", &table])
+    daemon.cli(&["create", "wc", "--table", &table])
 }
 
 #[test]
 fn a_cache_in_parts_serves_and_reports_on_all_its_cores() {
-    let pond = Daemon::start_with(&["--cores", "2"]);
-    let cache = pond.file("cache.img", 64);
-    create(&pond, &cache, "parts 2").ok();
+    let daemon = Daemon::start_with(&["--cores", "2"]);
+    let cache = daemon.file("cache.img", 64);
+    create(&daemon, &cache, "parts 2").ok();
     // The end of one chunk and the beginning of the next, and one further on.
     let (write, read) = ("write -P 0x21 31M 2M", "read -P 0x21 31M 2M");
-    pond.qemu_io("wc", &[write, "write -P 0x22 96M 4k", "flush", read, "read -P 0x22 96M 4k"]).ok();
-    assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "513\n");
-    assert_eq!(pond.cli(&["get", "wc", "parts"]).ok(), "2\n");
-    let status = pond.cli(&["status", "wc"]).ok();
+    daemon
+        .qemu_io("wc", &[write, "write -P 0x22 96M 4k", "flush", read, "read -P 0x22 96M 4k"])
+        .ok();
+    assert_eq!(daemon.cli(&["get", "wc", "dirty_blocks"]).ok(), "513\n");
+    assert_eq!(daemon.cli(&["get", "wc", "parts"]).ok(), "2\n");
+    let status = daemon.cli(&["status", "wc"]).ok();
     let fields: Vec<&str> = status.split_whitespace().collect();
     // The errno; and FLUSHes: ours, and that with which qemu-io ends. Both parts had each.
     assert_eq!((fields[3], fields[15]), ("0", "2"), "{status}");
-    let (_, metrics) = pond.curl("GET", "/metrics", &[]);
+    let (_, metrics) = daemon.curl("GET", "/metrics", &[]);
     let line = "millpond_writecache_dirty_blocks{device=\"wc\"} 513";
     assert!(metrics.contains(line), "{metrics}");
-    pond.cli(&["set", "wc", "high_watermark", "70"]).ok();
-    let table = pond.cli(&["table", "wc"]).ok();
+    daemon.cli(&["set", "wc", "high_watermark", "70"]).ok();
+    let table = daemon.cli(&["table", "wc"]).ok();
     assert!(table.contains("high_watermark 70 parts 2"), "{table}");
-    pond.cli(&["suspend", "wc"]).ok();
-    pond.cli(&["resume", "wc"]).ok();
-    pond.cli(&["drain", "wc"]).ok();
-    assert_eq!(pond.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
-    pond.cli(&["message", "wc", "0", "flush"]).ok();
-    pond.qemu_io("wc", &[read]).ok();
+    daemon.cli(&["suspend", "wc"]).ok();
+    daemon.cli(&["resume", "wc"]).ok();
+    daemon.cli(&["drain", "wc"]).ok();
+    assert_eq!(daemon.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
+    daemon.cli(&["message", "wc", "0", "flush"]).ok();
+    daemon.qemu_io("wc", &[read]).ok();
     // Another number is refused with both, none is taken from the cache.
-    pond.cli(&["remove", "wc"]).ok();
-    let said = create(&pond, &cache, "parts 4").failed(1);
-    assert!(said.contains("parts 4") && said.contains("has 2"), "{said}");
-    create(&pond, &cache, "").ok();
-    assert_eq!(pond.cli(&["get", "wc", "parts"]).ok(), "2\n");
-    pond.signal("-TERM");
-    let (status, log, _dir) = pond.wait();
+    daemon.cli(&["remove", "wc"]).ok();
+    let output = create(&daemon, &cache, "parts 4").failed(1);
+    assert!(output.contains("parts 4") && output.contains("has 2"), "{output}");
+    create(&daemon, &cache, "").ok();
+    assert_eq!(daemon.cli(&["get", "wc", "parts"]).ok(), "2\n");
+    daemon.signal("-TERM");
+    let (status, log, _dir) = daemon.wait();
     assert!(status.success() && log.contains("all devices are settled"), "{log}");
 }
 
 #[test]
 fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
-    let pond = Daemon::start_with(&["--cores", "2"]);
-    let cache = pond.file("cache.img", 16);
-    create(&pond, &cache, "parts 2").ok();
-    pond.qemu_io("wc", &["write -P 0x11 31M 2M", "write -P 0x22 200M 4k", "flush"]).ok();
-    pond.signal("-KILL");
-    let (_, _, dir) = pond.wait();
+    let daemon = Daemon::start_with(&["--cores", "2"]);
+    let cache = daemon.file("cache.img", 16);
+    create(&daemon, &cache, "parts 2").ok();
+    daemon.qemu_io("wc", &["write -P 0x11 31M 2M", "write -P 0x22 200M 4k", "flush"]).ok();
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
 
     let text = millpond(&["inspect", &cache]).ok();
     for part in ["native, in 2 parts of 16384 sectors, chunks of 65536", "part 0", "part 1"] {
@@ -86,20 +88,23 @@ fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
     let mut hurt = image.clone();
     hurt[8 * MIB..][..MIB].fill(0);
     std::fs::write(&cache, &hurt).unwrap();
-    let said = millpond(&["inspect", &cache]);
-    assert!(said.code == Some(1) && said.out.contains("part 1: it is missing"), "{said:?}");
+    let output = millpond(&["inspect", &cache]);
+    assert!(output.code == Some(1) && output.out.contains("part 1: it is missing"), "{output:?}");
     let recover = ["recover", "--cache", &cache, "--origin", &origin];
-    let said = millpond(&recover).failed(1);
-    assert!(said.contains("part 1: it is missing"), "{said}");
+    let output = millpond(&recover).failed(1);
+    assert!(output.contains("part 1: it is missing"), "{output}");
     std::fs::write(&cache, &image).unwrap();
 
-    let said = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
-    assert!(said.starts_with("513 blocks (2.0 MiB) in 2 ranges would be written back"), "{said}");
+    let output = millpond(&[&recover[..], &["--dry-run"]].concat()).ok();
+    assert!(
+        output.starts_with("513 blocks (2.0 MiB) in 2 ranges would be written back"),
+        "{output}"
+    );
     assert!(std::fs::read(&cache).unwrap() == image, "a dry run writes nothing");
-    let said = millpond(&["wipe", &cache]).failed(1);
-    assert!(said.contains("holds 513 dirty blocks"), "{said}");
-    let said = millpond(&recover).ok();
-    assert!(said.starts_with("513 blocks (2.0 MiB) in 2 ranges written back"), "{said}");
+    let output = millpond(&["wipe", &cache]).failed(1);
+    assert!(output.contains("holds 513 dirty blocks"), "{output}");
+    let output = millpond(&recover).ok();
+    assert!(output.starts_with("513 blocks (2.0 MiB) in 2 ranges written back"), "{output}");
     let data = std::fs::read(&origin).unwrap();
     let wanted = |at: usize| match at {
         at if (31 * MIB..33 * MIB).contains(&at) => 0x11,
@@ -120,16 +125,16 @@ fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
 /// checked what it had read and one that filled its part with zeroes, ended the program.
 #[test]
 fn reads_across_parts_go_on_over_origins_without_data() {
-    let pond = Daemon::start_with(&["--cores", "2"]);
-    pond.cli(&["create", "nothing", "--table", "0 131072 zero"]).ok();
+    let daemon = Daemon::start_with(&["--cores", "2"]);
+    daemon.cli(&["create", "nothing", "--table", "0 131072 zero"]).ok();
     let mixed = "0 65536 linear mem:32M 0\n65536 65536 zero";
-    pond.cli(&["create", "mixed", "--table", mixed]).ok();
+    daemon.cli(&["create", "mixed", "--table", mixed]).ok();
     let spoilt = "0 131072 flakey mem:64M 0 0 1000 5 corrupt_bio_byte 1 r 0 0";
-    pond.cli(&["create", "spoilt", "--table", spoilt]).ok();
+    daemon.cli(&["create", "spoilt", "--table", spoilt]).ok();
     for origin in ["null:64M", "/dev/mapper/nothing", "/dev/mapper/mixed", "/dev/mapper/spoilt"] {
-        let cache = pond.file("cache.img", 64);
+        let cache = daemon.file("cache.img", 64);
         let table = format!("0 131072 writecache s {origin} {cache} 4096 2 parts 2");
-        pond.cli(&["create", "wc", "--table", &table]).ok();
+        daemon.cli(&["create", "wc", "--table", &table]).ok();
         // A dirty block in 16, on both sides of the border of the chunks.
         let writes: Vec<String> =
             (0..256).map(|nth| format!("write -q -P 0x21 {}k 4k", 24 * 1024 + nth * 64)).collect();
@@ -140,9 +145,9 @@ fn reads_across_parts_go_on_over_origins_without_data() {
         });
         let all: Vec<String> = writes.into_iter().chain(flush).chain(reads).collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        pond.qemu_io("wc", &all).ok();
-        pond.qemu_io("wc", &["read -P 0x21 32M 4k", "read -P 0x21 32704k 4k"]).ok();
-        pond.cli(&["drain", "wc"]).ok();
-        pond.cli(&["remove", "wc"]).ok();
+        daemon.qemu_io("wc", &all).ok();
+        daemon.qemu_io("wc", &["read -P 0x21 32M 4k", "read -P 0x21 32704k 4k"]).ok();
+        daemon.cli(&["drain", "wc"]).ok();
+        daemon.cli(&["remove", "wc"]).ok();
     }
 }

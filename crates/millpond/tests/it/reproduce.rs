@@ -16,9 +16,9 @@ fn reproduce(dir: &Path, args: &[&str]) -> CommandOutput {
 
 /// What it printed; progress is on standard error.
 #[track_caller]
-fn done(said: CommandOutput) -> String {
-    assert_eq!(said.code, Some(0), "{said:?}");
-    said.out
+fn done(message: CommandOutput) -> String {
+    assert_eq!(message.code, Some(0), "{message:?}");
+    message.out
 }
 
 fn names_in(dir: &Path) -> Vec<String> {
@@ -116,8 +116,8 @@ fn a_run_on_files_reports_the_machine_and_leaves_no_file() {
     for (scenario, keys) in LOCAL_KEYS {
         has(&json[scenario], keys.split_whitespace().map(str::to_owned));
     }
-    for said in ["- CPU: ", "- disk: ", "### zram", "| idle writeback | ", "### noclone"] {
-        assert!(printed.contains(said), "{said}: {printed}");
+    for message in ["- CPU: ", "- disk: ", "### zram", "| idle writeback | ", "### noclone"] {
+        assert!(printed.contains(message), "{message}: {printed}");
     }
     assert_eq!(names_in(dir.path()), [""; 0]);
 }
@@ -125,7 +125,7 @@ fn a_run_on_files_reports_the_machine_and_leaves_no_file() {
 #[test]
 fn what_can_not_be_done_is_said_before_anything_runs() {
     let dir = folder();
-    for (args, code, said) in [
+    for (args, code, message) in [
         (&["cache"][..], 2, "there are writecache, wbt, iomap, zram, noclone and all"),
         (&["--size", "1M"], 2, "4 MiB to 64 GiB are allowed"),
         (&["--dir", "nowhere"], 3, "nowhere: "),
@@ -135,7 +135,7 @@ fn what_can_not_be_done_is_said_before_anything_runs() {
         (&["writecache", "--size", "64G", "--dir", "."], 1, "a smaller --size needs less"),
     ] {
         let err = reproduce(dir.path(), args).failed(code);
-        assert!(err.contains(said), "{args:?}: {err}");
+        assert!(err.contains(message), "{args:?}: {err}");
         assert!(!err.contains(" %, "), "{args:?} has begun: {err}");
     }
     assert_eq!(names_in(dir.path()), [""; 0]);
@@ -149,10 +149,10 @@ fn a_scenario_that_fails_is_named_and_the_others_go_on() {
         "ulimit -f 1024; trap '' XFSZ; exec {MILLPOND} reproduce zram noclone --size 4M --dir ."
     );
     let output = Command::new("sh").args(["-c", &line]).current_dir(dir.path()).output();
-    let said: CommandOutput = output.expect("sh").into();
-    assert_eq!(said.code, Some(1), "{said:?}");
+    let message: CommandOutput = output.expect("sh").into();
+    assert_eq!(message.code, Some(1), "{message:?}");
     let reason = "zram\n  could not be run: .: ";
-    assert!(said.out.contains(reason) && said.out.contains("three layers"), "{said:?}");
+    assert!(message.out.contains(reason) && message.out.contains("three layers"), "{message:?}");
 }
 
 #[test]

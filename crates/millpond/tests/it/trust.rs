@@ -10,63 +10,63 @@ fn token(refusal: &str) -> String {
 }
 
 /// 4 MiB of one byte, flushed, without a client program.
-fn dirty(pond: &Daemon, name: &str) {
-    let uri = pond.uri(name);
+fn dirty(daemon: &Daemon, name: &str) {
+    let uri = daemon.uri(name);
     let bench = ["bench", "--uri", &uri, "--rw", "write", "--runtime", "100ms", "--bs", "64K"];
     let output = std::process::Command::new(MILLPOND).args(bench).output().unwrap();
     assert_eq!(CommandOutput::from(output).code, Some(0));
 }
 
-fn dirty_blocks(pond: &Daemon, name: &str) -> u64 {
-    pond.cli(&["get", name, "dirty_blocks"]).ok().trim().parse().unwrap()
+fn dirty_blocks(daemon: &Daemon, name: &str) -> u64 {
+    daemon.cli(&["get", name, "dirty_blocks"]).ok().trim().parse().unwrap()
 }
 
 /// A cache of files whose dirty blocks stay.
 fn pond_with_dirty() -> (Daemon, String, String) {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 2 high_watermark 100"));
-    dirty(&pond, "w");
-    assert!(dirty_blocks(&pond, "w") > 0);
-    (pond, origin, cache)
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("o.img", 16), daemon.file("c.img", 16));
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 2 high_watermark 100"));
+    dirty(&daemon, "w");
+    assert!(dirty_blocks(&daemon, "w") > 0);
+    (daemon, origin, cache)
 }
 
 /// Tried as a new user would: a table swap that is harmless with linear took a megabyte of flushed
 /// data out of sight, and `remove` left them in the cache, both without a word.
 #[test]
 fn dirty_blocks_are_not_hidden_without_a_word() {
-    let (pond, origin, cache) = pond_with_dirty();
-    pond.cli(&["load", "w", "--table", &format!("0 32768 linear {origin} 0")]).ok();
-    let refusal = pond.cli(&["resume", "w"]).failed(4);
+    let (daemon, origin, cache) = pond_with_dirty();
+    daemon.cli(&["load", "w", "--table", &format!("0 32768 linear {origin} 0")]).ok();
+    let refusal = daemon.cli(&["resume", "w"]).failed(4);
     for part in [" dirty block", &*cache, &*origin, "message w 0 flush", "nothing was changed"] {
         assert!(refusal.contains(part), "{part}: {refusal}");
     }
-    let wrong = pond.cli(&["resume", "w", "--force", "00000000"]).failed(4);
+    let wrong = daemon.cli(&["resume", "w", "--force", "00000000"]).failed(4);
     assert!(wrong.contains("the token 00000000 does not stand for"), "{wrong}");
-    assert!(dirty_blocks(&pond, "w") > 0, "it serves on");
-    pond.cli(&["clear", "w"]).ok();
-    let removed = pond.cli(&["remove", "w"]);
+    assert!(dirty_blocks(&daemon, "w") > 0, "it serves on");
+    daemon.cli(&["clear", "w"]).ok();
+    let removed = daemon.cli(&["remove", "w"]);
     assert_eq!((removed.code, &*removed.out), (Some(0), ""), "{removed:?}");
     for part in ["warning: w: ", " dirty block", &*cache, " alone is stale", "millpond recover"] {
         assert!(removed.err.contains(part), "{part}: {removed:?}");
     }
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
-    pond.cli(&["remove", "--drain", "w"]).ok();
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
-    assert_eq!(dirty_blocks(&pond, "w"), 0);
-    pond.signal("-TERM");
-    let (_, log, _) = pond.wait();
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
+    daemon.cli(&["remove", "--drain", "w"]).ok();
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
+    assert_eq!(dirty_blocks(&daemon, "w"), 0);
+    daemon.signal("-TERM");
+    let (_, log, _) = daemon.wait();
     assert_eq!(log.matches(" dirty block").count(), 1, "the removal is in the log too: {log}");
 }
 
 #[test]
 fn the_recover_command_names_where_a_cache_begins() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("o.img", 16), daemon.file("c.img", 16));
     let options = "4 start_sector 64 high_watermark 100";
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 {options}"));
-    dirty(&pond, "w");
-    let removed = pond.cli(&["remove", "w"]);
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 {options}"));
+    dirty(&daemon, "w");
+    let removed = daemon.cli(&["remove", "w"]);
     let command = format!("`millpond recover --cache {cache} --start-sector 64 --origin {origin}`");
     assert!(removed.err.contains(&command), "{removed:?}");
     let recover = ["recover", "--cache", &cache, "--start-sector", "64", "--origin", &origin];
@@ -76,18 +76,18 @@ fn the_recover_command_names_where_a_cache_begins() {
 
 #[test]
 fn the_token_of_a_refusal_lets_it_be_done() {
-    let (pond, origin, _) = pond_with_dirty();
-    pond.cli(&["load", "w", "--table", &format!("0 32768 linear {origin} 0")]).ok();
-    let token = token(&pond.cli(&["resume", "w"]).failed(4));
-    pond.cli(&["resume", "w", &format!("--force={token}")]).ok();
-    assert!(pond.cli(&["table", "w"]).ok().contains("linear"));
+    let (daemon, origin, _) = pond_with_dirty();
+    daemon.cli(&["load", "w", "--table", &format!("0 32768 linear {origin} 0")]).ok();
+    let token = token(&daemon.cli(&["resume", "w"]).failed(4));
+    daemon.cli(&["resume", "w", &format!("--force={token}")]).ok();
+    assert!(daemon.cli(&["table", "w"]).ok().contains("linear"));
 }
 
 #[test]
 fn the_end_of_the_daemon_tells_what_stays_in_caches() {
-    let (pond, origin, cache) = pond_with_dirty();
-    pond.signal("-TERM");
-    let (status, log, _dir) = pond.wait();
+    let (daemon, origin, cache) = pond_with_dirty();
+    daemon.signal("-TERM");
+    let (status, log, _dir) = daemon.wait();
     assert!(status.success());
     let told = log.lines().find(|line| line.contains(" dirty block")).unwrap_or_default();
     assert!([" WARN ", "\"w\"", &*cache, &*origin].iter().all(|part| told.contains(part)), "{log}");
@@ -97,59 +97,59 @@ fn the_end_of_the_daemon_tells_what_stays_in_caches() {
 /// it, and flushed data were lost.
 #[test]
 fn a_second_use_of_a_live_caches_device_is_refused() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("o.img", 16), daemon.file("c.img", 16));
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
     let map = format!("0 8192 linear {cache} 0");
-    let refusal = pond.cli(&["create", "l", "--table", &map]).failed(4);
+    let refusal = daemon.cli(&["create", "l", "--table", &map]).failed(4);
     for part in
         ["create l: line 1: linear: ", "sectors 0 to 8191 of ", &*cache, "cache device of w"]
     {
         assert!(refusal.contains(part), "{part}: {refusal}");
     }
-    pond.cli(&["create", "l", "--table", &map, "--force", &token(&refusal)]).ok();
-    let second = format!("0 8192 writecache s {} l 4096 0", pond.file("p.img", 16));
-    let refusal = pond.cli(&["create", "w4", "--table", &second]).failed(4);
+    daemon.cli(&["create", "l", "--table", &map, "--force", &token(&refusal)]).ok();
+    let second = format!("0 8192 writecache s {} l 4096 0", daemon.file("p.img", 16));
+    let refusal = daemon.cli(&["create", "w4", "--table", &second]).failed(4);
     assert!(refusal.contains("cache device of w (writecache)"), "{refusal}");
     assert!(!refusal.contains("--force"), "{refusal}");
     // The API says the token in a field of its own.
     let body = format!("{{\"name\": \"m\", \"table\": \"{map}\"}}");
-    let (_, answer) = pond.curl("POST", "/v1/devices", &["-d", &body]);
+    let (_, answer) = daemon.curl("POST", "/v1/devices", &["-d", &body]);
     assert!(answer.contains("\"token\":\""), "{answer}");
 }
 
 #[test]
 fn what_does_not_last_is_warned_of() {
-    let pond = Daemon::start_with(&["--default-export", "nope"]);
+    let daemon = Daemon::start_with(&["--default-export", "nope"]);
     let table = "0 32768 writecache s mem:16M,o mem:16M,c 4096 0";
-    let created = pond.cli(&["create", "w", "--table", table]);
+    let created = daemon.cli(&["create", "w", "--table", table]);
     let warning = "w: the cache is in memory (mem:16M,c): what it holds, flushed data too, is gone \
                    when the daemon ends";
     assert!(created.err.contains(warning), "{created:?}");
-    dirty(&pond, "w");
-    let removed = pond.cli(&["remove", "w"]).err;
+    dirty(&daemon, "w");
+    let removed = daemon.cli(&["remove", "w"]).err;
     let gone = "are gone with the last device that has mem:16M,c open";
     assert!(removed.contains(gone) && !removed.contains("recover"), "{removed}");
     if std::path::Path::new("/dev/shm").exists() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let cache = common::file_in(dir.path(), "c.img", 16);
-        let table = format!("0 32768 writecache s {} {cache} 4096 0", pond.file("o.img", 16));
-        let created = pond.cli(&["create", "t", "--table", &table]);
+        let table = format!("0 32768 writecache s {} {cache} 4096 0", daemon.file("o.img", 16));
+        let created = daemon.cli(&["create", "t", "--table", &table]);
         assert!(created.err.contains("is gone when the machine stops"), "{created:?}");
-        pond.cli(&["remove", "t"]).ok();
+        daemon.cli(&["remove", "t"]).ok();
     } else {
         eprintln!("skipped: there is no /dev/shm");
     }
-    pond.signal("-TERM");
-    let (_, log, _) = pond.wait();
+    daemon.signal("-TERM");
+    let (_, log, _) = daemon.wait();
     assert!(log.contains("default export `nope`: no device has this name"), "{log}");
 }
 
 /// The daemon's folder and its end, where nothing is dirty: no word of it.
 #[test]
 fn a_clean_cache_is_removed_without_a_word() {
-    let pond = Daemon::start_in(folder(), &[]);
-    let (origin, cache) = (pond.file("o.img", 16), pond.file("c.img", 16));
-    pond.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
-    pond.cli(&["remove", "w"]).ok();
+    let daemon = Daemon::start_in(folder(), &[]);
+    let (origin, cache) = (daemon.file("o.img", 16), daemon.file("c.img", 16));
+    daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
+    daemon.cli(&["remove", "w"]).ok();
 }

@@ -8,19 +8,19 @@ use crate::common::{CommandOutput, Daemon, MILLPOND};
 
 /// A daemon, and a link to the program beside it.
 struct Dm {
-    pond: Daemon,
+    daemon: Daemon,
 }
 
 impl Dm {
     fn start() -> Dm {
-        let pond = Daemon::start();
-        std::os::unix::fs::symlink(MILLPOND, pond.dir.path().join("dmsetup")).unwrap();
-        Dm { pond }
+        let daemon = Daemon::start();
+        std::os::unix::fs::symlink(MILLPOND, daemon.dir.path().join("dmsetup")).unwrap();
+        Dm { daemon }
     }
 
     fn run(&self, args: &[&str]) -> CommandOutput {
-        let mut command = Command::new(self.pond.dir.path().join("dmsetup"));
-        command.args(args).env("MILLPOND_RUN_DIR", self.pond.run_dir());
+        let mut command = Command::new(self.daemon.dir.path().join("dmsetup"));
+        command.args(args).env("MILLPOND_RUN_DIR", self.daemon.run_dir());
         command.output().unwrap().into()
     }
 
@@ -34,7 +34,7 @@ impl Dm {
 #[test]
 fn a_name_runs_nothing_in_a_shell_that_evaluates() {
     let dm = Dm::start();
-    let file = dm.pond.dir.path().join("it's;touch $PWNED;'");
+    let file = dm.daemon.dir.path().join("it's;touch $PWNED;'");
     std::fs::write(&file, [0; 4096]).unwrap();
     let name = "a';touch $PWNED;'b";
     let table = format!("0 8 linear {} 0", file.to_str().unwrap().replace(' ', "\\ "));
@@ -50,12 +50,12 @@ fn a_name_runs_nothing_in_a_shell_that_evaluates() {
         assert_eq!(found, format!("{name}\n"));
     }
     let all = dm.say("info -c --noheadings --nameprefixes --separator=; -o all").ok();
-    let pwned = dm.pond.dir.path().join("pwned");
+    let pwned = dm.daemon.dir.path().join("pwned");
     let script = "eval \"$1\"; echo \"$DM_UNMANGLED_NAME\"; echo \"$DM_DEVNOS_USED\"";
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", &all]).env("PWNED", &pwned);
-    let said: CommandOutput = shell.output().unwrap().into();
-    assert_eq!(said.ok(), format!("{name}\n{}\n", file.display()));
+    let text: CommandOutput = shell.output().unwrap().into();
+    assert_eq!(text.ok(), format!("{name}\n{}\n", file.display()));
     assert!(!pwned.exists());
 }
 
@@ -63,24 +63,24 @@ fn a_name_runs_nothing_in_a_shell_that_evaluates() {
 fn what_is_printed_steers_no_terminal() {
     let dm = Dm::start();
     let is_plain =
-        |said: &str| !said.chars().any(|c| !"\n\t".contains(c) && block::is_control_char(c));
+        |text: &str| !text.chars().any(|c| !"\n\t".contains(c) && block::is_control_char(c));
     for bad in ["a\u{9b}31m", "a\x1b[31m", "a\u{202e}b", "\\x1b", "a\nb"] {
-        let said = dm.run(&["create", bad, "--table", "0 8 zero"]).failed(1);
-        assert!(said.contains("control characters") && is_plain(&said), "{said:?}");
-        let said = dm.run(&["create", "d", "-u", bad, "--table", "0 8 zero"]).failed(1);
-        assert!(said.contains("control characters") && is_plain(&said), "{said:?}");
+        let text = dm.run(&["create", bad, "--table", "0 8 zero"]).failed(1);
+        assert!(text.contains("control characters") && is_plain(&text), "{text:?}");
+        let text = dm.run(&["create", "d", "-u", bad, "--table", "0 8 zero"]).failed(1);
+        assert!(text.contains("control characters") && is_plain(&text), "{text:?}");
     }
-    let file = dm.pond.dir.path().join("a\x1b[31m\u{202e}");
+    let file = dm.daemon.dir.path().join("a\x1b[31m\u{202e}");
     std::fs::write(&file, [0; 4096]).unwrap();
     dm.run(&["create", "d", "--table", &format!("0 8 linear {} 0", file.display())]).ok();
     for line in ["table", "deps", "ls --tree", "table --concise", "info -c -o devnos_used"] {
-        let said = dm.say(line).ok();
-        assert!(is_plain(&said) && said.contains("a\\u001b[31m\\u202e"), "{line}: {said:?}");
+        let text = dm.say(line).ok();
+        assert!(is_plain(&text) && text.contains("a\\u001b[31m\\u202e"), "{line}: {text:?}");
     }
     for word in ["\x1b[2J", "\u{9b}2J"] {
-        let millpond = dm.pond.cli(&["message", "d", "0", word]);
+        let millpond = dm.daemon.cli(&["message", "d", "0", word]);
         assert!(is_plain(&millpond.err), "{millpond:?}");
-        assert!(is_plain(&dm.pond.cli(&["table", word]).err));
+        assert!(is_plain(&dm.daemon.cli(&["table", word]).err));
         assert!(is_plain(&dm.run(&["message", "d", "0", word]).err));
         assert!(is_plain(&dm.run(&[word]).err));
     }

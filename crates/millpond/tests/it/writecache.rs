@@ -13,31 +13,31 @@ use serde_json::{Value, json};
 const SESSION: &str = include_str!("../../../writecache/tests/golden/kernel-session.txt");
 
 /// Calls the program as `dmsetup create bad --table LINE`.
-fn create(pond: &Daemon, line: &str) -> CommandOutput {
-    let link = pond.dir.path().join("dmsetup");
+fn create(daemon: &Daemon, line: &str) -> CommandOutput {
+    let link = daemon.dir.path().join("dmsetup");
     if !link.exists() {
         std::os::unix::fs::symlink(MILLPOND, &link).unwrap();
     }
     let mut command = Command::new(link);
-    command.env("MILLPOND_RUN_DIR", pond.run_dir()).current_dir(pond.dir.path());
+    command.env("MILLPOND_RUN_DIR", daemon.run_dir()).current_dir(daemon.dir.path());
     command.args(["create", "bad", "--table", line]).output().unwrap().into()
 }
 
 /// Checks a refusal: dmsetup's line with the cause that the kernel gives, then the target's words,
 /// and what they are about.
 #[track_caller]
-fn assert_refused(pond: &Daemon, args: &str, errno: &str, texts: &[&str]) {
+fn assert_refused(daemon: &Daemon, args: &str, errno: &str, texts: &[&str]) {
     let line = format!("0 8192 writecache {args}");
-    let said = create(pond, line.trim_end()).failed(1);
-    let first = said.lines().next().unwrap();
-    assert!(first.starts_with("device-mapper: reload ioctl on bad "), "{args}: {said}");
-    assert!(first.ends_with(&format!(" failed: {errno}")), "{args}: {said}");
-    assert!(said.ends_with("\nCommand failed.\n"), "{args}: {said}");
-    assert!(said.contains("bad: ") && said.contains("writecache: "), "{args}: {said}");
+    let output = create(daemon, line.trim_end()).failed(1);
+    let first = output.lines().next().unwrap();
+    assert!(first.starts_with("device-mapper: reload ioctl on bad "), "{args}: {output}");
+    assert!(first.ends_with(&format!(" failed: {errno}")), "{args}: {output}");
+    assert!(output.ends_with("\nCommand failed.\n"), "{args}: {output}");
+    assert!(output.contains("bad: ") && output.contains("writecache: "), "{args}: {output}");
     for text in texts {
-        assert!(said.contains(text), "{args}: no `{text}` in {said}");
+        assert!(output.contains(text), "{args}: no `{text}` in {output}");
     }
-    assert_eq!(pond.cli(&["ls"]).ok(), "No devices found\n", "{args}");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n", "{args}");
 }
 
 fn poke(cache: &str, offset: u64, bytes: &[u8]) {
@@ -48,15 +48,15 @@ fn poke(cache: &str, offset: u64, bytes: &[u8]) {
 /// Every line of the session's errors, with the device names of this test.
 #[test]
 fn the_kernels_refusals_are_repeated_in_its_words() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let table = format!("0 8192 writecache s {origin} {cache} 4096");
-    pond.create("new", &format!("{table} 2 format dm"));
-    pond.cli(&["remove", "new"]).ok();
+    daemon.create("new", &format!("{table} 2 format dm"));
+    daemon.cli(&["remove", "new"]).ok();
     let good = std::fs::read(&cache).unwrap();
     let (_, errors) = SESSION.split_once("== error strings\n").unwrap();
     let (mut taken, mut refused) = (0, 0);
-    for (command, said) in errors.split("$ ").skip(1).map(|part| part.split_once('\n').unwrap()) {
+    for (command, output) in errors.split("$ ").skip(1).map(|part| part.split_once('\n').unwrap()) {
         if let Some(damage) = command.strip_prefix("superblock: ") {
             poke(&cache, 0, &good);
             match damage {
@@ -70,15 +70,15 @@ fn the_kernels_refusals_are_repeated_in_its_words() {
         }
         let args = command.strip_prefix("writecache ").unwrap().trim();
         let args = args.replace("/dev/vda", &origin).replace("/dev/vdb", &cache);
-        let kernel = said.lines().find_map(|line| line.split_once(": writecache: "));
+        let kernel = output.lines().find_map(|line| line.split_once(": writecache: "));
         let Some((text, _errno)) = kernel.and_then(|(_, text)| text.rsplit_once(" (-")) else {
-            create(&pond, &format!("0 8192 writecache {args}")).ok();
-            pond.cli(&["remove", "bad"]).ok();
+            create(&daemon, &format!("0 8192 writecache {args}")).ok();
+            daemon.cli(&["remove", "bad"]).ok();
             taken += 1;
             continue;
         };
-        let (_, errno) = said.lines().next().unwrap().split_once(" failed: ").unwrap();
-        assert_refused(&pond, &args, errno, &[text]);
+        let (_, errno) = output.lines().next().unwrap().split_once(" failed: ").unwrap();
+        assert_refused(&daemon, &args, errno, &[text]);
         refused += 1;
     }
     assert_eq!((taken, refused), (2, 17));
@@ -89,8 +89,8 @@ const OPTION: &str = "Invalid optional argument";
 
 #[test]
 fn the_kernels_other_refusals_also_state_what_is_allowed() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let with = |count: u32, options: &str| format!("s {origin} {cache} 4096 {count} {options}");
     for (args, texts) in [
         (format!("s {origin}"), &["Bad arguments", "<p|s> <origin> <cache>"][..]),
@@ -120,7 +120,7 @@ fn the_kernels_other_refusals_also_state_what_is_allowed() {
             &[OPTION, "`pause_writeback`", "mode `s`"],
         ),
     ] {
-        assert_refused(&pond, &args, INVALID, texts);
+        assert_refused(&daemon, &args, INVALID, texts);
     }
     for (args, errno, texts) in [
         (
@@ -149,69 +149,69 @@ fn the_kernels_other_refusals_also_state_what_is_allowed() {
             &["Invalid device size", "mem:4K", "needs 8192"],
         ),
     ] {
-        assert_refused(&pond, &args, errno, texts);
+        assert_refused(&daemon, &args, errno, texts);
     }
 }
 
 /// Makes `name` of `table`, tries `args`, and takes it away.
 #[track_caller]
-fn assert_refused_over(pond: &Daemon, below: &str, args: &str, errno: &str, texts: &[&str]) {
-    pond.create("below", below);
+fn assert_refused_over(daemon: &Daemon, below: &str, args: &str, errno: &str, texts: &[&str]) {
+    daemon.create("below", below);
     let line = format!("0 8192 writecache {args}");
-    let said = create(pond, &line).failed(1);
-    assert!(said.lines().next().unwrap().ends_with(&format!("failed: {errno}")), "{said}");
+    let output = create(daemon, &line).failed(1);
+    assert!(output.lines().next().unwrap().ends_with(&format!("failed: {errno}")), "{output}");
     for text in texts {
-        assert!(said.contains(text), "{args}: no `{text}` in {said}");
+        assert!(output.contains(text), "{args}: no `{text}` in {output}");
     }
-    pond.cli(&["remove", "below"]).ok();
+    daemon.cli(&["remove", "below"]).ok();
 }
 
 #[test]
 fn a_bad_cache_device_is_refused_in_the_kernels_words() {
-    let pond = Daemon::start();
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     // A write cache of 4096-byte blocks takes sectors, which it merges: what the kernel refuses,
     // a cache of smaller blocks on it, works.
-    pond.create("below", "0 4096 writecache s mem:2M,o mem:2M,c 4096 0");
-    let other = pond.file("other.img", 4);
-    pond.create("above", &format!("0 8192 writecache s {other} below 512 0"));
-    pond.cli(&["remove", "above"]).ok();
-    assert_eq!(pond.cli(&["remove", "below"]).code, Some(0)); // it tells what stays in a cache
+    daemon.create("below", "0 4096 writecache s mem:2M,o mem:2M,c 4096 0");
+    let other = daemon.file("other.img", 4);
+    daemon.create("above", &format!("0 8192 writecache s {other} below 512 0"));
+    daemon.cli(&["remove", "above"]).ok();
+    assert_eq!(daemon.cli(&["remove", "below"]).code, Some(0)); // it tells what stays in a cache
     for format in ["native", "dm"] {
         let args = format!("s {origin} below 4096 2 format {format}");
         let io = "Input/output error";
         let unreadable = ["Unable to read first block of metadata", "below"];
-        assert_refused_over(&pond, "0 4096 error", &args, io, &unreadable);
+        assert_refused_over(&daemon, "0 4096 error", &args, io, &unreadable);
         let read_only = format!("0 4096 flakey {cache} 0 0 60 1 error_writes");
         let uninitialized = ["Unable to initialize device", "below"];
-        assert_refused_over(&pond, &read_only, &args, io, &uninitialized);
+        assert_refused_over(&daemon, &read_only, &args, io, &uninitialized);
     }
     assert!(std::fs::read(&cache).unwrap().iter().all(|byte| *byte == 0));
     // More blocks than any number holds bytes of.
-    pond.create("new", &format!("0 8192 writecache s {origin} {cache} 4096 2 format dm"));
-    pond.cli(&["remove", "new"]).ok();
+    daemon.create("new", &format!("0 8192 writecache s {origin} {cache} 4096 2 format dm"));
+    daemon.cli(&["remove", "new"]).ok();
     poke(&cache, 16, &u64::MAX.to_le_bytes());
     let args = format!("s {origin} {cache} 4096 0");
-    assert_refused(&pond, &args, INVALID, &["Overflow in size calculation", "cache.img"]);
+    assert_refused(&daemon, &args, INVALID, &["Overflow in size calculation", "cache.img"]);
 }
 
 /// Sets an attribute by the API; returns the status and what the body says.
-fn put(pond: &Daemon, option: &str, value: &str) -> (String, String) {
+fn put(daemon: &Daemon, option: &str, value: &str) -> (String, String) {
     let body = json!({ "value": value }).to_string();
     let path = format!("/v1/devices/wc/attributes/{option}");
-    let (status, body) = pond.curl("PUT", &path, &["-d", &body]);
+    let (status, body) = daemon.curl("PUT", &path, &["-d", &body]);
     let body: Value = serde_json::from_str(&body).unwrap();
-    let said = if status == "200" { &body["value"] } else { &body["message"] };
-    (status, said.as_str().map_or_else(|| said.to_string(), str::to_owned))
+    let output = if status == "200" { &body["value"] } else { &body["message"] };
+    (status, output.as_str().map_or_else(|| output.to_string(), str::to_owned))
 }
 
 /// A write cache in this mode. Returns what its table line says before the options.
-fn live(pond: &Daemon, mode: &str) -> String {
-    let (origin, cache) = (pond.file("origin.img", 4), pond.file("cache.img", 2));
+fn live(daemon: &Daemon, mode: &str) -> String {
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let head = format!("0 8192 writecache {mode} {origin} {cache} 4096");
-    let said = pond.cli(&["create", "wc", "--table", &format!("{head} 0")]);
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let shown = pond.cli(&["table", "wc"]).ok();
+    let output = daemon.cli(&["create", "wc", "--table", &format!("{head} 0")]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let shown = daemon.cli(&["table", "wc"]).ok();
     let (head, count) = shown.trim_end().rsplit_once(' ').unwrap();
     assert_eq!(count, "0");
     head.to_owned()
@@ -237,77 +237,77 @@ const VALUES: [(&str, [&str; 2], &str, &str); 14] = [
 
 #[test]
 fn every_live_option_can_be_set_and_is_in_the_table_line() {
-    let pond = Daemon::start();
-    let head = live(&pond, "s");
+    let daemon = Daemon::start();
+    let head = live(&daemon, "s");
     for (option, good, bad, allowed) in VALUES {
         let shown = |value: &str| {
-            let line = pond.cli(&["table", "wc"]).ok();
+            let line = daemon.cli(&["table", "wc"]).ok();
             assert!(line.starts_with(&head), "{line}");
             assert!(format!("{} ", line.trim_end()).contains(&format!(" {option} {value} ")));
-            assert_eq!(pond.cli(&["get", "wc", option]).ok(), format!("{value}\n"));
+            assert_eq!(daemon.cli(&["get", "wc", option]).ok(), format!("{value}\n"));
         };
-        pond.cli(&["set", "wc", option, good[0]]).ok();
+        daemon.cli(&["set", "wc", option, good[0]]).ok();
         shown(good[0]);
-        assert_eq!(put(&pond, option, good[1]), ("200".into(), good[1].into()));
+        assert_eq!(put(&daemon, option, good[1]), ("200".into(), good[1].into()));
         shown(good[1]);
-        let said = pond.cli(&["set", "wc", option, bad]).failed(1);
+        let output = daemon.cli(&["set", "wc", option, bad]).failed(1);
         let text = format!("wc: {OPTION}: {option}: `{bad}`: ");
-        assert!(said.starts_with(&format!("millpond: set {text}")), "{said}");
-        assert!(said.contains(allowed), "{said}");
-        let (status, said) = put(&pond, option, bad);
+        assert!(output.starts_with(&format!("millpond: set {text}")), "{output}");
+        assert!(output.contains(allowed), "{output}");
+        let (status, output) = put(&daemon, option, bad);
         assert_eq!(status, "400");
-        assert!(said.starts_with(&text) && said.contains(allowed), "{said}");
+        assert!(output.starts_with(&text) && output.contains(allowed), "{output}");
         shown(good[1]);
     }
     // Two options that contradict each other, and a default that has no word.
-    let said = pond.cli(&["set", "wc", "high_watermark", "49"]).failed(1);
-    assert!(said.contains("High watermark must be greater than or equal to low"), "{said}");
-    pond.cli(&["set", "wc", "max_age", "none"]).ok();
-    assert!(!pond.cli(&["table", "wc"]).ok().contains("max_age"));
-    assert_eq!(pond.cli(&["get", "wc", "max_age"]).ok(), "none\n");
+    let output = daemon.cli(&["set", "wc", "high_watermark", "49"]).failed(1);
+    assert!(output.contains("High watermark must be greater than or equal to low"), "{output}");
+    daemon.cli(&["set", "wc", "max_age", "none"]).ok();
+    assert!(!daemon.cli(&["table", "wc"]).ok().contains("max_age"));
+    assert_eq!(daemon.cli(&["get", "wc", "max_age"]).ok(), "none\n");
     // The line that is shown can be loaded.
-    let line = pond.cli(&["table", "wc"]).ok();
-    pond.cli(&["load", "wc", "--table", line.trim_end()]).ok();
-    pond.cli(&["resume", "wc"]).ok();
-    assert_eq!(pond.cli(&["table", "wc"]).ok(), line);
+    let line = daemon.cli(&["table", "wc"]).ok();
+    daemon.cli(&["load", "wc", "--table", line.trim_end()]).ok();
+    daemon.cli(&["resume", "wc"]).ok();
+    assert_eq!(daemon.cli(&["table", "wc"]).ok(), line);
 }
 
 #[test]
 fn every_flag_is_set_by_1_and_taken_back_by_0() {
     for (mode, flags) in [("s", &["cleaner", "metadata_only"][..]), ("p", &["fua", "nofua"])] {
-        let pond = Daemon::start();
-        let head = live(&pond, mode);
+        let daemon = Daemon::start();
+        let head = live(&daemon, mode);
         for flag in flags {
-            pond.cli(&["set", "wc", flag, "1"]).ok();
-            assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 1 {flag}"));
-            assert_eq!(pond.cli(&["get", "wc", flag]).ok(), "1\n");
-            assert_eq!(put(&pond, flag, "0"), ("200".into(), "0".into()));
-            assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
-            pond.cli(&["set", "wc", flag, "Yes"]).ok();
-            assert_eq!(pond.cli(&["get", "wc", flag]).ok(), "1\n");
-            pond.cli(&["set", "wc", flag, "off"]).ok();
-            let said = pond.cli(&["set", "wc", flag, "2"]).failed(1);
-            assert!(said.contains(&format!("wc: {OPTION}: {flag}: `2`: 0 or 1")), "{said}");
+            daemon.cli(&["set", "wc", flag, "1"]).ok();
+            assert_eq!(daemon.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 1 {flag}"));
+            assert_eq!(daemon.cli(&["get", "wc", flag]).ok(), "1\n");
+            assert_eq!(put(&daemon, flag, "0"), ("200".into(), "0".into()));
+            assert_eq!(daemon.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
+            daemon.cli(&["set", "wc", flag, "Yes"]).ok();
+            assert_eq!(daemon.cli(&["get", "wc", flag]).ok(), "1\n");
+            daemon.cli(&["set", "wc", flag, "off"]).ok();
+            let output = daemon.cli(&["set", "wc", flag, "2"]).failed(1);
+            assert!(output.contains(&format!("wc: {OPTION}: {flag}: `2`: 0 or 1")), "{output}");
         }
     }
 }
 
 #[test]
 fn what_only_a_table_sets_is_shown_and_refused_with_that_text() {
-    let pond = Daemon::start();
-    let head = live(&pond, "s");
+    let daemon = Daemon::start();
+    let head = live(&daemon, "s");
     for (option, shown) in
         [("start_sector", "0"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]
     {
-        assert_eq!(pond.cli(&["get", "wc", option]).ok(), format!("{shown}\n"));
+        assert_eq!(daemon.cli(&["get", "wc", option]).ok(), format!("{shown}\n"));
         let text = format!("wc: writecache: {option} can't be changed on a live device: load a");
-        let said = pond.cli(&["set", "wc", option, "1"]).failed(1);
-        assert!(said.contains(&text), "{said}");
-        let (status, said) = put(&pond, option, "1");
-        assert!(status == "403" && said.starts_with(&text), "{status} {said}");
+        let output = daemon.cli(&["set", "wc", option, "1"]).failed(1);
+        assert!(output.contains(&text), "{output}");
+        let (status, output) = put(&daemon, option, "1");
+        assert!(status == "403" && output.starts_with(&text), "{status} {output}");
     }
-    let said = pond.cli(&["set", "wc", "fua", "1"]).failed(3);
-    assert!(said.contains("wc: no attribute `fua`: "), "of the other mode: {said}");
-    assert_eq!(pond.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
-    assert!(Path::new(&pond.dir.path().join("cache.img")).exists());
+    let output = daemon.cli(&["set", "wc", "fua", "1"]).failed(3);
+    assert!(output.contains("wc: no attribute `fua`: "), "of the other mode: {output}");
+    assert_eq!(daemon.cli(&["table", "wc"]).ok().trim_end(), format!("{head} 0"));
+    assert!(Path::new(&daemon.dir.path().join("cache.img")).exists());
 }

@@ -63,8 +63,8 @@ fn get(bed: &TestBed, device: &str, attribute: &str) -> String {
 }
 
 fn sha256(path: &Path) -> String {
-    let said = output("sha256sum", &[path.to_str().unwrap()]).unwrap();
-    said.split_whitespace().next().unwrap().to_owned()
+    let text = output("sha256sum", &[path.to_str().unwrap()]).unwrap();
+    text.split_whitespace().next().unwrap().to_owned()
 }
 
 /// A file of `bytes` in which every block is another.
@@ -279,8 +279,8 @@ fn each_client_gets_an_error_once_and_dirty_data_are_retried() {
     let event = bed.verb(&["info", "c", "-o", "json"]);
     swap_below(&bed, &format!("0 {SECTORS} error"));
     one.write(MIB, &[0x77; 16384]).unwrap();
-    let said = one.flush().unwrap_err().to_string();
-    assert!(said.contains("error 5"), "EIO: {said}");
+    let text = one.flush().unwrap_err().to_string();
+    assert!(text.contains("error 5"), "EIO: {text}");
     let status = bed.verb(&["status", "c"]);
     assert!(status.contains("failing"), "{status}");
     let linear = format!("0 {SECTORS} linear {} 0", bed.path("disk.img").display());
@@ -307,11 +307,11 @@ fn a_removal_does_not_drop_dirty_data_of_a_failed_device() {
     drop(client);
     let told = (0..250).find_map(|_| {
         pause(Duration::from_millis(20));
-        let (code, said) = refused(&bed, &["remove", "c"]);
-        (code != 4).then_some((code, said))
+        let (code, text) = refused(&bed, &["remove", "c"]);
+        (code != 4).then_some((code, text))
     });
-    let (code, said) = told.expect("the client has gone");
-    assert!(code == 1 && said.contains("4096 bytes are not written back"), "{code}: {said}");
+    let (code, text) = told.expect("the client has gone");
+    assert!(code == 1 && text.contains("4096 bytes are not written back"), "{code}: {text}");
     let linear = format!("0 {SECTORS} linear {} 0", bed.path("disk.img").display());
     swap_below(&bed, &linear);
     bed.verb(&["remove", "c"]);
@@ -379,16 +379,16 @@ fn errors_of_table_lines_name_the_allowed_values() {
         (format!("{disk} 1 memory"), 1, "memory"),
         ("nobody".to_owned(), 3, "nobody"),
     ] {
-        let (got, said) = refused(&bed, &["create", "c", "--table", &table(&arguments)]);
-        assert!(got == code && said.contains(part), "{arguments}: {got}: {said}");
+        let (got, text) = refused(&bed, &["create", "c", "--table", &table(&arguments)]);
+        assert!(got == code && text.contains(part), "{arguments}: {got}: {text}");
     }
-    let (code, said) =
+    let (code, text) =
         refused(&bed, &["create", "c", "--table", &format!("0 4096 buffered {disk}")]);
-    assert!(code == 1 && said.contains("2048"), "larger than the device below: {said}");
+    assert!(code == 1 && text.contains("2048"), "larger than the device below: {text}");
     // A device is in one engine only.
     bed.verb(&["create", "c", "--table", &table(&disk)]);
-    let (code, said) = refused(&bed, &["create", "d", "--table", &table(&disk)]);
-    assert!(code == 4 && said.contains("the origin of c (buffered)"), "{code}: {said}");
+    let (code, text) = refused(&bed, &["create", "d", "--table", &table(&disk)]);
+    assert!(code == 4 && text.contains("the origin of c (buffered)"), "{code}: {text}");
     assert!(bed.verb(&["targets"]).contains("buffered         v1.0.0\n"));
 }
 
@@ -421,13 +421,13 @@ fn attributes_are_read_set_and_refused_by_name() {
         ("ioend_bytes", "1"),
         ("dirty_expire_centisecs", ""),
     ] {
-        let (code, said) = refused(&bed, &["set", "c", attribute, value]);
-        assert!(code == 1 && said.contains(attribute), "{attribute} {value}: {code}: {said}");
+        let (code, text) = refused(&bed, &["set", "c", attribute, value]);
+        assert!(code == 1 && text.contains(attribute), "{attribute} {value}: {code}: {text}");
     }
-    let (code, said) = refused(&bed, &["set", "c", "cache_stat", "1"]);
-    assert!(code == 1 && said.contains("EACCES"), "{said}");
-    let (code, said) = refused(&bed, &["get", "c", "nosuch"]);
-    assert!(code == 3 && said.contains("map_blocks"), "{said}");
+    let (code, text) = refused(&bed, &["set", "c", "cache_stat", "1"]);
+    assert!(code == 1 && text.contains("EACCES"), "{text}");
+    let (code, text) = refused(&bed, &["get", "c", "nosuch"]);
+    assert!(code == 3 && text.contains("map_blocks"), "{text}");
     let all = bed.verb(&["get", "c"]);
     for name in ["memory", "map_blocks", "dirty_background_seconds"] {
         assert!(all.contains(name), "{name}: {all}");
@@ -462,12 +462,12 @@ fn the_throttle_of_the_leaf_below_is_shown_and_can_be_set() {
         ("queue/wbt_mode", "both"),
         ("queue/nr_requests", "0"),
     ] {
-        let (code, said) = refused(&bed, &["set", &leaf, attribute, value]);
-        let named = said.contains(&leaf) && said.contains(attribute);
-        assert!(code == 1 && named, "{attribute} {value}: {code}: {said}");
+        let (code, text) = refused(&bed, &["set", &leaf, attribute, value]);
+        let named = text.contains(&leaf) && text.contains(attribute);
+        assert!(code == 1 && named, "{attribute} {value}: {code}: {text}");
     }
-    let (code, said) = refused(&bed, &["set", &leaf, "queue/wbt_stats", "1"]);
-    assert!(code == 1 && said.contains("EACCES"), "{code}: {said}");
+    let (code, text) = refused(&bed, &["set", &leaf, "queue/wbt_stats", "1"]);
+    assert!(code == 1 && text.contains("EACCES"), "{code}: {text}");
     // A cache that writes back under the smallest target there is goes on all the same, and
     // whoever waits is let go when the throttle is turned off.
     bed.verb(&["set", &leaf, "queue/wbt_lat_usec", "1"]);

@@ -85,8 +85,8 @@ fn a_path_on_a_hung_mount_is_refused_without_delay_for_others() {
     let refused = create.wait(LIMIT).unwrap();
     assert!(clock() - begin < 15.0, "it took {:.1} s", clock() - begin);
     assert_eq!(refused.code, 1, "{}", refused.complaint());
-    let said = refused.complaint();
-    assert!(said.contains("org: the file system did not answer within 10 s"), "{said}");
+    let text = refused.complaint();
+    assert!(text.contains("org: the file system did not answer within 10 s"), "{text}");
     let again = prompt("a second create", || {
         bed.daemon().try_verb(&["create", "y", "--table", &server.table()]).unwrap()
     });

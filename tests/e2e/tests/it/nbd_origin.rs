@@ -179,9 +179,9 @@ fn one_daemon_is_the_origin_of_another_and_bench_drives_it() {
         let mut command = Command::new(&bench);
         command.args(["bench", "--uri", &uri, "--rw", "randrw", "--iodepth", "32", "--jobs", "2"]);
         command.args(["--verify", "--number-ios", "2000", "-o", "json"]);
-        let said = Job::start(&mut command).unwrap().wait(WAIT).unwrap().ok().unwrap();
-        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
-        assert!(report.to_string().contains("verif"), "{said}");
+        let text = Job::start(&mut command).unwrap().wait(WAIT).unwrap().ok().unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(report.to_string().contains("verif"), "{text}");
     }
     let e = above.daemon().verb(&["create", "x", "--table", "0 8 linear nbd://h/%zz 0"]);
     assert!(e.unwrap_err().contains("nbd://HOST[:PORT]/EXPORT"));

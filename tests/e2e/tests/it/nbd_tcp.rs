@@ -184,7 +184,7 @@ fn a_hung_server_is_an_error_and_its_late_write_is_harmless() {
     assert!(clock() - began < WAIT.as_secs_f64());
     let (log, peer) = (daemon.log(), origin.peer());
     let lost = format!(
-        "connection lost: {peer}: the server said nothing for 2 s: waited for the answer to write \
+        "connection lost: {peer}: the server text nothing for 2 s: waited for the answer to write \
          of 4096 bytes at 0, the oldest of 1"
     );
     assert!(log.contains(&lost), "{log}");
@@ -212,8 +212,8 @@ fn the_error_names_a_silent_server_and_the_awaited_reply() {
     let ended = run(bench.args(["bench", "--uri", &uri]), WAIT).unwrap();
     assert_eq!(ended.code, 1);
     let want = format!("{peer}: the server said nothing within 1 s: waited for its greeting");
-    for said in [created, ended.complaint()] {
-        assert!(said.contains(&want), "{said}");
+    for text in [created, ended.complaint()] {
+        assert!(text.contains(&want), "{text}");
     }
     assert!(clock() - began < WAIT.as_secs_f64());
 }

@@ -60,8 +60,8 @@ fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, 
     let recover = ["recover", "--cache", &cache, "--origin", &origin, "--start-sector", start];
     let wipe = ["wipe", &cache, "--start-sector", start];
     for args in [&inspect[..], &recover, &wipe] {
-        let said = fails(4, args);
-        assert!(said.contains("is in use, by process ") && said.contains("EBUSY"), "{said}");
+        let text = fails(4, args);
+        assert!(text.contains("is in use, by process ") && text.contains("EBUSY"), "{text}");
     }
     bed.kill();
 
@@ -74,23 +74,23 @@ fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, 
     let all = ORIGIN_BYTES / BLOCK_BYTES as u64;
     assert!(if all_dirty { dirty == all } else { (1..all).contains(&dirty) }, "{told}: {dirty}");
 
-    let said = fails(1, &wipe);
-    assert!(said.contains(&format!("holds {dirty} dirty blocks")), "{told}: {said}");
+    let text = fails(1, &wipe);
+    assert!(text.contains(&format!("holds {dirty} dirty blocks")), "{told}: {text}");
     let before = (sha256(&cache), sha256(&origin));
-    let said = ok(&[&recover[..], &["--dry-run"]].concat());
-    assert!(said.starts_with(&format!("{dirty} blocks (")), "{told}: {said}");
-    assert!(said.contains(" would be written back from "), "{told}: {said}");
+    let text = ok(&[&recover[..], &["--dry-run"]].concat());
+    assert!(text.starts_with(&format!("{dirty} blocks (")), "{told}: {text}");
+    assert!(text.contains(" would be written back from "), "{told}: {text}");
     assert_eq!((sha256(&cache), sha256(&origin)), before, "{told}: a dry run changes nothing");
 
-    let said = ok(&recover);
-    assert!(said.starts_with(&format!("{dirty} blocks (")), "{told}: {said}");
+    let text = ok(&recover);
+    assert!(text.starts_with(&format!("{dirty} blocks (")), "{told}: {text}");
     assert_eq!(sha256(&origin), sha256(&disk), "{told}");
     assert_eq!(json(&inspect)["blocks"]["dirty"], 0, "{told}");
     assert!(ok(&recover).starts_with("0 blocks"), "{told}: again");
     assert!(ok(&wipe).contains(" is blank"), "{told}");
     assert!(ok(&inspect).contains("it is blank"), "{told}");
-    let said = fails(1, &recover);
-    assert!(said.contains("is blank: there is nothing to recover"), "{told}: {said}");
+    let text = fails(1, &recover);
+    assert!(text.contains("is blank: there is nothing to recover"), "{told}: {text}");
 
     // The same config makes a new cache over the recovered origin.
     bed.start_again();
@@ -137,14 +137,14 @@ fn a_wrong_sector_or_a_foreign_device_gives_error_and_exit_code() {
     let nope = path("nope.img");
     bed.kill();
     assert!(ok(&["inspect", &cache]).contains("it is blank"), "from sector 0");
-    let said = fails(1, &["recover", "--cache", &cache, "--origin", &origin]);
-    assert!(said.contains("nothing to recover"), "{said}");
-    let said = fails(1, &["recover", "--cache", &disk, "--origin", &origin]);
-    assert!(said.contains("is no cache; --start-sector says where one is"), "{said}");
+    let text = fails(1, &["recover", "--cache", &cache, "--origin", &origin]);
+    assert!(text.contains("nothing to recover"), "{text}");
+    let text = fails(1, &["recover", "--cache", &disk, "--origin", &origin]);
+    assert!(text.contains("is no cache; --start-sector says where one is"), "{text}");
     let beyond = ["--start-sector", "99999999"];
     for verb in [&["inspect", &cache][..], &["wipe", &cache]] {
-        let said = fails(1, &[verb, &beyond].concat());
-        assert!(said.contains("99999999"), "{said}");
+        let text = fails(1, &[verb, &beyond].concat());
+        assert!(text.contains("99999999"), "{text}");
     }
     assert!(fails(1, &["wipe", &disk]).contains("holds something that is no cache"));
     assert!(fails(3, &["inspect", &nope]).contains("nope.img"));

@@ -23,10 +23,10 @@ fn qemu_io(bed: &TestBed, commands: &[&str]) -> String {
     for c in commands {
         command.args(["-c", c]);
     }
-    let said = run(&mut command, Duration::from_secs(60)).unwrap().ok().unwrap();
+    let output = run(&mut command, Duration::from_secs(60)).unwrap().ok().unwrap();
     // qemu-io exits with 0 when a pattern differs.
-    assert!(!said.contains("verification failed"), "{said}");
-    said
+    assert!(!output.contains("verification failed"), "{output}");
+    output
 }
 
 #[test]
@@ -66,19 +66,19 @@ fn files_that_cannot_be_mapped_are_refused_with_the_reason() {
     let path = |name: &str| bed.path(name).display().to_string();
     for cache in ["mem:16M", "m", "/dev/mapper/m", "/dev/null"] {
         let table = format!("0 65536 writecache p {} {cache} 4096 0", path("o2.img"));
-        let said = refused(&bed, &table);
+        let output = refused(&bed, &table);
         let text = "Persistent memory or DAX not supported on this system";
-        assert!(said.stderr.contains(text), "{cache}: {}", said.stderr);
+        assert!(output.stderr.contains(text), "{cache}: {}", output.stderr);
     }
     // The cache of `wc` is mapped: nobody else has it as an ordinary file, nor the other way round.
     let ordinary = format!("0 8192 linear {} 0", path("cache.img"));
-    let said = refused(&bed, &ordinary);
-    assert_eq!(said.code, 4, "{}", said.stderr);
-    assert!(said.stderr.contains("it is open as pmem:"), "{}", said.stderr);
+    let output = refused(&bed, &ordinary);
+    assert_eq!(output.code, 4, "{}", output.stderr);
+    assert!(output.stderr.contains("it is open as pmem:"), "{}", output.stderr);
     let mapped = format!("0 8192 linear pmem:{} 0", path("origin.img"));
-    let said = refused(&bed, &mapped);
-    assert_eq!(said.code, 4, "{}", said.stderr);
-    assert!(said.stderr.contains("it is open as /"), "{}", said.stderr);
+    let output = refused(&bed, &mapped);
+    assert_eq!(output.code, 4, "{}", output.stderr);
+    assert!(output.stderr.contains("it is open as /"), "{}", output.stderr);
 }
 
 #[test]

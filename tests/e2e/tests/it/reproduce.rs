@@ -42,9 +42,9 @@ fn chromium(dir: &Path, args: &[&str]) -> Output {
     let output = command.output().unwrap_or_else(|e| {
         panic!("chromium: {e}; scripts/setup.sh installs it");
     });
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(!said.contains("CONSOLE"), "the page has something to complain of: {said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains("CONSOLE"), "the page has something to complain of: {text}");
     output
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Account: what a device has done, counted only while its attribute `queue/iostats` is 1.
+//! The I/O statistics of a device, counted only while its attribute `queue/iostats` is 1.
 //!
-//! Off, it costs a bio nothing: there is a flat mapping or there is not. On, there is none for this
-//! device, and each bio has one more completion chained.
+//! Off, they cost a bio nothing. On, the device has no flat mapping, and one more completion is
+//! chained to each bio.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -26,8 +26,8 @@ impl Account {
         self.on.set(on);
     }
 
-    /// Counts the bio when it ends.
-    pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio) -> Bio {
+    /// Counts the bio in flight now, and as done when it ends.
+    pub(crate) fn track(self: &Rc<Self>, mut bio: Bio) -> Bio {
         self.in_flight.set(self.in_flight.get() + 1);
         // Bits 0 to 2: op, the others: length; no device has 2^61 sectors.
         let tag = bio.len.0 << 3 | bio.op as u64;
@@ -39,8 +39,8 @@ impl Account {
         self.done[op as usize].get()
     }
 
-    /// The 17 columns of `/sys/block/NAME/stat`. Requests are never merged here, and times are not
-    /// taken: those columns are 0. What the device refused or failed is not in it.
+    /// The 17 columns of `/sys/block/NAME/stat`. The columns of merged requests and of times are 0:
+    /// dm merges nothing and measures no time. Failed requests are not counted.
     pub(crate) fn stat(&self) -> String {
         let of = |op| {
             let (ios, sectors) = self.of(op);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes of devices: those that all have, those of their targets, and the *bare face* of a
-//! device that has no live table.
+//! Attributes of devices: those that all have, those of their targets, and those that set up an
+//! *unconfigured* device, one without a live table.
 //!
 //! ```text
 //!                create_unconfigured                 what an attribute asks for:
-//!   (nothing) ──────────────▶ bare ───────────────────────────────────▶ live table
+//!   (nothing) ────────▶ unconfigured ──────────────────────────────────▶ live table
 //!                               ▲        load, resume                       │
 //!                               └───────────────────────────────────────────┘
 //!                                 unconfigure: drain, suspend, drop the table
 //! ```
 //!
 //! Invariants
-//! - DM-A1 An attribute belongs to the live table if there is one, else to the bare face.
+//! - DM-A1 An attribute belongs to the live table if there is one, else to its `SetupAttributes`.
 //! - DM-A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
 use std::rc::Rc;
 
@@ -24,7 +24,7 @@ use crate::dm::Dm;
 use crate::mapping::Mapping;
 use crate::setup::SetupAttributes;
 
-/// An attribute that every device of its sort has.
+/// An attribute that `dm` itself gives to every device of a kind.
 type Own = Attr<MappedDevice, SetShared<MappedDevice>>;
 
 /// Of devices that are nothing but mappings.
@@ -51,55 +51,56 @@ static OF_TABLES: [Own; 2] = [
     ),
 ];
 
-/// Who has an attribute that is not the device's own.
-enum Holder {
+/// The owner of an attribute that is not the device's own.
+enum Owner {
     Target(Rc<dyn Target>),
     Setup(Rc<dyn SetupAttributes>),
 }
 
 impl Dm {
-    /// Makes a device without a table that is set up by the attributes of `bare`. Its minor number
+    /// Makes a device without a table that is set up by the attributes of `setup`. Its minor number
     /// is the caller's choice, or the lowest free one.
     pub fn create_unconfigured(
         &self,
         name: &str,
         uuid: Option<&str>,
         minor: Option<u32>,
-        bare: Rc<dyn SetupAttributes>,
+        setup: Rc<dyn SetupAttributes>,
     ) -> Result<Rc<MappedDevice>, Error> {
         let device = self.add(name, uuid, minor)?;
-        device.set_bare(bare);
+        device.set_setup(setup);
         Ok(device)
     }
 
-    /// Takes a device's tables away, and gives it the attributes of `bare`. What its targets have
-    /// to settle is settled first: when that fails, the device stays as it is, suspended. Errors:
-    /// `EBUSY` while it is open.
+    /// Drops a device's tables, and gives it the attributes of `setup`. Its targets settle first:
+    /// when that fails, the device keeps its tables, suspended. Fails with `EBUSY` while it is
+    /// open.
     pub async fn unconfigure(
         &self,
         name: &str,
-        bare: Rc<dyn SetupAttributes>,
+        setup: Rc<dyn SetupAttributes>,
     ) -> Result<(), Error> {
         let device = self.get(name)?;
-        let held = device.control().await?;
+        let guard = device.control().await?;
         if device.open_count() > 0 {
             return Err(self.in_use(&device));
         }
         let was_suspended = device.is_suspended();
-        device.suspend(&held).await?;
+        device.suspend(&guard).await?;
         if device.open_count() > 0 {
-            // Opened while it settled: who did sees nothing of it.
+            // Opened while its targets settled: the device stays, and its new opener notices
+            // nothing.
             if !was_suspended {
-                device.resume_live(&held).await?;
+                device.resume_live(&guard).await?;
             }
             return Err(self.in_use(&device));
         }
-        device.unconfigure(bare);
+        device.unconfigure(setup);
         Ok(())
     }
 
-    /// The attributes that a device's targets or its bare face have, by name; of several of one
-    /// name the first.
+    /// The attributes that a device's targets or its `SetupAttributes` have, by name; of several of
+    /// one name the first.
     pub fn attributes(&self, name: &str) -> Result<Vec<&'static Spec>, Error> {
         let device = self.get(name)?;
         let mut specs: Vec<&'static Spec> = match device.live() {
@@ -107,7 +108,7 @@ impl Dm {
                 let own = own_of(&device).map(|attr| &attr.spec);
                 own.chain(table.targets().iter().flat_map(|t| t.attributes())).collect()
             }
-            None => device.bare().map(|bare| bare.attributes()).unwrap_or_default(),
+            None => device.setup().map(|setup| setup.attributes()).unwrap_or_default(),
         };
         specs.sort_by_key(|spec| spec.name);
         specs.dedup_by_key(|spec| spec.name);
@@ -121,22 +122,23 @@ impl Dm {
         found.map(|spec| spec.access).ok_or_else(|| unknown(name, attribute, &known))
     }
 
-    /// Reads an attribute of the device, of the first target that has it, or of its bare face.
+    /// Reads an attribute of the device, of the first target that has it, or of its
+    /// `SetupAttributes`.
     pub async fn get_attribute(&self, name: &str, attribute: &str) -> Result<Value, Error> {
         let device = self.get(name)?;
         if let Some(own) = own(&device, attribute) {
             return Ok(own.get.expect("it can be read")(&device));
         }
-        let read = match self.holder(&device, attribute)? {
-            Holder::Target(target) => target.get_attribute(attribute.to_owned()).await,
-            Holder::Setup(bare) => bare.get(attribute.to_owned()).await,
+        let read = match self.owner(&device, attribute)? {
+            Owner::Target(target) => target.get_attribute(attribute.to_owned()).await,
+            Owner::Setup(setup) => setup.get(attribute.to_owned()).await,
         };
         read.map_err(|e| e.within(name))
     }
 
-    /// Writes an attribute of the device, of the first target that has it, or of its bare face.
-    /// Resolves when what it asks for is done (DM-A2), which may be long after the device has been
-    /// suspended or removed.
+    /// Writes an attribute of the device, of the first target that has it, or of its
+    /// `SetupAttributes`. Resolves when what it asks for is done (DM-A2), which may be long after
+    /// the device has been suspended or removed.
     pub async fn set_attribute(
         &self,
         name: &str,
@@ -148,9 +150,9 @@ impl Dm {
             return self.set_own(device, own, value).map_err(|e| e.within(name));
         }
         let (of, to) = (attribute.to_owned(), value.to_owned());
-        let written = match self.holder(&device, attribute)? {
-            Holder::Target(target) => target.set_attribute(of, to).await,
-            Holder::Setup(bare) => bare.set(device, of, to).await,
+        let written = match self.owner(&device, attribute)? {
+            Owner::Target(target) => target.set_attribute(of, to).await,
+            Owner::Setup(setup) => setup.set(device, of, to).await,
         };
         written.map_err(|e| e.within(name))
     }
@@ -167,14 +169,14 @@ impl Dm {
     }
 
     /// DM-A1.
-    fn holder(&self, device: &MappedDevice, attribute: &str) -> Result<Holder, Error> {
+    fn owner(&self, device: &MappedDevice, attribute: &str) -> Result<Owner, Error> {
         let has = |specs: Vec<&Spec>| specs.iter().any(|spec| spec.name == attribute);
         let found = match device.live() {
             Some(table) => {
                 let mut targets = table.targets().into_iter();
-                targets.find(|t| has(t.attributes())).map(Holder::Target)
+                targets.find(|t| has(t.attributes())).map(Owner::Target)
             }
-            None => device.bare().filter(|b| has(b.attributes())).map(Holder::Setup),
+            None => device.setup().filter(|b| has(b.attributes())).map(Owner::Setup),
         };
         found.ok_or_else(|| {
             let name = block::BlockDevice::name(device);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clone: the naive way through a layer, kept to be measured (`mapping=clone`).
+//! `mapping=clone`: each layer sends a copy of the bio down, for comparison with flat mappings.
 //!
-//! What the kernel's device mapper does without the optimisation: a request of its own for each
-//! bio and layer, the bio copied into it, the copy sent down, and at its end the request freed and
-//! the original completed. Here the request is one allocation, and the copy's completion is
-//! chained to the original's; there is no other handicap.
+//! The kernel's device mapper does this without its optimisation: for each bio and layer it
+//! allocates a request, copies the bio into it and sends the copy down; when the copy has ended, it
+//! frees the request and completes the original. Here the request is one allocation, and the copy's
+//! completion is chained to the original's; nothing else makes it slower.
 use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Flags, Op, Sector, Status};

@@ -6,10 +6,11 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, ErrorKind, LocalFuture, UnsavedBlocks, is_control_char};
-use reactor::WaitList;
 
 use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
-use crate::device::{Depths, MAJOR, MappedDevice, Opened};
+use crate::device::handles::Opened;
+use crate::device::{Depths, MAJOR, MappedDevice};
+use crate::leaves::Leaves;
 use crate::live::{Entry, Table, Uses};
 use crate::mapping::{NoReplicas, Replicas};
 use crate::name;
@@ -26,31 +27,22 @@ const MINOR_MAX: u32 = (1 << 20) - 1;
 /// Lines of a table that are constructed before others get a turn: some hundred microseconds.
 const LINES_AT_ONCE: usize = 256;
 
-/// Fewer leaves than this are kept in the list after they are closed.
-const CLOSED_LEAVES_MAX: usize = 64;
-
 /// All mapped devices of one core.
 pub struct Dm {
     pub(crate) me: Weak<Dm>,
-    resolver: Rc<dyn Resolver>,
     pub(crate) types: RefCell<BTreeMap<&'static str, TargetType>>,
     pub(crate) devices: RefCell<BTreeMap<String, Rc<MappedDevice>>>,
-    /// Leaves in use, by canonical word.
-    leaves: RefCell<BTreeMap<String, Weak<dyn BlockDevice>>>,
-    /// From how many leaves on those that are closed are looked for.
-    tidy_at: Cell<usize>,
-    opening: RefCell<BTreeSet<String>>,
-    opened: WaitList,
+    leaves: Leaves,
     pub(crate) replicas: RefCell<Rc<dyn Replicas>>,
-    /// Nothing that is suspended will be resumed.
+    /// The program ends: no suspended device will be resumed.
     ending: Cell<bool>,
-    pub(crate) on_kept: RefCell<Option<OnKept>>,
-    /// Tables that were replaced by force, until they have settled, and whose they were.
-    pub(crate) leaving: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
+    pub(crate) on_unsaved: RefCell<Option<OnUnsaved>>,
+    /// Tables that were replaced by force, until they have settled, and their devices.
+    pub(crate) unsettled: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
 }
 
-/// Told of what stays in the cache of a device that is removed: by the device's name.
-pub(crate) type OnKept = Rc<dyn Fn(&str, &UnsavedBlocks)>;
+/// Called with the name of a device that is removed, and what stays in its cache.
+pub(crate) type OnUnsaved = Rc<dyn Fn(&str, &UnsavedBlocks)>;
 
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
@@ -58,23 +50,19 @@ impl Dm {
         let types = targets::built_in().into_iter().map(|t| (t.name, t)).collect();
         Rc::new_cyclic(|me| Dm {
             me: me.clone(),
-            resolver,
             types: RefCell::new(types),
             devices: RefCell::default(),
-            leaves: RefCell::default(),
-            tidy_at: Cell::new(CLOSED_LEAVES_MAX),
-            opening: RefCell::default(),
-            opened: WaitList::new(),
+            leaves: Leaves::new(resolver),
             replicas: RefCell::new(Rc::new(NoReplicas)),
             ending: Cell::new(false),
-            on_kept: RefCell::default(),
-            leaving: RefCell::default(),
+            on_unsaved: RefCell::default(),
+            unsettled: RefCell::default(),
         })
     }
 
-    /// Fails the bios that wait on suspended devices, and all that would have to from now on. For a
-    /// program that is about to end: what stands on such a device can settle then, or tell that it
-    /// can't, instead of waiting for ever.
+    /// Fails the bios that wait on suspended devices, and from now on all that would have to wait.
+    /// For a program that is about to end: engines on such a device can then settle, or report that
+    /// they can't, instead of waiting for ever.
     pub fn end_waiting(&self) {
         self.ending.set(true);
         for device in self.devices() {
@@ -117,30 +105,7 @@ impl Dm {
         let major = format!("{MAJOR}:");
         let minor = word.strip_prefix("dm-").or_else(|| word.strip_prefix(&major))?;
         let minor: u32 = block::value::digits(minor)?;
-        self.devices.borrow().values().find(|d| d.minor == minor).cloned()
-    }
-
-    /// Opens a leaf, or shares it while it is in use.
-    pub(crate) async fn open_leaf(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
-        let key = self.resolver.canonical(word).await?;
-        self.opened.wait_for(|| !self.opening.borrow().contains(&key)).await;
-        if let Some(leaf) = self.leaves.borrow().get(&key).and_then(Weak::upgrade) {
-            return Ok(leaf);
-        }
-        self.opening.borrow_mut().insert(key.clone());
-        let leaf = self.resolver.open(word).await;
-        self.opening.borrow_mut().remove(&key);
-        if let Ok(leaf) = &leaf {
-            let mut leaves = self.leaves.borrow_mut();
-            leaves.insert(key, Rc::downgrade(leaf));
-            // Not at each one: a table may open as many as it has lines.
-            if leaves.len() >= self.tidy_at.get() {
-                leaves.retain(|_, leaf| leaf.strong_count() > 0);
-                self.tidy_at.set(2 * leaves.len() + CLOSED_LEAVES_MAX);
-            }
-        }
-        self.opened.wake_all();
-        leaf
+        self.devices.borrow().values().find(|d| d.minor() == minor).cloned()
     }
 
     /// Makes a device; with a table it is loaded and resumed, and without success there is none.
@@ -154,8 +119,9 @@ impl Dm {
     }
 
     /// The same with a minor number of the caller's choice; without, it is the lowest free one.
-    /// `force` is the token of an earlier refusal of the table. When `is_wanted` says no once the
-    /// table has been constructed, which may take as long as its devices do, there is no device.
+    /// `force` is the token of an earlier refusal of the table. When `is_wanted` returns `false`
+    /// once the table has been constructed, which may take as long as its devices do, no device is
+    /// made.
     pub async fn create_at(
         &self,
         name: &str,
@@ -190,7 +156,7 @@ impl Dm {
         let name = self.free_name(word)?;
         let uuid = uuid.map(|uuid| self.check_uuid(uuid)).transpose()?;
         let mut devices = self.devices.borrow_mut();
-        let used: BTreeMap<u32, &str> = devices.values().map(|d| (d.minor, d.name())).collect();
+        let used: BTreeMap<u32, &str> = devices.values().map(|d| (d.minor(), d.name())).collect();
         let minor = match minor {
             Some(minor) if minor > MINOR_MAX => {
                 let e = format!("{name}: minor number {minor}: at most {MINOR_MAX} is allowed");
@@ -230,7 +196,8 @@ impl Dm {
             return Err(Error::invalid(format!("uuid `{word}`: {e}")));
         }
         let devices = self.devices.borrow();
-        let owner = devices.values().find(|d| d.uuid.borrow().as_deref() == Some(uuid.as_str()));
+        let owner =
+            devices.values().find(|d| d.identity.uuid.borrow().as_deref() == Some(uuid.as_str()));
         match owner {
             Some(d) => {
                 let e = format!("uuid `{uuid}` belongs to {} already", d.name());
@@ -245,8 +212,8 @@ impl Dm {
         self.load_forced(name, text, None, &|| true).await
     }
 
-    /// The same of a table that was refused with a token before; and of one that `is_wanted` may
-    /// say no to once it has been constructed.
+    /// The same; `force` is the token of an earlier refusal of the table. Fails when `is_wanted`
+    /// returns `false` once the table has been constructed.
     pub async fn load_forced(
         &self,
         name: &str,
@@ -255,13 +222,13 @@ impl Dm {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
         let device = self.get(name)?;
-        let held = device.control().await?;
+        let guard = device.control().await?;
         let result = self.construct(&device, text).await;
         for below in self.devices().into_iter().filter(|d| device.reaches(d)) {
-            below.refresh().await; // what its caches hold is asked for next
+            below.refresh().await; // `put_inactive` asks what its caches hold
         }
         let put = result.and_then(|table| {
-            device.check_held(&held)?;
+            device.check_guard(&guard)?;
             if !is_wanted() {
                 return Err(Error::busy("who asked for it has gone"));
             }
@@ -318,7 +285,7 @@ impl Dm {
     fn check_nesting(&self, device: &Rc<MappedDevice>, table: &Table) -> Result<(), Error> {
         let mut below = Depths::new();
         let depth = table.depth(&mut below);
-        if below.contains_key(&device.minor) {
+        if below.contains_key(&device.minor()) {
             return Err(Error::invalid("a table can't contain its own device"));
         }
         let depth = self.above(device, &mut Depths::new()) + 1 + depth;
@@ -330,39 +297,38 @@ impl Dm {
         Ok(())
     }
 
-    /// Longest chain of devices that stands on `device`; looks once at each of them.
+    /// Longest chain of devices above `device`; looks once at each of them.
     fn above(&self, device: &Rc<MappedDevice>, known: &mut Depths) -> usize {
-        if let Some(&height) = known.get(&device.minor) {
+        if let Some(&height) = known.get(&device.minor()) {
             return height;
         }
         let users = self.users(device);
         let height = users.iter().map(|d| 1 + self.above(d, known)).max().unwrap_or(0);
-        known.insert(device.minor, height);
+        known.insert(device.minor(), height);
         height
     }
 
-    /// Tells `replicas` from now on which flat mappings there are.
+    /// Publishes flat mappings by `replicas` from now on.
     pub fn set_replicas(&self, replicas: Rc<dyn Replicas>) {
         *self.replicas.borrow_mut() = replicas;
     }
 
-    /// `device` and those that stand on it, each after all that it stands on. Looks once at each
-    /// device.
+    /// `device` and those above it, each after all that are below it. Looks once at each device.
     pub(crate) fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
         let mut found = self.devices();
         if device.open_count() == 0 {
-            found.retain(|d| d.minor == device.minor);
+            found.retain(|d| d.minor() == device.minor());
             return found;
         }
         let mut known = Depths::new();
         found.sort_by_cached_key(|d| d.depth(&mut known));
-        let mut minors = BTreeSet::from([device.minor]);
+        let mut minors = BTreeSet::from([device.minor()]);
         found.retain(|d| {
-            let stands = d.minor == device.minor || d.stands_on_any(&minors);
-            if stands {
-                minors.insert(d.minor);
+            let is_above = d.minor() == device.minor() || d.uses_any(&minors);
+            if is_above {
+                minors.insert(d.minor());
             }
-            stands
+            is_above
         });
         found
     }
@@ -372,14 +338,11 @@ impl Dm {
         let replicas = self.replicas.borrow().clone();
         for device in self.with_those_above(device) {
             device.refresh_flat();
-            if let Some(flat) = device.flat() {
-                device.published.set(true);
-                replicas.publish(device.minor, &flat);
-            }
+            device.flat.publish(device.minor(), &*replicas);
         }
     }
 
-    /// As [`Dm::refresh_flats`], and waits until no other core goes by the mappings of before.
+    /// As [`Dm::refresh_flats`], and waits until no other core uses an earlier mapping.
     pub(crate) async fn withdraw_flats(&self, device: &MappedDevice) {
         let replicas = self.replicas.borrow().clone();
         let changed = self.with_those_above(device);
@@ -387,13 +350,11 @@ impl Dm {
             device.refresh_flat();
         }
         for device in &changed {
-            device.withdraw_flat(&replicas).await;
+            device.flat.withdraw(device.minor(), &replicas).await;
         }
-        // Things may have changed again meanwhile: what counts is what is now.
+        // The mappings may have changed again meanwhile: the present ones are published.
         for device in changed {
-            if let (Some(flat), false) = (device.flat(), device.published.replace(true)) {
-                replicas.publish(device.minor, &flat);
-            }
+            device.flat.publish_once(device.minor(), &*replicas);
         }
     }
 
@@ -431,7 +392,7 @@ impl DeviceLookup for TableDevices {
                 uses.borrow_mut().add_mapped(mapped.open()?);
                 mapped
             } else {
-                dm.open_leaf(&word).await?
+                dm.leaves.open(&word).await?
             };
             uses.borrow_mut().add(&device);
             Ok(device)

@@ -47,7 +47,7 @@ impl Layout {
     }
 
     /// Stripe, sector on it, and sectors left in the chunk.
-    pub(crate) fn place(self, at: Sector) -> (usize, Sector, Sector) {
+    pub(crate) fn locate(self, at: Sector) -> (usize, Sector, Sector) {
         let (chunk, inside) = self.chunk.divide(at.0);
         let (row, stripe) = self.n.divide(chunk);
         let stripe = usize::try_from(stripe).expect("below the number of stripes");
@@ -56,7 +56,7 @@ impl Layout {
 
     /// The boundary `at` as seen on `stripe`: everything before it there lies before `at`.
     pub(crate) fn boundary(self, at: Sector, stripe: usize) -> Sector {
-        let (holder, place, left) = self.place(at);
+        let (holder, place, left) = self.locate(at);
         let chunk_start = Sector(place.0 - (self.chunk.value - left.0));
         match stripe.cmp(&holder) {
             std::cmp::Ordering::Equal => place,
@@ -92,7 +92,7 @@ mod tests {
         let layouts = [(3, 128), (2, 8), (3, 100), (5, 7)].map(|(n, c)| Layout::new(n, c));
         for (sector, wants) in VECTORS {
             for (layout, (stripe, at)) in layouts.iter().zip(wants) {
-                let (got, place, _) = layout.place(Sector(sector));
+                let (got, place, _) = layout.locate(Sector(sector));
                 assert_eq!((got, place.0), (stripe, at), "sector {sector} in {layout:?}");
             }
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A table with its targets constructed: finds the target of a bio and hands it down.
 //!
-//! A table of pure mappings is made flat when it goes live, and its bios don't come here; what does
-//! is walked, layer by layer.
+//! The bios of a table of pure mappings take its flat mapping and do not come here. All others go
+//! from layer to layer.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -10,19 +10,21 @@ use std::rc::Rc;
 use block::{Base, Bio, BlockDevice, Error, Limits, Op, Role, Sector, Status, Target, same_device};
 
 use crate::area::{Area, distinct, shifted, stack};
-use crate::device::{Depths, MappedDevice, Opened};
-use crate::flat::{Flat, NODES_MAX, Node, Stripes};
+use crate::device::handles::Opened;
+use crate::device::{Depths, MappedDevice};
+use crate::flat::{Flat, Stripes};
+use crate::node::{NODES_MAX, Node};
 use crate::split::{Split, flush_all};
 use crate::targets::Pure;
 
-/// One line at work.
+/// One line and its target.
 pub(crate) struct Entry {
     pub(crate) line_no: usize,
     pub(crate) start: Sector,
     pub(crate) end: Sector,
     pub(crate) target: Rc<dyn Target>,
     pure: Option<Pure>,
-    /// The target keeps some of what is below to itself: it is an engine.
+    /// The target owns sectors below it: it is an engine.
     pub(crate) owns: bool,
 }
 
@@ -33,7 +35,8 @@ impl Entry {
         Entry { line_no, start, end, target, pure, owns }
     }
 
-    pub(crate) fn place(&self) -> String {
+    /// `line 3: linear`, for messages.
+    pub(crate) fn label(&self) -> String {
         format!("line {}: {}", self.line_no, self.target.kind())
     }
 }
@@ -71,7 +74,7 @@ pub(crate) struct Table {
     pub(crate) uses: Uses,
     /// Stacked from the targets; refreshed when the table goes live.
     limits: RefCell<Limits>,
-    /// Who gets a flush: distinct devices below pure mappings, and every other target.
+    /// The devices that get a flush: distinct devices below pure mappings, and every other target.
     flushed: Vec<Rc<dyn BlockDevice>>,
     pure: bool,
     settled: Cell<bool>,
@@ -113,7 +116,7 @@ impl Table {
                 return Err(Error::invalid(format!(
                     "{}: table line (start sect {start} len {len}) not aligned to h/w logical \
                      block size {bytes}: must be multiples of {block} sectors",
-                    entry.place()
+                    entry.label()
                 )));
             }
         }
@@ -130,8 +133,8 @@ impl Table {
     }
 
     /// Whether bios may have to wait in a device below.
-    pub(crate) fn is_held(&self) -> bool {
-        self.uses.mapped.iter().any(|o| o.device().is_held())
+    pub(crate) fn bios_may_wait(&self) -> bool {
+        self.uses.mapped.iter().any(|o| o.device().bios_may_wait())
     }
 
     /// Whether every target is a pure mapping.
@@ -173,7 +176,7 @@ impl Table {
         let mut mapped = self.uses.mapped.iter().map(|o| o.device());
         let mapped = mapped.find(|d| same_device(d, &area.device));
         if let Some(mapped) = mapped {
-            if mapped.is_held() {
+            if mapped.bios_may_wait() {
                 return None;
             }
             if let Some(flat) = mapped.flat() {
@@ -241,7 +244,7 @@ impl Table {
         split.finish();
     }
 
-    /// Suspends every target; the first error is told, but every target is asked.
+    /// Suspends every target, also after an error; returns the first error.
     pub(crate) async fn suspend(&self) -> Result<(), Error> {
         let result = suspend(&self.entries).await;
         self.settled.set(result.is_ok());
@@ -258,7 +261,7 @@ impl Table {
         self.settled.set(false);
         for (i, entry) in self.entries.iter().enumerate() {
             if let Err(e) = entry.target.clone().resume().await {
-                let e = e.within(entry.place());
+                let e = e.within(entry.label());
                 return match suspend(&self.entries[..i]).await {
                     Ok(()) => Err(e),
                     Err(also) => Err(e.because(also)),
@@ -285,7 +288,7 @@ impl Table {
 async fn suspend(entries: &[Entry]) -> Result<(), Error> {
     let mut result = Ok(());
     for entry in entries {
-        let one = entry.target.clone().suspend().await.map_err(|e| e.within(entry.place()));
+        let one = entry.target.clone().suspend().await.map_err(|e| e.within(entry.label()));
         result = result.and(one);
     }
     result

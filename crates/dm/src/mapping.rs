@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How bios go through linear and striped, and who else goes by a device's mapping.
+//! How bios go through linear and striped; and the copies of flat mappings on other cores.
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,8 +13,8 @@ pub enum Mapping {
     /// Remapped in place, through one flat mapping for the whole stack.
     #[default]
     InPlace,
-    /// The naive way, for measurement: every layer allocates a request, copies the bio into it and
-    /// sends the copy down.
+    /// As a naive device mapper does it: every layer allocates a request, copies the bio into it
+    /// and sends the copy down. A user's choice, to measure what flat mappings gain.
     Clone,
 }
 
@@ -52,13 +52,13 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// Who copies the devices' flat mappings to other cores. Given by the program.
+/// Copies the devices' flat mappings to other cores. Given by the program.
 pub trait Replicas {
-    /// Resolves when no other core goes by the mapping of device `minor` any more and all that was
-    /// sent by it has ended. Other cores reach the device through this core then.
+    /// Resolves when no other core uses the mapping of device `minor` and everything that was sent
+    /// through it has ended. Other cores then send requests of the device to this core.
     fn withdraw(&self, minor: u32) -> LocalFuture<()>;
 
-    /// Other cores may go by this mapping of device `minor`, until it is withdrawn.
+    /// Other cores may use this mapping of device `minor`, until it is withdrawn.
     fn publish(&self, minor: u32, flat: &Flat);
 }
 

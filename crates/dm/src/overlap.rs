@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Overlap: which tables would write to the same sectors at the bottom of their stacks.
+//! Which tables would write to the same sectors at the bottom of their stacks.
 //!
 //! ```text
 //!   w ─ writecache ─┬─ origin ───────▶ l ─ linear ─▶ ./o.img  0..131072 ─┐ the same sectors
@@ -7,18 +7,18 @@
 //!   m ─ linear ──────────────────────▶ ./o.img  4096..8192  ─────────────┘
 //! ```
 //!
-//! A device is followed through its mappings, those of its inactive table too, down to where bios
-//! are no longer handed on as they are: a leaf, or an engine, whose sectors are its own.
+//! A device is followed through its mappings, those of its inactive table too, down to a leaf or an
+//! engine: there its bios are no longer passed on as they are.
 //!
 //! Invariants
-//! - DM-O1 Sectors at the bottom are the origin, the cache device or the backing device of one line
-//!   of one mapped device only, and of one of these only: else two engines, or two halves of one,
-//!   would overwrite each other's blocks. Tables of the same device may name them again: the old
-//!   one has settled before the new one runs.
-//! - DM-O2 Sectors that an engine has so are mapped by no device but those through which the engine
-//!   itself reaches them, unless the operator has said so by a token. A device that stands on a
-//!   cache without dirty blocks may be given a table past it.
-//! - DM-O3 Both are looked at, in one step with the load, whenever a table is loaded: it may change
+//! - DM-O1 A sector at the bottom belongs to one line of one mapped device, as its origin, its
+//!   cache device or its backing device, and only to one of these. Otherwise two engines, or two
+//!   halves of one, would overwrite each other's blocks. Another table of the same device may name
+//!   it again: the old table has settled before the new one runs.
+//! - DM-O2 Such a sector is mapped by no device but those through which the engine itself reaches
+//!   it, unless the operator gives a token. Exception: a device above a cache without dirty blocks
+//!   may get a table that leaves the cache out.
+//! - DM-O3 Both are checked, in one step with the load, whenever a table is loaded: it may change
 //!   what lies below a device whose own table stays.
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -32,17 +32,17 @@ use crate::live::{Entry, Table};
 /// Half-open runs of sectors, ascending and apart.
 type Runs = Vec<(u64, u64)>;
 
-/// What an area comes to, by the address of the leaf or engine.
-type Ends = BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>;
+/// The sectors at the bottom on which areas lie, by the address of the leaf or engine.
+type BottomRuns = BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>;
 
-/// Sectors that a line has, and for what.
+/// The sectors that a line owns in one role.
 struct Claim {
     owner: Rc<MappedDevice>,
     table: Rc<Table>,
     entry: usize,
     role: Role,
     below: Component,
-    ends: Ends,
+    bottom: BottomRuns,
 }
 
 impl Claim {
@@ -50,8 +50,8 @@ impl Claim {
         &self.table.entries[self.entry]
     }
 
-    /// Whether `device` stands on the owner, whose origin holds all: a table past it then takes an
-    /// empty cache out of the stack.
+    /// Whether `device` is above the owner and the owner's origin holds everything: then a table of
+    /// `device` that leaves the owner out removes an empty cache from the stack.
     fn is_left_by(&self, device: &MappedDevice) -> bool {
         let unsaved = self.entry().target.unsaved();
         self.role == Role::Origin
@@ -77,8 +77,8 @@ struct Conflict {
 }
 
 impl Dm {
-    /// Puts `table` into the inactive slot of `device`, unless it, or a table that stands on it,
-    /// would then write where another does (DM-O1, DM-O2). The caller holds the device's lock.
+    /// Puts `table` into the inactive slot of `device`, unless it, or a table above it, would then
+    /// write where another does (DM-O1, DM-O2). The caller holds the device's lock.
     pub(crate) fn put_inactive(
         &self,
         device: &Rc<MappedDevice>,
@@ -115,8 +115,8 @@ impl Dm {
         Ok(())
     }
 
-    /// All pairs of lines that would write to the same sectors; `loading` is the table of which to
-    /// tell the lines.
+    /// All pairs of lines that would write to the same sectors. Messages name lines of `loading`
+    /// only.
     fn conflicts(&self, loading: Option<&Rc<Table>>) -> Vec<Conflict> {
         let devices = self.devices();
         let claims = self.claims(&devices);
@@ -124,7 +124,7 @@ impl Dm {
             return Vec::new();
         }
         let place_in = |table: &Rc<Table>, entry: &Entry| {
-            loading.filter(|l| Rc::ptr_eq(l, table)).map(|_| entry.place())
+            loading.filter(|l| Rc::ptr_eq(l, table)).map(|_| entry.label())
         };
         let mut conflicts = Vec::new();
         for (nth, a) in claims.iter().enumerate() {
@@ -134,16 +134,17 @@ impl Dm {
                 if is_own_successor {
                     continue;
                 }
-                // The one that is being loaded is told of first.
+                // The message names the table that is being loaded first.
                 let is_new = loading.is_some_and(|l| Rc::ptr_eq(l, &a.table));
                 let (a, b) = if is_new { (a, b) } else { (b, a) };
-                let Some(what) = self.shared(&a.owner, std::slice::from_ref(&a.below), &a.ends, b)
+                let Some(what) =
+                    self.shared(&a.owner, std::slice::from_ref(&a.below), &a.bottom, b)
                 else {
                     continue;
                 };
                 let place = place_in(&a.table, a.entry()).or(place_in(&b.table, b.entry()));
                 conflicts.push(Conflict {
-                    key: (a.owner.minor, a.role, b.owner.minor, b.role),
+                    key: (a.owner.minor(), a.role, b.owner.minor(), b.role),
                     may_be_forced: false,
                     place,
                     text: format!("{what} would be {} and {}", a.describe(), b.describe()),
@@ -154,25 +155,25 @@ impl Dm {
             for table in device.tables() {
                 let lines = || table.entries.iter().filter(|e| !e.owns);
                 let all: Vec<Component> = lines().flat_map(|e| e.target.components()).collect();
-                let ends = self.ends(&all, None);
-                // Past the owner: what it maps itself is its own successor's (DM-O1).
+                let bottom = self.bottom(&all, None);
+                // Not the owner's own tables: they may name the sectors again (DM-O1).
                 for claim in claims.iter().filter(|c| !Rc::ptr_eq(&c.owner, device)) {
                     if claim.is_left_by(device) {
                         continue;
                     }
-                    if self.shared(device, &all, &ends, claim).is_none() {
+                    if self.shared(device, &all, &bottom, claim).is_none() {
                         continue;
                     }
                     let found = lines().find_map(|entry| {
                         let below = entry.target.components();
-                        let ends = self.ends(&below, None);
-                        Some((entry, self.shared(device, &below, &ends, claim)?))
+                        let bottom = self.bottom(&below, None);
+                        Some((entry, self.shared(device, &below, &bottom, claim)?))
                     });
                     let Some((entry, what)) = found else { continue };
                     let place = place_in(&table, entry);
                     let place = place.or_else(|| place_in(&claim.table, claim.entry()));
                     conflicts.push(Conflict {
-                        key: (device.minor, Role::Mapped, claim.owner.minor, claim.role),
+                        key: (device.minor(), Role::Mapped, claim.owner.minor(), claim.role),
                         may_be_forced: true,
                         place,
                         text: format!(
@@ -189,21 +190,21 @@ impl Dm {
         conflicts
     }
 
-    /// The sectors that `below`, used by `user`, and a claim both come to, as messages show them.
-    /// Where one is reached through the other's device there are none: that device is in between.
+    /// The sectors that `below`, used by `user`, shares with a claim, as messages show them. Where
+    /// one is reached through the other's device they share none.
     fn shared(
         &self,
         user: &Rc<MappedDevice>,
         below: &[Component],
-        ends: &Ends,
+        bottom: &BottomRuns,
         claim: &Claim,
     ) -> Option<String> {
-        let shared = first_shared(ends, &claim.ends)?;
+        let shared = first_shared(bottom, &claim.bottom)?;
         if Rc::ptr_eq(user, &claim.owner) {
             return Some(shared);
         }
-        let past_owner = self.ends(below, Some(&claim.owner));
-        let past_user = self.ends(std::slice::from_ref(&claim.below), Some(user));
+        let past_owner = self.bottom(below, Some(&claim.owner));
+        let past_user = self.bottom(std::slice::from_ref(&claim.below), Some(user));
         first_shared(&past_owner, &past_user)
     }
 
@@ -211,17 +212,17 @@ impl Dm {
     pub fn at_the_bottom(&self, device: &Rc<dyn BlockDevice>) -> Vec<Rc<dyn BlockDevice>> {
         let (start, len) = (Sector::ZERO, device.limits().capacity);
         let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
-        self.ends(&[whole], None).into_values().map(|(device, _)| device).collect()
+        self.bottom(&[whole], None).into_values().map(|(device, _)| device).collect()
     }
 
     /// Whether `new` has a cache that keeps its blocks where the cache of `old` keeps them.
-    pub(crate) fn goes_on(&self, old: &Entry, new: &Table) -> bool {
+    pub(crate) fn keeps_its_cache(&self, old: &Entry, new: &Table) -> bool {
         let place = |entry: &Entry| -> Vec<(usize, u64)> {
             let mut below = entry.target.components();
             below.retain(|b| b.role == Role::Cache);
-            let ends = self.ends(&below, None);
+            let bottom = self.bottom(&below, None);
             let first = |(key, (_, runs)): (&usize, &(_, Runs))| Some((*key, runs.first()?.0));
-            ends.iter().filter_map(first).collect()
+            bottom.iter().filter_map(first).collect()
         };
         let kept = place(old);
         let mut lines = new.entries.iter().filter(|e| e.owns);
@@ -230,31 +231,31 @@ impl Dm {
 
     fn claims(&self, devices: &[Rc<MappedDevice>]) -> Vec<Claim> {
         let mut claims = Vec::new();
-        // What was replaced by force and has not settled still writes (DM-FO1).
-        let mut leaving = self.leaving.borrow_mut();
+        // A table that was replaced by force and has not settled still writes (DM-FO1).
+        let mut leaving = self.unsettled.borrow_mut();
         leaving.retain(|(_, table)| table.strong_count() > 0);
         let left = leaving.iter().filter_map(|(owner, table)| Some((owner, table.upgrade()?)));
         let there = devices.iter().flat_map(|owner| owner.tables().map(move |t| (owner, t)));
         for (owner, table) in there.chain(left) {
             for (nth, entry) in table.entries.iter().enumerate().filter(|(_, e)| e.owns) {
                 for below in entry.target.components() {
-                    let ends = self.ends(std::slice::from_ref(&below), None);
+                    let bottom = self.bottom(std::slice::from_ref(&below), None);
                     let (owner, table, role) = (owner.clone(), table.clone(), below.role);
-                    claims.push(Claim { owner, table, entry: nth, role, below, ends });
+                    claims.push(Claim { owner, table, entry: nth, role, below, bottom });
                 }
             }
         }
         claims
     }
 
-    /// What areas come to at the bottom. `stop` is taken for a leaf. Looks once at each device, as
-    /// those above it have been looked at before.
-    fn ends(&self, areas: &[Component], stop: Option<&Rc<MappedDevice>>) -> Ends {
+    /// The sectors at the bottom on which `areas` lie; `stop` counts as a leaf. Looks once at each
+    /// device, after all that are above it.
+    fn bottom(&self, areas: &[Component], stop: Option<&Rc<MappedDevice>>) -> BottomRuns {
         let mut walk = Walk {
             mapped: self.devices().into_iter().map(|d| (address(&d), d)).collect(),
             depths: Depths::new(),
             waiting: BTreeMap::new(),
-            ends: Ends::new(),
+            bottom: BottomRuns::new(),
         };
         if let Some(stop) = stop {
             walk.mapped.remove(&address(stop));
@@ -275,19 +276,19 @@ impl Dm {
                 }
             }
         }
-        walk.ends.values_mut().for_each(|(_, runs)| merge(runs));
-        walk.ends
+        walk.bottom.values_mut().for_each(|(_, runs)| merge(runs));
+        walk.bottom
     }
 }
 
-/// On the way down.
+/// The state of a walk down a stack.
 struct Walk {
     /// The mapped devices to go through, by address.
     mapped: BTreeMap<usize, Rc<MappedDevice>>,
     depths: Depths,
     /// Devices that were reached and not gone through, by depth: the deepest stack comes first.
     waiting: BTreeMap<(usize, u32), (Rc<MappedDevice>, Runs)>,
-    ends: Ends,
+    bottom: BottomRuns,
 }
 
 impl Walk {
@@ -295,11 +296,11 @@ impl Walk {
         let of = || (device.clone(), Runs::new());
         match self.mapped.get(&address(device)) {
             Some(mapped) => {
-                let key = (mapped.depth(&mut self.depths), mapped.minor);
+                let key = (mapped.depth(&mut self.depths), mapped.minor());
                 let of = || (mapped.clone(), Runs::new());
                 self.waiting.entry(key).or_insert_with(of).1.push(run);
             }
-            None => self.ends.entry(address(device)).or_insert_with(of).1.push(run),
+            None => self.bottom.entry(address(device)).or_insert_with(of).1.push(run),
         }
     }
 
@@ -308,18 +309,18 @@ impl Walk {
         if entry.owns {
             let engine = entry.target.clone() as Rc<dyn BlockDevice>;
             let of = || (engine.clone(), Runs::new());
-            return self.ends.entry(address(&engine)).or_insert_with(of).1.push((from, to));
+            return self.bottom.entry(address(&engine)).or_insert_with(of).1.push((from, to));
         }
         for below in entry.target.components() {
             let (at, len) = (below.start.0, below.len.0);
-            // Sector by sector, or, of stripes, anywhere.
+            // A linear line maps sector by sector; of a stripe the whole area is taken.
             let is_whole = len == entry.end.0 - entry.start.0;
             self.reach(&below.device, if is_whole { (at + from, at + to) } else { (at, at + len) });
         }
     }
 }
 
-/// What tells a device from others while both are there.
+/// Identifies a device as long as it lives.
 fn address<T: ?Sized>(device: &Rc<T>) -> usize {
     Rc::as_ptr(device).cast::<()>() as usize
 }
@@ -337,8 +338,8 @@ fn merge(runs: &mut Runs) {
     *runs = merged;
 }
 
-/// The first sectors that both have.
-fn first_shared(a: &Ends, b: &Ends) -> Option<String> {
+/// The first run of sectors that both have.
+fn first_shared(a: &BottomRuns, b: &BottomRuns) -> Option<String> {
     a.iter().find_map(|(key, (device, runs))| {
         let (_, others) = b.get(key)?;
         let mut others = others.iter().peekable();

@@ -4,9 +4,7 @@ use std::rc::Rc;
 
 use block::attr::Spec;
 use block::value::Value;
-use block::{Error, LocalFuture};
-
-use crate::device::MappedDevice;
+use block::{BlockDevice, Error, LocalFuture};
 
 /// The attributes of a device that has no live table: they set it up. Given by the program.
 pub trait SetupAttributes {
@@ -16,10 +14,11 @@ pub trait SetupAttributes {
     /// Reads an attribute.
     fn get(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>>;
 
-    /// Writes an attribute; when it asks for that, gives `device` a table and resumes it.
+    /// Writes an attribute; when it asks for that, gives `device` a table and resumes it. The
+    /// device may be renamed meanwhile: ask it for its name before each verb.
     fn set(
         self: Rc<Self>,
-        device: Rc<MappedDevice>,
+        device: Rc<dyn BlockDevice>,
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Split: one request as several, its outcome the worst of theirs. Shares the data, allocates.
+//! Sends one request as several; its status is the worst of theirs. They share its data.
 use block::{Bio, BlockDevice, Bufs, Class, Completion, Flags, Op, Opener, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! dmsetup's verbs on devices that are there: swap, suspend, remove, talk to, and look at them.
+//! dmsetup's verbs on existing devices: clear, suspend, resume, remove, rename, message, and the
+//! listings.
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -10,28 +11,28 @@ use crate::device::{MAJOR, MappedDevice};
 use crate::dm::Dm;
 use crate::report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 
-/// How long a removal by force waits for what is in flight. Chosen: a target whose devices answer
-/// settles in less, and an operator with a device that hangs notices no wait.
+/// How long a removal by force waits for I/O in flight. Chosen: a target whose devices answer
+/// settles in less, and an operator whose device hangs hardly notices it.
 const FORCE_WAIT: Nanos = Nanos::from_secs(1);
 
 impl Dm {
     /// Drops the inactive table.
     pub async fn clear(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let _held = device.control().await?;
+        let _guard = device.control().await?;
         device.set_inactive(None);
         Ok(())
     }
 
-    /// Stops bios, waits until none is below the device, and lets the targets settle their state.
+    /// Stops bios, waits until none is in flight below, and lets the targets settle their state.
     /// Suspending a suspended device does nothing.
     ///
     /// dmsetup's `--nolockfs` and `--noflush` change nothing here: there is no file system to
     /// freeze, and no target that can push a request back.
     pub async fn suspend(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        let held = device.control().await?;
-        device.suspend(&held).await
+        let guard = device.control().await?;
+        device.suspend(&guard).await
     }
 
     /// Swaps the inactive table in, if there is one, and lets bios go on.
@@ -42,11 +43,11 @@ impl Dm {
     /// The same, with the token of an earlier refusal: then it may hide dirty blocks (DM-U1).
     pub async fn resume_forced(&self, name: &str, force: Option<&str>) -> Result<(), Error> {
         let device = self.get(name)?;
-        let held = device.control().await?;
-        device.resume(&held, force).await
+        let guard = device.control().await?;
+        device.resume(&guard, force).await
     }
 
-    /// Removes a device. Returns what its caches keep, and their origins do not have.
+    /// Removes a device. Returns what its caches hold and their origins do not.
     pub async fn remove(&self, name: &str, how: Remove) -> Result<Vec<UnsavedBlocks>, Error> {
         self.remove_forced(name, how, None).await
     }
@@ -66,7 +67,7 @@ impl Dm {
         if how == Remove::Drained {
             self.write_back_unused(name).await?;
         }
-        let held = device.control().await?;
+        let guard = device.control().await?;
         device.check_lost(force).await?;
         if how == Remove::Drained && !device.unsaved().await.is_empty() {
             let e = format!("{}: was written to while it was written back", device.name());
@@ -74,20 +75,20 @@ impl Dm {
         }
         if device.open_count() > 0 {
             if how == Remove::Deferred {
-                device.remove_at_close.set(true);
+                device.remove_at_close().set(true);
                 return Ok(Vec::new());
             }
             return Err(self.in_use(&device));
         }
-        let result = device.retire(&held).await;
-        drop(held);
-        let kept = result?;
+        let result = device.retire(&guard).await;
+        drop(guard);
+        let unsaved = result?;
         self.forget(&device);
-        self.tell_kept(&device, &kept);
-        Ok(kept)
+        self.report_unsaved(&device, &unsaved);
+        Ok(unsaved)
     }
 
-    /// Writes back what only the caches of a device have that nobody has open: `EBUSY` else.
+    /// Writes back what only the caches of a device hold. Fails with `EBUSY` while it is open.
     pub async fn write_back_unused(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
         if device.open_count() > 0 {
@@ -96,32 +97,32 @@ impl Dm {
         device.write_back().await
     }
 
-    /// Has `tell` called with what stays in the cache of a device that is removed.
-    pub fn on_kept(&self, tell: impl Fn(&str, &UnsavedBlocks) + 'static) {
-        *self.on_kept.borrow_mut() = Some(Rc::new(tell));
+    /// Calls `report` with each device that is removed and what stays in its cache.
+    pub fn on_unsaved(&self, report: impl Fn(&str, &UnsavedBlocks) + 'static) {
+        *self.on_unsaved.borrow_mut() = Some(Rc::new(report));
     }
 
-    fn tell_kept(&self, device: &MappedDevice, kept: &[UnsavedBlocks]) {
-        let tell = self.on_kept.borrow().clone();
-        if let Some(tell) = tell {
-            kept.iter().for_each(|unsaved| tell(device.name(), unsaved));
+    fn report_unsaved(&self, device: &MappedDevice, unsaved: &[UnsavedBlocks]) {
+        let report = self.on_unsaved.borrow().clone();
+        if let Some(report) = report {
+            unsaved.iter().for_each(|unsaved| report(device.name(), unsaved));
         }
     }
 
-    /// Removes all devices, those first on which no other stands. Goes on after an error and tells
-    /// the first one; what is open stays.
+    /// Removes all devices, from the top of each stack down. Goes on after an error and returns the
+    /// first one; devices that are open stay.
     pub async fn remove_all(&self, how: Remove) -> Result<(), Error> {
         let mut result = Ok(());
         let mut tried = BTreeSet::new();
         loop {
-            let left = self.devices().into_iter().filter(|d| !tried.contains(&d.minor));
+            let left = self.devices().into_iter().filter(|d| !tried.contains(&d.minor()));
             let mut left: Vec<_> = left.collect();
             // By force the one on top loses its table even when it stays, so what is below is free.
             let unused = left.iter().position(|d| self.users(d).is_empty());
             let forced = (how == Remove::Force && !left.is_empty()).then_some(0);
             let next = unused.or(forced).map(|i| left.swap_remove(i));
             let Some(device) = next else { return result };
-            tried.insert(device.minor);
+            tried.insert(device.minor());
             result = result.and(self.remove(device.name(), how).await.map(drop));
         }
     }
@@ -138,15 +139,14 @@ impl Dm {
         Error::busy(format!("{name}: device is in use: opened {opens} times{by}"))
     }
 
-    /// All I/O fails from now on, whoever has the device open. It waits for nothing that may hang
-    /// below: what is in flight and what targets have to settle gets [`FORCE_WAIT`], and then goes
-    /// on without the device.
+    /// All I/O fails from now on, whoever has the device open. Waits at most [`FORCE_WAIT`] for I/O
+    /// in flight and for targets to settle; a task waits for the rest, after the device is gone.
     async fn remove_by_force(
         &self,
         device: &Rc<MappedDevice>,
     ) -> Result<Vec<UnsavedBlocks>, Error> {
         let len = device.limits().capacity;
-        let kept = device.unsaved().await;
+        let unsaved = device.unsaved().await;
         let errors = match len {
             Sector::ZERO => None,
             len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),
@@ -156,10 +156,10 @@ impl Dm {
         if device.open_count() > 0 {
             return Err(self.in_use(device));
         }
-        device.end_by_force();
+        device.finish_removal();
         self.forget(device);
-        self.tell_kept(device, &kept);
-        Ok(kept)
+        self.report_unsaved(device, &unsaved);
+        Ok(unsaved)
     }
 
     fn forget(&self, device: &Rc<MappedDevice>) {
@@ -171,31 +171,31 @@ impl Dm {
 
     /// The last opener of a device with a deferred removal has gone.
     pub(crate) async fn remove_deferred(&self, device: &Rc<MappedDevice>) {
-        let Ok(held) = device.control().await else { return };
-        let still = device.remove_at_close.get() && device.open_count() == 0;
-        if !still || device.check_lost(None).await.is_err() {
+        let Ok(guard) = device.control().await else { return };
+        let wanted = device.remove_at_close().get() && device.open_count() == 0;
+        if !wanted || device.check_lost(None).await.is_err() {
             return;
         }
-        if let Ok(kept) = device.retire(&held).await {
+        if let Ok(unsaved) = device.retire(&guard).await {
             self.forget(device);
-            self.tell_kept(device, &kept);
+            self.report_unsaved(device, &unsaved);
         }
     }
 
     /// Takes a deferred removal back.
     pub fn cancel_deferred_remove(&self, name: &str) -> Result<(), Error> {
-        self.get(name)?.remove_at_close.set(false);
+        self.get(name)?.remove_at_close().set(false);
         Ok(())
     }
 
     /// Gives a device another name. Raises an event.
     pub fn rename(&self, name: &str, new: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        device.check_here()?;
+        device.check_not_removed()?;
         let new = self.free_name(new)?;
         let mut devices = self.devices.borrow_mut();
         let old = device.name().to_owned();
-        device.names.set(&new)?;
+        device.identity.names.set(&new)?;
         devices.remove(&old);
         devices.insert(new, device.clone());
         drop(devices);
@@ -207,7 +207,7 @@ impl Dm {
     pub fn set_uuid(&self, name: &str, uuid: &str) -> Result<(), Error> {
         let device = self.get(name)?;
         let uuid = self.check_uuid(uuid)?;
-        let mut old = device.uuid.borrow_mut();
+        let mut old = device.identity.uuid.borrow_mut();
         if let Some(old) = &*old {
             let name = device.name();
             return Err(Error::invalid(format!("{name}: has the uuid `{old}` already")));
@@ -239,8 +239,8 @@ impl Dm {
             )));
         }
         let to = device.message_to(sector)?;
-        let said = to.target.clone().message(words).await;
-        said.map_err(|e| e.within(format!("{}: line {}", device.name(), to.line_no)))
+        let answer = to.target.clone().message(words).await;
+        answer.map_err(|e| e.within(format!("{}: line {}", device.name(), to.line_no)))
     }
 
     /// The live table's status lines.
@@ -253,12 +253,12 @@ impl Dm {
         Ok(self.get(name)?.table())
     }
 
-    /// What is known of one device.
+    /// One device's record.
     pub fn info(&self, name: &str) -> Result<DeviceInfo, Error> {
         Ok(self.get(name)?.info())
     }
 
-    /// What is known of all devices, by name.
+    /// The records of all devices, by name.
     pub fn list(&self) -> Vec<DeviceInfo> {
         self.devices.borrow().values().map(|d| d.info()).collect()
     }
@@ -273,7 +273,7 @@ impl Dm {
             let mapped = table.uses.mapped.iter().find(|o| same_device(o.device(), d));
             Dependency {
                 name: d.name().to_owned(),
-                number: mapped.map(|o| (MAJOR, o.device().minor)),
+                number: mapped.map(|o| (MAJOR, o.device().minor())),
             }
         };
         Ok(table.uses.devices.iter().map(dependency).collect())

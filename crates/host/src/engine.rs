@@ -74,7 +74,7 @@ impl Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().log_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        dm.on_kept(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
+        dm.on_unsaved(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
         let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(pool, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);

@@ -306,7 +306,7 @@ fn a_deferred_removal_reports_or_stays_too() {
     with_dm(|dm| async move {
         let told = Rc::new(RefCell::new(Vec::new()));
         let log = told.clone();
-        dm.on_kept(move |name, unsaved| log.borrow_mut().push(format!("{name}: {unsaved}")));
+        dm.on_unsaved(move |name, unsaved| log.borrow_mut().push(format!("{name}: {unsaved}")));
         make(&dm, "w", W).await;
         let held = dm.open("w").unwrap();
         dirty(&dm, "w").await;

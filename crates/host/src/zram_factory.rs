@@ -176,7 +176,7 @@ impl Unconfigured {
     /// Sets an attribute that names a file, which a helper thread examines.
     async fn set_on_helper(
         &self,
-        device: &MappedDevice,
+        device: &dyn BlockDevice,
         name: String,
         value: String,
         machine: MachineFiles,
@@ -192,7 +192,7 @@ impl Unconfigured {
         Ok(start)
     }
 
-    async fn start(&self, device: &MappedDevice, start: Start) -> Result<(), Error> {
+    async fn start(&self, device: &dyn BlockDevice, start: Start) -> Result<(), Error> {
         let dm = self.factory.dm()?;
         let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
         let table = format!("0 {} zram {}", start.len, words.join(" "));
@@ -217,7 +217,7 @@ impl SetupAttributes for Unconfigured {
 
     fn set(
         self: Rc<Self>,
-        device: Rc<MappedDevice>,
+        device: Rc<dyn BlockDevice>,
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
@@ -228,7 +228,7 @@ impl SetupAttributes for Unconfigured {
             let machine = self.factory.machine(Some(&value));
             let start = if matches!(&*name, "backing_dev" | "algorithm_params") {
                 self.starting.set(true); // HO-Z1
-                let set = self.set_on_helper(&device, name.clone(), value, machine).await;
+                let set = self.set_on_helper(&*device, name.clone(), value, machine).await;
                 self.starting.set(false);
                 set?
             } else {
@@ -236,7 +236,7 @@ impl SetupAttributes for Unconfigured {
             };
             let Some(start) = start else { return Ok(()) };
             self.starting.set(true);
-            let started = self.start(&device, start).await;
+            let started = self.start(&*device, start).await;
             self.starting.set(false);
             started.map_err(|e| e.within(name))
         })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A mapped device as others have it: a device that takes bios, and a base of flat mappings.
+//! A mapped device as its clients use it: a device that takes bios, and a base of flat mappings.
 use std::rc::{Rc, Weak};
 
 use block::{
@@ -12,35 +12,35 @@ use crate::mapping::Mapping;
 
 impl BlockDevice for MappedDevice {
     fn name(&self) -> &str {
-        self.names.get()
+        self.identity.names.get()
     }
 
     fn limits(&self) -> Limits {
-        self.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
+        self.tables.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
     }
 
     fn submit(&self, mut bio: Bio) {
         if bio.opener == Opener::NONE {
             bio.opener = self.opener;
         }
-        let flat = self.flat.borrow();
-        match flat.place(bio.sector, bio.len) {
+        let flat = self.flat.current.borrow();
+        match flat.lookup(bio.sector, bio.len) {
             Some((base, sector)) => base.submit_at(sector, bio),
-            None if flat.is_nowhere() => self.submit_counted(bio),
-            None => flat.submit_elsewhere(bio),
+            None if flat.is_empty() => self.submit_counted(bio),
+            None => flat.submit_by_nodes(bio),
         }
     }
 
     fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {
-        self.flat.borrow().map_blocks(at, len)
+        self.flat.current.borrow().map_blocks(at, len)
     }
 
     fn map_generation(&self) -> u64 {
-        self.flat_generation.get()
+        self.flat.generation.get()
     }
 
     fn writer_throttled(&self) {
-        for base in self.flat.borrow().bases() {
+        for base in self.flat.current.borrow().bases() {
             base.writer_throttled();
         }
     }
@@ -54,24 +54,23 @@ impl MappedDevice {
     #[cold]
     #[inline(never)]
     fn submit_counted(&self, bio: Bio) {
-        let live = self.live.borrow();
+        let live = self.tables.live.borrow();
         let Some(table) = &*live else { return bio.complete(Status::Io) };
-        if self.blocked.get() {
+        if self.lifecycle.holds_bios() {
             return self.wait(bio);
         }
-        let bio = self.gate.borrow().pass(bio);
-        let bio = if self.account.is_on() { self.account.pass(bio) } else { bio };
-        match self.mapping.get() {
+        let bio = self.drain.live.borrow().track(bio);
+        let bio = if self.account.is_on() { self.account.track(bio) } else { bio };
+        match self.flat.mapping.get() {
             Mapping::Clone if table.is_pure() => {
-                self.clones.set(self.clones.get() + 1);
+                let clones = &self.flat.clones;
+                clones.set(clones.get() + 1);
                 table.submit(clone_of(bio));
             }
             Mapping::Clone | Mapping::InPlace => table.submit(bio),
         }
     }
-}
 
-impl MappedDevice {
     fn wait(&self, bio: Bio) {
         if self.dm.upgrade().is_some_and(|dm| dm.is_ending()) {
             return bio.complete(Status::NoDevice);
@@ -81,23 +80,22 @@ impl MappedDevice {
 }
 
 impl Base for MappedDevice {
-    /// Checks all the same: the table may be another one than when the mapping above was made.
+    /// Checks again: the table may have changed since the mapping above was made.
     fn submit_at(&self, sector: Sector, bio: Bio) {
         self.submit(Bio { sector, ..bio });
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
-            // What came while this was a pure mapping went on to bases that the mapping above had
-            // as its own; nothing came that had to wait (DM-D5).
-            let gates = self.gates();
-            for gate in gates {
-                gate.quiesced().await;
+            // Bios that came while this device was a pure mapping went to bases that the mapping
+            // above had as its own, and none that came had to wait (DM-D5).
+            for in_flight in self.drain.all() {
+                in_flight.quiesced().await;
             }
         })
     }
 
     fn watch(&self, watcher: Weak<dyn OnIoError>) {
-        self.gate.borrow().watch(watcher);
+        self.drain.live.borrow().watch(watcher);
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unsaved: what only a device's caches have. No verb takes it out of sight without a word.
+//! Blocks that only the caches of a device hold. No verb hides or drops them without a token.
 //!
 //! Invariants
-//! - DM-U1 A table that would hide dirty blocks goes live by their token only; what is refused
-//!   leaves the device as it was.
-//! - DM-U2 A device whose cache has blocks that fail or can't be read is removed by their token
-//!   only.
+//! - DM-U1 A table that would hide dirty blocks goes live only with their token; a refusal leaves
+//!   the device as it was.
+//! - DM-U2 A device whose cache has blocks that fail or can't be read is removed only with their
+//!   token.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -14,7 +14,7 @@ use super::MappedDevice;
 use crate::live::{Entry, Table};
 
 impl MappedDevice {
-    /// Whether any target of the live table knows what is dirty.
+    /// Whether any target of the live table tracks dirty blocks.
     pub fn tracks_dirty(&self) -> bool {
         self.live().is_some_and(|live| live.entries.iter().any(|e| e.target.tracks_dirty()))
     }
@@ -36,8 +36,8 @@ impl MappedDevice {
         all
     }
 
-    /// What the caches of the live table hold and their origins do not. Exact while the device is
-    /// suspended.
+    /// The blocks that the caches of the live table hold and their origins do not. Exact while the
+    /// device is suspended.
     pub async fn unsaved(&self) -> Vec<UnsavedBlocks> {
         self.unsaved_lines().await.into_iter().map(|(_, unsaved)| unsaved).collect()
     }
@@ -60,7 +60,7 @@ impl MappedDevice {
     ) -> Result<(), Error> {
         let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return Ok(()) };
         let mut hidden = self.unsaved_lines().await;
-        hidden.retain(|(nth, _)| !dm.goes_on(&live.entries[*nth], new));
+        hidden.retain(|(nth, _)| !dm.keeps_its_cache(&live.entries[*nth], new));
         if hidden.is_empty() {
             return Ok(());
         }
@@ -95,30 +95,29 @@ impl MappedDevice {
         Error::require_token(self.token("remove", &lost), given, harm)
     }
 
-    /// Stands for a deed and what it would hide. How many blocks there are may change from one
-    /// second to the next, so it stands for the devices that they are on, and for those that can't
-    /// be read.
-    fn token(&self, deed: &str, unsaved: &[UnsavedBlocks]) -> String {
-        let mut facts = format!("{deed} {} {}", self.minor, self.name());
+    /// Identifies a verb and what it would hide: the devices of the blocks, and how many can't be
+    /// read. Not the number of dirty blocks, which may change from one second to the next.
+    fn token(&self, verb: &str, unsaved: &[UnsavedBlocks]) -> String {
+        let mut facts = format!("{verb} {} {}", self.minor(), self.name());
         for u in unsaved {
             facts.push_str(&format!(" {} {} {}", u.cache, u.origin, u.unreadable));
         }
         format::token(facts.as_bytes())
     }
 
-    /// Writes everything that only the live table's caches have back, while the device is in use.
+    /// Writes back all blocks that only the live table's caches hold, while the device is in use.
     pub(crate) async fn write_back(self: &Rc<Self>) -> Result<(), Error> {
         let Some(live) = self.live() else { return Ok(()) };
         for entry in &live.entries {
             let to = self.message_to(entry.start)?;
             let written = to.target.clone().write_back().await;
-            written.map_err(|e| e.within(format!("{}: {}", self.name(), entry.place())))?;
+            written.map_err(|e| e.within(format!("{}: {}", self.name(), entry.label())))?;
         }
         Ok(())
     }
 }
 
-/// What is where, and which origins are not to be used without it.
+/// The blocks, and the origins that are stale without them.
 fn stale(unsaved: &[UnsavedBlocks]) -> String {
     let one =
         |u: &UnsavedBlocks| format!("{u}, which {} does not have and is stale without", u.origin);

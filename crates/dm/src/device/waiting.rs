@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Waiting: the bios that came to a device while it was suspended, in order.
+//! The bios that came to a device while it was suspended, in order.
 //!
-//! What a FLUSH must tell is fixed when it is submitted. One that waits reaches the device below
-//! only after the resume. A FLUSH of the same opener that was in flight when the suspend began may
-//! have failed by then and have told of the error, and the device below would find nothing new.
+//! Which writes a FLUSH covers is fixed when it is submitted, but one that waits reaches the device
+//! below only after the resume. If a FLUSH of the same opener was in flight when the suspend began
+//! and has failed since, the device below has reported that error, and would let the FLUSH that
+//! waited succeed.
 //!
 //! Invariant
-//! - DM-DW1 A FLUSH that waits fails if one below has failed since it came.
+//! - DM-DW1 A FLUSH that waits fails if a FLUSH below has failed since it came.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
 use block::{Bio, OnIoError, Op, Sector, Status};
 
-/// See the module.
+/// The queue.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    /// Each with how many FLUSHes below had failed when it came.
+    /// Each with the number of FLUSHes below that had failed when it came.
     bios: RefCell<VecDeque<(Bio, u64)>>,
     failed: Rc<FailedFlushes>,
 }
 
-/// How many FLUSHes have failed on the devices that it watches.
+/// The number of FLUSHes that have failed on the devices that it watches.
 #[derive(Default)]
 struct FailedFlushes(Cell<u64>);
 
@@ -34,7 +35,7 @@ impl OnIoError for FailedFlushes {
 }
 
 impl Waiting {
-    /// What a device below is to tell of its faults from now on.
+    /// Watches a device below for failed FLUSHes.
     pub(crate) fn watcher(&self) -> Weak<dyn OnIoError> {
         let failed: Rc<dyn OnIoError> = self.failed.clone();
         Rc::downgrade(&failed)
@@ -44,7 +45,7 @@ impl Waiting {
         self.bios.borrow_mut().push_back((bio, self.failed.0.get()));
     }
 
-    /// Sends all of them on, but for FLUSHes that must fail (DM-DW1).
+    /// Submits all of them, but for FLUSHes that must fail (DM-DW1).
     pub(crate) fn send(&self, submit: impl Fn(Bio)) {
         let failed = self.failed.0.get();
         for (bio, before) in self.bios.take() {

@@ -76,7 +76,7 @@ impl Striped {
         let mut split = Split::new(bio);
         let mut at = begin;
         while at < end {
-            let (_, _, left) = self.layout.place(at);
+            let (_, _, left) = self.layout.locate(at);
             let len = left.min(end - at);
             split.send(self, at, len, at - begin);
             at += len;
@@ -144,7 +144,7 @@ impl BlockDevice for Striped {
         if bio.op == Op::Flush {
             return flush_all(bio, self.devices.iter().map(|d| &**d));
         }
-        let (index, sector, left) = self.layout.place(bio.sector);
+        let (index, sector, left) = self.layout.locate(bio.sector);
         if bio.len <= left {
             bio.sector = sector;
             Stripe { area: &self.stripes[index], index, errors: &self.errors }.submit(bio);

@@ -266,22 +266,22 @@ fn a_table_swap_under_load_loses_and_duplicates_nothing() {
     }
 }
 
-/// A target that tells what happens to it, and fails on request.
-struct Told {
+/// A target that records the calls that it gets, and fails on request.
+struct Recorder {
     name: String,
     log: Rc<RefCell<Vec<String>>>,
     fail: Rc<RefCell<String>>,
 }
 
-impl Told {
-    fn say(&self, what: &str) -> Result<(), Error> {
+impl Recorder {
+    fn record(&self, what: &str) -> Result<(), Error> {
         let line = format!("{what} {}", self.name);
         self.log.borrow_mut().push(line.clone());
         if *self.fail.borrow() == line { Err(Error::io("on purpose")) } else { Ok(()) }
     }
 }
 
-impl BlockDevice for Told {
+impl BlockDevice for Recorder {
     fn name(&self) -> &str {
         &self.name
     }
@@ -289,14 +289,14 @@ impl BlockDevice for Told {
         Limits::new(Sector(8))
     }
     fn submit(&self, bio: Bio) {
-        self.say("bio").expect("bios do not fail");
+        self.record("bio").expect("bios do not fail");
         bio.complete(Status::Ok);
     }
 }
 
-impl Target for Told {
+impl Target for Recorder {
     fn kind(&self) -> &'static str {
-        "told"
+        "recorder"
     }
     fn table(&self) -> String {
         self.name.clone()
@@ -305,17 +305,17 @@ impl Target for Told {
         Vec::new()
     }
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        let said = self.say("suspend");
+        let said = self.record("suspend");
         Box::pin(async { said })
     }
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        let said = self.say("resume");
+        let said = self.record("resume");
         Box::pin(async { said })
     }
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         Box::pin(async move {
             reactor::sleep(Nanos::from_millis(10)).await;
-            self.say("message").map(|()| words.join("+"))
+            self.record("message").map(|()| words.join("+"))
         })
     }
     fn attributes(&self) -> Vec<&'static Spec> {
@@ -331,29 +331,29 @@ impl Target for Told {
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
-            self.say("set")?;
+            self.record("set")?;
             reactor::sleep(Nanos::from_millis(10)).await;
-            self.say(&value)
+            self.record(&value)
         })
     }
 }
 
-impl Drop for Told {
+impl Drop for Recorder {
     fn drop(&mut self) {
-        self.say("drop").ok();
+        self.record("drop").ok();
     }
 }
 
 type Shared<T> = Rc<RefCell<T>>;
 
-fn told(bench: &Bench) -> (Shared<Vec<String>>, Shared<String>) {
+fn recorder(bench: &Bench) -> (Shared<Vec<String>>, Shared<String>) {
     let (log, fail) = (Shared::<Vec<String>>::default(), Shared::<String>::default());
     let (l, f) = (log.clone(), fail.clone());
-    bench.dm.register(TargetType::new("told", (1, 0, 0), move |_, args| {
-        let told = Rc::new(Told { name: args.concat(), log: l.clone(), fail: f.clone() });
+    bench.dm.register(TargetType::new("recorder", (1, 0, 0), move |_, args| {
+        let recorder = Rc::new(Recorder { name: args.concat(), log: l.clone(), fail: f.clone() });
         Box::pin(async move {
-            told.say("construct")?;
-            Ok(told as Rc<dyn Target>)
+            recorder.record("construct")?;
+            Ok(recorder as Rc<dyn Target>)
         })
     }));
     (log, fail)
@@ -362,10 +362,10 @@ fn told(bench: &Bench) -> (Shared<Vec<String>>, Shared<String>) {
 #[test]
 fn a_swap_suspends_the_old_table_before_it_resumes_the_new_one() {
     let bench = Bench::new(1);
-    let (log, _) = told(&bench);
+    let (log, _) = recorder(&bench);
     bench.run(|dm, _| async move {
-        let dev = dm.create("d", None, Some("0 8 told old")).await.unwrap();
-        dm.load("d", "0 8 told new").await.unwrap();
+        let dev = dm.create("d", None, Some("0 8 recorder old")).await.unwrap();
+        dm.load("d", "0 8 recorder new").await.unwrap();
         dm.resume("d").await.unwrap();
         write(&*dev, 0, 0, 1).await.unwrap();
         dm.remove("d", Remove::IfUnused).await.unwrap();
@@ -387,16 +387,16 @@ fn a_swap_suspends_the_old_table_before_it_resumes_the_new_one() {
 #[test]
 fn a_failed_resume_leaves_the_device_suspended() {
     let bench = Bench::new(1);
-    let (log, fail) = told(&bench);
+    let (log, fail) = recorder(&bench);
     bench.run(|dm, _| async move {
-        let dev = dm.create("d", None, Some("0 8 told old")).await.unwrap();
-        dm.load("d", "0 8 told x\n8 8 told y").await.unwrap();
+        let dev = dm.create("d", None, Some("0 8 recorder old")).await.unwrap();
+        dm.load("d", "0 8 recorder x\n8 8 recorder y").await.unwrap();
         *fail.borrow_mut() = "resume y".into();
         log.borrow_mut().clear();
         let e = dm.resume("d").await.unwrap_err();
         assert_eq!(
             e.to_string(),
-            "d: resume failed, the device stays suspended: line 2: told: on purpose"
+            "d: resume failed, the device stays suspended: line 2: recorder: on purpose"
         );
         assert_eq!(*log.borrow(), ["suspend old", "resume x", "resume y", "suspend x"]);
         let info = dm.info("d").unwrap();
@@ -412,19 +412,19 @@ fn a_failed_resume_leaves_the_device_suspended() {
 }
 
 #[test]
-fn a_target_that_can_not_suspend_is_told_and_stops_a_removal() {
+fn a_target_that_can_not_suspend_stops_a_removal() {
     let bench = Bench::new(1);
-    let (_, fail) = told(&bench);
+    let (_, fail) = recorder(&bench);
     bench.run(|dm, _| async move {
-        dm.create("d", None, Some("0 8 told t")).await.unwrap();
+        dm.create("d", None, Some("0 8 recorder t")).await.unwrap();
         *fail.borrow_mut() = "suspend t".into();
         let e = dm.remove("d", Remove::IfUnused).await.unwrap_err();
-        assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: told: on purpose");
+        assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: recorder: on purpose");
         assert!(dm.info("d").unwrap().suspended);
         // It is asked again: what it could not keep is not dropped by a second try.
         *fail.borrow_mut() = "suspend t".into();
         let e = dm.remove("d", Remove::IfUnused).await.unwrap_err();
-        assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: told: on purpose");
+        assert_eq!(e.to_string(), "d: suspended, but not cleanly: line 1: recorder: on purpose");
         *fail.borrow_mut() = "suspend t".into();
         assert!(dm.suspend("d").await.is_err());
         dm.resume("d").await.unwrap();
@@ -437,9 +437,9 @@ fn a_target_that_can_not_suspend_is_told_and_stops_a_removal() {
 #[test]
 fn force_suspends_the_table_that_it_replaces() {
     let bench = Bench::new(1);
-    let (log, _) = told(&bench);
+    let (log, _) = recorder(&bench);
     bench.run(|dm, _| async move {
-        dm.create("d", None, Some("0 8 told t")).await.unwrap();
+        dm.create("d", None, Some("0 8 recorder t")).await.unwrap();
         let held = dm.open("d").unwrap();
         log.borrow_mut().clear();
         dm.remove("d", Remove::Force).await.unwrap_err();
@@ -451,9 +451,9 @@ fn force_suspends_the_table_that_it_replaces() {
 #[test]
 fn writing_an_attribute_delays_no_read_and_no_suspend() {
     let bench = Bench::new(1);
-    let (log, _) = told(&bench);
+    let (log, _) = recorder(&bench);
     bench.run(|dm, _| async move {
-        dm.create("d", None, Some("0 8 told a")).await.unwrap();
+        dm.create("d", None, Some("0 8 recorder a")).await.unwrap();
         log.borrow_mut().clear();
         let (other, written) = (dm.clone(), Rc::new(Cell::new(false)));
         let done = written.clone();
@@ -475,9 +475,9 @@ fn writing_an_attribute_delays_no_read_and_no_suspend() {
 #[test]
 fn a_message_goes_to_its_sector_and_delays_a_suspend() {
     let bench = Bench::new(1);
-    let (log, _) = told(&bench);
+    let (log, _) = recorder(&bench);
     bench.run(|dm, _| async move {
-        dm.create("d", None, Some("0 8 told a\n8 8 zero")).await.unwrap();
+        dm.create("d", None, Some("0 8 recorder a\n8 8 zero")).await.unwrap();
         let words = |w: &str| w.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(dm.message("d", Sector(7), words("x y")).await.unwrap(), "x+y");
         let e = dm.message("d", Sector(8), words("x y")).await.unwrap_err();

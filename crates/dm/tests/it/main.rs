@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device mapper: tests of its public items, one file for each subject.
 
-mod bare;
 mod common;
 mod flat;
 mod force;
@@ -10,3 +9,4 @@ mod no_alloc;
 mod stacks;
 mod suspended;
 mod targets;
+mod unconfigured;

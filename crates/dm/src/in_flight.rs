@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gate and lock: what a device waits for before it changes.
-use std::cell::{Cell, RefCell};
+//! What is in flight below a device: counted, so that the device can wait for it before it changes.
+use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, OnIoError, Op, Sector, Status, crashing};
-use reactor::{Generation, OnDone, QuiesceCounter, WaitList};
+use block::{Bio, OnIoError, Op, Sector, Status};
+use reactor::{Generation, OnDone, QuiesceCounter};
 
-/// Counts what is in flight below a device and did not go through a flat mapping: bios, and
-/// messages to its targets.
+/// Bios and messages in flight below a device, but for those that a flat mapping has sent: these
+/// the bases count.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct InFlight {
     requests: QuiesceCounter,
     watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
 
-impl Gate {
+impl InFlight {
     pub(crate) fn enter(&self) -> Generation {
         self.requests.enter()
     }
@@ -24,7 +24,7 @@ impl Gate {
     }
 
     /// Counts the bio until it has completed.
-    pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio) -> Bio {
+    pub(crate) fn track(self: &Rc<Self>, mut bio: Bio) -> Bio {
         let tag = Tag { sector: bio.sector, op: bio.op, generation: self.enter() };
         bio.done = reactor::chain(bio.done, self.clone(), tag.pack());
         bio
@@ -42,22 +42,22 @@ impl Gate {
     }
 }
 
-impl OnDone for Gate {
+impl OnDone for InFlight {
     fn on_done(&self, status: Status, tag: u64) {
         let Tag { sector, op, generation } = Tag::unpack(tag);
         self.leave(generation);
-        // Who sent what does not fit, or is not known here, has no faulty device.
+        // These two are mistakes of the sender: the device has no fault.
         if matches!(status, Status::Ok | Status::Invalid | Status::NotSupported) {
             return;
         }
         for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
-            // Its length is not kept; its first sector says in which area it was.
+            // The tag has no room for the length; the first sector is enough to find the area.
             watcher.on_io_error(op, sector, Sector(1), status);
         }
     }
 }
 
-/// What is kept of a bio in flight.
+/// What is known of a bio when it ends.
 struct Tag {
     sector: Sector,
     op: Op,
@@ -75,57 +75,6 @@ impl Tag {
     fn unpack(tag: u64) -> Tag {
         let op = Tag::OPS[usize::try_from(tag >> 1 & 7).expect("three bits")];
         Tag { sector: Sector(tag >> 4), op, generation: Generation::from_tag(tag) }
-    }
-}
-
-/// A mutual exclusion of tasks, which can be withdrawn.
-#[derive(Default)]
-pub(crate) struct Lock {
-    held: Cell<bool>,
-    withdrawn: Cell<bool>,
-    waiters: WaitList,
-}
-
-#[must_use = "the lock is free again when this is dropped"]
-pub(crate) struct Held(Rc<Lock>);
-
-impl Lock {
-    /// Whether who asks for it now would wait.
-    pub(crate) fn is_held(&self) -> bool {
-        self.held.get() && !self.withdrawn.get()
-    }
-
-    /// Waits for the lock. Nothing once it has been withdrawn.
-    pub(crate) async fn acquire(self: Rc<Self>) -> Option<Held> {
-        self.waiters.wait_for(|| self.withdrawn.get() || !self.held.replace(true)).await;
-        if self.withdrawn.get() { None } else { Some(Held(self)) }
-    }
-
-    /// Nobody gets the lock any more. Who holds it learns of it by [`Held::is_withdrawn`].
-    pub(crate) fn withdraw(&self) {
-        self.withdrawn.set(true);
-        self.waiters.wake_all();
-    }
-
-    /// Waits until nobody holds a withdrawn lock.
-    pub(crate) async fn idle(&self) {
-        self.waiters.wait_for(|| !self.held.get()).await;
-    }
-}
-
-impl Held {
-    /// Whether the lock was withdrawn while it was held.
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.0.withdrawn.get()
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.held.set(false);
-        if !crashing() {
-            self.0.waiters.wake_all();
-        }
     }
 }
 

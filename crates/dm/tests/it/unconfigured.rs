@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use crate::common::{Bench, read, write};
 use block::attr::{Kind, Spec, names};
 use block::value::Value;
-use block::{Access, Error, ErrorKind, LocalFuture, Nanos, Status};
-use dm::{Dm, MappedDevice, Remove, SetupAttributes};
+use block::{Access, BlockDevice, Error, ErrorKind, LocalFuture, Nanos, Status};
+use dm::{Dm, Remove, SetupAttributes};
 
 /// `size` makes it a linear device of so many sectors of a RAM disk.
 struct Sized {
@@ -36,7 +36,7 @@ impl SetupAttributes for Sized {
 
     fn set(
         self: Rc<Self>,
-        device: Rc<MappedDevice>,
+        device: Rc<dyn BlockDevice>,
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
@@ -46,7 +46,7 @@ impl SetupAttributes for Sized {
                 return Ok(());
             }
             let dm = self.dm.upgrade().expect("it runs");
-            let name = block::BlockDevice::name(&*device);
+            let name = device.name();
             dm.load(name, &format!("0 {value} linear /ram/a/1024 0")).await?;
             dm.resume(name).await
         })
@@ -54,7 +54,7 @@ impl SetupAttributes for Sized {
 }
 
 #[test]
-fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
+fn attributes_set_up_an_unconfigured_device_and_reset_it() {
     Bench::new(1).run(|dm, _| async move {
         let device = dm.create_unconfigured("d", None, Some(7), Sized::new(&dm)).unwrap();
         let info = device.info();
@@ -66,7 +66,7 @@ fn a_bare_device_is_set_up_by_its_attributes_and_goes_back() {
         assert_eq!(dm.get_attribute("d", "note").await.unwrap(), "hello");
         let e = dm.get_attribute("d", "stat").await.unwrap_err();
         assert_eq!(e.to_string(), "d: no attribute `stat`: there are note, size");
-        // Too large for the disk: it stays bare, with what was set.
+        // Too large for the disk: it stays unconfigured, with what was set.
         let e = dm.set_attribute("d", "size", "2048").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert_eq!(dm.get_attribute("d", "note").await.unwrap(), "hello");

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Suspend, resume and remove: how a device changes its state, and what it waits for before.
+use block::{BlockDevice, Error, UnsavedBlocks};
+
+use super::MappedDevice;
+use crate::context::EventSource;
+use crate::control_lock::ControlGuard;
+
+impl MappedDevice {
+    /// Waits until no other control operation is under way (DM-D3). Fails when the device has been
+    /// removed meanwhile.
+    pub(crate) async fn control(&self) -> Result<ControlGuard, Error> {
+        loop {
+            let lock = self.lock.borrow().clone();
+            if let Some(guard) = lock.acquire().await {
+                self.check_not_removed()?;
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Fails when a removal by force has taken the device from the owner of `guard`.
+    pub(crate) fn check_guard(&self, guard: &ControlGuard) -> Result<(), Error> {
+        if !guard.is_withdrawn() {
+            return Ok(());
+        }
+        let name = self.name();
+        Err(Error::busy(format!("{name}: its tables were replaced by `remove --force` meanwhile")))
+    }
+
+    /// Stops bios, waits for those below, and suspends the targets. The caller holds the lock.
+    ///
+    /// After an error of a target the device is suspended all the same.
+    pub(crate) async fn suspend(&self, guard: &ControlGuard) -> Result<(), Error> {
+        if !self.lifecycle.begin_suspend() {
+            return Ok(());
+        }
+        if let Some(dm) = self.dm.upgrade() {
+            dm.withdraw_flats(self).await;
+        }
+        let in_flight = self.drain.live.borrow().clone();
+        in_flight.quiesced().await;
+        self.flat.bases_quiesced().await;
+        self.check_guard(guard)?;
+        self.flat.take_previous_bases();
+        let live = self.live();
+        let result = match &live {
+            Some(table) => table.suspend().await,
+            None => Ok(()),
+        };
+        self.check_guard(guard)?;
+        self.lifecycle.end_suspend(result.is_ok());
+        result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
+    }
+
+    /// Makes an inactive table live, and lets bios go. The caller holds the lock.
+    ///
+    /// After an error the device is suspended, with both slots as before.
+    pub(crate) async fn resume(
+        &self,
+        guard: &ControlGuard,
+        force: Option<&str>,
+    ) -> Result<(), Error> {
+        let Some(new) = self.inactive() else {
+            if !self.lifecycle.is_suspended() {
+                return Ok(());
+            }
+            return self.resume_live(guard).await;
+        };
+        if new.entries.is_empty() {
+            let name = self.name();
+            return Err(Error::invalid(format!(
+                "{name}: the table has no line: START_SECTOR LENGTH_SECTORS TARGET_TYPE \
+                 [ARGUMENTS] is needed"
+            )));
+        }
+        self.check_settled()?;
+        let was_suspended = self.lifecycle.is_suspended();
+        self.suspend(guard).await?;
+        let hides = self.check_hidden(&new, was_suspended, force).await;
+        self.check_guard(guard)?;
+        if let Err(e) = hides {
+            if !was_suspended {
+                self.resume_live(guard).await?;
+            }
+            return Err(e);
+        }
+        // DM-D2: suspended, so the old table has nothing in flight and has settled its state.
+        let resumed = new.resume_after(self.live()).await;
+        if let Err(e) = self.check_guard(guard) {
+            // It can't go live any more: its targets give back what they have taken.
+            return match new.suspend().await {
+                Ok(()) => Err(e),
+                Err(also) => Err(e.because(also)),
+            };
+        }
+        resumed.map_err(|e| self.stays_suspended(e))?;
+        new.refresh_limits();
+        self.set_inactive(None);
+        let old = self.tables.live.replace(Some(new));
+        drop(old);
+        self.unblock();
+        Ok(())
+    }
+
+    /// Lets bios go on to the live table of before. The caller holds the lock.
+    pub(crate) async fn resume_live(&self, guard: &ControlGuard) -> Result<(), Error> {
+        let none = || Error::invalid(format!("{}: no table to resume: load one", self.name()));
+        let live = self.live().ok_or_else(none)?;
+        let resumed = live.resume().await;
+        self.check_guard(guard)?;
+        resumed.map_err(|e| self.stays_suspended(e))?;
+        live.refresh_limits();
+        self.unblock();
+        Ok(())
+    }
+
+    /// The error of a resume; a device that never had a live table (`create`) does not stay.
+    fn stays_suspended(&self, e: Error) -> Error {
+        if self.tables.live.borrow().is_none() {
+            return e.within(self.name());
+        }
+        e.within(format!("{}: resume failed, the device stays suspended", self.name()))
+    }
+
+    /// Lets bios pass, those first that waited.
+    pub(super) fn unblock(&self) {
+        self.lifecycle.activate();
+        if let Some(dm) = self.dm.upgrade() {
+            dm.refresh_flats(self);
+        }
+        // No await from here on, so nothing can overtake the bios that waited.
+        self.waiting.send(|bio| self.submit(bio));
+    }
+
+    /// Removes the device: suspends it and drops its tables. The caller holds the lock. Returns
+    /// what its caches hold and their origins do not.
+    ///
+    /// After an error of a target the device stays, suspended.
+    pub(crate) async fn retire(&self, guard: &ControlGuard) -> Result<Vec<UnsavedBlocks>, Error> {
+        self.lifecycle.begin_removal();
+        if let Err(e) = self.suspend(guard).await {
+            // After a removal by force it is that which decides whether the device stays.
+            self.check_guard(guard)?;
+            self.lifecycle.cancel_removal();
+            return Err(e);
+        }
+        let unsaved = self.unsaved().await;
+        self.check_guard(guard)?;
+        self.finish_removal();
+        Ok(unsaved)
+    }
+
+    /// The last step of a removal: nothing is in flight below, but for tables that were replaced by
+    /// force.
+    pub(crate) fn finish_removal(&self) {
+        self.lifecycle.finish_removal();
+        self.tables.clear();
+        self.fail_waiting();
+        self.raise_event();
+    }
+}

@@ -116,14 +116,15 @@ impl Writer {
             }
             let mut outcome = Ok(());
             let mut first_change = false;
-            for part in parts {
-                let written = part.io.await;
+            // By reference: a part is large to move.
+            for part in &mut parts {
+                let written = (&mut part.io).await;
                 if self.store.has_fault(Fault::RecordBeforeData) {
                     continue;
                 }
                 if written.is_err() {
                     // Nothing refers to these slots: the blocks keep what they held before.
-                    part.slots.for_each(|slot| self.store.slots.borrow_mut().abandon(slot));
+                    part.slots.clone().for_each(|slot| self.store.slots.borrow_mut().abandon(slot));
                     outcome = outcome.and(written);
                     continue;
                 }

@@ -63,6 +63,10 @@ pub(crate) struct DeviceConfig {
     pub(crate) table: Option<String>,
     /// The token of an earlier refusal of the table.
     pub(crate) force: Option<String>,
+    /// Whether the daemon starts without it when it can't be created.
+    pub(crate) optional: bool,
+    /// Attributes to set once it is created, with their values, in this order.
+    pub(crate) attributes: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
@@ -91,6 +95,11 @@ struct Device {
     force: Option<String>,
     #[serde(default)]
     zram: bool,
+    #[serde(default)]
+    optional: bool,
+    /// In the order of the file.
+    #[serde(default)]
+    attributes: toml::Table,
 }
 
 impl Config {
@@ -147,7 +156,16 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
                 return Err(invalid(format!("{place}: device {name}: {wanted}")));
             }
         };
-        devices.push(DeviceConfig { place, name, uuid: d.uuid, table, force: d.force });
+        let attributes = d.attributes.into_iter().map(|(attribute, value)| {
+            let text = attribute_text(&value).ok_or_else(|| {
+                let allowed = "a string, a whole number, true or false is allowed";
+                invalid(format!("{place}: device {name}: attribute {attribute}: {allowed}"))
+            });
+            text.map(|text| (attribute, text))
+        });
+        let attributes = attributes.collect::<Result<_, Failure>>()?;
+        let (uuid, force, optional) = (d.uuid, d.force, d.optional);
+        devices.push(DeviceConfig { place, name, uuid, table, force, optional, attributes });
     }
     let serve = ServeArgs {
         nbd: file.nbd,
@@ -161,6 +179,27 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         shutdown_timeout: file.shutdown_timeout,
     };
     Ok(Config { serve, devices })
+}
+
+/// `failure` with the device's name before it, once.
+pub(crate) fn of_device(name: &str, mut failure: Failure) -> Failure {
+    if let Some(rest) = failure.message.strip_prefix(&format!("{name}: ")) {
+        failure.message = rest.into();
+    }
+    failure.within(format!("device {name}"))
+}
+
+/// The value as `millpond set` takes it. None for what no attribute has.
+fn attribute_text(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Boolean(flag) => Some(u8::from(*flag).to_string()),
+        toml::Value::Float(_)
+        | toml::Value::Datetime(_)
+        | toml::Value::Array(_)
+        | toml::Value::Table(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -190,8 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn attributes_keep_the_order_of_the_file() {
+        let config = read(
+            "[[device]]\nname = 'z'\nzram = true\noptional = true\n[device.attributes]\n\
+             comp_algorithm = 'zstd'\nmem_limit = 4096\nuse_dedup = true\ndisksize = '1G'\n\
+             [[device]]\nname = 'a'\ntable = '0 8 zero'",
+        )
+        .unwrap();
+        let pairs = [
+            ("comp_algorithm", "zstd"),
+            ("mem_limit", "4096"),
+            ("use_dedup", "1"),
+            ("disksize", "1G"),
+        ];
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(config.devices[0].attributes, pairs);
+        assert!(config.devices[0].optional);
+        assert!(!config.devices[1].optional && config.devices[1].attributes.is_empty());
+    }
+
+    #[test]
     fn errors_name_file_line_and_what_is_allowed() {
         for (text, parts) in [
+            (
+                "[[device]]\nname = 'a'\ntable = ''\nattributes = { x = 1.5 }",
+                ["line 2: device a: attribute x: ", "a string, a whole number"],
+            ),
             ("nbd = [", ["pond.toml: line 1", ""]),
             ("\ncolour = 1", ["line 2: unknown field `colour`", "default_export"]),
             ("[[device]]\nname = 'a'", ["line 2: device a: ", "`table` or `zram = true`"]),

@@ -20,12 +20,15 @@ use tokio::sync::watch;
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
+use crate::config_check;
 use crate::core_thread::{CoreHandle, CoreThreads};
 use crate::engine::Engine;
 use crate::fuse_host::FuseExport;
 use crate::http::{Connections, Listener, serve};
 use crate::io_failure::io_failure;
 use crate::memory;
+use crate::output::print;
+use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
 use crate::units::time;
@@ -206,7 +209,7 @@ impl Daemon {
     }
 }
 
-fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
+pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     let Some(text) = text else { return Ok(SHUTDOWN) };
     let invalid = |e: &str| {
         let message = format!("--shutdown-timeout {text}: {e}");
@@ -216,25 +219,22 @@ fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
+/// Creates the devices of a config, in order. One that is optional and fails is left out.
 async fn create(core: &CoreHandle, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
-    let new = |d: &DeviceConfig| api::Create {
-        name: d.name.clone(),
-        uuid: d.uuid.clone(),
-        minor: None,
-        table: d.table.clone(),
-        force: d.force.clone(),
-        zram: d.table.is_none(),
-    };
-    let all: Vec<api::Create> = devices.iter().map(new).collect();
-    let done = core.call(async move |e: Rc<Engine>| e.create_all(all).await).await?;
-    done.map_err(|(nth, mut failure)| {
-        let DeviceConfig { place, name, .. } = &devices[nth];
-        // The message may begin with the device's name: it is named once.
-        if let Some(rest) = failure.message.strip_prefix(&format!("{name}: ")) {
-            failure.message = rest.into();
+    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(START_RETRY_TIME)).await?;
+    for device in devices {
+        let (place, optional) = (device.place.clone(), device.optional);
+        let created = core.call(async move |e: Rc<Engine>| e.create_configured(device).await);
+        match created.await? {
+            Ok(()) => {}
+            Err(failure) if optional => {
+                let failure = failure.within(&place);
+                tracing::error!("{failure}: it is optional: the daemon starts without it");
+            }
+            Err(failure) => return Err(failure.within(place)),
         }
-        failure.within(format!("{place}: device {name}"))
-    })
+    }
+    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(Nanos::ZERO)).await
 }
 
 fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
@@ -288,6 +288,25 @@ fn ignore_hangups() -> Result<(), Failure> {
         }
     });
     Ok(())
+}
+
+/// `millpond daemon --check-config`: prints all that is wrong with a configuration, or that it is
+/// right. Returns the exit code.
+///
+/// # Errors
+/// When the check itself can't run.
+pub async fn check(config: Config, file: &Path) -> Result<u8, Failure> {
+    let devices = config.devices.len();
+    let problems = config_check::problems(config).await?;
+    for problem in &problems {
+        eprintln!("millpond: {}", plain(&problem.to_string()));
+    }
+    if let Some(first) = problems.first() {
+        return Ok(first.exit_code());
+    }
+    let counted = if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") };
+    print(&format!("{}: {counted}, no error found\n", file.display()))?;
+    Ok(EXIT_DONE)
 }
 
 /// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code says only whether all devices

@@ -22,6 +22,7 @@ use uring::Files;
 
 use crate::addr::Addr;
 use crate::claims::Claims;
+use crate::config::{DeviceConfig, of_device};
 use crate::exported::ExportedDevice;
 use crate::exports::DmExports;
 use crate::leaf_word::{LeafWord, is_leaf_word, parse};
@@ -128,16 +129,19 @@ impl Engine {
         }
     }
 
-    /// Creates the devices of a config, in order; a failure comes with the index of its device.
-    pub(crate) async fn create_all(
-        &self,
-        devices: Vec<api::Create>,
-    ) -> Result<(), (usize, Failure)> {
-        self.leaves.set_retry_time(START_RETRY_TIME);
-        for (nth, device) in devices.into_iter().enumerate() {
-            self.create(device, &|| true).await.map_err(|failure| (nth, failure))?;
+    /// Creates a device of the configuration file and sets its attributes. After an error there is
+    /// no such device.
+    pub(crate) async fn create_configured(&self, device: DeviceConfig) -> Result<(), Failure> {
+        let DeviceConfig { name, uuid, table, force, attributes, .. } = device;
+        let (new, zram) = (name.clone(), table.is_none());
+        let new = api::Create { name: new, uuid, minor: None, table, force, zram };
+        self.create(new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
+        for (attribute, value) in &attributes {
+            if let Err(failure) = self.set_attribute(&name, attribute, value).await {
+                self.remove(&name, Remove::IfUnused, None, &|| true).await?;
+                return Err(of_device(&name, failure));
+            }
         }
-        self.leaves.set_retry_time(Nanos::ZERO);
         Ok(())
     }
 

@@ -20,6 +20,7 @@
 mod addr;
 mod claims;
 mod config;
+mod config_check;
 mod core_thread;
 mod daemon;
 mod engine;
@@ -49,7 +50,7 @@ mod worker_threads;
 mod zram_factory;
 
 pub use config::{Config, ServeArgs};
-pub use daemon::{abort_on_panic, run as run_daemon};
+pub use daemon::{abort_on_panic, check as check_config, run as run_daemon};
 pub use io_failure::io_failure;
 pub use leaf_word::PMEM;
 pub use leaves::{Leaves, SharedLeaf};

@@ -94,6 +94,8 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
         uuid: None,
         table: Some(table),
         force: None,
+        optional: false,
+        attributes: Vec::new(),
     };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
     let config = Config { devices: vec![device], serve };

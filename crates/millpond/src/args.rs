@@ -69,6 +69,7 @@ kept for local sockets (docs/nbd.md).
 Examples:
   millpond daemon --run-dir ~/pond
   millpond daemon --config /etc/millpond.toml
+  millpond daemon --config /etc/millpond.toml --check-config
   millpond daemon --nbd 127.0.0.1:10809 --default-export wc
   millpond daemon --fuse /srv/pond
   millpond daemon --cores 4")]
@@ -76,6 +77,10 @@ pub(crate) struct DaemonArgs {
     /// Create these devices at start (TOML, docs/config.md); options given here win
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Check the configuration file and exit: print each error with its line, or that there is
+    /// none. No device is made and no file is changed or locked; a running daemon is not disturbed
+    #[arg(long, requires = "config")]
+    pub(crate) check_config: bool,
     #[command(flatten)]
     pub(crate) serve: ServeArgs,
 }

@@ -14,6 +14,7 @@ mod args;
 #[cfg(test)]
 mod help_tests;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -60,14 +61,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         abort_on_panic();
     }
     match cli.verb {
-        Verb::Daemon(DaemonArgs { config, serve }) => {
-            let runtime = runtime()?;
-            let run_dir = RunDir::choose(run_dir)?;
-            let config =
-                config.map_or_else(|| Ok(Config::default()), |file| Config::read(&file))?;
-            let daemon = host::run_daemon(&run_dir, config.with_options(serve));
-            runtime.block_on(daemon).map_err(|f| f.within("daemon"))
-        }
+        Verb::Daemon(args) => run_daemon(args, run_dir),
         Verb::Run(args) => {
             let command = host::run_command(&args, run_dir);
             runtime()?.block_on(command).map_err(|f| f.within("run"))
@@ -85,4 +79,19 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             runtime.block_on(cli::control_daemon(&client, verb)).map(|()| EXIT_DONE)
         }
     }
+}
+
+fn run_daemon(args: DaemonArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let DaemonArgs { config: file, check_config, serve } = args;
+    let runtime = runtime()?;
+    let config = match &file {
+        Some(file) => Config::read(file)?,
+        None => Config::default(),
+    };
+    let config = config.with_options(serve);
+    let done = match file {
+        Some(file) if check_config => runtime.block_on(host::check_config(config, &file)),
+        _ => runtime.block_on(host::run_daemon(&RunDir::choose(run_dir)?, config)),
+    };
+    done.map_err(|f| f.within("daemon"))
 }

@@ -5,6 +5,7 @@
 mod api;
 mod bench;
 mod common;
+mod config;
 mod control;
 mod dmsetup;
 mod docs;

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Checks a configuration without making its devices: `daemon --check-config`.
+//!
+//! ```text
+//!   options      addresses, memory, times             as at start
+//!   [[device]]   table ─▶ constructor of each target over stand-ins of its devices
+//!                attributes ─▶ names and values by the target's table
+//! ```
+//!
+//! A stand-in has the size of what it stands for and fails each request. So nothing is opened for
+//! writing, locked or changed, and a daemon that is at work on the same files is not disturbed.
+//! What only the contents of a device or its owner can show is not found: the superblock of a cache
+//! that does not fit, a file in use, a server that does not answer.
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use block::attr::{self, Manual, Spec};
+use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Sector, Status};
+use control::Failure;
+use dm::{Dm, Line, Remove, Resolver};
+
+use crate::addr::Addr;
+use crate::config::{Config, DeviceConfig, of_device};
+use crate::core_thread::CoreHandle;
+use crate::daemon::shutdown_time;
+use crate::engine::Engine;
+use crate::leaf_word::{LeafWord, OwnMount, file_error, parse};
+use crate::{memory, targets};
+
+/// Returns all that is wrong with a configuration, in the order of the file.
+///
+/// # Errors
+/// When the check itself can't run.
+pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
+    let Config { serve, devices } = config;
+    let mut found = Vec::new();
+    let addresses = serve.nbd.iter().map(|text| ("--nbd", text));
+    for (option, text) in addresses.chain(serve.http.iter().map(|text| ("--http", text))) {
+        found.extend(Addr::parse(option, text, serve.allow_remote).err());
+    }
+    found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());
+    found.extend(memory::set(serve.memory.as_deref()).err());
+    if let Some(name) = &serve.default_export
+        && !devices.iter().any(|device| device.name == *name)
+    {
+        let text = format!("default_export `{name}`: no device of the file has this name");
+        found.push(Error::not_found(text).into());
+    }
+    let started = CoreHandle::start(None, serve.cores.unwrap_or(1)).or_else(|failure| {
+        found.push(failure);
+        CoreHandle::start(None, 1)
+    });
+    let (core, threads) = started?;
+    let problems = core.call(async move |engine: Rc<Engine>| check_devices(&engine, devices).await);
+    found.extend(problems.await?);
+    core.end().await;
+    threads.join();
+    Ok(found)
+}
+
+async fn check_devices(engine: &Engine, devices: Vec<DeviceConfig>) -> Vec<Failure> {
+    let sizes = Rc::new(RefCell::new(BTreeMap::new()));
+    let mut found = Vec::new();
+    for device in devices {
+        let within = |e: Error| of_device(&device.name, e.into()).within(&device.place);
+        let lines = match &device.table {
+            Some(table) => match dm::parse(table) {
+                Ok(lines) => Some(lines),
+                Err(e) => {
+                    found.push(within(e));
+                    None
+                }
+            },
+            None => Some(Vec::new()),
+        };
+        if let (Some(table), Some(_)) = (&device.table, &lines) {
+            let constructed = construct(engine, &sizes, &device.name, table).await;
+            found.extend(constructed.err().map(within));
+        }
+        if let Some(lines) = lines {
+            let size = lines.last().map_or(Sector::ZERO, |line| line.start + line.len);
+            found.extend(check_attributes(&device, &lines).into_iter().map(within));
+            sizes.borrow_mut().insert(device.name, size);
+        }
+    }
+    found
+}
+
+type Sizes = Rc<RefCell<BTreeMap<String, Sector>>>;
+
+/// Has each target of a table constructed, in a device mapper of its own.
+async fn construct(engine: &Engine, sizes: &Sizes, name: &str, table: &str) -> Result<(), Error> {
+    let dm = Dm::new(Rc::new(StandIns(sizes.clone())));
+    targets::register_targets(&dm, &engine.leaves, &[block::CoreId(0)]);
+    drop(dm.create(name, None, None).await?);
+    let loaded = dm.load(name, table).await;
+    dm.remove(name, Remove::IfUnused).await?;
+    loaded
+}
+
+/// Checks names and values of attributes by the tables of the targets that the device has.
+fn check_attributes(device: &DeviceConfig, lines: &[Line]) -> Vec<Error> {
+    let is_of = |manual: &&'static Manual| match device.table {
+        Some(_) => lines.iter().any(|line| line.kind == manual.name),
+        None => manual.name == zram::MANUAL.name,
+    };
+    let specs: Vec<&'static Spec> =
+        targets::manuals().into_iter().filter(is_of).flat_map(|manual| (manual.specs)()).collect();
+    let check = |(name, value): &(String, String)| {
+        let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
+            return Some(attr::unknown("attributes", name, &attr::names(&specs)));
+        };
+        if !spec.access.writes() {
+            return Some(attr::read_only(name));
+        }
+        spec.parse(value).err()
+    };
+    device.attributes.iter().filter_map(check).collect()
+}
+
+/// Finds a stand-in for each word of a table.
+struct StandIns(Sizes);
+
+impl Resolver for StandIns {
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let opened = self.find(word).map(|capacity| {
+            let (name, limits) = (word.to_owned(), Limits::new(capacity));
+            Rc::new(StandIn { name, limits }) as Rc<dyn BlockDevice>
+        });
+        Box::pin(async move { opened })
+    }
+}
+
+impl StandIns {
+    /// Size of what `word` names.
+    fn find(&self, word: &str) -> Result<Sector, Error> {
+        if let Some(size) = self.0.borrow().get(word) {
+            return Ok(*size);
+        }
+        match parse(word)? {
+            LeafWord::Path(path) | LeafWord::Pmem(path) => {
+                OwnMount::default().check_openable(word)?;
+                length(&path).map_err(|e| file_error(&e, word))
+            }
+            LeafWord::Mem(size) | LeafWord::Null(size) => Ok(size),
+            // Only its server knows.
+            LeafWord::Nbd(_) => Ok(dm::SECTORS_MAX),
+        }
+    }
+}
+
+/// Of a file or a block device. A DAX device does not tell it before it is mapped.
+fn length(path: &Path) -> std::io::Result<Sector> {
+    let mut file = std::fs::File::open(path)?;
+    if file.metadata()?.file_type().is_char_device() {
+        return Ok(dm::SECTORS_MAX);
+    }
+    file.seek(SeekFrom::End(0)).map(Sector::from_bytes)
+}
+
+/// Has the size of another device and fails each request.
+#[derive(Debug)]
+struct StandIn {
+    name: String,
+    limits: Limits,
+}
+
+impl BlockDevice for StandIn {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        bio.complete(Status::Io);
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The configuration file: devices that may be missing, attributes, and the check without a start.
+
+use std::path::Path;
+
+use crate::common::{CommandOutput, Daemon, MILLPOND, file_in, folder, start_fails};
+
+const START: [&str; 2] = ["--config", "millpond.toml"];
+
+/// A folder with a configuration and a disk of 16 MiB, `disk.img`.
+fn with_config(text: &str) -> tempfile::TempDir {
+    let dir = folder();
+    std::fs::write(dir.path().join("millpond.toml"), text).unwrap();
+    file_in(dir.path(), "disk.img", 16);
+    dir
+}
+
+fn check(dir: &Path) -> CommandOutput {
+    let mut command = std::process::Command::new(MILLPOND);
+    command.args(["daemon", "--check-config"]).args(START).current_dir(dir);
+    command.output().unwrap().into()
+}
+
+#[test]
+fn the_daemon_starts_without_an_optional_device_that_is_missing() {
+    let dir = with_config(
+        "[[device]]\nname = 'gone'\noptional = true\ntable = '0 8 linear ./gone.img 0'\n\
+         [[device]]\nname = 'above'\noptional = true\ntable = '0 8 linear gone 0'\n\
+         [[device]]\nname = 'here'\ntable = '0 8 linear ./disk.img 0'\n",
+    );
+    let daemon = Daemon::start_in(dir, &START);
+    assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 1);
+    assert!(daemon.cli(&["info", "here"]).ok().contains("LIVE"));
+    daemon.signal("-TERM");
+    let (status, _, _) = daemon.wait();
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_missing_device_that_is_not_optional_keeps_the_daemon_down() {
+    let dir = with_config("[[device]]\nname = 'gone'\ntable = '0 8 linear ./gone.img 0'\n");
+    let (code, log) = start_fails(dir.path(), &START);
+    assert_eq!(code, Some(3), "{log}");
+    assert!(log.contains("line 2: device gone: line 1: linear: "), "{log}");
+    assert!(log.contains("gone.img"), "{log}");
+}
+
+#[test]
+fn attributes_are_set_in_the_order_of_the_file() {
+    let dir = with_config(
+        "[[device]]\nname = 'ram'\nzram = true\n[device.attributes]\ncomp_algorithm = 'zstd'\n\
+         disksize = '64M'\nmem_limit = '32M'\n\
+         [[device]]\nname = 'wc'\ntable = '0 8192 writecache s ./disk.img ./cache.img 4096 0'\n\
+         attributes = { autocommit_blocks = 17, cleaner = true }\n",
+    );
+    file_in(dir.path(), "cache.img", 8);
+    let daemon = Daemon::start_in(dir, &START);
+    assert_eq!(daemon.cli(&["get", "ram", "disksize"]).ok().trim(), "67108864");
+    assert!(daemon.cli(&["get", "ram", "comp_algorithm"]).ok().contains("[zstd]"));
+    assert_eq!(daemon.cli(&["get", "wc", "autocommit_blocks"]).ok().trim(), "17");
+    assert_eq!(daemon.cli(&["get", "wc", "cleaner"]).ok().trim(), "1");
+}
+
+#[test]
+fn an_attribute_that_is_refused_names_its_device_and_line() {
+    let device = "name = 'ram'\nzram = true\nattributes = { disksize = 'big' }\n";
+    let dir = with_config(&format!("[[device]]\n{device}"));
+    let (code, log) = start_fails(dir.path(), &START);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("millpond.toml: line 2: device ram: "), "{log}");
+    assert!(log.contains("disksize"), "{log}");
+    // An optional device without its attributes is not there at all.
+    let dir = with_config(&format!("[[device]]\noptional = true\n{device}"));
+    let daemon = Daemon::start_in(dir, &START);
+    assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n");
+}
+
+#[test]
+fn a_check_of_a_good_file_disturbs_no_running_daemon() {
+    let dir = with_config(
+        "default_export = 'wc'\n\
+         [[device]]\nname = 'low'\ntable = '0 32768 linear ./disk.img 0'\n\
+         [[device]]\nname = 'wc'\ntable = '0 32768 writecache s low ./cache.img 4096 0'\n\
+         [[device]]\nname = 'ram'\nzram = true\nattributes = { disksize = '1G' }\n",
+    );
+    file_in(dir.path(), "cache.img", 8);
+    let daemon = Daemon::start_in(dir, &START);
+    let files = ["disk.img", "cache.img"].map(|name| daemon.dir.path().join(name));
+    let before = files.clone().map(|file| std::fs::read(file).unwrap());
+    assert_eq!(check(daemon.dir.path()).ok(), "millpond.toml: 3 devices, no error found\n");
+    assert!(before == files.map(|file| std::fs::read(file).unwrap()));
+    assert!(daemon.cli(&["info", "wc"]).ok().contains("LIVE"));
+}
+
+#[test]
+fn a_check_makes_nothing() {
+    let dir = with_config("[[device]]\nname = 'd'\ntable = '0 8 linear ./disk.img 0'\n");
+    let names = || {
+        let entries = std::fs::read_dir(dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    check(dir.path()).ok();
+    assert_eq!(names(), before);
+}
+
+#[test]
+fn a_check_reports_every_error_with_its_line() {
+    let dir = with_config(
+        "default_export = 'nobody'\nnbd = ['0.0.0.0:10809']\ncores = 17\n\
+         [[device]]\nname = 'a'\ntable = '0 8 nothing'\n\
+         [[device]]\nname = 'b'\ntable = '0 8 linear ./gone.img 0'\n\
+         [[device]]\nname = 'c'\ntable = '0 65536 linear ./disk.img 0'\n\
+         [[device]]\nname = 'd'\ntable = '0 8 linear c 65532'\n\
+         [[device]]\nname = 'e'\ntable = '0 8 writecache s ./disk.img mem:8M 4096 1 bloks'\n\
+         [[device]]\nname = 'f'\nzram = true\n\
+         attributes = { disk_size = '1G', mm_stat = 1, mem_limit = 'x' }\n",
+    );
+    let text = check(dir.path()).failed(1);
+    let wanted = [
+        "--nbd 0.0.0.0:10809: ",
+        "default_export `nobody`: ",
+        "--cores 17: ",
+        "line 5: device a: line 1: nothing: unknown target type",
+        "line 8: device b: line 1: linear: ",
+        "line 11: device c: line 1: linear: ",
+        "line 14: device d: line 1: linear: ",
+        "line 17: device e: line 1: writecache: Invalid optional argument `bloks`",
+        "line 20: device f: attributes: no attribute `disk_size`: did you mean",
+        "line 20: device f: attribute `mm_stat` is read-only",
+        "line 20: device f: mem_limit",
+    ];
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), wanted.len(), "{text}");
+    for (line, wanted) in lines.iter().zip(wanted) {
+        assert!(line.starts_with("millpond: ") && line.contains(wanted), "{wanted}: {text}");
+    }
+}

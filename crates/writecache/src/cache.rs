@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache at work: it serves bios, and its background tasks run while it is not suspended.
+//! A cache in use: it serves bios, and its background tasks run while it is not suspended.
 //!
 //! ```text
 //!   Cache ─▶ Writer ─▶ Reader ─▶ Writeback ─▶ Store ─▶ map
@@ -12,26 +12,26 @@ use crate::config::{Tuning, ZEROES_CACHED_BYTES_MAX};
 use crate::events::io_failed;
 use crate::origin::Origin;
 use crate::planted::Fault;
-use crate::recovery::Recovered;
+use crate::recovery::RecoveredCache;
 use crate::store::Store;
 use crate::writeback::Writeback;
 use crate::writer::Writer;
 
-/// One cache at work. Everything in here belongs to one core.
+/// One cache in use. All of it belongs to one core.
 pub(crate) struct Cache {
     pub(crate) store: Rc<Store>,
     pub(crate) writeback: Rc<Writeback>,
     pub(crate) writer: Writer,
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
-    /// What the map has of the core's budget.
+    /// The memory of the map, reserved from the core's budget.
     _memory: Reservation,
 }
 
 impl Cache {
     /// The cache that recovery has found, for `origin`.
-    pub(crate) fn new(recovered: Recovered, origin: Rc<dyn BlockDevice>) -> Cache {
-        let Recovered { config, device, blocks, media, slots, memory } = recovered;
+    pub(crate) fn new(recovered: RecoveredCache, origin: Rc<dyn BlockDevice>) -> Cache {
+        let RecoveredCache { config, device, blocks, media, slots, memory } = recovered;
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::device_limits::limits(&config, &*origin, &*device, capacity);
         let store = Rc::new(Store::new(config, device, media, slots));
@@ -44,15 +44,16 @@ impl Cache {
         self.store.tuning()
     }
 
-    /// Makes the cache fit for use after recovery: the origin has durably what an earlier process
-    /// left there, and the log has room.
+    /// Prepares the cache for use after recovery: makes durable what an earlier process wrote to
+    /// the origin, and makes room in the log.
     pub(crate) async fn prepare(&self, tuning: Tuning) -> Result<(), Status> {
         let wb = &self.writeback;
-        // WC-A1: a process that was killed may have left writes around in a cache of the origin.
+        // WC-A1: writes around the cache of a process that was killed may be in a volatile cache of
+        // the origin.
         wb.flush_origin(Class::Foreground, wb.origin_flush_errors()).await?;
         wb.tune(tuning);
         wb.write_zeroes_without_order().await?;
-        // Crash after crash could use up what the log keeps for the end of a checkpoint.
+        // Repeated crashes could use up the reserve of the log.
         if self.store.is_checkpoint_due() || self.store.media.is_checkpoint_required() {
             self.store.checkpoint().await?;
             self.store.slots.borrow_mut().free_after_checkpoint();
@@ -83,8 +84,8 @@ impl Cache {
         self.store.life.stopping.get()
     }
 
-    /// Ends the background tasks and makes durable what has completed, after a `flush` if
-    /// `with_flush`.
+    /// Ends the background tasks and makes completed writes durable. With `with_flush` all dirty
+    /// blocks are written back first.
     pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
         let (store, wb, life) = (&self.store, &self.writeback, &self.store.life);
         let flushed = if with_flush { wb.write_back_all().await } else { Ok(()) };
@@ -108,7 +109,7 @@ impl Cache {
         flushed.and(outcome.map_err(io_failed))
     }
 
-    /// The device goes away: its tasks end by themselves.
+    /// The device is dropped: its tasks end by themselves.
     pub(crate) fn abandon(&self) {
         self.store.life.stopping.set(true);
         self.store.life.quiesced.set(true);
@@ -117,28 +118,28 @@ impl Cache {
         }
     }
 
-    /// The edges of a bio that is not of whole blocks, and no read, are merged. None if that leaves
-    /// whole blocks to be handled.
+    /// Merges the edges of a change that does not cover whole blocks. Returns `None` if whole
+    /// blocks are left, which the caller must pass to `handle`.
     pub(crate) async fn handle_edges(&self, bio: &mut Bio) -> Option<Status> {
         if let Err(status) = self.limits.check(bio) {
             return Some(status);
         }
-        let began = self.writeback.request_begins();
+        let began = self.writeback.begin_request();
         let merged = self.writer.merge_edges(bio).await;
         if merged == Ok(true) {
             return None;
         }
         self.store.unflushed.changed(bio.opener);
-        self.writeback.request_ended(bio, began);
+        self.writeback.end_request(bio, began);
         Some(merged.map(drop).into())
     }
 
-    /// A bio of whole blocks.
+    /// Handles a bio of whole blocks.
     pub(crate) async fn handle(&self, bio: &Bio) -> Status {
         if let Err(status) = self.limits.check(bio) {
             return status;
         }
-        let began = self.writeback.request_begins();
+        let began = self.writeback.begin_request();
         let outcome = match bio.op {
             Op::Read => self.writer.reader.read(bio).await,
             Op::Write => {
@@ -163,16 +164,16 @@ impl Cache {
                 cleared
             }
         };
-        self.writeback.request_ended(bio, began);
+        self.writeback.end_request(bio, began);
         outcome.into()
     }
 
-    /// A discard, or zeroes.
+    /// Handles a discard or WRITE_ZEROES.
     async fn clear_sectors(&self, bio: &Bio) -> Result<(), Status> {
         let are_zeroes = bio.op == Op::WriteZeroes;
         match self.store.config.ordered {
             true if are_zeroes => self.writer.write_zeroes_in_order(bio).await,
-            // Nothing goes around the cache: the origin is written in the order of epochs only.
+            // Discards go to the origin at once, which ordered mode does not allow.
             true => Err(Status::NotSupported),
             false if are_zeroes && bio.len.bytes() <= ZEROES_CACHED_BYTES_MAX => {
                 self.writer.write_zero_blocks(bio).await

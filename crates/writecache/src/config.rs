@@ -3,8 +3,8 @@
 //! the kernel's names, ranges and error texts.
 //!
 //! Invariant
-//! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as the table
-//!   said.
+//! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as in the table
+//!   line.
 use block::attr::Given;
 use block::{Error, Nanos, Planted, Sector};
 use format::BLOCK_LIMIT;
@@ -12,19 +12,19 @@ use format::BLOCK_LIMIT;
 use crate::options::{OPTIONS, Options};
 use crate::planted::Fault;
 
-/// Default limit of blocks under writeback at once, in bytes: enough to keep any drive's queue
-/// full, little enough to be no burden in memory. The kernel's 65536 blocks would be 256 MiB.
+/// Default limit of blocks under writeback, in bytes. Chosen: it fills the queue of any drive and
+/// takes little memory. The kernel's 65536 blocks would be 256 MiB.
 const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
-/// How much of the origin in a row is of one part of a divided cache: far more than the largest
-/// request, so that few are split, and than a run of writeback; little enough that clients with
-/// some locality keep all parts busy. Recorded on the media. Chosen.
+/// Length of a chunk of the origin, which belongs to one part of a divided cache. Chosen: much
+/// longer than the largest request, so that few are split, and than a run of writeback; and so
+/// short that clients with some locality use all parts. Stored on the media.
 const CHUNK: Sector = Sector::from_bytes(32 << 20);
-/// Zeroes up to this length go through the cache; longer ranges would only push data out of it.
+/// Zeroes up to this length are written to the cache; longer ranges would only displace data.
 pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
-/// With epochs zeroes up to this length are data: a longer range is an epoch, and that costs a
-/// flush of the origin. Chosen: while a disk ends one it could write as much.
+/// With epochs zeroes up to this length are data: a longer range is an epoch of its own, which
+/// costs a flush of the origin. Chosen: a disk writes about so much in the time of a flush.
 pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
-/// Largest number that `#opt_args` may give: each option of this version with its value, twice.
+/// Largest `#opt_args`: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
 /// What the cache device is.
@@ -48,21 +48,22 @@ pub enum MediaFormat {
 /// In which order dirty blocks are written back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Ascending origin order with a cursor that sweeps on.
+    /// Ascending by origin sector, from a cursor that wraps around.
     #[default]
     Sorted,
-    /// Oldest first, each extended to the right while the next block is dirty too: what
-    /// dm-writecache did before its flush was sorted. For measurement.
+    /// The oldest block first, extended to the right while the next block is dirty too: what
+    /// dm-writecache did before it sorted its writeback. For measurement.
     Lru,
 }
 
 /// What an error of writeback does to the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailMode {
-    /// The blocks are kept and tried again later; everything else goes on.
+    /// The blocks are kept and written again later; all other requests are served.
     #[default]
     Retry,
-    /// The first error is kept until the table is loaded again; meanwhile only reads are served.
+    /// The cache fails: it keeps the first error, and serves only reads, until the table is loaded
+    /// again.
     Kernel,
 }
 
@@ -79,9 +80,9 @@ pub struct Tuning {
     pub autocommit_blocks: u32,
     /// Commit this long after the first uncommitted write.
     pub autocommit_time: Nanos,
-    /// Nothing stays dirty for longer.
+    /// No block stays dirty for longer.
     pub max_age: Option<Nanos>,
-    /// The cache is being emptied: what it does not hold goes to the origin.
+    /// The cache is being emptied: writes of blocks that it does not have go to the origin.
     pub cleaner: bool,
     /// Each write of writeback carries FUA, instead of one origin flush for many.
     pub fua: bool,
@@ -116,28 +117,29 @@ pub struct Config {
     pub block_size: u32,
     /// Where the cache area begins on the cache device.
     pub start_sector: Sector,
-    /// The format asked for; none: that of the cache that is there, the native one for a new cache.
+    /// The format in the table line. Without one: that of the existing cache, or native for a new
+    /// cache.
     pub format: Option<MediaFormat>,
-    /// Writeback in commit epochs: the origin alone is always what a disk may hold after a power
-    /// failure.
+    /// Writeback in the order of epochs: the origin alone is always in a state in which a disk may
+    /// be after a power failure.
     pub ordered: bool,
-    /// Parts of a new cache; none: one part, or as many as the cache has that is there.
+    /// Number of parts. Without it: as many as the existing cache has, or one for a new cache.
     pub parts: Option<u8>,
-    /// Takes the origin for the cache's own, whatever it was before.
+    /// The cache adopts this origin, even if it had another one.
     pub adopt_origin: bool,
     /// What a live device may change.
     pub tuning: Tuning,
-    /// For tests of the tests.
+    /// A planted fault, for tests.
     pub(crate) planted: Planted<Fault>,
-    /// What writes to the origin cost, instead of what is measured.
+    /// The costs of origin writes to use, instead of measured ones.
     pub(crate) assumed_costs: Option<policy::destage::Costs>,
     /// With `ordered`: WRITE_ZEROES of at most so many bytes is data.
     pub(crate) zeroes_as_data_max_bytes: u64,
-    /// How much of the origin in a row belongs to one part of a new divided cache.
+    /// Length of a chunk of the origin, which belongs to one part of a new divided cache.
     pub(crate) chunk: Sector,
-    /// The part whose config it is; none: of the whole cache.
+    /// The part that this config is for; `None` for the whole cache.
     pub(crate) part: Option<PartOf>,
-    /// The options that the line gave, for the table line.
+    /// The options that the table line has, to show it again.
     pub(crate) given: Options,
 }
 
@@ -145,12 +147,12 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartOf {
     pub(crate) part: format::Part,
-    /// As its superblock must have it.
+    /// The UUID that its superblock must have.
     pub(crate) uuid: [u8; 16],
 }
 
 impl Config {
-    /// Defaults for an origin and a cache device.
+    /// A config with defaults, for an origin and a cache device.
     pub fn new(
         mode: Mode,
         origin: impl Into<String>,
@@ -261,12 +263,12 @@ impl Config {
                 })?),
                 Given::Name | Given::Never => None,
             };
-            self.give(option, value)?;
+            self.set_from_table(option, value)?;
         }
         self.check()
     }
 
-    /// The config with one option of a live device changed.
+    /// A copy of the config with one option changed that a live device may change.
     ///
     /// # Errors
     /// `ENXIO` for an unknown option, `EACCES` for one that only a table can set, `EINVAL` for a
@@ -317,7 +319,7 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses what a cache in several parts can't have.
+    /// Refuses options that a cache in several parts does not support.
     pub(crate) fn check_divisible(&self) -> Result<(), Error> {
         let why = if self.ordered {
             "ordered: each part would keep an order of its own"
@@ -333,13 +335,14 @@ impl Config {
         )))
     }
 
-    /// Bytes that the cache, or this part of it, may have on its device.
+    /// Length in bytes of the area of the cache, or of this part of it.
     pub(crate) fn area_bytes(&self, device: &dyn block::BlockDevice) -> u64 {
         let rest = device.limits().capacity.saturating_sub(self.start_sector);
         self.part.map_or(rest, |of| rest.min(Sector(of.part.area_sectors))).bytes()
     }
 
-    /// Whether all of `blocks` are of this cache: of a part, those of one of its chunks.
+    /// Whether all of `blocks` belong to this cache. For a part: whether they are in one of its
+    /// chunks.
     pub(crate) fn owns(&self, blocks: &std::ops::Range<u64>) -> bool {
         let Some(PartOf { part, .. }) = self.part else { return true };
         let chunk = |block| block * self.block_sectors() / u64::from(part.chunk_sectors);
@@ -373,7 +376,7 @@ impl Config {
         format::checksum(data)
     }
 
-    /// Whether so many sectors are whole blocks that the formats can hold.
+    /// Checks that so many sectors are whole blocks, and few enough for the formats.
     pub(crate) fn check_length(&self, sectors: Sector) -> Result<(), Error> {
         let unit = Sector(self.block_sectors());
         if !sectors.is_aligned(unit) {

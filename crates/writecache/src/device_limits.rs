@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a cache device promises its clients, by its config and the devices below.
+//! Limits of a cache device, from its config and the devices below.
 use block::{BlockDevice, Limits, Sector};
 
 use crate::config::Config;
@@ -11,12 +11,12 @@ pub(crate) fn limits(
     capacity: Sector,
 ) -> Limits {
     let (o, c) = (origin.limits(), device.limits());
-    // What goes around the cache may tear as the origin tears.
+    // Writes around the cache may tear like writes of the origin.
     let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
     let atomic_bytes = c.atomic_write_unit_bytes.min(around);
     Limits {
         capacity,
-        // Less than a block is merged (`merge`).
+        // Requests for less than a block are merged (`merge`).
         logical_block_bytes: 512,
         merge_block_bytes: 0,
         physical_block_bytes: config.block_size.max(c.physical_block_bytes),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Events: errors of the origin and of the cache device, and their end, as the operator sees them.
+//! Events: errors of the origin and of the cache device, and their end, as they are reported to the
+//! operator.
 //!
 //! ```text
 //!   origin: write, flush fails  ──▶ kept dirty, tried again (`writeback::retry`); status field 1
@@ -17,13 +18,13 @@ use block::{Error, Sector, Status};
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
 
-/// Is called with each event.
+/// A callback that gets each event.
 pub(crate) type OnEvent = Rc<dyn Fn(CacheEvent)>;
 
 /// Something that is reported to the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// It serves reads only, until its table is loaded again.
+    /// The cache has failed: it serves reads only, until its table is loaded again.
     Failed {
         /// The first error.
         status: Status,
@@ -33,10 +34,10 @@ pub enum CacheEvent {
         /// The state.
         what: &'static str,
     },
-    /// The cache of the table before had failed: what it had acknowledged and not made durable is
-    /// lost.
+    /// The cache of the previous table had failed: changes that it had acknowledged and not made
+    /// durable are lost.
     Lost {
-        /// How many writes, zeroes and discards: all that no FLUSH came after.
+        /// How many writes, zeroes and discards: all after which no FLUSH had succeeded.
         requests: u64,
     },
     /// The origin has refused a write; the blocks are kept and tried again.
@@ -46,22 +47,22 @@ pub enum CacheEvent {
         /// The first sector of the write.
         sector: Sector,
     },
-    /// The origin could not make durable what it had taken; the blocks are kept and written again.
+    /// A flush of the origin has failed; the blocks are kept and written again.
     OriginFlush {
         /// The error.
         status: Status,
     },
     /// Every block that had failed is durable on the origin, or has left the cache.
     Recovered,
-    /// The origin has refused a write over blocks that only it held, and the cache had no room
-    /// to keep them.
+    /// The origin has refused a write over blocks that only the origin had, and the cache had no
+    /// room to keep them.
     GapLost {
         /// The error.
         status: Status,
         /// The first sector of what may be lost.
         sector: Sector,
     },
-    /// The cache device can't read a block that it alone holds.
+    /// The cache device can't read a block of which it has the only copy.
     BadBlock {
         /// The error.
         status: Status,
@@ -71,8 +72,8 @@ pub enum CacheEvent {
 }
 
 impl CacheEvent {
-    /// For an event of a single block: its kind, in the plural, and the block's first sector. There
-    /// may be as many as there are blocks. `None` for events of the whole cache.
+    /// For an event about a single block: its kind, in the plural, and the block's first sector.
+    /// There may be as many of these events as blocks. `None` for events about the whole cache.
     pub fn block(&self) -> Option<(&'static str, Sector)> {
         match self {
             CacheEvent::Writeback { sector, .. } => {
@@ -92,7 +93,7 @@ impl CacheEvent {
         }
     }
 
-    /// Whether it ends an error.
+    /// Whether the event reports the end of an error.
     pub fn is_over(&self) -> bool {
         *self == CacheEvent::Recovered
     }
@@ -170,10 +171,10 @@ impl fmt::Display for BadBlocks {
 /// Errors so far, and the callback for events.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// The first error after which nothing may be promised any more; kept until the table is
-    /// loaded again (WC-I8).
+    /// The error with which the cache failed; kept until the table is loaded again (WC-I8).
     pub(crate) failed: Cell<Option<Status>>,
-    /// The cache device has failed to read a dirty block: it takes nothing new, and is emptied.
+    /// Set when the cache device has failed to read a dirty block: the cache takes no new blocks
+    /// and is written back.
     pub(crate) drain_only: Cell<Option<Status>>,
     pub(crate) on_event: RefCell<Option<OnEvent>>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Figures: the attributes that can only be read, in the order in which they are listed, and how
-//! those of the parts of a cache become one.
+//! Figures: the read-only attributes, in the order in which they are listed, and how the values of
+//! parts are combined.
 use block::Access;
 use block::attr::{Attr, Kind, Metric, Spec};
 use block::value::Value;
@@ -8,20 +8,20 @@ use block::value::Value;
 use crate::cache::Cache;
 use crate::stats::Counter;
 
-/// How the values of all parts become one.
+/// How the values of all parts are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Combine {
-    /// Numbers of blocks, requests and errors.
+    /// The sum: numbers of blocks, requests and errors.
     Sum,
-    /// What all parts get, and measured costs and rates.
+    /// The largest: requests that all parts get, and measured costs and rates.
     Largest,
-    /// Of the first part that has one.
+    /// The first that is not zero.
     FirstNotZero,
-    /// By a rule of its own.
+    /// A rule of its own.
     Own,
 }
 
-/// An attribute that can only be read.
+/// A read-only attribute.
 pub(crate) struct Figure {
     pub(crate) attr: Attr<Cache>,
     pub(crate) combine: Combine,
@@ -198,7 +198,7 @@ pub(crate) static FIGURES: [Figure; 38] = [
     }),
 ];
 
-/// The command that writes everything back within limits.
+/// The command that writes all dirty blocks back within limits.
 pub(crate) static DRAIN: Spec = Spec::new(
     "drain",
     Kind::Text("rate=BYTES, within=SECONDS and p99=MICROSECONDS, or stop,"),

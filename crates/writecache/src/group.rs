@@ -15,12 +15,12 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Whether a run is going on.
+    /// Whether a run is in progress.
     pub(crate) fn is_running(&self) -> bool {
         self.running.get()
     }
 
-    /// Returns after a run of `work` that began after this call has ended.
+    /// Returns when a run of `work` has ended that began after this call.
     pub(crate) async fn join(&self, work: impl AsyncFnOnce()) {
         let need = self.begun.get() + 1;
         self.wait.wait_for(|| self.ended.get() >= need || !self.running.get()).await;

@@ -30,8 +30,8 @@
 //!   frees it is durable (`map`, WC-M4).
 //! - WC-I3 An entry is retired only after the origin's flush has returned (`writeback`).
 //! - WC-I4 No write goes around the cache for a sector with a live or not yet durably retired
-//!   entry: data that do (`writer::around`), discards and zeroes take the range first (`writeback`,
-//!   WC-WB1).
+//!   entry: data that do (`writer::write_around`), discards and zeroes take the range first
+//!   (`writeback`, WC-WB1).
 //! - WC-I5 The order of the map is the log's sequence, not the order of completions: a record holds
 //!   the state of the map at the moment it is built.
 //! - WC-I6 The gaps of a filled write are locked from before they are read until it has ended
@@ -64,12 +64,12 @@ mod map;
 mod options;
 mod ordered_queue;
 mod origin;
+mod pacing;
 mod parts;
 mod planted;
 mod probe;
 mod reader;
 mod recovery;
-mod room;
 mod stats;
 mod status;
 mod store;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Life cycle: whether background tasks may run. A device is resumed and suspended many times; the
-//! time between is a period.
+//! Life cycle: whether background tasks may run. A device is resumed and suspended many times; a
+//! period is the time from a resume to the next suspend.
 //!
 //! ```text
 //!   resume ─▶ running ─ suspend ─▶ stopping ─ tasks have ended, all is committed ─▶ quiesced
@@ -13,12 +13,12 @@ use reactor::WaitList;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
-    /// No new background work; set by suspend.
+    /// Background tasks must end; set by suspend.
     pub(crate) stopping: Cell<bool>,
-    /// Nothing more is committed; ends the checkpoint task, which runs while `checkpoints_on`.
+    /// No more commits will come: the checkpoint task must end. It runs while `checkpoints_on`.
     pub(crate) quiesced: Cell<bool>,
     pub(crate) checkpoints_on: Cell<bool>,
-    /// The number of the period: a task that slept through a suspend finds another one, and ends.
+    /// The number of the period. A task that slept during a suspend finds another number, and ends.
     pub(crate) period: Cell<u64>,
     /// Background tasks that have not ended.
     pub(crate) tasks: Rc<Tasks>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The optional arguments of a table line: their names, ranges, defaults and meanings; and those
-//! that can be changed on a live device.
+//! The optional arguments of a table line: names, ranges, defaults and meanings, and which of them
+//! a live device may change.
 //!
 //! ```text
 //!   table line ──┐
@@ -16,7 +16,7 @@ use crate::config::{Config, FailMode, MediaFormat, Mode, Order};
 /// An optional argument.
 pub(crate) type Opt = Attr<Config>;
 
-/// What the kernel begins an error of an optional argument with.
+/// The beginning of the kernel's messages about optional arguments.
 const INVALID: &str = "Invalid optional argument";
 
 const MILLISECOND: Nanos = TimeUnit::Millisecond.one();
@@ -33,7 +33,7 @@ const fn flag(name: &'static str, help: &'static str) -> Spec {
     Spec::new(name, Kind::Flag, help).access(Access::ReadWrite).given(Given::Name).default("0")
 }
 
-/// The same, for a table line only.
+/// The same option, for a table line only.
 const fn fixed(spec: Spec) -> Spec {
     spec.access(Access::Read)
 }
@@ -46,7 +46,7 @@ const fn millis(max: u64) -> Kind {
     Kind::Time { unit: TimeUnit::Millisecond, min: 0, max, or: None }
 }
 
-/// The number that the option's [`Kind`] has let through.
+/// The number in a value, which the option's [`Kind`] has checked.
 fn given<T: TryFrom<u64>>(value: &Value) -> T {
     let number = value.number().and_then(|n| T::try_from(n).ok());
     number.expect("checked by the option's kind")
@@ -60,7 +60,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
     Nanos(given::<u64>(value) * unit.0)
 }
 
-/// All of them: the kernel's in the kernel's order, then ours.
+/// All options: the kernel's in the kernel's order, then ours.
 pub(crate) static OPTIONS: [Opt; 22] = [
     Attr::new(
         fixed(value(
@@ -281,17 +281,17 @@ pub(crate) fn find_live(name: &str) -> Result<&'static Opt, Error> {
     option.ok_or_else(|| attr::unknown("writecache", name, &known()))
 }
 
-/// Those that are attributes of a device, too: all that mean something in its mode.
+/// The options that are also attributes of a device: all that apply to its mode.
 pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Spec> {
-    OPTIONS.iter().map(|o| &o.spec).filter(|spec| config.only_in(spec.name).is_ok())
+    OPTIONS.iter().map(|o| &o.spec).filter(|spec| config.check_mode(spec.name).is_ok())
 }
 
-/// The options that were given, each once, in the order of a table line.
+/// The options that the user set, each once, in the order of a table line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options(Vec<(&'static str, Option<String>)>);
 
 impl Options {
-    /// Notes an option; an earlier one of the same name is forgotten: the last one wins.
+    /// Records an option; it replaces an earlier one of the same name.
     fn note(&mut self, name: &'static str, value: Option<String>) {
         self.forget(name);
         self.0.push((name, value));
@@ -311,16 +311,16 @@ impl Options {
 }
 
 impl Config {
-    /// An option as it is now; none for the format, which the media have.
+    /// The value of an option; `None` for the format, which the media have.
     pub(crate) fn option_value(&self, name: &str) -> Option<Value> {
         let option = OPTIONS.iter().find(|o| o.spec.name == name)?;
         Some(option.get?(self))
     }
 
-    /// Takes an option of a table line.
-    pub(crate) fn give(&mut self, option: &Opt, word: Option<&str>) -> Result<(), Error> {
+    /// Applies an option of a table line.
+    pub(crate) fn set_from_table(&mut self, option: &Opt, word: Option<&str>) -> Result<(), Error> {
         let name = option.spec.name;
-        self.only_in(name)?;
+        self.check_mode(name)?;
         let value = word.map_or(Ok(Value::Flag(true)), |word| option.spec.parse(word));
         let value = value.map_err(|e| e.within(INVALID))?;
         option.set.expect("every option can be set")(self, &value);
@@ -330,34 +330,34 @@ impl Config {
             _ => {}
         }
         if value == "none" {
-            self.given.forget(name); // the default has no word that the kernel would take
+            self.given.forget(name); // the kernel has no word for the default
         } else {
             self.given.note(name, word.map(|_| value.to_string()));
         }
         Ok(())
     }
 
-    /// Changes an option of a live device; a flag is set by 1 and taken back by 0.
+    /// Changes an option of a live device; 1 sets a flag and 0 clears it.
     pub(crate) fn set_live(&mut self, option: &Opt, word: &str) -> Result<(), Error> {
         let spec = &option.spec;
         if !spec.access.writes() {
             return Err(block::attr::fixed(spec.name).within("writecache"));
         }
         if spec.given == Given::Value {
-            return self.give(option, Some(word));
+            return self.set_from_table(option, Some(word));
         }
-        self.only_in(spec.name)?;
+        self.check_mode(spec.name)?;
         let on = spec.parse(word).map_err(|e| e.within(INVALID))?;
         if is_on(&on) {
-            return self.give(option, None);
+            return self.set_from_table(option, None);
         }
         option.set.expect("every option can be set")(self, &on);
         self.given.forget(spec.name);
         Ok(())
     }
 
-    /// Some options are for one mode only.
-    fn only_in(&self, name: &str) -> Result<(), Error> {
+    /// Refuses an option that the mode does not support.
+    fn check_mode(&self, name: &str) -> Result<(), Error> {
         let mode = match name {
             "fua" | "nofua" => Mode::Pmem,
             "pause_writeback" => Mode::Ssd,

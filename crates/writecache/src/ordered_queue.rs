@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ordered queue: tasks do one thing in the order in which they began, whatever they do before it.
+//! Ordered queue: tasks take a ticket, work concurrently, and then proceed in the order of tickets.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 #[derive(Default)]
 pub(crate) struct OrderedQueue {
     taken: Cell<u64>,
-    /// The ticket that is served now.
+    /// The ticket whose turn it is.
     serving: Cell<u64>,
     waiting: RefCell<BTreeMap<u64, Waker>>,
 }
@@ -21,7 +21,7 @@ impl OrderedQueue {
         self.taken.replace(self.taken.get() + 1)
     }
 
-    /// Waits until all earlier tickets have been served.
+    /// Waits until all earlier tickets have been advanced.
     pub(crate) async fn wait_turn(&self, ticket: u64) {
         poll_fn(|cx| {
             if self.serving.get() == ticket {
@@ -33,7 +33,7 @@ impl OrderedQueue {
         .await;
     }
 
-    /// The ticket has been served: the next one is.
+    /// Ends the turn of `ticket`; the next ticket's turn begins.
     pub(crate) fn advance(&self, ticket: u64) {
         assert_eq!(self.serving.get(), ticket, "it was this ticket's turn");
         self.serving.set(ticket + 1);

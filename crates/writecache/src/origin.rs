@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The origin, and what has been written to it around the cache.
+//! The origin, and counters of the writes that went around the cache.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -29,26 +29,26 @@ impl Origin {
     }
 }
 
-/// Writes around, counted.
+/// Counters of writes around the cache.
 #[derive(Default)]
 pub(crate) struct WriteAround {
-    /// Those that have succeeded: a failed one was not acknowledged.
+    /// Writes that have succeeded; failed ones were not acknowledged.
     pub(crate) completed: Cell<u64>,
-    /// How many of them are durable.
+    /// How many of `completed` are durable.
     durable: Cell<u64>,
     pub(crate) in_flight: Cell<u64>,
     pub(crate) last_ended: Cell<Option<Nanos>>,
-    /// A task sleeps until writeback may go on.
+    /// A task is waiting for the end of the pause of writeback.
     pub(crate) timer: Cell<bool>,
 }
 
 impl WriteAround {
-    /// What an origin flush that begins now will cover.
+    /// Read it before an origin flush, and pass it to `flushed`.
     pub(crate) fn completed(&self) -> u64 {
         self.completed.get()
     }
 
-    /// Whether any of them is not durable yet.
+    /// Whether any completed write is not durable yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.durable.get() < self.completed.get()
     }
@@ -58,7 +58,7 @@ impl WriteAround {
         self.durable.set(self.durable.get().max(completed));
     }
 
-    /// How long ago the last write around ended; none if there was none.
+    /// The time since the last write around the cache ended; `None` if there was none.
     pub(crate) fn idle(&self) -> Option<Nanos> {
         match self.in_flight.get() {
             0 => self.last_ended.get().map(|at| Nanos(reactor::now().0 - at.0)),

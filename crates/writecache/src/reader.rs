@@ -4,9 +4,9 @@
 //!
 //! Invariant
 //! - WC-R1 Data that were read from the origin count only if the block is not in the cache when
-//!   they arrive. Otherwise the block came meanwhile and may have been written back beside the
+//!   they arrive. Otherwise the block was written meanwhile, and perhaps written back during the
 //!   read; an origin write that fails leaves its range undefined. A block whose origin write failed
-//!   does not leave the cache.
+//!   stays in the cache.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use block::{Bio, Bufs, Class, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::map::{Found, SlotRef, State};
+use crate::map::{CurrentVersion, SlotRef, State};
 use crate::store::Store;
 use crate::writeback::Writeback;
 
@@ -22,7 +22,7 @@ use crate::writeback::Writeback;
 struct Piece {
     /// Blocks of the bio, counted from its first.
     blocks: Range<usize>,
-    /// The versions it reads, one a block; empty for a part that comes from the origin.
+    /// The versions that it reads, one for each block; empty if it reads the origin.
     slot_ref: SmallVec<[(SlotRef, Option<u32>); 1]>,
     io: BioFuture,
 }
@@ -47,7 +47,7 @@ impl Reader {
         let mut done = 0;
         let mut outcome = Ok(());
         let (installs, failed_fills) =
-            (self.writeback.room.installs.get(), self.writeback.failed_fills());
+            (self.writeback.pacing.installs.get(), self.writeback.failed_fills());
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -70,8 +70,8 @@ impl Reader {
             if of_origin && !must_reread {
                 outcome = outcome.and(read);
             }
-            // WC-R1. A block that came into the cache meanwhile was installed, and counted.
-            if of_origin && (must_reread || self.writeback.room.installs.get() != installs) {
+            // WC-R1. `installs` counts every block that has entered the cache meanwhile.
+            if of_origin && (must_reread || self.writeback.pacing.installs.get() != installs) {
                 for index in piece.blocks.clone() {
                     let block = first + index as u64;
                     if must_reread || self.store.slots.borrow().find(block).is_some() {
@@ -85,8 +85,8 @@ impl Reader {
                 let block = first + index as u64;
                 let data = || bio.bufs.slice(index * size..(index + 1) * size);
                 if read.is_err() || !self.store.slots.borrow().is_intact(slot_ref) {
-                    // Only one of them may be unreadable; or the slot was reused meanwhile, and the
-                    // block has moved on: look again.
+                    // Perhaps only one of the blocks is unreadable; or a slot was reused meanwhile,
+                    // and its block has a newer version: read each block by itself.
                     outcome = outcome.and(self.reread(bio.class, block, data()).await.map(drop));
                 } else if !self.is_sound(&bio.bufs, index, crc) {
                     outcome = outcome.and(match self.drop_rotten(block, slot_ref).await {
@@ -104,8 +104,8 @@ impl Reader {
         crc.is_none_or(|crc| self.store.checksum_of(data, index) == crc)
     }
 
-    /// The longest piece from `range.start` on that one request can read. `Err` if none reads the
-    /// first block, and what became of it: it is unreadable, or zeroes, which are filled in.
+    /// The longest piece from `range.start` on that one request can read. `Err` with the outcome of
+    /// the first block if it needs no request: it is unreadable, or zeroes, which are filled in.
     fn next_piece(
         &self,
         bio: &Bio,
@@ -118,8 +118,8 @@ impl Reader {
         let mut end = range.start + 1;
         let mut slot_ref = SmallVec::<[(SlotRef, Option<u32>); 1]>::new();
         match at(range.start) {
-            Some(Found { state: State::Bad, .. }) => return Err(Err(Status::Checksum)),
-            Some(Found { state: State::Zero, .. }) => {
+            Some(CurrentVersion { state: State::Bad, .. }) => return Err(Err(Status::Checksum)),
+            Some(CurrentVersion { state: State::Zero, .. }) => {
                 bio.bufs.slice(range.start * size..(range.start + 1) * size).zero();
                 return Err(Ok(()));
             }
@@ -159,8 +159,9 @@ impl Reader {
         Ok(Piece { blocks, slot_ref, io })
     }
 
-    /// A version that does not match its checksum leaves the cache if the origin holds it too: look
-    /// again. A dirty one is lost and reads as an error until it is written again.
+    /// Handles a version that does not match its checksum. A clean one is dropped, and the caller
+    /// reads the block again. A dirty one is lost: reads of the block fail until it is written
+    /// again.
     async fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> Result<(), Status> {
         self.store.stats.checksum_errors.add(1);
         self.store.reserve_unlogged(1).await;
@@ -168,11 +169,11 @@ impl Reader {
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block
-    /// stayed out of the cache (WC-R1) and no filled write over it failed (WC-SP2). Each iteration
-    /// means that a newer version was written meanwhile, that an unreadable one left the cache or
-    /// became bad, or that a filled write has failed.
+    /// stayed out of the cache (WC-R1) and no filled write over it failed (WC-SP2). It repeats only
+    /// if meanwhile a newer version was written, an unreadable version was dropped or became bad,
+    /// or a filled write has failed.
     ///
-    /// Returns the version that it read; none if that was the origin's.
+    /// Returns the version that it read; `None` if it was the origin's.
     pub(crate) async fn reread(
         &self,
         class: Class,

@@ -11,7 +11,7 @@ use crate::figures::{self, FIGURES};
 /// The fields of a status line: the errno, three counts of blocks, ten counters.
 pub(crate) type StatusFields = [i64; 14];
 
-/// Status fields as a status line has them.
+/// The status fields as text.
 pub(crate) fn status_text(fields: &StatusFields) -> String {
     fields.map(|field| field.to_string()).join(" ")
 }
@@ -49,7 +49,8 @@ impl Cache {
         Ok(figure.ok_or_else(|| no_attribute(name))?.get(self))
     }
 
-    /// Blocks of zeroes that the origin may not hold; of some the cache may have newer versions.
+    /// Blocks of zeroes that the origin may not have. The cache may have newer versions of some of
+    /// them.
     pub(crate) fn zero_blocks(&self) -> u64 {
         self.store.slots.borrow().zero_ranges().map(|range| range.end - range.start).sum()
     }

@@ -22,7 +22,7 @@ use std::cell::{Cell, RefCell};
 use block::{Opener, Status};
 use policy::{ErrSeq, Sample};
 
-/// See the module. Of a divided cache each part has its own.
+/// See the module. Each part of a divided cache has its own.
 #[derive(Default)]
 pub(crate) struct UnflushedWrites {
     openers: RefCell<ErrSeq<Opener>>,
@@ -38,18 +38,19 @@ pub(crate) struct LostWrites {
 }
 
 impl UnflushedWrites {
-    /// A change of `opener` has ended, and is about to be acknowledged or fails.
+    /// A change by `opener` has ended, with success or an error, and is not acknowledged yet.
     #[inline]
     pub(crate) fn changed(&self, opener: Opener) {
         self.openers.borrow_mut().changed(opener);
     }
 
-    /// The state that a FLUSH of `opener` that begins now refers to.
+    /// The state at the beginning of a FLUSH of `opener`.
     pub(crate) fn sample(&self, opener: Opener) -> Sample {
         self.openers.borrow_mut().sample(opener)
     }
 
-    /// It has ended with `outcome`; returns how it ends for its opener (WC-LO1).
+    /// A FLUSH that began with `sample` has ended with `outcome`; returns the outcome for its
+    /// opener (WC-LO1).
     pub(crate) fn flushed(
         &self,
         opener: Opener,
@@ -72,7 +73,7 @@ impl UnflushedWrites {
     /// suspended.
     pub(crate) fn take(&self, has_failed: bool) -> LostWrites {
         if has_failed {
-            self.fail(); // What was acknowledged while the cache failed.
+            self.fail(); // changes that were acknowledged while the cache failed
         }
         let mut openers = self.openers.take();
         openers.durable(openers.changes());
@@ -84,7 +85,7 @@ impl UnflushedWrites {
         *self.openers.borrow_mut() = lost.openers;
     }
 
-    /// The cache fails: what is not durable is lost, and counts once.
+    /// The cache fails: changes that are not durable are lost. Each counts once.
     pub(crate) fn fail(&self) {
         let mut openers = self.openers.borrow_mut();
         let requests = openers.at_risk();

@@ -11,22 +11,22 @@ use reactor::WaitList;
 /// See the module. A list without waiters costs one test when it is woken.
 #[derive(Default)]
 pub(crate) struct WaitLists {
-    /// The first dirty or unlogged block is there: tasks then begin to count time.
+    /// There is a first dirty or unlogged block: tasks begin to count time.
     pub(crate) first_change: WaitList,
     /// Many blocks are unlogged: a commit is due.
     pub(crate) commit: WaitList,
     /// Half of the log is in use: a checkpoint is due.
     pub(crate) checkpoint: WaitList,
-    /// Slots have become free, or a writer waits for one in vain: states of slots, and what the
-    /// origin has refused.
+    /// Slots have become free, or no slot can become free: depends on the states of slots and on
+    /// blocks that the origin refuses.
     pub(crate) free_slots: WaitList,
     /// Few slots are free, and clean ones can be dropped.
     pub(crate) reclaim: WaitList,
-    /// There is something to write back, and room in flight.
+    /// There are blocks to write back, and few enough writes are in flight.
     pub(crate) pick: WaitList,
-    /// Counts what may have made a block eligible for the picking task.
+    /// Counts events that may have made a block eligible for the picking task.
     eligible: Cell<u64>,
-    /// Enough was written to the origin to be flushed, or nothing more comes.
+    /// An origin flush is due: enough blocks were written, or no more will be.
     pub(crate) settle: WaitList,
     /// Writes to the origin have ended.
     pub(crate) writes_ended: WaitList,
@@ -34,14 +34,14 @@ pub(crate) struct WaitLists {
     pub(crate) unlocked: WaitList,
     /// A `flush` or a `drain` may be done.
     pub(crate) jobs: WaitList,
-    /// A block waits to be tried again.
+    /// A block waits for its next try.
     pub(crate) retry: WaitList,
     /// Filled writes have ended (WC-SP2).
     pub(crate) fills: WaitList,
 }
 
 impl WaitLists {
-    /// Everything may have changed.
+    /// Wakes all lists.
     pub(crate) fn wake_all(&self) {
         self.blocks_changed();
         self.checkpoint.wake_all();
@@ -52,10 +52,10 @@ impl WaitLists {
         self.fills.wake_all();
     }
 
-    /// Blocks have other states: dirty, clean, unlogged ones, or free slots.
+    /// Blocks have changed their state: dirty, clean, unlogged, free.
     ///
-    /// Writeback runs first and writers last: what ends in the same turn then shares one commit. In
-    /// a cache with few free slots another order takes more commits.
+    /// Writeback is woken first and writers last: tasks that need a commit in the same turn of the
+    /// loop then share one. With few free slots another order needs more commits.
     pub(crate) fn blocks_changed(&self) {
         self.first_change.wake_all();
         self.pick.wake_all();
@@ -65,7 +65,7 @@ impl WaitLists {
         self.free_slots.wake_all();
     }
 
-    /// A write to the origin, or a flush of it, has ended: it was in flight, and counted.
+    /// A write or a flush of the origin has ended.
     pub(crate) fn write_ended(&self) {
         self.pick.wake_all();
         self.settle.wake_all();
@@ -73,13 +73,13 @@ impl WaitLists {
         self.free_slots.wake_all();
     }
 
-    /// There may be new reasons to write something back: the picking task looks for blocks again.
+    /// Blocks may have become eligible for writeback: the picking task looks for them again.
     pub(crate) fn recheck(&self) {
         self.eligible.set(self.eligible.get() + 1);
         self.pick.wake_all();
     }
 
-    /// Changes when blocks may have become eligible.
+    /// A counter that changes when blocks may have become eligible.
     pub(crate) fn eligible(&self) -> u64 {
         self.eligible.get()
     }

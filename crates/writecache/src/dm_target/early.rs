@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Planted fault `OpenWhenLoaded`: the media are read when a table is loaded.
+//! Planted fault `OpenWhenLoaded`: reads the media when a table is loaded.
 use std::rc::Rc;
 
 use super::WriteCache;
 use crate::cache::Cache;
 use crate::planted::Fault;
-use crate::recovery::{self, Opened};
+use crate::recovery::{self, AreaContents};
 
 impl WriteCache {
-    /// Opens the cache before its time, if the fault is planted.
+    /// Opens the cache too early, if the fault is planted.
     pub(super) fn open_early(self: Rc<Self>) {
         let config = self.config.borrow().clone();
         if !config.planted.is(Fault::OpenWhenLoaded) {
@@ -18,13 +18,13 @@ impl WriteCache {
         reactor::spawn(async move {
             let opened = recovery::open(config, &*origin, device, self.sectors).await;
             *self.early.borrow_mut() = match opened {
-                Ok(Opened::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
-                Ok(Opened::Divided(_)) | Err(_) => None,
+                Ok(AreaContents::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
+                Ok(AreaContents::Divided(_)) | Err(_) => None,
             };
         });
     }
 
-    /// The cache that was opened so, once.
+    /// Takes the cache that was opened too early.
     pub(super) fn take_early(&self) -> Option<Rc<Cache>> {
         self.early.take()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lost writes: the cache of a new table takes over those of the failed cache before it.
+//! Lost writes: the cache of a new table takes over the lost writes of the failed cache before it.
 use std::any::Any;
 use std::rc::Rc;
 
@@ -11,8 +11,9 @@ use crate::planted::Fault;
 use crate::unflushed::LostWrites;
 
 impl WriteCache {
-    /// Clients are told from now on of what `before` has lost (WC-LO1). Parts take over from those
-    /// of the same number: another number of parts is another cache.
+    /// Takes over the lost writes of `before`, so that its clients get errors for them (WC-LO1). A
+    /// part takes over from the part with the same number; with another number of parts it is
+    /// another cache.
     pub(super) async fn take_over_lost_writes(self: Rc<Self>, before: Rc<dyn Target>) {
         let before: Rc<dyn Any> = before;
         let Ok(before) = before.downcast::<WriteCache>() else { return };
@@ -26,7 +27,9 @@ impl WriteCache {
         let lost: Vec<LostWrites> = lost.into_iter().flatten().collect();
         let requests = lost.iter().map(|lost| lost.requests).sum();
         match self.parts() {
-            Some(parts) => parts.give(lost, |part, lost| part.restore_lost_writes(lost)).await,
+            Some(parts) => {
+                parts.distribute(lost, |part, lost| part.restore_lost_writes(lost)).await;
+            }
             None => lost.into_iter().take(1).for_each(|lost| self.restore_lost_writes(lost)),
         }
         let on_event = self.on_event.borrow().clone();

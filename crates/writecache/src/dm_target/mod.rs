@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device mapper's target: messages, attributes, and the way of a bio into the cache or to its
+//! The device mapper's target: messages and attributes; it passes bios to the cache or to its
 //! parts.
 //!
 //! ```text
-//!   WriteCache ── Live::Whole ───▶ a Cache on this core, and the tasks that serve bios
-//!              └─ Live::Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
+//!   WriteCache ── Whole ───▶ a Cache on this core, and the tasks that serve bios
+//!              └─ Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
 //! ```
 #[cfg(feature = "planted")]
 mod early;
@@ -33,24 +33,24 @@ use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::writeback::jobs::DrainLimits;
 
 /// The open cache.
-enum Live {
-    Whole(Whole),
+enum OpenCache {
+    Whole(WholeCache),
     Divided(Rc<Parts>),
 }
 
-/// A cache in one part, or a part: the engine, and the tasks that serve bios.
-struct Whole {
+/// An undivided cache, or a part of a divided one: the engine, and the tasks that serve bios.
+struct WholeCache {
     cache: Rc<Cache>,
     /// Sectors of a block, less one.
     mask: u64,
-    /// Reads and flushes: slowed-down writers must not hold them up.
+    /// Reads and flushes: writers that are slowed must not delay them.
     prompt: TaskPool<Bio>,
     changes: TaskPool<Bio>,
-    /// Changes that are not of whole blocks.
+    /// Changes that do not cover whole blocks.
     edges: TaskPool<Bio>,
 }
 
-impl Whole {
+impl WholeCache {
     #[inline]
     fn submit(&self, bio: Bio) {
         if (bio.sector.0 | bio.len.0) & self.mask != 0 {
@@ -69,7 +69,7 @@ impl Whole {
         }
         match self.cache.limits.check(&bio) {
             Ok(()) => {
-                self.cache.writer.widen(&mut bio);
+                self.cache.writer.widen_to_blocks(&mut bio);
                 self.prompt.push(bio);
             }
             Err(status) => bio.complete(status),
@@ -81,22 +81,22 @@ impl Whole {
 ///
 /// Lifecycle: made from a parsed table line without touching the cache device; `resume` opens it
 /// (so that a table can be loaded while another instance of the same cache is still live);
-/// `suspend` commits, stops writeback, and keeps what it knows for the next `resume`.
+/// `suspend` commits, stops writeback, and keeps the map for the next `resume`.
 pub struct WriteCache {
     name: String,
     config: RefCell<Config>,
     origin: Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-    live: RefCell<Option<Live>>,
-    /// Planted fault: opened before its time.
+    live: RefCell<Option<OpenCache>>,
+    /// Planted fault: the cache that was opened too early.
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
-    /// Cleaner mode by a message; the table line does not show it.
+    /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
-    /// Cores for parts, besides this one.
+    /// The cores of the parts.
     placement: RefCell<Option<Placement>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
@@ -106,7 +106,7 @@ impl WriteCache {
     /// A cache for `sectors` of `origin` on `device`.
     ///
     /// # Errors
-    /// `EINVAL` when block size, length or devices do not fit together; the text names which and
+    /// `EINVAL` when block size, length or devices do not fit together; the text says which and
     /// why.
     pub fn new(
         name: impl Into<String>,
@@ -165,32 +165,32 @@ impl WriteCache {
         Ok(cache)
     }
 
-    /// Has `notify` called with each event; set it before the first `resume`.
+    /// Calls `notify` with each event from now on; set it before the first `resume`.
     pub fn on_event(&self, notify: impl Fn(CacheEvent) + 'static) {
         *self.on_event.borrow_mut() = Some(Rc::new(notify));
     }
 
-    /// Places the parts of a divided cache on `cores` in turn, one of which may be this; `share`
-    /// makes devices reachable from there. Set it before the first `resume`; else all parts are
-    /// here.
+    /// Places the parts of a divided cache on `cores` in turn (this core may be one of them);
+    /// `share` makes devices reachable from there. Set it before the first `resume`. Without it all
+    /// parts are on this core.
     pub fn place_parts(&self, cores: Vec<CoreId>, share: ShareDevice) {
         assert!(!cores.is_empty(), "a part needs a core");
         *self.placement.borrow_mut() = Some(Placement { cores, share });
     }
 
-    /// Counts everything again and panics if a counter is wrong; for tests. Of a divided cache it
+    /// Recounts all states and panics if a counter is wrong; for tests. In a divided cache it
     /// checks the parts on this core.
     #[doc(hidden)]
     pub fn check(&self) {
         if let Some(parts) = self.parts() {
-            parts.here().for_each(|part| part.check());
+            parts.local().for_each(|part| part.check());
         }
         if let Some(cache) = self.cache() {
             cache.store.slots.borrow().check();
         }
     }
 
-    /// The same for all parts.
+    /// The same, for all parts.
     #[doc(hidden)]
     pub async fn check_all(&self) {
         self.check();
@@ -199,7 +199,7 @@ impl WriteCache {
         }
     }
 
-    /// Reads an attribute; of a divided cache as it was at the last `refresh`. Errors: `EBUSY`
+    /// Reads an attribute; in a divided cache its value at the last `refresh`. Errors: `EBUSY`
     /// before the first resume, `ENOENT` for unknown names.
     pub fn attribute(&self, name: &str) -> Result<Value, Error> {
         if let Some(parts) = self.parts() {
@@ -212,18 +212,18 @@ impl WriteCache {
         cache.attribute(name)
     }
 
-    /// The engine, when the cache is in one part.
+    /// The engine of an undivided cache.
     fn cache(&self) -> Option<Rc<Cache>> {
         match &*self.live.borrow() {
-            Some(Live::Whole(whole)) => Some(whole.cache.clone()),
-            Some(Live::Divided(_)) | None => None,
+            Some(OpenCache::Whole(whole)) => Some(whole.cache.clone()),
+            Some(OpenCache::Divided(_)) | None => None,
         }
     }
 
     fn parts(&self) -> Option<Rc<Parts>> {
         match &*self.live.borrow() {
-            Some(Live::Divided(parts)) => Some(parts.clone()),
-            Some(Live::Whole(_)) | None => None,
+            Some(OpenCache::Divided(parts)) => Some(parts.clone()),
+            Some(OpenCache::Whole(_)) | None => None,
         }
     }
 
@@ -235,14 +235,14 @@ impl WriteCache {
         Error::busy(format!("writecache {}: the device is suspended", self.name))
     }
 
-    /// A part: another one's flush of the origin has failed.
+    /// For a part: a flush of the origin by another part has failed.
     pub(crate) fn other_flush_failed(&self, status: Status) {
         if let Some(cache) = self.cache() {
             cache.writeback.other_flush_failed(status);
         }
     }
 
-    /// A part: its status.
+    /// For a part: returns its status.
     pub(crate) fn report(&self) -> PartReport {
         let Some(cache) = self.cache() else { return PartReport::default() };
         PartReport {
@@ -253,13 +253,13 @@ impl WriteCache {
         }
     }
 
-    /// A part: takes new options.
+    /// For a part: applies new options.
     pub(crate) fn set_tuning(&self, tuning: Tuning) {
         self.config.borrow_mut().tuning = tuning;
         self.retune_whole();
     }
 
-    /// The attribute `drain`: begins one and ends with it, or stops the one that runs.
+    /// The attribute `drain`: starts a drain and returns when it ends, or stops the running one.
     fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
         if let Some(parts) = self.parts() {
             return Box::pin(async move { parts.drain(value).await });
@@ -275,25 +275,25 @@ impl WriteCache {
         })
     }
 
-    /// A part: a drain with its share of the limits.
+    /// For a part: a drain with its share of the limits.
     pub(crate) async fn drain(&self, limits: DrainLimits) -> Result<(), Error> {
         self.running()?.writeback.clone().drain(limits).await
     }
 
-    /// A part: ends the drain that runs.
+    /// For a part: stops the running drain.
     pub(crate) fn stop_drain(&self) {
         if let Some(cache) = self.cache() {
             cache.writeback.stop_drain();
         }
     }
 
-    pub(crate) fn clear_stats_here(&self) {
+    pub(crate) fn clear_stats_local(&self) {
         if let Some(cache) = self.cache() {
             cache.store.stats.clear();
         }
     }
 
-    /// The options as they are now, with what messages have set.
+    /// The options as they are now, with those that messages have set.
     fn tuning(&self) -> Tuning {
         let tuning = self.config.borrow().tuning;
         Tuning { cleaner: tuning.cleaner || self.cleaner_by_message.get(), ..tuning }
@@ -329,8 +329,8 @@ impl BlockDevice for WriteCache {
 
     fn submit(&self, bio: Bio) {
         match &*self.live.borrow() {
-            Some(Live::Whole(whole)) => whole.submit(bio),
-            Some(Live::Divided(parts)) => parts.submit(bio),
+            Some(OpenCache::Whole(whole)) => whole.submit(bio),
+            Some(OpenCache::Divided(parts)) => parts.submit(bio),
             None => bio.complete(Status::Io),
         }
     }
@@ -375,7 +375,7 @@ impl Target for WriteCache {
             role: Role::Origin,
         };
         let device = self.device.clone();
-        // A device may have become shorter since the table was loaded.
+        // The device may have become shorter since the table was loaded.
         let len = Sector(device.limits().capacity.0.saturating_sub(begin.0));
         vec![origin, Component { device, start: begin, len, role: Role::Cache }]
     }
@@ -420,7 +420,7 @@ impl Target for WriteCache {
                 }
                 "clear_stats" => match self.parts() {
                     Some(parts) => parts.clear_stats().await,
-                    None => self.clear_stats_here(),
+                    None => self.clear_stats_local(),
                 },
                 _ => {
                     return Err(Error::invalid(format!(
@@ -446,8 +446,8 @@ impl Target for WriteCache {
 
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
-            // A cache that has failed stays so: what it acknowledged without a flush is known only
-            // here. A new table makes a new cache, which knows what the media know.
+            // A failed cache is not opened again: only its memory has the acknowledged writes
+            // without a flush. A new table makes a new cache from the media.
             if self.live.borrow().is_none() {
                 self.open().await?;
             }
@@ -488,7 +488,7 @@ impl Target for WriteCache {
         })
     }
 
-    /// Options are attributes too: changing one changes the live device and its table line.
+    /// Options are attributes, too: setting one changes the live device and its table line.
     fn set_attribute(
         self: Rc<Self>,
         name: String,
@@ -532,8 +532,8 @@ impl Target for WriteCache {
 
 impl Drop for WriteCache {
     fn drop(&mut self) {
-        // Parts go on their cores.
-        if let Some(Live::Whole(whole)) = self.live.borrow_mut().take() {
+        // Parts are dropped on their cores.
+        if let Some(OpenCache::Whole(whole)) = self.live.borrow_mut().take() {
             whole.cache.abandon();
         }
     }

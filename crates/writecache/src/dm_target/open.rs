@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: from a table line to a cache at work, whole or in parts.
+//! Open: from a table line to a cache in use, undivided or in parts.
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Error};
 use reactor::TaskPool;
 
-use super::{Live, Whole, WriteCache};
+use super::{OpenCache, WholeCache, WriteCache};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::io_failed;
 use crate::parts::{Parts, Plan, divide};
-use crate::recovery::{self, Opened};
+use crate::recovery::{self, AreaContents};
 
-/// Bios handled at once; more wait in order. A task of a bio is kept for the next one.
+/// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
 const BIOS_MAX: usize = 4096;
 
 impl WriteCache {
-    /// Opens the cache, in as many parts as it has, without beginning to work.
+    /// Opens the cache, with all its parts, and does not start it.
     pub(super) async fn open(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();
         let (origin, device) = (self.origin.clone(), self.device.clone());
@@ -30,23 +30,23 @@ impl WriteCache {
             self.open_parts(&config, None).await?
         } else {
             match recovery::open(config.clone(), &*origin, device, self.sectors).await? {
-                Opened::Whole(found) => {
+                AreaContents::Whole(found) => {
                     self.open_whole(Rc::new(Cache::new(*found, origin))).await?
                 }
-                Opened::Divided(first) => self.open_parts(&config, Some(first)).await?,
+                AreaContents::Divided(first) => self.open_parts(&config, Some(first)).await?,
             }
         };
         *self.live.borrow_mut() = Some(live);
         Ok(())
     }
 
-    /// A part: opens it, without beginning to work.
+    /// For a part: opens it and does not start it.
     pub(crate) async fn open_part(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();
         let (origin, device) = (self.origin.clone(), self.device.clone());
         let found = match recovery::open_native(config, &*origin, device, self.sectors).await? {
-            Opened::Whole(found) => found,
-            Opened::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
+            AreaContents::Whole(found) => found,
+            AreaContents::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
         };
         *self.live.borrow_mut() = Some(self.open_whole(Rc::new(Cache::new(*found, origin))).await?);
         Ok(())
@@ -56,7 +56,7 @@ impl WriteCache {
         &self,
         config: &Config,
         first: Option<format::Superblock>,
-    ) -> Result<Live, Error> {
+    ) -> Result<OpenCache, Error> {
         let (origin, device) = (&self.origin, &self.device);
         let division = divide(config, &**origin, &**device, self.sectors, first).await?;
         let placement = self.placement.borrow().clone();
@@ -66,14 +66,15 @@ impl WriteCache {
         let placement = placement.as_ref();
         let plan =
             Plan { name, config, division, origin, device, sectors, limits, placement, on_event };
-        Parts::open(plan).await.map(Live::Divided)
+        Parts::open(plan).await.map(OpenCache::Divided)
     }
 
-    async fn open_whole(&self, cache: Rc<Cache>) -> Result<Live, Error> {
+    async fn open_whole(&self, cache: Rc<Cache>) -> Result<OpenCache, Error> {
         cache.prepare(self.tuning()).await.map_err(io_failed)?;
         cache.store.health.on_event.replace(self.on_event.borrow().clone());
         let mask = cache.store.config.block_sectors() - 1;
-        // One kind of task for all bios, and one call of `handle`: the compiler puts them together.
+        // One kind of task for all bios, with one call of `handle`, so that the compiler inlines
+        // it.
         let workers = || {
             let handler = cache.clone();
             TaskPool::new(BIOS_MAX, move |mut bio: Bio| {
@@ -82,7 +83,8 @@ impl WriteCache {
                     let is_whole = (bio.sector.0 | bio.len.0) & mask == 0;
                     let ended = match is_whole {
                         true => None,
-                        // Boxed: few bios need it, and every one would carry its state.
+                        // Boxed: few bios need it, and its state would enlarge the task of every
+                        // bio.
                         false => Box::pin(cache.handle_edges(&mut bio)).await,
                     };
                     let status = match ended {
@@ -94,20 +96,20 @@ impl WriteCache {
             })
         };
         let (prompt, changes, edges) = (workers(), workers(), workers());
-        Ok(Live::Whole(Whole { cache, mask, prompt, changes, edges }))
+        Ok(OpenCache::Whole(WholeCache { cache, mask, prompt, changes, edges }))
     }
 
-    /// Begins to work.
+    /// Starts the cache, on all cores.
     pub(super) async fn begin(&self) {
-        self.begin_here();
+        self.begin_local();
         if let Some(parts) = self.parts() {
-            parts.ask(|part| async move { part.begin_here() }).await;
+            parts.ask(|part| async move { part.begin_local() }).await;
             parts.suspended.set(false);
             parts.refresh().await;
         }
     }
 
-    pub(crate) fn begin_here(&self) {
+    pub(crate) fn begin_local(&self) {
         if let Some(cache) = self.cache() {
             self.period.set(self.period.get() + 1);
             cache.start(self.period.get());

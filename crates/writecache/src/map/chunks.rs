@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A queue of slots in pieces of one size: it may have millions, and one that grows in one piece
-//! takes half as much again, and three times as much while it is moved.
+//! A queue of slots, stored in pieces of one size. It may hold millions: a `VecDeque` would waste a
+//! third of its memory on average, and would need three times its size while it grows.
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut, Range};
 
-/// Slots of a piece: 64 KiB.
+/// Slots in one piece: 64 KiB.
 const PIECE: usize = 16 << 10;
 
 /// A queue of slots. Index 0 is its front.
 #[derive(Default)]
 pub(super) struct Chunks {
-    /// All full but the last one.
+    /// All pieces are full, except the last one.
     pieces: VecDeque<Vec<u32>>,
-    /// Slots at the beginning of the first piece that have left the queue.
-    gone: usize,
+    /// Index of the front in the first piece: the slots before it have left the queue.
+    head: usize,
     len: usize,
 }
 
@@ -26,7 +26,7 @@ impl Chunks {
         self.len += 1;
         match self.pieces.back_mut() {
             Some(last) if last.len() < PIECE => last.push(slot),
-            // The first of a queue that stays short takes no more than it needs.
+            // The only piece of a short queue takes no more memory than it needs.
             None => self.pieces.push_back(vec![slot]),
             Some(_) => {
                 let mut piece = Vec::with_capacity(PIECE);
@@ -36,40 +36,40 @@ impl Chunks {
         }
     }
 
-    /// Forgets the first `count`.
+    /// Drops the first `count` slots.
     pub(super) fn drop_front(&mut self, count: usize) {
         assert!(count <= self.len, "{count} of {}", self.len);
         self.len -= count;
-        self.gone += count;
-        while self.gone >= PIECE {
+        self.head += count;
+        while self.head >= PIECE {
             self.pieces.pop_front();
-            self.gone -= PIECE;
+            self.head -= PIECE;
         }
         if self.len == 0 {
             self.pieces.clear();
-            self.gone = 0;
+            self.head = 0;
         }
     }
 
-    /// Forgets all but the first `len`.
+    /// Drops all slots after the first `len`.
     pub(super) fn truncate(&mut self, len: usize) {
         if len >= self.len {
             return;
         }
         self.len = len;
-        let end = self.gone + len;
+        let end = self.head + len;
         self.pieces.truncate(end.div_ceil(PIECE));
         if let Some(last) = self.pieces.back_mut() {
             last.truncate((end - 1) % PIECE + 1);
         }
         if len == 0 {
             self.pieces.clear();
-            self.gone = 0;
+            self.head = 0;
         }
     }
 
     pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
-        let (mut at, end) = (range.start + self.gone, range.end + self.gone);
+        let (mut at, end) = (range.start + self.head, range.end + self.head);
         let pieces = std::iter::from_fn(move || {
             let piece = (at < end).then(|| {
                 let in_piece = at % PIECE..(at % PIECE + end - at).min(PIECE);
@@ -86,14 +86,14 @@ impl Index<usize> for Chunks {
     type Output = u32;
 
     fn index(&self, at: usize) -> &u32 {
-        let at = at + self.gone;
+        let at = at + self.head;
         &self.pieces[at / PIECE][at % PIECE]
     }
 }
 
 impl IndexMut<usize> for Chunks {
     fn index_mut(&mut self, at: usize) -> &mut u32 {
-        let at = at + self.gone;
+        let at = at + self.head;
         &mut self.pieces[at / PIECE][at % PIECE]
     }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Entries of a commit in the kernel's format: which to write, which to erase.
+//! Entries of a commit in the kernel's format: which entries it writes, and which it erases.
 //!
 //! ```text
 //!   slot    unnamed ──named──▶ committed ──erased──▶ unnamed, and free if not needed
 //!   entry   free               (sector, seq)         (sector, all ones)
 //! ```
 //!
-//! The kernel takes every committed entry for dirty. So a clean block has none: its slot remains
-//! as a copy that is lost with the memory.
+//! For the kernel every committed entry is a dirty block. So a clean block has no entry: its slot
+//! is a clean copy only until the cache is closed.
 //!
 //! Invariants
 //! - WC-KE1 `logged` is set if the media may name the slot; such a slot keeps its block, and is not
@@ -25,23 +25,23 @@ use super::{Slots, State};
 pub(crate) struct EntryBatch {
     /// Slots whose blocks become committed.
     pub(crate) named: Vec<u32>,
-    /// Slots whose entries go: superseded, dropped, or clean.
+    /// Slots whose entries are erased: superseded, dropped, or clean.
     pub(crate) erased: Vec<u32>,
-    /// Those of `erased` that are not needed any more.
+    /// Those of `erased` that become free.
     freed: Vec<u32>,
 }
 
-/// How a part of the entries is to stand on the media: the batch's slots are named with number
-/// `seq`, and what was committed before has one below it.
+/// The sequence numbers of the entries that one step of a commit writes: `seq` for the slots of the
+/// batch, `seq - 1` for slots that were committed before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Writing {
+pub(crate) struct EntryVersions {
     pub(crate) seq: u64,
-    /// What the batch erases is erased by now.
+    /// The entries of `EntryBatch::erased` are erased in this step.
     pub(crate) erased: bool,
 }
 
 impl Slots {
-    /// All that a commit must write now.
+    /// Everything that a commit must write now.
     pub(crate) fn take_entries(&mut self) -> EntryBatch {
         let mut batch = EntryBatch::default();
         let mut blocks = std::mem::take(&mut self.committing);
@@ -51,7 +51,7 @@ impl Slots {
             let Some(slot) = self.slot_of(block) else { continue };
             let s = &mut self.slots[slot as usize];
             match s.state {
-                // A block that could not be read gets another chance at the next start.
+                // The next start reads an unreadable block again.
                 State::Dirty | State::Bad if !s.logged => {
                     s.logged = true;
                     batch.named.push(slot);
@@ -64,7 +64,8 @@ impl Slots {
             }
         }
         for slot in std::mem::take(&mut self.limbo) {
-            // Clean when the last commit erased it, and superseded since.
+            // Otherwise the last commit erased its entry, when it was clean; it was superseded
+            // since.
             if self.slots[slot as usize].logged {
                 batch.freed.push(slot);
             } else {
@@ -78,7 +79,7 @@ impl Slots {
     }
 
     /// The entries of the batch's erased slots are durably erased.
-    pub(crate) fn entries_erased(&mut self, batch: &EntryBatch) {
+    pub(crate) fn complete_erase(&mut self, batch: &EntryBatch) {
         for &slot in &batch.erased {
             self.slots[slot as usize].logged = false;
         }
@@ -88,14 +89,14 @@ impl Slots {
         }
     }
 
-    /// Makes the entries of `slots` in `out`. Only the batch decides their contents, so two
-    /// writings of one commit never contradict each other, whatever changes between them.
+    /// Encodes the entries of `slots` into `out`. They depend only on the batch, so the steps of
+    /// one commit agree, whatever changes in the map between them.
     pub(crate) fn encode_entries(
         &self,
         slots: Range<u32>,
         block_sectors: u64,
         batch: &EntryBatch,
-        writing: Writing,
+        writing: EntryVersions,
         out: &mut [u8],
     ) {
         for (slot, out) in slots.zip(out.as_chunks_mut::<ENTRY_BYTES>().0) {
@@ -107,7 +108,8 @@ impl Slots {
             } else if is_in(&batch.named) {
                 entry(writing.seq)
             } else if writing.erased && is_in(&batch.erased) {
-                // The kernel erases so, too: what changes is one word, which no power cut tears.
+                // The kernel erases in the same way: only one word changes, and no power cut tears
+                // a word.
                 entry(u64::MAX)
             } else {
                 entry(writing.seq.checked_sub(1).expect("committed, so some commit has ended"))
@@ -116,7 +118,7 @@ impl Slots {
         }
     }
 
-    /// No checksum of what the slots hold now is known.
+    /// Marks the checksums of all slots as unknown.
     pub(crate) fn forget_checksums(&mut self) {
         self.unchecked.insert_range(0..self.counts.slots);
     }

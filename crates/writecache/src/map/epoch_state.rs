@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The state of ordered mode: open epoch, pending versions, and the epoch that is written back.
-//! What changes it, and its invariants, are in `epochs`.
+//! The state of ordered mode: open epoch, pending versions, and the epoch that is written back. The
+//! operations on it, and their invariants, are in `epochs`.
 use std::collections::{BTreeMap, VecDeque};
 
 use block::Planted;
@@ -21,14 +21,16 @@ pub(super) struct UnloggedVersion {
 /// The epoch that is written back (WC-E3).
 pub(super) struct Phase {
     pub(super) epoch: u64,
-    /// Whether it was closed: then `todo` is left to do. Otherwise every dirty block is.
+    /// Whether the epoch was closed when the phase began, or since. If so, the blocks of `todo` are
+    /// left to write; otherwise every dirty block is.
     pub(super) closed: bool,
     pub(super) todo: RoaringTreemap,
-    /// Superseded versions: those from the beginning, by block, and those that came meanwhile.
-    pub(super) olds: Vec<u32>,
-    /// Its zeroes, which go before its blocks.
+    /// Slots of versions that were superseded before the phase began, sorted by block; `late` has
+    /// those that were superseded since.
+    pub(super) old_slots: Vec<u32>,
+    /// Slots of its zeroes, which are written before its blocks.
     pub(super) zeroes: Vec<u32>,
-    /// Some of them are written.
+    /// Zeroes of this epoch have been written.
     pub(super) has_zeroes_written: bool,
     pub(super) late: BTreeMap<u64, u32>,
 }
@@ -36,36 +38,36 @@ pub(super) struct Phase {
 /// See the module.
 pub(super) struct Epochs {
     pub(super) open: u64,
-    /// All epochs before it are retired; and the same as the durable log has it.
+    /// All epochs before `oldest` are retired. `oldest_logged` is the value in the durable log.
     pub(super) oldest: u64,
     pub(super) oldest_logged: u64,
-    /// The commit that runs must log this one as the oldest, or a later one.
+    /// The running commit must log this epoch, or a later one, as the oldest.
     pub(super) commit_oldest: u64,
     /// Slots of the versions of the open epoch.
     pub(super) open_slots: RoaringBitmap,
     /// The open epoch has zeroes, and no blocks (WC-Z2).
     pub(super) open_zeroes: bool,
-    /// Versions that are not logged yet, in the order of epochs; the commit that runs must log the
+    /// Versions that are not logged yet, in the order of epochs. The running commit must log the
     /// first `commit_target` of them.
     pub(super) unlogged: VecDeque<UnloggedVersion>,
     pub(super) commit_target: usize,
-    /// How many of these are old versions or zeroes.
+    /// How many of `unlogged` are old versions or zeroes.
     pub(super) unlogged_kept: u64,
     /// Logged versions of pending epochs.
     pub(super) pending: PendingVersions,
     pub(super) phase: Option<Phase>,
-    /// Bad versions of pending epochs, and whether they are of the phase.
+    /// Slots of bad versions of pending epochs, and whether they belong to the phase.
     pub(super) bad: BTreeMap<u32, bool>,
-    /// Old versions that only wait for the end of the phase (WC-E5).
+    /// Slots of old versions that the origin has; they are released when the phase ends (WC-E5).
     pub(super) retired_old: Vec<u32>,
-    /// Recovery has put versions into the oldest epoch that the media have in none.
+    /// Recovery has put versions without an epoch on the media into the oldest epoch.
     pub(super) repaired: bool,
     /// A planted fault.
     pub(super) planted: Planted<Fault>,
 }
 
 impl Epochs {
-    /// With the first epoch that is pending, and the one that is open.
+    /// The state with `oldest` as the first pending epoch.
     pub(super) fn new(oldest: u64, open: u64) -> Epochs {
         Epochs {
             open,
@@ -86,18 +88,18 @@ impl Epochs {
         }
     }
 
-    /// Whether the phase has still to write its version of `block`.
+    /// Whether the phase still has to write its version of `block`.
     pub(super) fn is_todo(&self, block: u64) -> bool {
         self.phase.as_ref().is_some_and(|p| p.closed && p.todo.contains(block))
     }
 
-    /// The first epoch that may have something to write back.
+    /// The first epoch that may have versions to write back.
     pub(super) fn first_pending(&self) -> Option<u64> {
         let unlogged = self.unlogged.front().map(|f| f.epoch);
         unlogged.into_iter().chain(self.pending.first_epoch()).min()
     }
 
-    /// The slot holds none of its versions any more.
+    /// Removes a slot from the open epoch and from the bad versions.
     pub(super) fn forget_slot(&mut self, slot: u32) {
         self.open_slots.remove(slot);
         self.bad.remove(&slot);
@@ -108,7 +110,7 @@ impl Epochs {
         is_pending(&self.bad, slot, state)
     }
 
-    /// Takes a version out of what the phase has to do.
+    /// Removes `block` from what the phase has to write.
     pub(super) fn done(&mut self, block: u64) {
         if let Some(phase) = &mut self.phase {
             phase.todo.remove(block);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Epochs: what was written before which FLUSH, and which versions must reach the origin before
-//! any later one does (option `ordered`).
+//! Epochs: between which FLUSHes each version was written, and in which order the versions must
+//! reach the origin (option `ordered`).
 //!
 //! ```text
 //!   writes   a b │ a c │ b        epochs, closed by a FLUSH or a FUA write
@@ -9,34 +9,33 @@
 //!   kept     a 1, b 1             Old: superseded, but epoch 1 is not on the origin yet
 //! ```
 //!
-//! What has reached the origin is at any moment: everything of the epochs before one of them, and
-//! any part of that one. So for a moment before a FLUSH was answered or a FUA write completed, the
-//! origin alone may be what a disk holds that lost its power then.
+//! At any moment the origin has all versions of the epochs before some epoch N, and any of the
+//! versions of N. So the origin alone is in a state in which a disk may be after a power cut: it
+//! has everything that was acknowledged before some FLUSH or FUA write.
 //!
 //! Invariants
 //! - WC-E1 An epoch is closed between the submission of a FLUSH and its completion, and after a FUA
-//!   write has entered the map and before it completes. What comes into the map later is of a later
-//!   epoch.
+//!   write has entered the map and before it completes. Versions that enter the map later belong to
+//!   a later epoch.
 //! - WC-E2 A dirty version of an epoch that is not open is kept when it is superseded, until its
-//!   epoch is retired. One of the open epoch is not: a disk too may skip a write that no flush
-//!   covers.
-//! - WC-E3 One epoch at a time is written back: the phase. It begins when all earlier ones are
-//!   retired, and a durable record says so: recovery writes what the log calls pending again, in
-//!   order, and an earlier version must not come back while parts of a second later epoch are on
-//!   the origin.
-//! - WC-E4 It is retired when all of its versions are durable on the origin, except unreadable
+//!   epoch is retired. A version of the open epoch is not kept: a disk may skip a write that no
+//!   flush covers, too.
+//! - WC-E3 One epoch at a time is written back: the phase. It begins when all earlier epochs are
+//!   retired by a durable record. Otherwise recovery would write an earlier epoch again, over those
+//!   parts of the new epoch that are on the origin.
+//! - WC-E4 An epoch is retired when all its versions are durable on the origin, except unreadable
 //!   ones.
-//! - WC-E5 The log has every version of a pending epoch, with its epoch; each batch begins with
-//!   the oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps
-//!   its slot, even if the origin has got it meanwhile: recovery would read it.
+//! - WC-E5 The log has every version of a pending epoch, with its epoch; each batch begins with the
+//!   oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps its
+//!   slot, even if the origin has it: recovery would read the slot.
 //! - WC-E6 Epochs are merged in one case only: both are closed, each has a single block to write,
 //!   and it is the same one. The first version is skipped: with the write of the second the origin
 //!   goes from the state before both to the state after both. That write must not tear, so a block
 //!   is no larger than what the origin writes atomically. With a second block in either epoch there
 //!   would be a moment with one of them written and not the other.
 //!
-//! Memory, beside the map's: 4 bytes a pending version, 8 an epoch, two bits a slot; 16 bytes a
-//! version that the log does not know yet, of which there is a bound; 2 bytes a block of the phase.
+//! Memory, besides the map: 4 bytes for a pending version, 8 for an epoch, two bits for a slot; 16
+//! bytes for an unlogged version (their number has a bound); 2 bytes for a block of the phase.
 use std::collections::BTreeMap;
 
 use block::Planted;
@@ -47,11 +46,11 @@ use super::rebuild::add_blocks;
 use super::{SlotRef, Slots, State};
 use crate::planted::Fault;
 
-/// Versions that were superseded before they were logged are removed from the list when there are
-/// this many of them and they are half of it.
+/// Versions that were superseded before they were logged are removed from `unlogged` when there are
+/// at least so many of them and they are half of the list.
 const STALE_MIN: usize = 1024;
 
-/// Blocks of a phase that are sorted at once: with all of millions it would take as much memory as
+/// Blocks of a phase that are sorted at once. Sorting millions at once would take as much memory as
 /// the map.
 const MERGED_BLOCKS: usize = 1 << 18;
 
@@ -59,11 +58,11 @@ impl Epochs {
     fn old_in_phase(&self, slots: &Slots, block: u64) -> Option<u32> {
         let phase = self.phase.as_ref()?;
         let block_of = |slot: &u32| slots.slots[*slot as usize].block();
-        let found = phase.olds.binary_search_by_key(&block, block_of);
-        found.ok().map(|at| phase.olds[at]).or_else(|| phase.late.get(&block).copied())
+        let found = phase.old_slots.binary_search_by_key(&block, block_of);
+        found.ok().map(|at| phase.old_slots[at]).or_else(|| phase.late.get(&block).copied())
     }
 
-    /// Whether the phase's version of `block` is what the block holds now.
+    /// Whether the phase's version of `block` is the newest one.
     fn todo_is_current(&self, slots: &Slots, block: u64) -> bool {
         self.is_todo(block) && self.old_in_phase(slots, block).is_none()
     }
@@ -71,25 +70,25 @@ impl Epochs {
 
 /// Whether epochs may be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Merge {
+pub(crate) enum MergeRule {
     /// The origin may tear the write of a block.
     Never,
-    /// As in WC-E6.
+    /// By the rule of WC-E6.
     Single,
-    /// Planted fault: the second epoch may have any blocks beside the one.
+    /// Planted fault: the second epoch may have any other blocks too.
     Planted,
 }
 
 /// The state of writeback in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PhaseState {
-    /// No epoch is being written back, and there is none that has anything to write.
+    /// No epoch is being written back, and none has anything to write.
     Idle,
-    /// None is, though there is one.
+    /// No epoch is being written back, and one could be.
     Due,
-    /// One is.
+    /// An epoch is being written back.
     Writing,
-    /// All of one is on the origin.
+    /// An epoch has been written back completely, and is not retired yet.
     Written,
 }
 
@@ -134,8 +133,8 @@ impl Slots {
         s.stamp == f.stamp && holds && !s.logged
     }
 
-    /// The version of `block` at `slot` is superseded: kept if an epoch needs it (WC-E2, WC-E5),
-    /// else the slot is given away.
+    /// The version of `block` at `slot` is superseded: it is kept if an epoch needs it (WC-E2,
+    /// WC-E5); otherwise its slot is released.
     #[inline(always)]
     pub(super) fn supersede(&mut self, block: u64, slot: u32) {
         let needed = self.epochs.as_ref().is_some_and(|e| {
@@ -143,8 +142,8 @@ impl Slots {
             match self.slots[slot as usize].state {
                 State::Dirty => of_older && !e.planted.is(Fault::OldNotKept),
                 State::Bad => of_older && e.bad.contains_key(&slot),
-                // WC-E5: the log may still call it dirty, and the epoch pending. In the open epoch
-                // that does no harm: there a newer version takes the place of an older one.
+                // WC-E5: the log may still call it dirty in a pending epoch. In the open epoch that
+                // does no harm: there a newer version replaces an older one.
                 State::Clean => {
                     let unlogged = self.needs_logging(block);
                     unlogged && e.phase.as_ref().is_some_and(|p| p.epoch != e.open)
@@ -157,7 +156,7 @@ impl Slots {
         self.keep_or_release(block, slot, needed);
     }
 
-    /// The block leaves the cache. As [`Slots::supersede`], but nothing takes its place.
+    /// The block leaves the cache. As [`Slots::supersede`], but without a newer version.
     pub(super) fn remove_version(&mut self, block: u64, slot: u32) {
         let clean = self.slots[slot as usize].state == State::Clean;
         let in_phase = self.epochs.as_ref().is_some_and(|e| e.phase.is_some());
@@ -187,12 +186,12 @@ impl Slots {
             }
         });
         if state == State::Bad {
-            self.bad.remove(block); // what the block holds now is another version
+            self.bad.remove(block); // the block has a newer version
         }
         self.set_state(slot, State::Old);
     }
 
-    /// A version can't be read any more: its epoch is written back without it.
+    /// A version has become unreadable: its epoch is written back without it.
     pub(super) fn bad_in_epoch(&mut self, block: u64, slot: u32) {
         self.with_epochs(|e, slots| {
             let in_phase = match &e.phase {
@@ -207,15 +206,17 @@ impl Slots {
         });
     }
 
-    /// A superseded version that an epoch needs can't be read any more: the epoch goes on without.
+    /// A superseded version that an epoch needs has become unreadable: the epoch is written back
+    /// without it.
     pub(crate) fn drop_unreadable_old(&mut self, block: u64, slot_ref: SlotRef) {
         if self.is_intact(slot_ref) {
-            self.written_in_phase(block, slot_ref);
+            self.complete_in_phase(block, slot_ref);
         }
     }
 
-    /// The origin has this version durably, or never will: it is done, if it is the phase's.
-    pub(super) fn written_in_phase(&mut self, block: u64, slot_ref: SlotRef) {
+    /// The origin has this version durably, or will never have it: the phase has nothing more to do
+    /// for it.
+    pub(super) fn complete_in_phase(&mut self, block: u64, slot_ref: SlotRef) {
         if !self.is_intact(slot_ref) {
             return;
         }
@@ -234,8 +235,8 @@ impl Slots {
         });
     }
 
-    /// WC-E1: what comes from now on is of a later epoch. An epoch without any version is not
-    /// counted.
+    /// WC-E1: closes the open epoch, unless it is empty. Versions that enter the map from now on
+    /// belong to a later epoch.
     pub(crate) fn close_epoch(&mut self) {
         self.with_epochs(|e, slots| {
             if !e.open_slots.is_empty() {
@@ -285,8 +286,8 @@ impl Slots {
         }
     }
 
-    /// WC-E3: begins to write back the oldest epoch, if the log knows all of it.
-    pub(crate) fn begin_phase(&mut self, merge: Merge) {
+    /// WC-E3: begins to write back the oldest epoch, if all its versions are logged.
+    pub(crate) fn begin_phase(&mut self, merge: MergeRule) {
         self.with_epochs(|e, slots| {
             assert!(e.phase.is_none(), "WC-E3: one at a time");
             let Some(mut epoch) = e.first_pending() else { return };
@@ -298,7 +299,7 @@ impl Slots {
                 epoch,
                 closed: epoch < e.open,
                 todo: RoaringTreemap::new(),
-                olds: Vec::new(),
+                old_slots: Vec::new(),
                 zeroes: Vec::new(),
                 has_zeroes_written: false,
                 late: BTreeMap::new(),
@@ -314,8 +315,11 @@ impl Slots {
             if !is_logged(e, epoch) {
                 return; // closed after the commit had begun
             }
-            while let Some((next, 1, len)) = e.pending.second().filter(|_| merge != Merge::Never) {
-                if next >= e.open || !is_logged(e, next) || (len > 1 && merge != Merge::Planted) {
+            while let Some((next, 1, len)) =
+                e.pending.second().filter(|_| merge != MergeRule::Never)
+            {
+                if next >= e.open || !is_logged(e, next) || (len > 1 && merge != MergeRule::Planted)
+                {
                     break;
                 }
                 e.seal(slots, next);
@@ -343,7 +347,7 @@ impl Slots {
                         State::Dirty => {}
                         State::Old => {
                             assert!(phase.todo.insert(s.block()), "one version a block");
-                            phase.olds.push(slot);
+                            phase.old_slots.push(slot);
                         }
                         State::Zero => phase.zeroes.push(slot),
                         State::Bad => drop(e.bad.insert(slot, true)),
@@ -354,15 +358,15 @@ impl Slots {
                     }
                 }
             }
-            phase.olds.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
+            phase.old_slots.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
             phase.epoch = epoch;
             e.oldest = epoch;
             e.phase = Some(phase);
         });
     }
 
-    /// WC-E4: everything of the phase is on the origin. The next one may begin when a durable
-    /// record says so.
+    /// WC-E4: all versions of the phase are on the origin. The next phase may begin when a durable
+    /// record retires this epoch.
     pub(crate) fn retire_phase(&mut self) {
         self.with_epochs(|e, slots| {
             let phase = e.phase.take().expect("it was written");
@@ -381,7 +385,8 @@ impl Slots {
         });
     }
 
-    /// What the phase has to write; nothing while there is none, or it has zeroes to write (WC-Z2).
+    /// The blocks that the phase has to write; `None` without a phase, and while it has zeroes to
+    /// write (WC-Z2).
     pub(crate) fn phase_blocks(&self) -> Option<&RoaringTreemap> {
         let phase = self.epochs.as_ref()?.phase.as_ref().filter(|p| p.zeroes.is_empty())?;
         Some(if phase.closed { &phase.todo } else { &self.dirty })
@@ -406,7 +411,7 @@ impl Slots {
         }
     }
 
-    /// Whether an entry of the queue is still what it was, and has to be written back: for a dump.
+    /// Whether a version in the queue is still in its slot and has to be written back: for a dump.
     pub(super) fn is_pending_of(&self, epoch: u64, slot: u32) -> bool {
         let Some(e) = &self.epochs else { return false };
         let s = &self.slots[slot as usize];
@@ -418,10 +423,10 @@ impl Slots {
             return false;
         }
         match &e.phase {
-            // Every dirty block is to be written; a superseded version has been (WC-E5).
+            // Every dirty block has to be written; superseded versions are on the origin (WC-E5).
             Some(phase) if !phase.closed => s.state != State::Old,
-            // WC-Z3. They may be of a later epoch, in a slot that one of the phase's blocks has
-            // left.
+            // WC-Z3. The zeroes may belong to a later epoch, in a slot that a block of the phase
+            // has left.
             Some(phase) if epoch <= phase.epoch && is_zero => {
                 phase.zeroes.contains(&slot) || e.retired_old.contains(&slot)
             }
@@ -435,12 +440,13 @@ impl Slots {
 }
 
 impl Epochs {
-    /// The blocks whose current version is dirty and of the first epoch that the log knows.
+    /// The blocks whose newest version is dirty and belongs to the first logged epoch.
     fn current_of_first(&self, slots: &Slots) -> RoaringTreemap {
         let slot = |slot: u32| &slots.slots[slot as usize];
         let (of_first, later) = self.pending.lens();
         if later + self.unlogged.len() < of_first {
-            // Nearly all, it may be of millions: all dirty blocks but those of later epochs.
+            // Most of the dirty blocks, perhaps millions: take all dirty blocks, less those of
+            // later epochs.
             let mut blocks = slots.dirty.clone();
             let fresh = self.unlogged.iter().filter(|f| slots.is_unlogged(f)).map(|f| f.slot);
             let later = self.pending.later().chain(fresh).map(slot);
@@ -460,11 +466,11 @@ impl Epochs {
         blocks
     }
 
-    /// What comes from now on is of a later epoch.
+    /// Versions that come from now on belong to a later epoch.
     pub(super) fn close(&mut self, slots: &Slots) {
         if let Some(phase) = self.phase.as_mut().filter(|p| p.epoch == self.open) {
             assert!(!self.open_zeroes, "WC-Z2");
-            // Every dirty block is of this epoch: all earlier ones are retired.
+            // Every dirty block belongs to this epoch: all earlier ones are retired.
             phase.closed = true;
             phase.todo = slots.dirty.clone();
         }
@@ -480,7 +486,7 @@ impl Epochs {
         }
     }
 
-    /// Seals the last logged epoch: the log goes on to a later one.
+    /// Seals the last logged epoch, before the log begins a later one.
     pub(super) fn seal_last(&mut self, slots: &Slots) {
         let Epochs { pending, bad, .. } = self;
         pending.seal(|slot| {

@@ -14,7 +14,7 @@ fn an_unlogged_version_kept_for_an_epoch_is_dropped_with_it() {
             slots.install(1, slot, 7);
         };
         install(&mut slots);
-        slots.begin_phase(Merge::Never);
+        slots.begin_phase(MergeRule::Never);
         let slot_ref = slots.find(1).expect("installed").slot_ref;
         match rots {
             true => assert!(slots.quarantine(1, slot_ref)),
@@ -26,7 +26,7 @@ fn an_unlogged_version_kept_for_an_epoch_is_dropped_with_it() {
         slots.retire_phase();
         slots.begin_commit();
         let batch = slots.take_batch(4);
-        slots.batch_durable(batch);
+        slots.complete_batch(batch);
         assert!(slots.is_commit_complete());
         assert_eq!(slots.counts().unlogged, 0, "all is said (rots: {rots})");
         assert!(!slots.has_unlogged());

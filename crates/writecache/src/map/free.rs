@@ -12,7 +12,7 @@ pub(crate) struct FreeMap {
 }
 
 impl FreeMap {
-    /// All of `slots` are in use.
+    /// A map in which all `slots` slots are in use.
     pub(crate) fn new(slots: u32) -> FreeMap {
         FreeMap { words: vec![0; slots.div_ceil(64) as usize], free: 0, slots, cursor: 0 }
     }
@@ -38,7 +38,8 @@ impl FreeMap {
         self.free += 1;
     }
 
-    /// Takes the next run of at most `max` free slots after the one taken last, going round.
+    /// Takes the next run of at most `max` free slots after the run that was taken last. At the end
+    /// it continues from slot 0.
     pub(crate) fn take_run(&mut self, max: u32) -> Option<Range<u32>> {
         if self.free == 0 || max == 0 {
             return None;

@@ -2,8 +2,8 @@
 //! From block to slot: an open-addressing table of slot numbers, allocated once for all slots.
 //!
 //! ```text
-//!   start = hash(block) scaled to the table; then the next cell, and the next, until an empty one
-//!   cell  = slot number, and above it a tag: as many bits of the hash as slot numbers leave free
+//!   search: begin at hash(block), scaled to the table; go to the next cell until one is empty
+//!   cell:   slot number, and above it a tag: as many bits of the hash as fit
 //! ```
 //!
 //! Invariants
@@ -13,11 +13,12 @@
 //!   whose tag differs are skipped without touching the slot array (a cache miss): with 2^25 slots
 //!   all but one in 128.
 //!
-//! A library's table needs tombstones or grows by doubling: a cache of 100 GiB would stall for
-//! seconds, and take more than the 32 bytes a block that it may.
+//! The hash tables of libraries need tombstones or grow by doubling: a cache of 100 GiB would stall
+//! for seconds, and take more than the limit of 32 bytes a block.
 
 const EMPTY: u32 = u32::MAX;
-/// Bits of a hash: twice as many as there may be cells, two for each of 2^32 slots.
+/// Bits of a hash: there are up to 2^33 cells, two for each of 2^32 slots, and twice as many
+/// hashes.
 pub(crate) const HASH_BITS: u32 = 34;
 
 /// The low 32 bits of a number: as much of a block or an epoch as a slot or a cell stores.
@@ -28,15 +29,15 @@ pub(crate) fn low32(number: u64) -> u32 {
 pub(crate) struct Index {
     cells: Vec<u32>,
     len: usize,
-    /// Bits of a cell that are the slot's; all of them set are no slot.
+    /// Bits of a cell that hold the slot. All of them set is not a slot.
     slot_bits: u32,
 }
 
 impl Index {
-    /// The hash that selects a block's cell. The cells of ascending hashes ascend. No two blocks
-    /// below 2^34 have the same hash: each step can be undone. Multiplied and folded as in the
-    /// finalizer of MurmurHash3, by as many of the upper bits of its constants; what a block has
-    /// above is spread by the golden ratio, and added to the rest.
+    /// The hash that selects a block's cell: ascending hashes have ascending cells. No two blocks
+    /// below 2^34 have the same hash, because each step is reversible. The lower 34 bits are mixed
+    /// as in the finalizer of MurmurHash3, with the upper bits of its constants. The upper bits of
+    /// a block are multiplied by the golden ratio and added.
     pub(crate) fn hash(block: u64) -> u64 {
         const MASK: u64 = (1 << HASH_BITS) - 1;
         let above = (block >> HASH_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -58,7 +59,8 @@ impl Index {
         low32((1 << self.slot_bits) - 1)
     }
 
-    /// The lower bits of the hash, where a cell has them: the upper ones give its place.
+    /// The lower bits of the hash, shifted to their place in a cell. The upper bits decide which
+    /// cell.
     fn tag(&self, hash: u64) -> u32 {
         low32(hash << self.slot_bits)
     }
@@ -103,7 +105,7 @@ impl Index {
         self.cell_of(block, block_of).ok().map(|cell| self.slot(self.cells[cell]))
     }
 
-    /// Puts a block into the table, or gives it another slot; returns the one it had.
+    /// Adds a block, or changes its slot; returns its old slot.
     pub(crate) fn replace(
         &mut self,
         block: u64,
@@ -136,13 +138,13 @@ impl Index {
         self.len += 1;
     }
 
-    /// Takes a block out and returns its slot.
+    /// Removes a block and returns its slot.
     pub(crate) fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
         let mut hole = self.cell_of(block, &block_of).ok()?;
         let removed = self.slot(self.cells[hole]);
         let mut cell = self.after(hole);
         while self.cells[cell] != EMPTY {
-            // WC-X1: an entry that may be in the hole, counted from its start, moves there.
+            // WC-X1: the entry moves into the hole, unless its search begins behind the hole.
             let place = self.place(Index::hash(block_of(self.slot(self.cells[cell]))));
             let stays = if hole <= cell {
                 hole < place && place <= cell
@@ -169,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A full table, with blocks going in and out at random, against a map from the library.
+    /// Random insertions and removals in a full table give the same as a map of the library.
     #[test]
     fn agrees_with_a_map_through_many_changes() {
         for slots in [1u32, 2, 3, 16, 100] {
@@ -195,7 +197,8 @@ mod tests {
         }
     }
 
-    /// Whatever lies at regular distances, as blocks do: of what is half full a look finds 1.5.
+    /// Blocks at regular distances, as clients write them: a table that is half full needs 1.5
+    /// cells.
     #[test]
     fn blocks_at_regular_distances_are_spread_like_others() {
         let slots = 1 << 12;
@@ -221,7 +224,7 @@ mod tests {
         }
     }
 
-    /// As far as a test can check: those that differ little.
+    /// As far as a test can check it: for blocks that differ in one bit, and for small ones.
     #[test]
     fn blocks_below_2_to_the_34_have_each_their_own_hash() {
         let mut rng = sim::Rng::new(9);

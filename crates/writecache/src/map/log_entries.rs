@@ -14,8 +14,8 @@ use super::{Batch, Slot, Slots, State, next_in};
 /// Most entries that one write adds: itself, its epoch, and the head of a new record.
 const ENTRIES_PER_WRITE_MAX: usize = 3;
 
-/// Changes that any unit of the log has room for: an entry each; in the order of epochs the first
-/// entry is the epoch, and before each other one there may be another.
+/// Changes for which every unit of the log has room. A change takes one entry. In ordered mode the
+/// first entry of a unit is an epoch, and each change may need another one before it.
 pub(crate) const fn changes_per_unit(ordered: bool) -> usize {
     if ordered { (ENTRIES_PER_UNIT - 1) / 2 } else { ENTRIES_PER_UNIT }
 }
@@ -33,7 +33,7 @@ impl RecordBuilder {
         RecordBuilder { entries: Vec::new(), max, oldest, epoch: oldest }
     }
 
-    /// How many writes have room for sure.
+    /// How many more writes fit in any case.
     fn room(&self) -> usize {
         self.max.saturating_sub(self.entries.len()) / ENTRIES_PER_WRITE_MAX
     }
@@ -49,7 +49,7 @@ impl RecordBuilder {
         self.entries.push(entry);
     }
 
-    /// Adds a version, or zeroes, of an epoch that is not below that of the write before.
+    /// Adds a version or zeroes. Its epoch is not before that of the last write.
     fn write(&mut self, epoch: u64, slot: u32, s: Slot) {
         let mut op = if s.state == State::Zero { Op::Zero } else { Op::Write };
         let at_head = self.entries.len().is_multiple_of(ENTRIES_PER_UNIT);
@@ -87,7 +87,7 @@ impl Slots {
                 self.unlogged.remove(block);
                 builder.push(Entry { op: Op::Clean, block, slot, crc: s.crc });
             } else if !s.logged {
-                self.unlogged.insert(block); // logged below, in its order; or in the next batch
+                self.unlogged.insert(block); // logged below, or in the next batch
             }
         }
         if let Some(last) = last_taken {
@@ -99,7 +99,7 @@ impl Slots {
             if !self.is_unlogged(&f) {
                 continue;
             }
-            // A version that could not be read when its epoch was retired.
+            // A version that was unreadable when its epoch was retired joins the oldest epoch.
             let epoch = f.epoch.max(e.oldest);
             let s = self.slots[f.slot as usize];
             builder.write(epoch, f.slot, s);
@@ -131,13 +131,14 @@ impl Slots {
 #[derive(Default)]
 pub(crate) struct Dump {
     slot: u32,
-    /// Slots that were written: a block that is in one of them now came later, and is in the log.
+    /// Slots that the checkpoint has. If such a slot has another block by now, that change is in
+    /// the log.
     written: SlotSet,
     place: Place,
     end: u64,
-    /// The epoch of the last version that was written: later ones are not of an earlier epoch.
+    /// The epoch of the last version that was written; the epochs never descend.
     epoch: u64,
-    /// From this block on unreadable blocks are still to be written.
+    /// Unreadable blocks from this one on are not written yet.
     bad_from: u64,
 }
 
@@ -150,7 +151,7 @@ impl SlotSet {
         SlotSet(vec![0; slots.div_ceil(64) as usize])
     }
 
-    /// Whether this slot was not marked before.
+    /// Marks a slot; returns whether it was not marked before.
     fn mark(&mut self, slot: u32) -> bool {
         let (word, bit) = (&mut self.0[(slot / 64) as usize], 1 << (slot % 64));
         let is_new = *word & bit == 0;
@@ -160,7 +161,7 @@ impl SlotSet {
 }
 
 impl Slots {
-    /// Begins a checkpoint; [`Slots::end_dump`] ends it, in any case.
+    /// Begins a checkpoint; the caller must call [`Slots::end_dump`], also after an error.
     pub(crate) fn begin_dump(&mut self) -> Dump {
         let Some(e) = &mut self.epochs else { return Dump::default() };
         e.pending.pinned = true;
@@ -173,9 +174,9 @@ impl Slots {
         }
     }
 
-    /// The next at most `max` entries of a checkpoint; none at its end. First clean blocks in the
-    /// order of slots, then pending versions in the order of epochs, then unreadable blocks. What
-    /// has been logged since the dump began need not be in it.
+    /// Returns the next entries of a checkpoint, at most `max`; none at its end. Clean blocks come
+    /// first, in the order of slots; then pending versions, in the order of epochs; then unreadable
+    /// blocks. Versions that were logged since the dump began may be missing.
     pub(crate) fn dump(&mut self, dump: &mut Dump, max: usize) -> Vec<Entry> {
         let Some(e) = self.epochs.take() else {
             let mut entries = Vec::with_capacity(max);
@@ -211,8 +212,9 @@ impl Slots {
                 }
             }
         }
-        // Another chance at the next start; their epochs go on without them. At last: one may have
-        // been dirty when its slot was passed, and its epoch be retired since.
+        // Unreadable blocks are read again at the next start; their epochs are retired without
+        // them. They come last: such a block may have been dirty when the dump passed its slot, and
+        // its epoch may be retired since.
         while !builder.is_full()
             && let Some(block) = next_in(&self.bad, dump.bad_from)
         {
@@ -227,8 +229,8 @@ impl Slots {
         builder.entries
     }
 
-    /// Switches ordered mode on or off when a cache is opened. True if a checkpoint must be written
-    /// before anything else happens: the media do not have the epochs of the map.
+    /// Switches ordered mode on or off when a cache is opened. Returns true if a checkpoint must be
+    /// written before the cache is used, because the media have other epochs than the map.
     pub(crate) fn set_ordered(&mut self, ordered: bool) -> bool {
         match (ordered, self.epochs.take()) {
             (true, Some(epochs)) => {
@@ -237,7 +239,7 @@ impl Slots {
                 mend
             }
             (true, None) => {
-                // What is dirty is one first epoch.
+                // All dirty blocks form the first epoch.
                 let any = !self.dirty.is_empty();
                 let mut e = Epochs::new(1, if any { 2 } else { 1 });
                 let dirty = |&slot: &u32| self.slots[slot as usize].state == State::Dirty;
@@ -252,7 +254,7 @@ impl Slots {
                     .filter(|&slot| self.slots[slot as usize].state == State::Old)
                     .collect();
                 olds.iter().for_each(|&slot| self.release(slot));
-                // Zeroes stay until the origin has them.
+                // Zeroes are kept until the origin has them.
                 !epochs.pending.is_empty()
             }
         }
@@ -260,8 +262,8 @@ impl Slots {
 }
 
 impl Epochs {
-    /// As recovery has found them: the pending versions, of the epochs between these two;
-    /// `repaired` if recovery has put a version into another epoch than that on the media.
+    /// The epochs that recovery has found, with their pending versions. `repaired`: recovery has
+    /// put a version into another epoch than that on the media.
     pub(super) fn found(
         pending: PendingVersions,
         (oldest, newest): (u64, u64),

@@ -2,7 +2,7 @@
 //! What a map tells by its commits and checkpoints makes, when the cache is opened, the same map.
 use format::{ENTRIES_PER_UNIT, Entry, Op};
 
-use super::{Dump, Merge, PhaseState, Rebuild, Slots, State};
+use super::{Dump, MergeRule, PhaseState, Rebuild, Slots, State};
 
 /// A map, and what is on the media.
 struct Checked {
@@ -38,7 +38,7 @@ impl Checked {
         while !self.slots.is_commit_complete() {
             let batch = self.slots.take_batch(2 * ENTRIES_PER_UNIT);
             self.log.extend(batch.entries.chunks(ENTRIES_PER_UNIT).map(<[Entry]>::to_vec));
-            self.slots.batch_durable(batch);
+            self.slots.complete_batch(batch);
         }
     }
 
@@ -64,14 +64,14 @@ impl Checked {
         self.commit();
         match self.slots.phase_state() {
             PhaseState::Due => {
-                self.slots.begin_phase(rng.pick(&[Merge::Never, Merge::Single]));
+                self.slots.begin_phase(rng.pick(&[MergeRule::Never, MergeRule::Single]));
                 return self.commit();
             }
             PhaseState::Written => return self.slots.retire_phase(),
             PhaseState::Writing | PhaseState::Idle => {}
         }
         if self.slots.phase_zeroes().is_some() && rng.below(3) == 0 {
-            self.slots.zeroes_written();
+            self.slots.complete_phase_zeroes();
         }
         let todo = self.slots.phase_blocks().unwrap_or_else(|| self.slots.dirty()).clone();
         for block in &todo {

@@ -16,8 +16,8 @@
 //!   limbo = slots.
 //! - WC-M2 The index holds exactly the dirty, clean and bad slots, one a block.
 //! - WC-M3 `unlogged` and `committing` hold every block whose state differs from the durable log. A
-//!   batch holds the state of a block at the moment it is built, each block once. With epochs it
-//!   holds versions, and may be built before the newest version exists (WC-E5).
+//!   batch has the state of each block at the moment when the batch is built, each block once. With
+//!   epochs it has versions, and may be built before the newest version exists (WC-E5).
 //! - WC-M4 (WC-I2) A slot that a record names is freed only after a later record about its block is
 //!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
 //! - WC-M5 The stamp of a slot changes whenever it is allocated: a task that keeps slot and stamp
@@ -53,18 +53,18 @@ mod view;
 mod zero_ranges;
 mod zeroes;
 
-pub(crate) use entries::{EntryBatch, Writing};
+pub(crate) use entries::{EntryBatch, EntryVersions};
 use epoch_state::Epochs;
-pub(crate) use epochs::{Merge, PhaseState};
+pub(crate) use epochs::{MergeRule, PhaseState};
 pub(crate) use log_entries::{Dump, changes_per_unit};
 pub(crate) use rebuild::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
 };
 use slot::Slot;
-pub(crate) use slot::{Counts, Found, SlotRef, State};
+pub(crate) use slot::{Counts, CurrentVersion, SlotRef, State};
 use zero_ranges::ZeroRanges;
 
-/// What a version that entered the map has replaced.
+/// What a new version of a block has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replaced {
     /// The block was not in the cache.
@@ -75,15 +75,15 @@ pub(crate) enum Replaced {
     Committed,
 }
 
-/// Entries, and slots, of the largest batch whose memory is kept for the next: 48 KiB.
+/// The memory of a batch is reused by the next one if it has at most so many entries: 48 KiB.
 const SPARE_MAX: usize = 1024;
 
-/// Entries of one commit, and the slots that are free once it is durable.
+/// Entries of one commit, and the slots that become free when it is durable.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     freed: Vec<u32>,
-    /// The oldest pending epoch, as its entries have it.
+    /// The oldest pending epoch, as the entries name it.
     oldest: Option<u64>,
 }
 
@@ -99,13 +99,13 @@ pub(crate) struct Slots {
     zeroes: ZeroRanges,
     /// The last batch, emptied: the next one reuses its memory.
     spare: Batch,
-    /// Slots whose checksum is not known, for their format has none: found on the media, and not
-    /// written since. Native caches have no such slot.
+    /// Slots whose checksum is not known: the kernel's format has none, and the slot was not
+    /// written since the cache was opened. Native caches have no such slot.
     unchecked: RoaringBitmap,
     counts: Counts,
     next_stamp: u32,
     evict_cursor: u32,
-    /// In a cache with the option `ordered`.
+    /// Only with the option `ordered`.
     epochs: Option<Box<Epochs>>,
 }
 
@@ -147,9 +147,9 @@ impl Slots {
         self.index.find(block, |s| self.slots[s as usize].block())
     }
 
-    /// Where the newest version of the block is; `None` if that is the origin.
+    /// The newest version of the block; `None` if the origin holds it.
     #[inline(always)]
-    pub(crate) fn find(&self, block: u64) -> Option<Found> {
+    pub(crate) fn find(&self, block: u64) -> Option<CurrentVersion> {
         let Some(slot) = self.slot_of(block) else {
             return if self.counts.zero == 0 { None } else { self.find_zero(block) };
         };
@@ -157,11 +157,11 @@ impl Slots {
         let slot_ref = SlotRef { slot, stamp: s.stamp };
         let is_known = self.unchecked.is_empty() || !self.unchecked.contains(slot);
         let crc = is_known.then_some(s.crc);
-        Some(Found { slot_ref, state: s.state, crc })
+        Some(CurrentVersion { slot_ref, state: s.state, crc })
     }
 
-    /// Whether the slot still holds what it held (WC-M5): its data are those of `held`,
-    /// though the block may have moved on to a newer slot.
+    /// Whether the slot still holds the same version (WC-M5). The block may have a newer version in
+    /// another slot.
     pub(crate) fn is_intact(&self, slot_ref: SlotRef) -> bool {
         self.slots[slot_ref.slot as usize].stamp == slot_ref.stamp
     }
@@ -185,7 +185,7 @@ impl Slots {
         Some(run)
     }
 
-    /// Gives a slot back whose data were not written.
+    /// Frees a slot whose data were not written.
     pub(crate) fn abandon(&mut self, slot: u32) {
         assert_eq!(self.slots[slot as usize].state, State::Writing);
         self.make_free(slot);
@@ -224,7 +224,8 @@ impl Slots {
         }
     }
 
-    /// The data of `block` are on the cache device at `slot`: from now on that is what it holds.
+    /// The data of a new version of `block` are on the cache device at `slot`: enters it into the
+    /// map.
     pub(crate) fn install(&mut self, block: u64, slot: u32, crc: u32) -> Replaced {
         assert_eq!(self.slots[slot as usize].state, State::Writing);
         let s = &mut self.slots[slot as usize];
@@ -256,8 +257,8 @@ impl Slots {
         replaced
     }
 
-    /// The origin holds this version of the block durably (WC-I3). Nothing happens if the block has
-    /// moved on, unless an epoch has kept the version.
+    /// The origin holds this version of the block durably (WC-I3). If the block has a newer version
+    /// nothing changes, unless an epoch has kept this one.
     pub(crate) fn retire(&mut self, block: u64, slot_ref: SlotRef) {
         if self.is_current(block, slot_ref)
             && self.slots[slot_ref.slot as usize].state == State::Dirty
@@ -266,11 +267,11 @@ impl Slots {
             self.dirty.remove(block);
             self.mark_unlogged(block);
         }
-        self.written_in_phase(block, slot_ref);
+        self.complete_in_phase(block, slot_ref);
     }
 
-    /// The origin is about to change: a clean block is dirty again, so that after a crash it is
-    /// what counts.
+    /// The origin is about to change: a clean block becomes dirty again, so that after a crash the
+    /// cached version counts.
     pub(crate) fn make_dirty(&mut self, block: u64, slot_ref: SlotRef) {
         if self.is_current(block, slot_ref)
             && self.slots[slot_ref.slot as usize].state == State::Clean
@@ -281,8 +282,8 @@ impl Slots {
         }
     }
 
-    /// This version of the block can't be read any more: it reads as an error until rewritten.
-    /// Nothing happens, and false is returned, if the block has moved on.
+    /// This version of the block is unreadable: reads of the block fail until it is written again.
+    /// Returns false, and changes nothing, if the block has a newer version.
     pub(crate) fn quarantine(&mut self, block: u64, slot_ref: SlotRef) -> bool {
         let current = self.is_current(block, slot_ref);
         if current {
@@ -296,12 +297,12 @@ impl Slots {
         current
     }
 
-    /// The block leaves the cache, if this is still its version and the origin holds it too.
+    /// Drops the block from the cache, if this is its newest version and is clean.
     pub(crate) fn drop_clean(&mut self, block: u64, slot_ref: SlotRef) -> bool {
         self.slots[slot_ref.slot as usize].state == State::Clean && self.drop_block(block, slot_ref)
     }
 
-    /// The block leaves the cache, if this is still its version.
+    /// Drops the block from the cache, if this is its newest version.
     pub(crate) fn drop_block(&mut self, block: u64, slot_ref: SlotRef) -> bool {
         if !self.is_current(block, slot_ref) {
             return false;
@@ -313,8 +314,8 @@ impl Slots {
         true
     }
 
-    /// Drops up to `max` clean blocks, going round in slot order, so that the slots that become
-    /// free lie side by side. Returns how many.
+    /// Drops up to `max` clean blocks in slot order, so that the free slots are neighbours; the
+    /// next call continues where this one ends. Returns how many.
     pub(crate) fn evict(&mut self, max: u32) -> u32 {
         let mut evicted = 0;
         for _ in 0..self.counts.slots {
@@ -324,7 +325,7 @@ impl Slots {
             let slot = self.evict_cursor;
             self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
             let s = &self.slots[slot as usize];
-            // With epochs a block leaves when the log knows that it was clean (WC-E5).
+            // With epochs a block may leave only when the log has it as clean (WC-E5).
             let unlogged = self.epochs.is_some() && self.needs_logging(s.block());
             if s.state == State::Clean && !unlogged {
                 let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
@@ -348,7 +349,7 @@ impl Slots {
         any(&self.unlogged) || any(&self.committing)
     }
 
-    /// Begins a commit: it must log all that has changed until now.
+    /// Begins a commit, which must log all changes up to now.
     pub(crate) fn begin_commit(&mut self) {
         if self.committing.is_empty() {
             std::mem::swap(&mut self.committing, &mut self.unlogged);
@@ -366,13 +367,13 @@ impl Slots {
         self.committing.is_empty() && self.epochs.as_ref().is_none_or(|e| is_logged(e))
     }
 
-    /// Whether a commit that began now would have anything to log.
+    /// Whether a new commit would have anything to log.
     pub(crate) fn has_unlogged(&self) -> bool {
         let unlogged = |e: &Epochs| !e.unlogged.is_empty() || e.oldest_logged != e.oldest;
         self.counts.unlogged > 0 || self.epochs.as_ref().is_some_and(|e| unlogged(e))
     }
 
-    /// The next at most `max` entries of the commit that was begun; empty when all is logged.
+    /// The next entries of the running commit, at most `max`; empty when all is logged.
     pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
         if let Some(mut epochs) = self.epochs.take() {
             let batch = self.take_batch_of_epochs(&mut epochs, max);
@@ -411,7 +412,8 @@ impl Slots {
         if let Some(last) = last_taken {
             self.committing.remove_range(..=last);
             if !self.unlogged.is_empty() {
-                // What changed again since the commit began: the entries have the newest state.
+                // Blocks that changed again since the commit began are logged too: the entries have
+                // the newest state.
                 for e in &entries {
                     let count = if e.op == Op::Drop { u64::from(e.slot) } else { 1 };
                     self.unlogged.remove_range(e.block..e.block + count);
@@ -423,7 +425,7 @@ impl Slots {
         Batch { entries, freed, oldest: None }
     }
 
-    /// Adds slots in limbo that no record names any more once the batch that was just built is
+    /// Moves slots out of limbo that no record names any more when the batch that was just built is
     /// durable.
     fn take_unnamed(&mut self, freed: &mut Vec<u32>) {
         let mut limbo = std::mem::take(&mut self.limbo);
@@ -434,8 +436,8 @@ impl Slots {
         self.limbo = limbo;
     }
 
-    /// The batch is durable: the slots that it supersedes are free (WC-I2).
-    pub(crate) fn batch_durable(&mut self, mut batch: Batch) {
+    /// The batch is durable: frees the slots that it supersedes (WC-I2).
+    pub(crate) fn complete_batch(&mut self, mut batch: Batch) {
         for slot in batch.freed.drain(..) {
             assert_eq!(self.slots[slot as usize].state, State::Limbo);
             self.make_free(slot);
@@ -449,9 +451,9 @@ impl Slots {
         }
     }
 
-    /// A checkpoint is durable, and nothing has been committed since it began: no record names the
-    /// slots in limbo but those of unlogged blocks (WC-M4). Without this, slots that a cache kept
-    /// for its epochs would never be freed when it is used without ordered mode: no commit names
+    /// A checkpoint is durable, and nothing was committed since it began. So the slots in limbo are
+    /// free, except those of unlogged blocks (WC-M4). Without this, a cache that is opened without
+    /// ordered mode would never free the slots that it had kept for its epochs: no commit names
     /// them.
     pub(crate) fn free_after_checkpoint(&mut self) {
         let mut freed = Vec::new();
@@ -478,7 +480,7 @@ impl Slots {
         next_in(&self.dirty, from)
     }
 
-    /// How many slots have been allocated since this block's: its age, for oldest-first order.
+    /// How many slots were allocated after this block's: its age, for oldest-first order.
     pub(crate) fn age_of(&self, block: u64) -> u32 {
         let stamp = self.slot_of(block).map(|s| self.slots[s as usize].stamp);
         stamp.map_or(0, |s| self.next_stamp.wrapping_sub(s))
@@ -507,11 +509,11 @@ impl Slots {
         }
     }
 
-    /// The entry of a slot for a checkpoint, if it is live. The log then names the slot (WC-M4).
+    /// The checkpoint entry of a slot, if it is live. From now on the log names the slot (WC-M4).
     fn checkpoint_entry(&mut self, slot: u32) -> Option<Entry> {
         let s = &mut self.slots[slot as usize];
         let op = match s.state {
-            // A block that could not be read gets another chance at the next start.
+            // The next start reads an unreadable block again.
             State::Dirty | State::Bad => Op::Write,
             State::Clean => Op::Clean,
             State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
@@ -523,7 +525,7 @@ impl Slots {
     }
 }
 
-/// The first member of `set` at or after `from`.
+/// The first member of `set` that is not below `from`.
 pub(crate) fn next_in(set: &RoaringTreemap, from: u64) -> Option<u64> {
     let mut iter = set.iter();
     iter.advance_to(from);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Pending versions: those of pending epochs that the log names, in the order of their epochs.
+//! Pending versions: the logged versions of pending epochs, in the order of their epochs.
 //!
 //! ```text
 //!   front                                              back
@@ -20,12 +20,13 @@ use roaring::RoaringBitmap;
 use super::chunks::Chunks;
 use crate::map::index::low32;
 
-/// Takes the place of a slot that is not pending any more.
+/// Stands for a slot that is not pending any more.
 const HOLE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Segment {
-    /// The low half of the epoch: those that are pending together are fewer than slots.
+    /// The low half of the epoch. It is enough: fewer epochs than slots are pending at the same
+    /// time.
     epoch_low: u32,
     len: u32,
 }
@@ -38,12 +39,12 @@ pub(super) struct PendingVersions {
     /// Slots of the last segment (WC-SD2).
     listed: RoaringBitmap,
     sealed: bool,
-    /// An epoch at or below the first.
+    /// An epoch that is not after the first one.
     base: u64,
     /// Slots and segments popped so far: places in the queue keep their numbers.
     popped: u64,
     popped_segments: u64,
-    /// A dump walks the queue: no slot may move.
+    /// A dump is reading the queue: no slot may move.
     pub(super) pinned: bool,
 }
 
@@ -56,7 +57,8 @@ pub(super) struct Place {
 }
 
 impl PendingVersions {
-    /// A queue of these versions, in the order of epochs, each slot once an epoch; all sealed.
+    /// A sealed queue of these versions, which are in the order of epochs and have each slot once
+    /// in an epoch.
     pub(super) fn sealed(versions: impl Iterator<Item = (u64, u32)>) -> PendingVersions {
         let mut pending = PendingVersions::default();
         for (epoch, slot) in versions {
@@ -89,12 +91,13 @@ impl PendingVersions {
         self.segments.is_empty()
     }
 
-    /// Whether a push for `epoch` begins a new segment: the last one must be sealed then.
+    /// Whether a push for `epoch` begins a new segment. If so, the caller must seal the last one
+    /// first.
     pub(super) fn begins(&self, epoch: u64) -> bool {
         self.last_epoch() != Some(epoch)
     }
 
-    /// Adds a version of `epoch`, which is not below the last.
+    /// Adds a version of `epoch`, which is not before the last one.
     pub(super) fn push(&mut self, epoch: u64, slot: u32) {
         if self.begins(epoch) {
             assert!(self.segments.is_empty() || self.sealed);
@@ -123,7 +126,7 @@ impl PendingVersions {
         self.segments.back_mut().expect("begun before").len += 1;
     }
 
-    /// Closes the last segment and drops from it what is not pending (WC-SD1).
+    /// Seals the last segment and drops the slots that are not pending (WC-SD1).
     pub(super) fn seal(&mut self, is_pending: impl Fn(u32) -> bool) {
         let Some(last) = self.segments.back_mut().filter(|_| !self.sealed) else { return };
         self.sealed = true;
@@ -143,7 +146,7 @@ impl PendingVersions {
         last.len = u32::try_from(end - start).expect("no more than it was");
     }
 
-    /// The slots of the first segment, or of the second.
+    /// The slots of the first segment, or with `second` of the second.
     pub(super) fn members(&self, second: bool) -> impl Iterator<Item = u32> + '_ {
         let len = |n: usize| self.segments.get(n).map_or(0, |s| s.len as usize);
         let from = if second { len(0) } else { 0 };

@@ -10,14 +10,14 @@ impl Slots {
         }
     }
 
-    /// The next commit leaves out what has changed since the last.
+    /// The next commit leaves out this block.
     pub(crate) fn forget_unlogged(&mut self, block: u64) {
         if self.unlogged.remove(block) {
             self.counts.unlogged -= 1;
         }
     }
 
-    /// The next commit leaves out blocks that have left the cache.
+    /// The next commit leaves out blocks that were dropped from the cache.
     pub(crate) fn forget_drops(&mut self) {
         let gone = |&block: &u64| self.slot_of(block).is_none();
         let gone: Vec<u64> = self.unlogged.iter().filter(gone).collect();

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Radix: sorts millions of numbers by some of their bits, several times as fast as by comparing.
+//! Radix sort of millions of numbers by some of their bits, several times as fast as a comparison
+//! sort.
 use std::ops::Range;
 
-/// As many are sorted within the second-level cache of one core: twice 256 KiB. More are first
-/// dealt out by their upper bits.
+/// So many items are sorted within the second-level cache of one core: twice 256 KiB. Larger inputs
+/// are first distributed by their upper bits.
 const CACHED: usize = 32 << 10;
-/// Bits by which many are dealt out: to more places at once than this a store would wait for the
-/// page that it goes to.
+/// Bits by which a large input is distributed. With more destinations than this each store would
+/// wait for the translation of its page.
 const UPPER_BITS: u32 = 8;
-/// Bits of a digit when few are sorted: the fewer digits the better, while a place of each value
-/// stays in the first-level cache.
+/// Bits of a digit of a small input. Fewer digits are faster as long as the counters of all values
+/// stay in the first-level cache.
 const DIGIT_BITS: u32 = 12;
 
-/// Sorts `items` by these bits of theirs; what is equal in them keeps its order. `spare` becomes
-/// as large as `items`, if there are bits to sort by, and is left with anything.
+/// Sorts `items` by the bits in `bits`; items with equal bits keep their order. `spare` grows to
+/// the size of `items`, unless `bits` is empty, and has no meaning afterwards.
 pub(crate) fn sort(items: &mut [u64], spare: &mut Vec<u64>, bits: Range<u32>) {
     if bits.is_empty() {
         return;
@@ -22,7 +23,7 @@ pub(crate) fn sort(items: &mut [u64], spare: &mut Vec<u64>, bits: Range<u32>) {
     sort_slice(items, spare, bits, false);
 }
 
-/// Sorts `items`, which end there or in `other`, as asked.
+/// Sorts `items`. The result is in `other` if `to_other`, else in `items`.
 fn sort_slice(items: &mut [u64], other: &mut [u64], bits: Range<u32>, to_other: bool) {
     if items.len() < 2 {
         if to_other {
@@ -42,7 +43,7 @@ fn sort_slice(items: &mut [u64], other: &mut [u64], bits: Range<u32>, to_other: 
         }
         return;
     }
-    // As many digits as it takes, all about as wide.
+    // As few digits as possible, of about the same width.
     let digits = width.div_ceil(DIGIT_BITS);
     let (mut from, mut to) = (items, other);
     for nth in 0..digits {
@@ -58,7 +59,7 @@ fn sort_slice(items: &mut [u64], other: &mut [u64], bits: Range<u32>, to_other: 
     }
 }
 
-/// Copies items into the order of one digit; returns where those of each of its values end.
+/// Copies items, ordered by one digit; returns where the items of each of its values end.
 fn deal<const VALUES: usize>(items: &[u64], to: &mut [u64], digit: Range<u32>) -> [u32; VALUES] {
     let mask = (1 << digit.len()) - 1;
     let value = |item: u64| (item >> digit.start & mask) as usize % VALUES;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rebuild: the map as recovery finds it, from checkpoint and log.
+//! Rebuild: recovery makes the map from checkpoint and log.
 //!
 //! ```text
 //!   entries ──▶ slot table ────────────────────┐
@@ -8,25 +8,26 @@
 //! ```
 //!
 //! Invariants
-//! - WC-RB1 Of each block the last entry counts, wherever it points; no other order matters. So two
-//!   blocks may claim a slot while entries are read: a checkpoint is fuzzy, and may have a later
-//!   owner already. The displaced version is kept in a list, and gets its slot at the end if that
-//!   is vacant; two blocks that still claim a slot then are damage.
-//! - WC-RB2 There is no second copy of the map. Besides the finished map there are the entries of
-//!   one read, and 20 bytes for each displaced version and each block that leaves alone or with few
-//!   others: at most as many as a log has entries, and as many as there are slots. While the index
-//!   is made, 8 bytes for each of these and of the table; then one chunk of block numbers to be
-//!   sorted. In a cache with epochs also 4 bytes for each of these and of the table, then 8 bytes a
-//!   pending version, and 8 more while those of several epochs are sorted.
-//! - WC-RB3 A version that one of a later epoch supersedes is kept if its own epoch is pending. Its
-//!   slot goes to the block that claims it: a slot changes hands only after a record that retires
-//!   its epoch, which is among the entries too. A block leaves a cache with epochs when it is
-//!   clean, that is, when all earlier epochs are retired: no earlier version is kept then. Or it
-//!   leaves because zeroes replace its version, as a later version would.
-//! - WC-RB4 No block is looked up while entries are read. Each entry has a number, which later
-//!   decides which was the last: those of the log come after those of the checkpoint.
+//! - WC-RB1 The last entry of each block counts; no other order matters. So two blocks may claim a
+//!   slot while entries are read: a checkpoint is fuzzy, and may already name a later owner of a
+//!   slot. The displaced version is kept in a list, and gets its slot at the end if that is vacant.
+//!   If two blocks claim a slot at the end, the media are damaged.
+//! - WC-RB2 There is no second copy of the map. Besides the finished map recovery needs the entries
+//!   of one read, and 20 bytes for each displaced version and each block of a short drop: at most
+//!   as many as the log has entries, plus as many as there are slots. While the index is made, it
+//!   needs 8 bytes for each of these and for each slot; then one chunk of block numbers to be
+//!   sorted. With epochs it needs 4 bytes more for each of these and for each slot; then 8 bytes
+//!   for a pending version, and 8 more while versions of several epochs are sorted.
+//! - WC-RB3 A version that a version of a later epoch supersedes is kept if its own epoch is
+//!   pending. If another block claims its slot, the slot belongs to that block: a slot is reused
+//!   only after a record that retires its epoch, and that record is among the entries too. A block
+//!   leaves a cache with epochs in two cases. It is clean: then all earlier epochs are retired, and
+//!   no earlier version is kept. Or zeroes replace its version, as a later version would.
+//! - WC-RB4 No block is looked up while entries are read. Each entry has a number, by which
+//!   `resolve` finds the last one of a block: entries of the log come after those of the
+//!   checkpoint.
 //! - WC-RB5 Zeroes end every earlier version in their range, whether the zeroes are pending or not.
-//!   Pending ones keep their slot; the slot of others is vacant.
+//!   Pending zeroes keep their slot; the slot of other zeroes is vacant.
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
@@ -42,70 +43,68 @@ mod resolve;
 
 use resolve::{Arrival, DisplacedVersions, SHORT_DROP_MAX};
 
-/// Dirty blocks sorted at once: twice 32 MiB. A bitmap grows by sorted runs several times as fast
-/// as by blocks at random; the larger the runs the fewer the times it is merged.
+/// Dirty blocks that are sorted at once: twice 32 MiB. A bitmap takes sorted runs several times as
+/// fast as blocks in random order, and larger runs need fewer merges.
 const SORT_BLOCKS: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
-/// Bytes of memory a slot while it is in use, and while it is found, without epochs: 16 in the
-/// table and 8 in the index; 8 more to sort the versions, which later go to the sets of dirty
-/// blocks.
+/// Bytes of memory for a slot, without epochs: 16 in the table, 8 in the index, and 8 to sort the
+/// versions, which the sets of dirty blocks use later.
 const SLOT_BYTES: u64 = 32;
-/// What epochs take beside that: 4 for the epoch of each slot, then 16 while versions are sorted.
+/// Further bytes with epochs: 4 for the epoch of each slot, then 16 while versions are sorted.
 const EPOCH_BYTES: u64 = 20;
-/// The same of a displaced version: 20, and 8 to sort it.
+/// Bytes for a displaced version: 20, and 8 to sort it.
 const DISPLACED_BYTES: u64 = 28;
-/// Of a long drop, with what `finish` makes of it: its range, its ends, and what reaches them.
+/// Bytes for a long drop: its range, its boundaries, and the heap of drops that reach them.
 const LONG_DROP_BYTES: u64 = 128;
-/// The same of zeroes: 32, and as much to sort them by their ranges.
+/// Bytes for a zero range: 32, and 64 to sort it.
 const ZERO_ENTRY_BYTES: u64 = 96;
 
-/// Bytes of memory that the map of `slots` slots takes while it is in use, and what of it is sorted
-/// when the cache is opened.
+/// Bytes of memory that the map of `slots` slots takes, both in use and while the cache is opened.
 pub(crate) fn map_bytes(slots: u64) -> u64 {
     slots.saturating_mul(SLOT_BYTES) + 16 * slots.min(SORT_BLOCKS as u64)
 }
 
-/// The same of a cache with epochs, whose versions are in a queue besides: 8 a slot at most.
+/// The same with epochs, whose queue of versions takes at most 8 bytes more for each slot.
 pub(crate) fn ordered_map_bytes(slots: u64) -> u64 {
     map_bytes(slots).saturating_add(8 * slots)
 }
 
-/// EpochNumbers of epochs on the media are at most this: half of what an entry holds, so that no
-/// cache counts beyond it.
+/// Largest epoch on the media: half of what an entry can hold, so that no cache counts beyond the
+/// other half.
 pub(crate) const EPOCH_MAX: u64 = BLOCK_LIMIT / 2;
-/// How far the newest epoch may be from the oldest that is pending: more could not be distinguished
-/// by their low halves. A cache has at least one slot for each.
+/// Most epochs from the oldest pending one to the newest: more could not be distinguished by their
+/// low halves. Each takes at least one slot.
 pub(crate) const PENDING_EPOCHS_MAX: u64 = (1 << 31) - 1;
 
-/// Why the entries do not make a map.
+/// Why the entries do not form a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contradiction {
     /// The block is beyond the end of the device.
-    Beyond(u64),
-    /// The slot of this block is another's, or there is no such slot.
+    OutOfRange(u64),
+    /// The slot of this block belongs to another block, or there is no such slot.
     Slot { block: u64, slot: u32 },
-    /// The block has two versions of this epoch, where the later one takes the place of the other.
-    Twice { block: u64, epoch: u64 },
+    /// The block has two versions of this epoch, though a later version replaces the other one.
+    Duplicate { block: u64, epoch: u64 },
 }
 
-/// A map under construction. Slots in state `Free` are vacant; `logged` says of the others whether
-/// it is the log that names them, and `stamp` when (WC-RB4).
+/// A map under construction. Slots in state `Free` are vacant. In the others `logged` tells whether
+/// their entry came from the log, and `stamp` is the number of that entry (WC-RB4).
 pub(crate) struct Rebuild {
     slots: Vec<Slot>,
     displaced: DisplacedVersions,
-    /// The place of the entry that is applied now.
-    now: Arrival,
-    /// All bits that any block has.
-    widest: u64,
+    /// The place of the entry that is being applied.
+    arrival: Arrival,
+    /// The bits that are set in any block.
+    block_bits: u64,
     /// Zeroes among the entries.
     zeroes: Vec<ZeroEntry>,
-    /// The index of a map that is read while it is made; others get theirs at the end.
+    /// The index of a map made by [`Rebuild::indexed`]; other maps get theirs at the end.
     index: Option<Index>,
     /// Set by the first entry with an epoch.
     epochs: Option<EpochNumbers>,
 }
 
-/// Zeroes, when they came, and the low half of their epoch.
+/// Zeroes, the place of their entry, and the low half of their epoch.
 #[derive(Clone, Copy)]
 struct ZeroEntry {
     arrival: Arrival,
@@ -117,15 +116,16 @@ struct ZeroEntry {
 
 /// The epochs that the entries name.
 struct EpochNumbers {
-    /// The low half of each slot's: those that are pending together are fewer than slots.
+    /// The low half of each slot's epoch. It is enough: fewer epochs than slots are pending at the
+    /// same time.
     of_slots: Vec<u32>,
-    /// Of the next write; none at the beginning of a record.
+    /// The epoch of the next write; `None` at the beginning of a record.
     current: Option<u64>,
     oldest: u64,
     newest: u64,
 }
 
-/// Whether epoch `a` is before `b`, both by their low half.
+/// Whether epoch `a` is before `b`, compared by their low halves.
 fn is_before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) >= 1 << 31
 }
@@ -143,7 +143,7 @@ fn op_of(state: State) -> Op {
 
 fn state_of(op: Op) -> State {
     match op {
-        // A block that could not be read gets another chance: its checksum decides.
+        // An unreadable block may be readable now: its checksum decides.
         Op::Write | Op::WriteNext | Op::Bad => State::Dirty,
         Op::Clean => State::Clean,
         Op::Zero => State::Zero,
@@ -152,7 +152,7 @@ fn state_of(op: Op) -> State {
 }
 
 impl Slot {
-    /// While the map is made: the place of the entry that claimed the slot (WC-RB4).
+    /// The place of the entry that claimed the slot, while the map is made (WC-RB4).
     fn arrival(&self) -> Arrival {
         Arrival { from_log: self.logged, number: self.stamp }
     }
@@ -164,16 +164,16 @@ impl Rebuild {
         Rebuild {
             slots: vec![Slot::VACANT; count as usize],
             displaced: DisplacedVersions::default(),
-            now: Arrival { from_log: false, number: 0 },
-            widest: 0,
+            arrival: Arrival { from_log: false, number: 0 },
+            block_bits: 0,
             zeroes: Vec::new(),
             index: None,
             epochs: None,
         }
     }
 
-    /// A map of `count` vacant slots that is looked into while it is made, by `find` and
-    /// `put_dirty`; it takes no entries.
+    /// A map of `count` vacant slots for `find` and `put_dirty`, which look blocks up; it takes no
+    /// entries.
     pub(crate) fn indexed(count: u32) -> Rebuild {
         Rebuild { index: Some(Index::new(count)), ..Rebuild::new(count) }
     }
@@ -185,7 +185,8 @@ impl Rebuild {
 
     /// Applies the entries of a record of the log, in their order; after those of the checkpoint.
     pub(crate) fn apply_log(&mut self, entries: &[Entry]) {
-        // Loads their slots into the CPU cache, many at a time: each would wait for memory.
+        // Loads the slots into the CPU cache, many at once: one after the other each would wait for
+        // memory.
         let named = entries.iter().filter_map(|e| Some(self.slots.get(e.slot as usize)?.block_low));
         std::hint::black_box(named.fold(0, u32::wrapping_add));
         self.apply_from(true, entries.iter().copied());
@@ -195,13 +196,13 @@ impl Rebuild {
         if let Some(epochs) = &mut self.epochs {
             epochs.current = None;
         }
-        if log != self.now.from_log {
-            self.now = Arrival { from_log: log, number: 0 };
+        if log != self.arrival.from_log {
+            self.arrival = Arrival { from_log: log, number: 0 };
         }
         for mut e in entries {
-            // A log has fewer entries. A checkpoint has more for 16 TiB of blocks: there slots
-            // decide between equal stamps, whose order is its own but with epochs.
-            self.now.number = self.now.number.saturating_add(1);
+            // A log has fewer entries than that. A checkpoint of 16 TiB of blocks has more: entries
+            // beyond the limit have equal numbers, and their slots decide the order.
+            self.arrival.number = self.arrival.number.saturating_add(1);
             match e.op {
                 Op::Epoch => {
                     self.note_epoch(e.block, e.block - u64::from(e.slot));
@@ -209,7 +210,7 @@ impl Rebuild {
                 }
                 Op::Drop => {
                     let blocks = e.block..e.block + u64::from(e.slot);
-                    self.displaced.push_drop(blocks, self.now, self.slots.len());
+                    self.displaced.push_drop(blocks, self.arrival, self.slots.len());
                     continue;
                 }
                 Op::WriteNext => {
@@ -218,20 +219,20 @@ impl Rebuild {
                 }
                 Op::Write | Op::Clean | Op::Bad | Op::Evict | Op::Zero => {}
             }
-            self.widest |= e.block;
+            self.block_bits |= e.block;
             let epoch = self.next_epoch();
             if e.op == Op::Zero {
                 let Entry { block: start, slot, crc: blocks, .. } = e;
-                self.zeroes.push(ZeroEntry { arrival: self.now, start, blocks, slot, epoch });
+                self.zeroes.push(ZeroEntry { arrival: self.arrival, start, blocks, slot, epoch });
             }
             let claimed = self.slots.get(e.slot as usize).filter(|_| e.op != Op::Evict);
             let Some(s) = claimed else {
                 if e.op != Op::Zero {
-                    self.displaced.push(&e, self.now, epoch);
+                    self.displaced.push(&e, self.arrival, epoch);
                 }
                 continue;
             };
-            // A block gets the slot of zeroes only when their epoch is over (WC-RB5).
+            // A block gets the slot of zeroes only after their epoch was retired (WC-RB5).
             let is_block = !matches!(s.state, State::Free | State::Zero);
             if is_block && (s.block() != e.block || e.op == Op::Zero) {
                 let owner =
@@ -248,7 +249,7 @@ impl Rebuild {
         let s = &mut self.slots[e.slot as usize];
         s.set_block(e.block);
         (s.state, s.crc) = (state_of(e.op), e.crc);
-        (s.logged, s.stamp) = (self.now.from_log, self.now.number);
+        (s.logged, s.stamp) = (self.arrival.from_log, self.arrival.number);
         if let Some(epochs) = &mut self.epochs {
             epochs.of_slots[e.slot as usize] = epoch;
         }
@@ -258,7 +259,8 @@ impl Rebuild {
         let slots = self.slots.len();
         let displaced = &mut self.displaced;
         let epochs = self.epochs.get_or_insert_with(|| {
-            // Earlier writes without an epoch belong to none that is pending: `finish` sees that.
+            // Earlier writes without an epoch get one that is before all pending ones; `finish`
+            // handles them.
             let before = low32(oldest.wrapping_sub(1));
             displaced.begin_epochs(before);
             EpochNumbers { of_slots: vec![before; slots], current: None, oldest, newest: 0 }
@@ -276,14 +278,14 @@ impl Rebuild {
         }
     }
 
-    /// The epoch of a write that comes now, by its low half; before all that is pending if it has
-    /// none.
+    /// The low half of the epoch of the next write; without an epoch, one before all pending
+    /// epochs.
     fn next_epoch(&self) -> u32 {
         let of = |e: &EpochNumbers| low32(e.current.unwrap_or(e.oldest.wrapping_sub(1)));
         self.epochs.as_ref().map_or(0, of)
     }
 
-    /// Bytes of memory that it takes, with what `finish` takes for a while.
+    /// Bytes of memory that it takes, including the temporary memory of `finish`.
     pub(crate) fn bytes(&self) -> u64 {
         let slots = self.slots.len() as u64;
         let displaced = self.displaced.len() as u64;
@@ -293,15 +295,15 @@ impl Rebuild {
         map_bytes(slots) + displaced * DISPLACED_BYTES + of_epochs + zeroes + drops
     }
 
-    /// Whether more versions wait aside than a log of `log_entries` can leave there: each entry
-    /// displaces one, or is one, and short drops are as many as [`DisplacedVersions::push_drop`]
-    /// allows. A checkpoint names each slot once, and so leaves none.
+    /// Whether there are more displaced versions than a log of `log_entries` entries can cause:
+    /// each entry displaces one, or is one, and [`DisplacedVersions::push_drop`] limits short
+    /// drops. A checkpoint names each slot once, and displaces none.
     pub(crate) fn has_too_many(&self, log_entries: u64) -> bool {
         let most = 3 * self.slots.len() as u64 + log_entries + SHORT_DROP_MAX;
         self.displaced.len() as u64 > most.min(u64::from(u32::MAX))
     }
 
-    /// The slot of a block, and what was put there as its checksum, in an `indexed` map.
+    /// The slot and the checksum of a block of an `indexed` map.
     pub(crate) fn find(&self, block: u64) -> Option<(u32, u32)> {
         let slot = self.index.as_ref()?.find(block, |s| self.slots[s as usize].block())?;
         Some((slot, self.slots[slot as usize].crc))
@@ -324,7 +326,7 @@ impl Rebuild {
         self.epochs.as_ref().map(|e| (e.oldest, e.newest.max(e.oldest)))
     }
 
-    /// Planted fault: versions that zeroes ended stay.
+    /// Planted fault: zeroes do not end earlier versions.
     pub(crate) fn forget_zeroes(&mut self) {
         self.zeroes.clear();
     }
@@ -348,7 +350,7 @@ impl Rebuild {
                 State::Free => {
                     counts.free += 1;
                     free.put(slot);
-                    s.logged = false; // its block may have moved on
+                    s.logged = false; // its block may have a newer version
                     continue;
                 }
                 State::Dirty => {
@@ -373,7 +375,7 @@ impl Rebuild {
             last = last.max(Some(s.block() + more));
         }
         if let Some(last) = last.filter(|&last| last >= blocks) {
-            return Err(Contradiction::Beyond(last));
+            return Err(Contradiction::OutOfRange(last));
         }
         if let Some((first, _)) = conflict {
             return Err(first);
@@ -405,7 +407,7 @@ impl Rebuild {
         Ok(slots)
     }
 
-    /// The versions that are pending, in the order of their epochs.
+    /// Finds the pending versions, in the order of their epochs.
     fn find_epochs(
         &self,
         numbers: EpochNumbers,
@@ -428,17 +430,17 @@ impl Rebuild {
         radix::sort(&mut pending, &mut spare, 32..64 - last.leading_zeros());
         drop(spare);
         if counts.old > 0
-            && let Some((block, after)) = self.twice(&pending)
+            && let Some((block, after)) = self.duplicate(&pending)
         {
-            return Err(Contradiction::Twice { block, epoch: oldest + u64::from(after) });
+            return Err(Contradiction::Duplicate { block, epoch: oldest + u64::from(after) });
         }
         let versions = pending.iter().map(|&packed| (oldest + (packed >> 32), low32(packed)));
         Ok(Epochs::found(PendingVersions::sealed(versions), (oldest, newest), repaired))
     }
 
-    /// A block with two versions of one epoch, of which one is superseded, and which: `pending` are
-    /// epochs and slots, in order.
-    fn twice(&self, pending: &[u64]) -> Option<(u64, u32)> {
+    /// A block with two versions of one epoch, one of them superseded, and that epoch. `pending`
+    /// has epochs and slots, in order.
+    fn duplicate(&self, pending: &[u64]) -> Option<(u64, u32)> {
         let version = |&packed: &u64| &self.slots[low32(packed) as usize];
         for same in pending.chunk_by(|a, b| a >> 32 == b >> 32) {
             let mut olds = RoaringTreemap::new();
@@ -458,16 +460,16 @@ impl Rebuild {
 }
 
 impl EpochNumbers {
-    /// How far an epoch, of which this is the low half, is from the oldest that is pending; none if
-    /// it is not pending.
+    /// The distance of an epoch (given by its low half) from the oldest pending one; `None` if it
+    /// is not pending.
     fn relative(&self, epoch: u32) -> Option<u32> {
         let after = epoch.wrapping_sub(low32(self.oldest));
-        // What would be of an epoch that has not begun is of one long ago.
+        // A number after the newest epoch is that of an epoch long ago.
         (u64::from(after) <= self.newest.saturating_sub(self.oldest)).then_some(after)
     }
 }
 
-/// Adds blocks, each once, and leaves none.
+/// Moves all of `blocks`, which are distinct, into `dirty`.
 pub(super) fn add_blocks(dirty: &mut RoaringTreemap, blocks: &mut Vec<u64>, spare: &mut Vec<u64>) {
     let used = blocks.iter().fold(0, |bits, block| bits | block);
     radix::sort(blocks, spare, 0..64 - used.leading_zeros());

@@ -30,7 +30,7 @@ fn plain(
         }
     }
     if let Some((&block, _)) = map.last_key_value().filter(|(b, _)| **b >= blocks) {
-        return Err(Contradiction::Beyond(block));
+        return Err(Contradiction::OutOfRange(block));
     }
     let mut owners = BTreeMap::new();
     for e in map.values() {
@@ -125,7 +125,7 @@ fn the_last_entry_of_each_block_counts() {
                 }
             }
             (Err(Contradiction::Slot { .. }), Err(Contradiction::Slot { .. })) => refusals[0] += 1,
-            (Err(Contradiction::Beyond(a)), Err(Contradiction::Beyond(b))) => {
+            (Err(Contradiction::OutOfRange(a)), Err(Contradiction::OutOfRange(b))) => {
                 assert_eq!(a, b);
                 refusals[1] += 1;
             }
@@ -165,7 +165,7 @@ fn two_versions_of_one_epoch_are_refused() {
         rebuild.finish(8).map(|found| found.counts())
     };
     assert_eq!(rebuilt([1, 2, 3]).map(|counts| (counts.dirty, counts.old)), Ok((1, 2)));
-    let twice = Contradiction::Twice { block: 5, epoch: 1 };
+    let twice = Contradiction::Duplicate { block: 5, epoch: 1 };
     assert_eq!(rebuilt([1, 2, 1]).err(), Some(twice), "one has been superseded, one has not");
 }
 
@@ -462,13 +462,13 @@ fn the_first_phase_writes_all_versions_of_the_first_epoch() {
         let Some(&(first, _)) = versions.first() else { continue };
         let (of_first, later): (Vec<_>, Vec<_>) = versions.iter().partition(|(e, _)| *e == first);
         larger[usize::from(later.len() < of_first.len())] += 1;
-        found.begin_phase(crate::map::Merge::Never);
+        found.begin_phase(crate::map::MergeRule::Never);
         let is_zero = |slot: u32| found.slots[slot as usize].state == State::Zero;
         let zeroes = of_first.iter().filter(|(_, slot)| is_zero(*slot)).count();
         assert_eq!(found.phase_zeroes().map_or(0, |(_, count)| count), zeroes);
         if zeroes > 0 {
             assert!(zeroes == of_first.len() && found.phase_blocks().is_none(), "WC-Z2");
-            found.zeroes_written();
+            found.complete_phase_zeroes();
             continue;
         }
         let versions = of_first.iter().map(|(_, slot)| found.slots[*slot as usize].block());

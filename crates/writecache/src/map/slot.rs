@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Slots: the states of one, references to one that stay valid, and how many are in each state.
+//! Slots: their states, references that detect a reuse, and counts of the slots in each state.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -40,7 +40,7 @@ impl Slot {
     }
 }
 
-/// A slot at one moment of its life (WC-M5).
+/// A slot and its stamp: a reference to one version (WC-M5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRef {
     pub(crate) slot: u32,
@@ -49,14 +49,14 @@ pub(crate) struct SlotRef {
 
 /// The newest version of a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
+pub(crate) struct CurrentVersion {
     pub(crate) slot_ref: SlotRef,
     pub(crate) state: State,
     /// The checksum of its data, if it is known.
     pub(crate) crc: Option<u32>,
 }
 
-/// How many slots are in each state; and blocks that the log does not know yet.
+/// How many slots are in each state, and how many blocks are not logged yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) slots: u32,

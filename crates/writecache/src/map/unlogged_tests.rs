@@ -60,7 +60,7 @@ fn every_block_that_differs_from_the_log_is_unlogged() {
                     log(&batch, &mut log_state);
                     in_flight = Some(batch);
                 }
-                (7, _) => in_flight.take().into_iter().for_each(|b| slots.batch_durable(b)),
+                (7, _) => in_flight.take().into_iter().for_each(|b| slots.complete_batch(b)),
                 (8, Some(slot_ref)) => slots.retire(block, slot_ref),
                 (9, Some(slot_ref)) => slots.make_dirty(block, slot_ref),
                 (10, Some(slot_ref)) => drop(slots.drop_block(block, slot_ref)),

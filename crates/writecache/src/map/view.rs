@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! View: the map as tools and tests look at it.
+//! View: read access to the map for tools and tests.
 use std::ops::Range;
 
 use super::{Counts, Slots, State};
@@ -12,8 +12,8 @@ impl Slots {
             .map(|(slot, s)| (slot, s.block(), s.state, s.crc))
     }
 
-    /// Runs of blocks in a range that the origin may not hold, dirty ones and zeroes, as starts and
-    /// ends.
+    /// Runs of blocks in a range that the origin may not have: dirty blocks and zeroes, as (start,
+    /// end).
     pub(crate) fn unsaved_runs(&self, range: Range<u64>) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let mut iter = self.dirty.iter();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Which zeroes are the newest of a block: ranges that don't overlap, by their start.
+/// The newest zeroes of each block, as ranges that don't overlap, by their start.
 #[derive(Default)]
 pub(super) struct ZeroRanges {
     cover: BTreeMap<u64, (u64, u32)>,
@@ -15,7 +15,7 @@ impl ZeroRanges {
         (block < end).then_some(slot)
     }
 
-    /// Zeroes that are newer than all others.
+    /// Adds zeroes that are newer than all others.
     pub(super) fn insert(&mut self, range: Range<u64>, slot: u32) {
         for (start, end, older) in self.over(&range) {
             self.cover.remove(&start);
@@ -29,7 +29,7 @@ impl ZeroRanges {
         self.cover.insert(range.start, (range.end, slot));
     }
 
-    /// The zeroes of `slot`, which were `range`, end.
+    /// Removes the zeroes of `slot`, which were inserted as `range`.
     pub(super) fn remove(&mut self, range: &Range<u64>, slot: u32) {
         for (start, _, of) in self.over(range) {
             if of == slot {
@@ -38,7 +38,7 @@ impl ZeroRanges {
         }
     }
 
-    /// What overlaps with `range`: start, end and slot.
+    /// The ranges that overlap with `range`: start, end and slot.
     fn over(&self, range: &Range<u64>) -> Vec<(u64, u64, u32)> {
         let before = self.cover.range(..=range.start).next_back();
         let first = before.map_or(range.start, |(&start, _)| start);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Zeroes: long WRITE_ZEROES of epochs that are not on the origin yet. Each takes a slot without
-//! data, which gives the range a place in the queue of epochs and in the log.
+//! Zeroes: long WRITE_ZEROES of epochs that are not on the origin yet. Each range takes a slot
+//! without data, which stands for it in the queue of epochs and in the log.
 //!
 //! ```text
 //!   read of a block:  index ─none─▶ zeroes ─none─▶ origin
@@ -23,10 +23,10 @@
 //!   (WC-M3).
 use std::ops::Range;
 
-use super::{Found, SlotRef, Slots, State};
+use super::{CurrentVersion, SlotRef, Slots, State};
 
-/// Most ranges of a cache of so many slots: a 64th of the slots, and in a tiny one no more than a
-/// quarter. So a checkpoint has room for the epoch that each of them may have to name.
+/// Most zero ranges of a cache of `slots` slots: a 64th of the slots, at least 16, and at most a
+/// quarter of a tiny cache. So a checkpoint has room for an epoch entry before each range.
 pub(crate) fn zeroes_max(slots: u32) -> u32 {
     (slots / 64).max(16).min(slots / 4)
 }
@@ -35,10 +35,10 @@ impl Slots {
     /// WC-Z1: the zeroes that cover a block that is not in the index.
     #[cold]
     #[inline(never)]
-    pub(super) fn find_zero(&self, block: u64) -> Option<Found> {
+    pub(super) fn find_zero(&self, block: u64) -> Option<CurrentVersion> {
         let slot = self.zeroes.slot_at(block)?;
         let slot_ref = SlotRef { slot, stamp: self.slots[slot as usize].stamp };
-        Some(Found { slot_ref, state: State::Zero, crc: None })
+        Some(CurrentVersion { slot_ref, state: State::Zero, crc: None })
     }
 
     /// WC-Z4: whether unlogged zeroes cover the block.
@@ -53,20 +53,20 @@ impl Slots {
         s.block()..s.block() + u64::from(s.crc)
     }
 
-    /// Whether one range more may be added.
+    /// Whether another range may be added.
     pub(crate) fn has_room_for_zeroes(&self) -> bool {
         self.counts.zero < zeroes_max(self.counts.slots)
     }
 
-    /// The blocks of zeroes that the origin may not hold, ascending; of some the index may have
-    /// newer versions.
+    /// The blocks of zeroes that the origin may not have, ascending. The index may have newer
+    /// versions of some of them.
     pub(crate) fn zero_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.zeroes.ranges()
     }
 
-    /// From now on the blocks of `range` hold zeroes, which are of an epoch of their own; `slot`
-    /// stands for them. At most 2^32 - 1 blocks. Takes the place of at most `max` versions, one at
-    /// least, and returns up to where the zeroes reach with that.
+    /// Enters zeroes over `range` (at most 2^32 - 1 blocks) into the map, in an epoch of their own;
+    /// `slot` stands for them. Replaces at most `max` versions (at least one): if the range has
+    /// more, the zeroes end earlier. Returns their end.
     pub(crate) fn install_zeroes(&mut self, range: Range<u64>, slot: u32, max: usize) -> u64 {
         let mut live = self.live_in(range.clone());
         let mut range = range;
@@ -96,7 +96,7 @@ impl Slots {
         range.end
     }
 
-    /// Recovery has found zeroes that are pending.
+    /// Restores the pending zeroes that recovery has found.
     pub(super) fn restore_zero_ranges(&mut self) {
         if self.counts.zero == 0 {
             return;
@@ -110,8 +110,7 @@ impl Slots {
         }
     }
 
-    /// WC-Z2: zeroes come. They are of an epoch that has nothing else, and that is not being
-    /// written back.
+    /// WC-Z2: makes sure that the open epoch has only zeroes and is not being written back.
     pub(super) fn begin_zeroes(&mut self) {
         self.with_epochs(|e, slots| {
             let in_phase = e.phase.as_ref().is_some_and(|p| p.epoch == e.open);
@@ -122,13 +121,13 @@ impl Slots {
         });
     }
 
-    /// The epoch of the phase and how many zeroes it has to write, before anything else.
+    /// The epoch of the phase, and the number of zero ranges that it has to write first.
     pub(crate) fn phase_zeroes(&self) -> Option<(u64, usize)> {
         let phase = self.epochs.as_ref()?.phase.as_ref()?;
         (!phase.zeroes.is_empty()).then_some((phase.epoch, phase.zeroes.len()))
     }
 
-    /// The blocks of one of them.
+    /// The blocks of the `nth` zero range of the phase.
     pub(crate) fn phase_zero(&self, nth: usize) -> Option<Range<u64>> {
         let phase = self.epochs.as_ref()?.phase.as_ref()?;
         phase.zeroes.get(nth).map(|&slot| self.zero_range(slot))
@@ -143,7 +142,7 @@ impl Slots {
     }
 
     /// The origin holds the phase's zeroes durably.
-    pub(crate) fn zeroes_written(&mut self) {
+    pub(crate) fn complete_phase_zeroes(&mut self) {
         self.with_epochs(|e, _| {
             let phase = e.phase.as_mut().expect("it has zeroes");
             e.retired_old.append(&mut phase.zeroes);

@@ -6,17 +6,17 @@ use super::{Parts, share_of_rate};
 use crate::writeback::jobs::DrainLimits;
 
 impl Parts {
-    /// Everything that is dirty now, to the origin.
+    /// Writes all blocks that are dirty now to the origin.
     pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         let flush = || vec!["flush".to_owned()];
-        self.do_all(move |part| async move { part.message(flush()).await.map(drop) }).await
+        self.run_all(move |part| async move { part.message(flush()).await.map(drop) }).await
     }
 
     pub(crate) async fn clear_stats(&self) {
-        self.ask(|part| async move { part.clear_stats_here() }).await;
+        self.ask(|part| async move { part.clear_stats_local() }).await;
     }
 
-    /// The attribute `drain`. A limit of the rate is for all parts together.
+    /// The attribute `drain`. A rate limit is for all parts together.
     pub(crate) async fn drain(&self, value: String) -> Result<(), Error> {
         if value.trim() == "stop" {
             self.ask(|part| async move { part.stop_drain() }).await;
@@ -24,14 +24,14 @@ impl Parts {
         }
         let whole = DrainLimits::parse(&value)?;
         let limits = DrainLimits { rate: share_of_rate(whole.rate, self.count()), ..whole };
-        self.do_all(move |part| async move { part.drain(limits).await }).await
+        self.run_all(move |part| async move { part.drain(limits).await }).await
     }
 
-    /// Settles all parts, after a `flush` if that was asked for.
+    /// Suspends all parts. With `with_flush` all dirty blocks are written back first.
     pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
         let flushed = if with_flush { self.write_back_all().await } else { Ok(()) };
         self.suspended.set(true);
-        let settled = self.do_all(|part| async move { part.suspend().await }).await;
+        let settled = self.run_all(|part| async move { part.suspend().await }).await;
         self.refresh().await;
         flushed.and(settled)
     }
@@ -43,7 +43,7 @@ impl Parts {
     }
 }
 
-/// Runs that do not overlap, in order, neighbours joined.
+/// Runs in order, which do not overlap; adjacent ones are joined.
 pub(crate) fn merged(mut runs: Vec<(Sector, Sector)>) -> Vec<(Sector, Sector)> {
     runs.sort_unstable();
     let mut joined: Vec<(Sector, Sector)> = Vec::with_capacity(runs.len());

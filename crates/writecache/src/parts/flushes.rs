@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Flushes of a device that several parts share: one at a time, for all that wait. No part takes
-//! for durable what another part's failed flush may have lost.
+//! Flushes of a device that several parts share: one at a time, for all parts that wait. If a flush
+//! fails, all parts count their writes as lost that it may have lost.
 //!
 //! ```text
 //!   part 0 ──┐ FLUSH                       ┌─▶ outcome to the parts that asked
@@ -25,13 +25,13 @@ use reactor::spawn;
 /// What a failed flush means for the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterFailure {
-    /// No flush succeeds any more.
+    /// All later flushes fail.
     FailAll,
-    /// The parts that did not ask for it are notified.
+    /// The parts that did not send this flush are notified.
     NotifyOthers,
 }
 
-/// Notifies a part, by its number, of a failed flush.
+/// Notifies the part with this number of a failed flush.
 pub(crate) type NotifyPart = Rc<dyn Fn(u8, Status)>;
 
 /// The flushes of one device.
@@ -64,12 +64,12 @@ impl Flushes {
         })
     }
 
-    /// Parts are notified of failures by this from now on.
+    /// Sets the function that notifies parts of failures.
     pub(crate) fn notify_with(&self, notify: NotifyPart) {
         *self.notify.borrow_mut() = Some(notify);
     }
 
-    /// Flushes sent to the device.
+    /// How many flushes were sent to the device.
     pub(crate) fn count(&self) -> u64 {
         self.count.get()
     }
@@ -81,7 +81,7 @@ impl Flushes {
         }
     }
 
-    /// A task while a flush is wanted.
+    /// A task while bios wait for a flush.
     async fn run(self: Rc<Self>) {
         loop {
             let batch = self.waiting.take();
@@ -121,13 +121,13 @@ impl Flushes {
     }
 }
 
-/// Where one part sends its flushes.
-pub(crate) struct Port {
+/// The device to which one part sends its flushes.
+pub(crate) struct FlushPort {
     pub(crate) nth: u8,
     pub(crate) flushes: Rc<Flushes>,
 }
 
-impl BlockDevice for Port {
+impl BlockDevice for FlushPort {
     fn name(&self) -> &str {
         self.flushes.device.name()
     }
@@ -144,14 +144,14 @@ impl BlockDevice for Port {
     }
 }
 
-/// A device as a part has it: its own way for data, and the port for flushes.
-pub(crate) struct Shared {
+/// A shared device for one part: data go directly to the device, and flushes to the port.
+pub(crate) struct SharedDevice {
     pub(crate) data: Rc<dyn BlockDevice>,
     pub(crate) flushes: Rc<dyn BlockDevice>,
     pub(crate) identity: Option<String>,
 }
 
-impl BlockDevice for Shared {
+impl BlockDevice for SharedDevice {
     fn name(&self) -> &str {
         self.data.name()
     }

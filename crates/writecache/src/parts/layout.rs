@@ -8,12 +8,12 @@
 //! ```
 use block::Sector;
 
-/// Areas begin at multiples of this, where they are large enough; at least at those of a unit.
+/// Areas begin at multiples of this if they are large enough, otherwise at multiples of a unit.
 const ALIGN_LARGE: Sector = Sector::from_bytes(1 << 20);
 const LARGE: Sector = Sector::from_bytes(32 << 20);
 const ALIGN: Sector = Sector::from_bytes(format::UNIT as u64);
 
-/// How an origin is divided.
+/// How the origin is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) parts: u8,
@@ -21,18 +21,18 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The part that a sector is of.
+    /// The part to which a sector belongs.
     pub(crate) fn part_of(self, at: Sector) -> usize {
         let nth = at.0 / self.chunk.0 % u64::from(self.parts);
         usize::try_from(nth).expect("less than 256")
     }
 
-    /// Whether `len` sectors from `at` on are of one part, and in a row there.
+    /// Whether `len` sectors from `at` on belong to one part, and are contiguous there.
     pub(crate) fn is_within_one(self, at: Sector, len: Sector) -> bool {
         (at.0 % self.chunk.0).saturating_add(len.0) <= self.chunk.0
     }
 
-    /// Where the chunk of `at` ends.
+    /// The end of the chunk of `at`.
     pub(crate) fn chunk_end(self, at: Sector) -> Sector {
         Sector((at.0 / self.chunk.0 + 1) * self.chunk.0)
     }

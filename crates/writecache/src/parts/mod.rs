@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Parts: a cache divided by regions of its origin. Each part is a whole engine, on a core of its
-//! own.
+//! Parts: a cache divided by regions of its origin. Each part is a complete engine, on a core of
+//! its own.
 //!
 //! ```text
 //!   bio within a chunk ──▶ its part, unchanged        FLUSH ──▶ all parts
@@ -11,15 +11,16 @@
 //!   part's flushes          ─▶ `flushes`, on this core: one at a time for all
 //! ```
 //!
-//! A part is a [`WriteCache`] with a part number (`Config::part`): it has an area of the cache
-//! device, and sees the origin at its true addresses. Requests to different parts share nothing but
+//! A part is a [`WriteCache`] with a part number (`Config::part`). It has an area of the cache
+//! device, and uses the origin with unchanged addresses. Requests to different parts share only
 //! flushes.
 //!
 //! Invariants
 //! - WC-P1 A block belongs to one part for as long as the cache lives: number of parts, chunk and
 //!   areas are on the media.
-//! - WC-P2 A FLUSH ends when every part has ended it; a part that has nothing new has no work.
-//! - WC-P3 What a failed flush of a shared device may have lost counts as lost in every part
+//! - WC-P2 A FLUSH ends when every part has ended it. A part without changes has nothing to do for
+//!   it.
+//! - WC-P3 Writes that a failed flush of a shared device may have lost count as lost in every part
 //!   (`flushes`).
 pub(crate) mod control;
 pub(crate) mod flushes;
@@ -39,7 +40,7 @@ use reactor::{
 };
 use smallvec::SmallVec;
 
-use self::flushes::{AfterFailure, Flushes, Port, Shared};
+use self::flushes::{AfterFailure, FlushPort, Flushes, SharedDevice};
 use self::layout::Layout;
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
@@ -52,11 +53,11 @@ use crate::planted::Fault;
 /// Pieces of one bio in flight: a discard may be as long as the device.
 const PIECES_IN_FLIGHT: usize = 64;
 
-/// Makes a device on another core that reaches the same file or memory.
+/// Makes a device on another core that uses the same file or memory.
 pub type DeviceFactory = Box<dyn FnOnce() -> Rc<dyn BlockDevice> + Send>;
 
-/// Returns how another core reaches a device of this one directly, if it can; given by the program.
-/// Other devices are reached by messages to this core.
+/// Returns how another core makes a direct device for a device of this core, if that is possible.
+/// The program provides it. Other devices are used by messages to this core.
 pub type ShareDevice = Rc<dyn Fn(&Rc<dyn BlockDevice>) -> Option<DeviceFactory>>;
 
 /// The cores of parts, and how devices are shared with them.
@@ -66,7 +67,7 @@ pub(crate) struct Placement {
     pub(crate) share: ShareDevice,
 }
 
-/// What parts are made from.
+/// What is needed to make the parts.
 pub(crate) struct Plan<'a> {
     pub(crate) name: &'a str,
     pub(crate) config: &'a Config,
@@ -89,13 +90,13 @@ struct PartHandle {
 /// All parts of a cache.
 pub(crate) struct Parts {
     layout: Layout,
-    /// Of the whole device.
+    /// Limits of the whole device.
     limits: Limits,
     planted: Planted<Fault>,
     handles: Vec<PartHandle>,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
-    /// Devices of this core that other cores use, and those of the parts there.
+    /// Exports: the devices of this core that other cores use, and the parts on other cores.
     exports: RefCell<Vec<(CoreId, Export)>>,
     forwarder: CoreLocal,
     /// No background work.
@@ -106,7 +107,7 @@ pub(crate) struct Parts {
 /// Forwards events of the parts, those of the origin once for all parts.
 struct EventForwarder {
     on_event: Option<OnEvent>,
-    /// Bit n: part n has reported an origin error, and not yet its end.
+    /// Bit n: part n has reported an error of the origin, and not its end.
     origin_failing: Cell<u16>,
 }
 
@@ -123,7 +124,8 @@ impl EventForwarder {
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
-        // There is one origin: it fails from the first part's error to the last one's recovery.
+        // There is one origin: it counts as failing from the first error of a part until the last
+        // part has recovered.
         let is_news = match event {
             CacheEvent::Writeback { .. } | CacheEvent::OriginFlush { .. } => before == 0,
             CacheEvent::Recovered => after == 0,
@@ -139,7 +141,7 @@ impl EventForwarder {
     }
 }
 
-/// A device as it is sent to another core.
+/// A device that is sent to another core.
 struct RemoteDevice {
     data: Data,
     home: CoreId,
@@ -151,7 +153,7 @@ struct RemoteDevice {
 
 enum Data {
     Local(DeviceFactory),
-    /// By messages to its core.
+    /// Used by messages to its core.
     Export(Export),
 }
 
@@ -165,13 +167,13 @@ impl RemoteDevice {
             Data::Local(make) => make(),
             Data::Export(export) => remote(export),
         };
-        Rc::new(Shared { data, flushes, identity: self.identity })
+        Rc::new(SharedDevice { data, flushes, identity: self.identity })
     }
 }
 
 impl Parts {
-    /// Makes and opens the parts of `plan`, each on its core. None begins to work before
-    /// [`Parts::begin`].
+    /// Makes and opens the parts of `plan`, each on its core. [`WriteCache::begin_local`] starts
+    /// each.
     pub(crate) async fn open(plan: Plan<'_>) -> Result<Rc<Parts>, Error> {
         let of = plan.division.parts();
         let forwarder = Rc::new(EventForwarder {
@@ -179,7 +181,7 @@ impl Parts {
             origin_failing: Cell::new(0),
         });
         let flushes = |device: &Rc<dyn BlockDevice>, after| Flushes::new(device.clone(), of, after);
-        // What was made goes again when a later one fails.
+        // If a part fails to open, dropping this drops the earlier parts.
         let mut parts = Parts {
             layout: plan.division.layout(),
             limits: plan.limits.clone(),
@@ -203,7 +205,7 @@ impl Parts {
         }
         for nth in 0..of {
             if away.iter().all(|(n, ..)| *n != nth) {
-                made[usize::from(nth)] = Some(parts.make_here(&plan, nth, &forwarder).await);
+                made[usize::from(nth)] = Some(parts.make_local(&plan, nth, &forwarder).await);
             }
         }
         for (nth, core, sent) in away {
@@ -239,7 +241,7 @@ impl Parts {
         Ok(parts)
     }
 
-    async fn make_here(
+    async fn make_local(
         &self,
         plan: &Plan<'_>,
         nth: u8,
@@ -247,9 +249,9 @@ impl Parts {
     ) -> Result<PartHandle, Error> {
         let shared = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| -> Rc<dyn BlockDevice> {
             let (data, identity) = (data.clone(), data.identity());
-            Rc::new(Shared {
+            Rc::new(SharedDevice {
                 data,
-                flushes: Rc::new(Port { nth, flushes: flushes.clone() }),
+                flushes: Rc::new(FlushPort { nth, flushes: flushes.clone() }),
                 identity,
             })
         };
@@ -263,7 +265,7 @@ impl Parts {
         Ok(PartHandle { core: core_id(), local: CoreLocal::keep(part.clone()), device: part })
     }
 
-    /// Has a part made and opened on another core.
+    /// Makes and opens a part on another core.
     fn send(
         &self,
         plan: &Plan<'_>,
@@ -284,7 +286,7 @@ impl Parts {
                     None => Data::Export(export(data.clone())),
                 },
                 home,
-                flushes: export(Rc::new(Port { nth, flushes: flushes.clone() })),
+                flushes: export(Rc::new(FlushPort { nth, flushes: flushes.clone() })),
                 name: data.name().to_owned(),
                 limits: data.limits(),
                 identity: data.identity(),
@@ -310,13 +312,13 @@ impl Parts {
         })
     }
 
-    /// How many there are.
+    /// The number of parts.
     pub(crate) fn count(&self) -> u8 {
         self.layout.parts
     }
 
-    /// Passes each part its own of `values`, in their order.
-    pub(crate) async fn give<T: Send + 'static>(
+    /// Calls `f` on each part with its own value of `values`.
+    pub(crate) async fn distribute<T: Send + 'static>(
         &self,
         values: Vec<T>,
         take: fn(Rc<WriteCache>, T),
@@ -330,7 +332,8 @@ impl Parts {
         }
     }
 
-    /// Asks every part at once; the answers in their order. `f` runs on the parts' cores.
+    /// Runs `f` on every part concurrently, on the core of the part; returns the results in the
+    /// order of parts.
     pub(crate) async fn ask<T, F, Fut>(&self, f: F) -> Vec<T>
     where
         T: Send + 'static,
@@ -353,7 +356,7 @@ impl Parts {
     }
 
     /// Runs `f` on every part; returns the first error, and which parts have one.
-    pub(crate) async fn do_all<F, Fut>(&self, f: F) -> Result<(), Error>
+    pub(crate) async fn run_all<F, Fut>(&self, f: F) -> Result<(), Error>
     where
         F: Fn(Rc<WriteCache>) -> Fut + Clone + Send + 'static,
         Fut: Future<Output = Result<(), Error>> + 'static,
@@ -361,13 +364,13 @@ impl Parts {
         sum::outcome(self.ask(f).await)
     }
 
-    /// Parts of this core, without asking.
-    pub(crate) fn here(&self) -> impl Iterator<Item = Rc<WriteCache>> + '_ {
+    /// The parts on this core.
+    pub(crate) fn local(&self) -> impl Iterator<Item = Rc<WriteCache>> + '_ {
         let here = self.handles.iter().filter(|part| part.core == core_id());
         here.filter_map(|part| part.local.get::<WriteCache>())
     }
 
-    /// Asks all parts for their status and sums it up.
+    /// Updates the sum of the status of all parts.
     pub(crate) async fn refresh(&self) {
         let reports = self.ask(|part| async move { part.report() }).await;
         let mut aggregated = AggregatedStatus::of(&reports);
@@ -381,7 +384,7 @@ impl Parts {
         self.aggregated.borrow()
     }
 
-    /// Sends a bio to the parts that it is about.
+    /// Sends a bio to the parts that it concerns.
     pub(crate) fn submit(&self, bio: Bio) {
         if bio.op != Op::Flush && self.layout.is_within_one(bio.sector, bio.len) {
             return self.handles[self.layout.part_of(bio.sector)].device.submit(bio);
@@ -389,7 +392,8 @@ impl Parts {
         self.split(bio);
     }
 
-    /// A bio for each part of a FLUSH, for each chunk of anything else, and a task that waits.
+    /// Splits a bio, by parts if it is a FLUSH and by chunks otherwise, and starts a task that
+    /// waits for the pieces.
     fn split(&self, bio: Bio) {
         if let Err(status) = self.limits.check(&bio) {
             return bio.complete(status);

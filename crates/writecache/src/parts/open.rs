@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: finds the parts of a cache that is there, or makes those of a new one.
+//! Open: finds the parts of an existing cache, or makes those of a new one.
 //!
 //! ```text
 //!   part 0: none ─▶ is a later part in use? ─▶ format the last, ..., part 1, part 0 at the end
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//! - WC-PO1 A cache is there when its part 0 is: it is written last, when all others are durable.
-//!   What a cut leaves of a creation is no cache, and the next one begins anew.
-//! - WC-PO2 No part is opened before all have been looked at, and what is refused is left as it is.
+//! - WC-PO1 A cache exists if its part 0 does: part 0 is written last, when all others are durable.
+//!   If a power cut interrupts the creation there is no cache, and the next creation starts again.
+//! - WC-PO2 No part is opened before all have been checked, and a refused cache is not changed.
 use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
@@ -21,17 +21,18 @@ use crate::recovery::area::{map_memory, no_space, not_initialized};
 use crate::recovery::dm::detect;
 use crate::recovery::owner;
 use crate::recovery::superblock::{
-    check_superblock, find_superblock, format_device, is_formats, missing, new_uuid, read_copies,
+    check_superblock, find_superblock, format_device, is_of_new_format, missing, new_uuid,
+    read_copies,
 };
-use crate::recovery::{Loaded, load};
+use crate::recovery::{LoadedMap, load};
 
 /// How a cache is divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
-    /// As in the superblock of part 0.
+    /// The division in the superblock of part 0.
     first: Part,
     uuid: [u8; 16],
-    /// The parts take the origin for their own.
+    /// The parts adopt the origin.
     adopts: bool,
 }
 
@@ -48,11 +49,11 @@ impl Division {
         Division { first: Part { nth: 0, ..part }, uuid: superblock.uuid, adopts: false }
     }
 
-    /// The config of one part, of that of the cache.
+    /// The config of one part, from that of the cache.
     pub(crate) fn config_of(&self, whole: &Config, nth: u8) -> Config {
         let part = Part { nth, ..self.first };
-        // By the last byte, so that what is of one cache shows, and no record is taken for that of
-        // another part.
+        // The parts differ in the last byte: the rest shows that they belong together, and no
+        // record of one part is valid in another.
         let mut uuid = self.uuid;
         uuid[15] = nth;
         let mut config = whole.clone();
@@ -65,7 +66,7 @@ impl Division {
     }
 }
 
-/// The options of one part, so that all parts together keep to those of the cache.
+/// The options of one part, so that all parts together obey those of the cache.
 pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
     let share = |n: u32| n.div_ceil(u32::from(parts));
     Tuning {
@@ -76,13 +77,13 @@ pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
     }
 }
 
-/// A part's share of a rate; 0 is none.
+/// A part's share of a rate; 0 is no limit.
 pub(crate) fn share_of_rate(rate: u64, parts: u8) -> u64 {
     if rate == 0 { 0 } else { (rate / u64::from(parts)).max(1) }
 }
 
-/// Looks at all parts of the cache that begins with `found`, or at what there is, and makes a new
-/// cache where there is none.
+/// Checks all parts of the cache that begins with `found`. Without `found` it makes a new cache, if
+/// there is none.
 pub(crate) async fn divide(
     config: &Config,
     origin: &dyn BlockDevice,
@@ -133,13 +134,14 @@ pub(crate) async fn divide(
         superblocks.push(superblock);
     }
     superblocks.remove(0);
-    division.adopts = adopts(config, &division, origin, device, sectors, &superblocks).await?;
+    division.adopts =
+        adopts_origin(config, &division, origin, device, sectors, &superblocks).await?;
     Ok(division)
 }
 
-/// Whether the parts are to take the origin for their own: decided for all together, as one without
-/// blocks would go to any.
-async fn adopts(
+/// Whether the parts must adopt the origin. It is decided for all parts together: a part without
+/// blocks would adopt any origin.
+async fn adopts_origin(
     config: &Config,
     division: &Division,
     origin: &dyn BlockDevice,
@@ -160,7 +162,7 @@ async fn adopts(
         let within = |e: Error| e.within(format!("part {nth} of {}", division.parts()));
         let memory = map_memory(&config, superblock.slots.into()).map_err(within)?;
         let loaded = load(&config, device, superblock, blocks, memory).await.map_err(within)?;
-        let Loaded { slots, .. } = loaded;
+        let LoadedMap { slots, .. } = loaded;
         owner::ownership(&config, superblock, origin, sectors, &slots).map_err(within)?;
     }
     Ok(!is_known)
@@ -190,7 +192,7 @@ async fn create(
     let geometry = Geometry::compute(each.bytes(), config.block_size).map_err(|e| {
         no_space(config, &format_args!("{of} parts of {} bytes: {e}", each.bytes()))
     })?;
-    // Before anything is written; each part reserves its own as it is opened.
+    // Checked before anything is written. Each part reserves its own memory when it is opened.
     let memory = map_memory(config, u64::from(geometry.slots) * u64::from(of))?;
     let first = Part {
         nth: 0,
@@ -217,12 +219,12 @@ async fn create(
     Ok(division)
 }
 
-/// Refuses to make a new cache over a part that has been in use, and whose part 0 has gone.
+/// Refuses to make a new cache over a used part of a cache whose part 0 is missing.
 async fn refuse_used(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
     let Ok(superblock) = elect(&read_copies(config, device).await?.copies) else { return Ok(()) };
     let Some(part) = superblock.part else { return Ok(()) };
     let end = superblock.geometry().end_bytes();
-    let is_used = !is_formats(&superblock) || {
+    let is_used = !is_of_new_format(&superblock) || {
         let offset = superblock.geometry().log_offset(1);
         end <= config.area_bytes(device) && {
             let unit = read_area(config, device, offset, UNIT, "read log").await?;

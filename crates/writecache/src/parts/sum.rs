@@ -6,8 +6,8 @@
 //! |---|---|
 //! | numbers of blocks, requests and errors | the sum |
 //! | FLUSHes, which all parts get; measured costs and rates; `drain_only` | the largest |
-//! | the errno | that of the first part that has one |
-//! | an error and its sector | those of the part with the lowest sector |
+//! | the errno | the one of the first part that has an error |
+//! | an error and its sector | the one with the lowest sector |
 //! | lists of sectors | one list, ascending |
 //! | the state of a drain | counts and rates summed, the longest time |
 use std::collections::BTreeMap;
@@ -24,10 +24,10 @@ use crate::writeback::jobs::DrainProgress;
 const ERRNO: usize = 0;
 const FLUSHES: usize = 12;
 
-/// What one part reports.
+/// The report of one part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartReport {
-    /// Its status fields; none before it was resumed.
+    /// Its status fields; `None` before its first resume.
     pub(crate) status: Option<StatusFields>,
     /// Its attributes in the order of [`FIGURES`].
     pub(crate) values: Vec<Value>,
@@ -109,7 +109,7 @@ fn combine<'a>(rule: Combine, values: impl Iterator<Item = &'a Value>) -> Value 
     }
 }
 
-/// The `nth` value, an error or its sector, of the part whose error has the lowest sector.
+/// The value number `nth` (an error or its sector) of the part whose error has the lowest sector.
 fn lowest_error(reports: &[PartReport], nth: usize) -> Value {
     let sector = FIGURES.iter().position(|f| f.attr.spec.name == "writeback_error_sector");
     let at = |part: &PartReport| part.values.get(sector?)?.number();
@@ -132,7 +132,7 @@ fn bad_blocks(reports: &[PartReport]) -> BadBlocks {
 fn drain(reports: &[PartReport]) -> Option<DrainProgress> {
     let running = || reports.iter().filter_map(|part| part.drain.as_ref());
     running().next()?;
-    // A part that has written nothing yet does not know how long it takes.
+    // A part that has written nothing yet has no estimate of its time.
     let seconds: Option<Vec<u64>> = running().map(|part| part.seconds_left).collect();
     Some(DrainProgress {
         done: running().map(|part| part.done).sum(),
@@ -150,7 +150,7 @@ pub(super) fn outcome(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
     let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
     for (nth, outcome) in outcomes.into_iter().enumerate() {
         let Err(e) = outcome else { continue };
-        // A wrong word or a wrong moment: not an error of one part.
+        // The request was invalid or came at a wrong time: this is not an error of one part.
         if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Busy) {
             return Err(e);
         }

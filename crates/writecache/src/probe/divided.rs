@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache in several parts, read for tools: each part as a cache of its own, and all together.
+//! Probe of a cache in several parts: each part as a cache of its own, and their sum.
 use block::{Error, Sector};
 use format::{Part, Superblock};
 
@@ -13,9 +13,9 @@ use crate::parts::open::Division;
 /// A cache in several parts.
 #[derive(Clone, Debug)]
 pub struct DividedCache {
-    /// How it is divided, by its first part.
+    /// How it is divided, according to its first part.
     pub first: Part,
-    /// Each part, with offsets from its own beginning.
+    /// The report of each part, with offsets from the beginning of the part.
     pub parts: Vec<ProbeReport>,
     /// All parts together; `None` when one of them is missing or too damaged.
     pub occupancy: Option<Occupancy>,
@@ -55,7 +55,7 @@ pub(super) async fn probe(
             let what = format!(
                 "part {nth}: it is missing: the device ends before it: the cache can't be opened"
             );
-            report.found(begins, what);
+            report.add_finding(begins, what);
             continue;
         }
         let place = Place { device: whole.device.clone(), area_bytes: area.bytes(), config };
@@ -63,16 +63,19 @@ pub(super) async fn probe(
         let head = match head {
             Ok(head) => head.read(<[u8]>::to_vec),
             Err(status) => {
-                report.found(begins, format!("part {nth}: its beginning can't be read: {status}"));
+                report.add_finding(
+                    begins,
+                    format!("part {nth}: its beginning can't be read: {status}"),
+                );
                 continue;
             }
         };
         let of_part = probe_area(&place, area, &head, depth).await?;
         if let Some(what) = foreign(&of_part, &place) {
-            report.found(begins, format!("part {nth}: {what}: the cache can't be opened"));
+            report.add_finding(begins, format!("part {nth}: {what}: the cache can't be opened"));
         }
         for finding in &of_part.damage {
-            report.found(begins + finding.offset, format!("part {nth}: {}", finding.what));
+            report.add_finding(begins + finding.offset, format!("part {nth}: {}", finding.what));
         }
         report.damage_left_out += of_part.damage_left_out;
         report.notes.extend(of_part.notes.iter().map(|note| format!("part {nth}: {note}")));
@@ -89,7 +92,7 @@ pub(super) async fn probe(
     Ok(report)
 }
 
-/// What is in the place of a part, if it is not that part.
+/// What is in the area of a part, if it is not that part.
 fn foreign(report: &ProbeReport, place: &Place) -> Option<String> {
     let expected = place.config.part.expect("it is the place of a part");
     match &report.contents {

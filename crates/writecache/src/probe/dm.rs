@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache of the kernel's format, read for tools. Each committed entry is a dirty block.
+//! Probe of a cache in the kernel's format. Each committed entry is a dirty block.
 use block::Error;
 use format::dm::{ENTRY_BYTES, HEADER_BYTES, Superblock};
 use roaring::RoaringTreemap;
@@ -20,8 +20,8 @@ pub struct DmCache {
     pub occupancy: Occupancy,
 }
 
-/// Bytes of memory that a tool keeps in mind of a block: three numbers, in a tree whose nodes are
-/// at least half full, and its bits among the dirty ones.
+/// Bytes of memory for each block: three numbers in a tree whose nodes are at least half full, and
+/// its bits in the set of dirty blocks.
 const LIVE_BYTES: u64 = 56;
 
 pub(super) async fn probe(
@@ -33,7 +33,7 @@ pub(super) async fn probe(
         Ok(superblock) => superblock,
         Err(refusal) => {
             report.contents = Contents::Ruined;
-            report.found(0, format!("superblock: {refusal}"));
+            report.add_finding(0, format!("superblock: {refusal}"));
             return Ok(());
         }
     };
@@ -42,7 +42,7 @@ pub(super) async fn probe(
         Err(refusal) => {
             // Nothing beyond the end of the area is read (WC-SV1).
             report.contents = Contents::Ruined;
-            report.found(16, format!("superblock: {refusal}"));
+            report.add_finding(16, format!("superblock: {refusal}"));
             return Ok(());
         }
     };
@@ -59,7 +59,7 @@ pub(super) async fn probe(
             Ok(Some(buf)) => buf,
             Ok(None) => break,
             Err(e) => {
-                report.found(at as u64, e.chain());
+                report.add_finding(at as u64, e.chain());
                 break;
             }
         };
@@ -70,7 +70,7 @@ pub(super) async fn probe(
             let first = at + skip;
             for (nth, entry) in format::dm::entries(&bytes[skip.min(bytes.len())..]).enumerate() {
                 if let Err(refusal) = entries.add(entry) {
-                    report.found((first + nth * ENTRY_BYTES) as u64, refusal.to_string());
+                    report.add_finding((first + nth * ENTRY_BYTES) as u64, refusal.to_string());
                 }
             }
         });

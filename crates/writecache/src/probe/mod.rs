@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! ProbeReport: what a cache area holds and what is damaged, for tools. Writes nothing.
+//! Probe: reports to tools what a cache area contains and what is damaged. It writes nothing.
 //!
 //! ```text
 //!   first 256 KiB ─▶ blank │ unknown │ ruined │ dm::probe ─▶ entries
@@ -11,9 +11,9 @@
 //! A divided cache is the native probe of each of its parts (`divided`).
 //!
 //! Invariants
-//! - WC-SV1 Any bytes give an answer or an error: no panic, and no memory but for what lies within
-//!   the area.
-//! - WC-SV2 What is told of a healthy native cache is what the engine would find: it is the same
+//! - WC-SV1 Any bytes give a report or an error, and never a panic. Memory is only allocated for
+//!   what lies within the area.
+//! - WC-SV2 The report of a healthy native cache is what the engine would find: both use the same
 //!   code.
 mod divided;
 mod dm;
@@ -30,9 +30,9 @@ pub use self::dm::DmCache;
 pub use self::native::NativeCache;
 use crate::config::{Config, Mode};
 
-/// Findings that are kept; of more only the number is.
+/// Most findings in a report; further ones are only counted.
 pub const FINDINGS_MAX: usize = 1000;
-/// All superblock copies lie in here, as does the kernel's superblock.
+/// All copies of the superblock are in this head of the area, as is the kernel's superblock.
 pub const HEAD_BYTES: u64 = 256 << 10;
 
 /// What a cache area holds.
@@ -46,16 +46,16 @@ pub struct ProbeReport {
     pub damage: Vec<Finding>,
     /// How many findings more there were.
     pub damage_left_out: u64,
-    /// What is worth telling and no damage.
+    /// Remarks that are not damage.
     pub notes: Vec<String>,
     /// A checksum of the metadata: it changes with the cache.
     fingerprint: u32,
 }
 
-/// What kind of thing lies in a cache area.
+/// What kind of data is in a cache area.
 #[derive(Clone, Debug)]
 pub enum Contents {
-    /// Nothing: the next table that names it formats it.
+    /// Nothing: the next table with this area formats it.
     Blank,
     /// Neither blank nor a cache.
     Unknown,
@@ -69,12 +69,12 @@ pub enum Contents {
     Dm(DmCache),
 }
 
-/// Something that is wrong.
+/// A finding of damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Where, in bytes from the start of the area.
     pub offset: u64,
-    /// What, and what follows from it.
+    /// The damage and its consequence.
     pub what: String,
 }
 
@@ -87,7 +87,7 @@ pub struct Occupancy {
     pub total: u64,
     /// Blocks that hold nothing.
     pub free: u64,
-    /// Blocks that the origin does not have.
+    /// Blocks whose newest version the origin does not have.
     pub dirty: u64,
     /// Blocks that equal the origin's.
     pub clean: u64,
@@ -106,7 +106,7 @@ impl Occupancy {
 }
 
 impl ProbeReport {
-    /// Its blocks; `None` if it is no cache, or too damaged.
+    /// The blocks of the cache; `None` if there is no cache or it is too damaged.
     #[must_use]
     pub fn occupancy(&self) -> Option<&Occupancy> {
         match &self.contents {
@@ -117,16 +117,16 @@ impl ProbeReport {
         }
     }
 
-    /// A token for doing `deed` to the cache as it is now: once anything in it has
-    /// changed it is another.
+    /// A token for doing `action` to the cache in its current state: after any change the token is
+    /// different.
     #[must_use]
-    pub fn token(&self, deed: &str) -> String {
+    pub fn token(&self, action: &str) -> String {
         let mut bytes = self.fingerprint.to_le_bytes().to_vec();
-        bytes.extend_from_slice(deed.as_bytes());
+        bytes.extend_from_slice(action.as_bytes());
         format::token(&bytes)
     }
 
-    fn found(&mut self, offset: u64, what: impl Into<String>) {
+    fn add_finding(&mut self, offset: u64, what: impl Into<String>) {
         if self.damage.len() < FINDINGS_MAX {
             self.damage.push(Finding { offset, what: what.into() });
         } else {
@@ -140,11 +140,11 @@ impl ProbeReport {
 pub enum Depth {
     /// Metadata, and what recovery reads.
     Metadata,
-    /// The data of all cached blocks too, against their checksums, where there are any.
+    /// Also the data of all cached blocks that have a checksum.
     Data,
 }
 
-/// Where the probe looks.
+/// The area that is probed.
 struct Place {
     config: Config,
     device: Rc<dyn BlockDevice>,
@@ -160,11 +160,11 @@ impl Place {
     }
 }
 
-/// Looks at the cache area of `device` that begins at `start_sector`.
+/// Probes the cache area of `device` that begins at `start_sector`.
 ///
 /// # Errors
 /// `EINVAL` if there is no such area, `EIO` if its beginning can't be read, `ENOMEM` if its map
-/// needs more memory than the core's budget has. All else that is wrong is in the report.
+/// needs more memory than the core's budget has. All other damage is in the report.
 pub async fn probe(
     device: Rc<dyn BlockDevice>,
     start_sector: Sector,
@@ -198,7 +198,7 @@ fn has_superblocks(head: &[u8]) -> bool {
     head.len() as u64 >= ends
 }
 
-/// Looks at one area that begins with `head`.
+/// Probes one area that begins with `head`.
 async fn probe_area(
     place: &Place,
     area: Sector,

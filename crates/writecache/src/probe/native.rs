@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache of the native format, read for tools: as recovery reads it, and where that refuses it,
-//! unit by unit.
+//! Probe of a cache in the native format: as recovery reads it and, if recovery refuses it, unit by
+//! unit.
 use block::{Error, ErrorKind, Sector};
 use format::{
     Damage, Geometry, Kind, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record, is_blank,
@@ -10,8 +10,8 @@ use super::{Contents, Depth, Occupancy, Place, ProbeReport};
 use crate::map::{Slots, State};
 use crate::recovery::area::ReadAhead;
 use crate::recovery::area::map_memory;
-use crate::recovery::superblock::{check_counters, is_formats};
-use crate::recovery::{Loaded, load};
+use crate::recovery::superblock::{check_counters, is_of_new_format};
+use crate::recovery::{LoadedMap, load};
 
 /// A cache of the native format.
 #[derive(Clone, Debug)]
@@ -20,11 +20,11 @@ pub struct NativeCache {
     pub superblock: Superblock,
     /// The four copies: their generation, or their damage.
     pub copies: [Result<u64, Damage>; 4],
-    /// How many copies are the elected one.
+    /// How many copies are equal to the elected one.
     pub agreeing: usize,
     /// The newest record of the log, and the newest epoch of any; `None` if unknown.
     pub log_end: Option<(u64, u64)>,
-    /// The blocks by checkpoint and log; `None` if these are too damaged.
+    /// The blocks according to checkpoint and log; `None` if these are too damaged.
     pub occupancy: Option<Occupancy>,
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn probe(
         Err(_)
             if is_blank(unit(2))
                 && is_blank(unit(3))
-                && copies[..2].iter().flatten().any(is_formats) =>
+                && copies[..2].iter().flatten().any(is_of_new_format) =>
         {
             report.contents = Contents::Blank;
             report.notes.push("a format was cut short: the next opening begins it anew".into());
@@ -68,7 +68,7 @@ pub(super) async fn probe(
                     Err(damage) => damage.to_string(),
                 };
                 let offset = Geometry::superblock_offset(copy);
-                report.found(offset, format!("superblock copy {copy}: {what}; no two agree"));
+                report.add_finding(offset, format!("superblock copy {copy}: {what}; no two agree"));
             }
             return Ok(());
         }
@@ -76,7 +76,7 @@ pub(super) async fn probe(
     for (copy, state) in (0..SUPERBLOCK_COPIES).zip(&copies) {
         let offset = Geometry::superblock_offset(copy);
         match state {
-            Err(damage) => report.found(
+            Err(damage) => report.add_finding(
                 offset,
                 format!("superblock copy {copy}: {damage}; the next opening mends it"),
             ),
@@ -107,7 +107,7 @@ pub(super) async fn probe(
     let needed = cache.superblock.geometry().end_bytes();
     if needed > place.area_bytes {
         // Nothing beyond the end of the area is read (WC-SV1).
-        report.found(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
+        report.add_finding(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
     } else {
         contents(place, report, &mut cache, depth).await?;
     }
@@ -127,12 +127,12 @@ async fn contents(
     let block_sectors = u64::from(superblock.block_size / 512);
     let blocks = superblock.origin_sectors / block_sectors;
     if let Err(e) = check_counters(&config, &superblock) {
-        report.found(Geometry::superblock_offset(0), e.chain());
+        report.add_finding(Geometry::superblock_offset(0), e.chain());
         return Ok(());
     }
     let memory = map_memory(&config, superblock.slots.into())?;
     let loaded = load(&config, &*place.device, &superblock, blocks, memory).await;
-    let Loaded { slots, end, memory: _memory } = match loaded {
+    let LoadedMap { slots, end, memory: _memory } = match loaded {
         Ok(loaded) => loaded,
         Err(e) if e.kind() == ErrorKind::NoMemory => return Err(e),
         Err(e) => {
@@ -141,7 +141,7 @@ async fn contents(
             scan_log(place, report, &superblock).await;
             if report.damage.len() == before {
                 let offset = superblock.geometry().checkpoint_offset(superblock.checkpoint.area);
-                report.found(offset, e.chain());
+                report.add_finding(offset, e.chain());
             }
             return Ok(());
         }
@@ -159,7 +159,7 @@ async fn contents(
     for (slot, block, ..) in slots.live().filter(|(_, _, state, _)| *state == State::Bad) {
         let offset = superblock.geometry().slot_offset(slot);
         let sector = block * block_sectors;
-        report.found(offset, format!("sector {sector}: its data can't be read any more"));
+        report.add_finding(offset, format!("sector {sector}: its data can't be read any more"));
     }
     if depth == Depth::Data {
         check_data(place, report, &superblock, &slots).await;
@@ -179,7 +179,7 @@ async fn contents(
     Ok(())
 }
 
-/// Every unit of the checkpoint by itself.
+/// Checks every unit of the checkpoint by itself.
 async fn scan_checkpoint(place: &Place, report: &mut ProbeReport, superblock: &Superblock) {
     let named = superblock.checkpoint;
     let start = superblock.geometry().checkpoint_offset(named.area);
@@ -190,7 +190,7 @@ async fn scan_checkpoint(place: &Place, report: &mut ProbeReport, superblock: &S
         let buf = match reads.next().await {
             Ok(Some(buf)) => buf,
             Ok(None) => return,
-            Err(e) => return report.found(start + seq * UNIT as u64, e.chain()),
+            Err(e) => return report.add_finding(start + seq * UNIT as u64, e.chain()),
         };
         for at in (0..buf.len()).step_by(UNIT) {
             let offset = start + seq * UNIT as u64;
@@ -199,17 +199,20 @@ async fn scan_checkpoint(place: &Place, report: &mut ProbeReport, superblock: &S
                     let h = &record.header;
                     if h.kind != Kind::Checkpoint || h.epoch != named.id || h.seq != seq {
                         let what = format!("checkpoint unit {seq}: it is of another checkpoint");
-                        report.found(offset, what);
+                        report.add_finding(offset, what);
                     }
                 }
-                Err(damage) => report.found(offset, format!("checkpoint unit {seq}: {damage}")),
+                Err(damage) => {
+                    report.add_finding(offset, format!("checkpoint unit {seq}: {damage}"));
+                }
             });
             seq += 1;
         }
     }
 }
 
-/// Every unit of the log by itself: those that a later record calls durable and that are none.
+/// Checks every unit of the log by itself: reports units that a later record calls durable and that
+/// are not records.
 async fn scan_log(place: &Place, report: &mut ProbeReport, superblock: &Superblock) {
     let (geometry, start) = (superblock.geometry(), superblock.checkpoint.log_start_seq);
     let log_units = u64::from(geometry.log_units);
@@ -217,7 +220,7 @@ async fn scan_log(place: &Place, report: &mut ProbeReport, superblock: &Superblo
     let from_start = (start % log_units) * UNIT as u64;
     reads.bytes(geometry.log_offset(start), log_units * UNIT as u64 - from_start);
     reads.bytes(geometry.log_start(), from_start);
-    // At most one a unit of the log.
+    // At most one for each unit of the log.
     let mut broken: Vec<(u64, String)> = Vec::new();
     let (mut seq, mut durable) = (start, 0);
     loop {
@@ -225,7 +228,7 @@ async fn scan_log(place: &Place, report: &mut ProbeReport, superblock: &Superblo
             Ok(Some(buf)) => buf,
             Ok(None) => break,
             Err(e) => {
-                report.found(geometry.log_offset(seq), e.chain());
+                report.add_finding(geometry.log_offset(seq), e.chain());
                 break;
             }
         };
@@ -242,14 +245,14 @@ async fn scan_log(place: &Place, report: &mut ProbeReport, superblock: &Superblo
     }
     for (seq, why) in broken.into_iter().filter(|(seq, _)| *seq <= durable) {
         let what = format!("log record {seq} was durable, and is lost: {why}");
-        report.found(geometry.log_offset(seq), what);
+        report.add_finding(geometry.log_offset(seq), what);
     }
 }
 
-/// Blocks read at once.
+/// Blocks in one read.
 const DATA_BLOCKS_PER_READ: usize = 64;
 
-/// The data of every cached block against its checksum.
+/// Checks the data of every cached block against its checksum.
 async fn check_data(
     place: &Place,
     report: &mut ProbeReport,
@@ -277,7 +280,10 @@ async fn check_data(
                 }
             };
             let sector = block * (size / 512);
-            report.found(geometry.slot_offset(*slot), format!("sector {sector}: {what}: {then}"));
+            report.add_finding(
+                geometry.slot_offset(*slot),
+                format!("sector {sector}: {what}: {then}"),
+            );
         }
     }
 }

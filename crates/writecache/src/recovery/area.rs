@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The cache area before there is a cache: reads, writes and flushes while one is opened or probed,
-//! and their errors.
+//! Reads, writes and flushes of the cache area while a cache is opened or probed, and their errors.
 use std::collections::VecDeque;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Reservation, Sector, Status};
@@ -12,19 +11,19 @@ use crate::map::{map_bytes, ordered_map_bytes};
 
 /// Units read at once: 1 MiB.
 const UNITS_PER_READ: u64 = 256;
-/// Reads in flight while metadata are loaded: 4 MiB keep any device busy. Chosen.
+/// Reads in flight while metadata are loaded. Chosen: 4 MiB keep any device busy.
 const READS_IN_FLIGHT: usize = 4;
 
 pub(crate) fn io_error(config: &Config, what: &str, status: Status) -> Error {
     Error::io(format!("cache device {}: {what}: {status}", config.cache))
 }
 
-/// Parts of the area read in their order, with several reads in flight.
+/// Reads pieces of the area in their order, with several reads in flight.
 pub(crate) struct ReadAhead<'a> {
     config: &'a Config,
     device: &'a dyn BlockDevice,
     what: &'static str,
-    /// Not asked for yet: offsets in the area and lengths.
+    /// Pieces that are not being read yet: offsets in the area and lengths.
     left: VecDeque<(u64, u64)>,
     in_flight: VecDeque<(Buf, BioFuture)>,
 }
@@ -38,12 +37,12 @@ impl<'a> ReadAhead<'a> {
         ReadAhead { config, device, what, left: VecDeque::new(), in_flight: VecDeque::new() }
     }
 
-    /// Has `len` bytes from `offset` on read too.
+    /// Adds `len` bytes from `offset` on to what is read.
     pub(crate) fn bytes(&mut self, offset: u64, len: u64) {
         self.left.push_back((offset, len));
     }
 
-    /// The next part; nothing after the last.
+    /// The next piece; `None` after the last one.
     pub(crate) async fn next(&mut self) -> Result<Option<Buf>, Error> {
         while self.in_flight.len() < READS_IN_FLIGHT {
             let Some((offset, len)) = self.left.pop_front() else { break };
@@ -92,7 +91,7 @@ pub(crate) async fn write_area(
     written.map_err(|status| io_error(config, what, status))
 }
 
-/// Makes durable what was written, or read.
+/// Makes durable what was written, and what was read.
 pub(crate) async fn flush_area(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
     let flushed = reactor::flush(device, Class::Foreground).await;
     flushed.map_err(|status| io_error(config, "flush", status))
@@ -124,13 +123,14 @@ pub(crate) fn map_memory(config: &Config, slots: u64) -> Result<Reservation, Err
     reactor::memory().reserve(bytes, map_of(config, slots))
 }
 
-/// The map of a cache, for errors.
+/// The name of the map of a cache in errors.
 pub(crate) fn map_of(config: &Config, slots: u64) -> String {
     format!("cache device {}: the map of its {slots} blocks", config.cache)
 }
 
-/// Waits for all, whatever their outcomes: nothing is in flight afterwards. Returns the worst.
-pub(crate) async fn all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
+/// Waits for all requests, also after an error, so that none is in flight afterwards. Returns the
+/// worst outcome.
+pub(crate) async fn wait_all(ios: impl IntoIterator<Item = BioFuture>) -> Result<(), Status> {
     let mut worst = Status::Ok;
     for io in ios {
         worst = worst.worst(io.await.into());

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open a cache of the kernel's format: take what is committed, erase what is not.
+//! Opens a cache in the kernel's format: loads committed entries, and erases others.
 //!
 //! ```text
 //!   superblock ─▶ entries, in order ─▶ number below the superblock's: dirty (the newer of two)
 //!                                  └─▶ else, unless free: erased, durably, before anything else
 //! ```
 //!
-//! Every committed block counts as dirty, for the format knows nothing else. Nothing has a
-//! checksum: what was found is not checked when it is read, what is written from now on is.
+//! Every committed block counts as dirty, because the format has no other state. It has no
+//! checksums: blocks that recovery has found are not checked when they are read; blocks that are
+//! written from now on are.
 //!
-//! Reads metadata only. Writes only to format, and to erase; recovering again changes nothing.
+//! It reads only metadata, and writes only to format and to erase. Recovering a second time changes
+//! nothing.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -17,7 +19,7 @@ use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::dm::{ENTRY_BYTES, Entry, Fate, Geometry, HEADER_BYTES, Refusal, Superblock};
 use format::{SUPERBLOCK_COPIES, UNIT};
 
-use super::Recovered;
+use super::RecoveredCache;
 use super::area::{
     ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
 };
@@ -30,7 +32,7 @@ use crate::store::media::Media;
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
 const WRITE_BYTES: u64 = 1 << 20;
 const UNITS_PER_WRITE: u64 = WRITE_BYTES / UNIT as u64;
-/// What is done when metadata are read and written, for errors.
+/// The names of reads and writes of metadata in errors.
 const READ: &str = "read metadata";
 const WRITE: &str = "write metadata";
 /// The engine's slot numbers are 32 bits wide.
@@ -41,7 +43,7 @@ pub(crate) async fn open(
     config: Config,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-) -> Result<Recovered, Error> {
+) -> Result<RecoveredCache, Error> {
     let area = config.area_bytes(&*device);
     let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
     if area < smallest {
@@ -58,7 +60,7 @@ pub(crate) async fn open(
                 return Err(refused(&config, &refusal));
             }
             refuse_native(&config, &*device, area).await?;
-            // Before anything is written: a cache that can't be opened is not made.
+            // Checked before anything is written: a cache that can't be opened is not made.
             reserved = Some(map_memory(&config, fresh.n_blocks)?);
             format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
             fresh
@@ -75,12 +77,12 @@ pub(crate) async fn open(
     let (map, stale) = load(&config, &*device, &dm, blocks).await?;
     let mut slots = map.finish(blocks).expect("load refuses what contradicts itself");
     slots.forget_checksums();
-    // Nothing has been written so far: what is refused is left as it is.
+    // Nothing was written so far: a refused cache is not changed.
     erase(&config, &*device, &geometry, &stale).await?;
-    // What was read may still be in the device's volatile cache: make it durable before
-    // anything is built upon it.
+    // The data that were read may be only in a volatile cache of the device: make them durable
+    // before the cache relies on them.
     flush_area(&config, &*device).await?;
-    Ok(Recovered { config, device, blocks, media: Media::Dm(dm), slots, memory })
+    Ok(RecoveredCache { config, device, blocks, media: Media::Dm(dm), slots, memory })
 }
 
 /// The first unit of the area, or all of a smaller one.
@@ -89,8 +91,7 @@ async fn read_first(config: &Config, device: &dyn BlockDevice, area: u64) -> Res
     read_area(config, device, 0, len, "Unable to read first block of metadata").await
 }
 
-/// The format to open the area with: that of the cache that is there, else that of the table,
-/// else the native one.
+/// The format of the area: that of the existing cache, or that of the table, or the native one.
 ///
 /// # Errors
 /// If the existing cache has another format than the table.
@@ -125,25 +126,25 @@ fn too_many(geometry: &Geometry) -> Refusal {
     Refusal::Overflow { n_blocks: geometry.n_blocks() }
 }
 
-/// Whether a first unit is blank, or what a format that was cut short leaves: no magic, and of the
-/// rest of the header and of free entries any words. The kernel would look at eight bytes only, and
-/// format anything that begins with them, a file system too.
+/// Whether a first unit is blank, or left by an interrupted format: it has no magic, and each other
+/// word is zero or that of the new header or of free entries. The kernel checks only eight bytes,
+/// and would format anything that begins with them, even a file system.
 fn is_blank(first: &[u8], fresh: &Superblock) -> bool {
     let mut formatted = Entry::FREE.encode().repeat(first.len() / ENTRY_BYTES);
-    formatted[..HEADER_BYTES].copy_from_slice(&without_magic(fresh));
+    formatted[..HEADER_BYTES].copy_from_slice(&header_after_magic(fresh));
     let words = |bytes| <[u8]>::as_chunks::<8>(bytes).0.iter();
     words(first).zip(words(&formatted)).all(|(a, b)| *a == [0; 8] || a == b)
 }
 
-/// The header but for its first word, which has magic and version.
-fn without_magic(superblock: &Superblock) -> [u8; HEADER_BYTES] {
+/// The header without its first word, which has magic and version.
+fn header_after_magic(superblock: &Superblock) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     superblock.encode(&mut header);
     header[..8].fill(0);
     header
 }
 
-/// The superblock of a cache that is formatted now.
+/// The superblock of a new cache.
 fn fresh(config: &Config, area: u64) -> Result<Superblock, Error> {
     let geometry =
         Geometry::compute(area, config.block_size).map_err(|refusal| no_space(config, &refusal))?;
@@ -154,7 +155,7 @@ fn fresh(config: &Config, area: u64) -> Result<Superblock, Error> {
     Ok(Superblock { block_size: config.block_size, n_blocks, seq_count: 0 })
 }
 
-/// A native cache whose first superblock copy was lost is no blank device.
+/// Refuses a native cache whose first superblock copy was lost: the device is not blank.
 async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> Result<(), Error> {
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = format::Geometry::superblock_offset(copy);
@@ -173,8 +174,8 @@ async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> 
     Ok(())
 }
 
-/// Writes free entries and a header without its first word, and that word when they are durable: a
-/// format that was cut short is begun anew.
+/// Writes free entries and a header without its first word; then, when they are durable, that word.
+/// An interrupted format is started again.
 async fn format_device(
     config: &Config,
     device: &dyn BlockDevice,
@@ -191,7 +192,7 @@ async fn format_device(
             let index = |n: u64| usize::try_from(n).expect("at most 1 MiB");
             out[index(first.min(last))..index(last)].fill(0xff);
             if bytes.start == 0 {
-                out[..HEADER_BYTES].copy_from_slice(&without_magic(superblock));
+                out[..HEADER_BYTES].copy_from_slice(&header_after_magic(superblock));
             }
         });
         buf
@@ -230,7 +231,7 @@ async fn load(
                     Fate::Leftover => stale.push(slot),
                     Fate::Committed => {
                         let seq = dm.seq.get();
-                        stale.extend(take(config, &mut map, entry, slot, seq, blocks)?);
+                        stale.extend(add_entry(config, &mut map, entry, slot, seq, blocks)?);
                     }
                 }
             }
@@ -242,8 +243,9 @@ async fn load(
     Ok((map, stale))
 }
 
-/// Puts a committed entry into the map; returns the slot of the older one, if there are two.
-fn take(
+/// Adds a committed entry to the map. If the block has two entries it returns the slot of the older
+/// one.
+fn add_entry(
     config: &Config,
     map: &mut Rebuild,
     entry: Entry,
@@ -265,8 +267,8 @@ fn take(
             blocks * unit
         )));
     }
-    // How many commits ago, at least 1. An older entry of a block lives for one commit, so of two
-    // as old as the largest age one would be as wrong as the other.
+    // How many commits ago, at least 1. An older entry of a block exists only during one commit, so
+    // two entries of the largest age don't occur.
     let age = u32::try_from(seq - entry.seq_count).unwrap_or(u32::MAX);
     match map.find(block) {
         Some((_, old_age)) if old_age == age => {

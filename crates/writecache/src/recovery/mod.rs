@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: elect the superblock, or format a blank device; load the checkpoint; replay the log.
+//! Recovery: elects the superblock, or formats a blank device; loads the checkpoint; replays the
+//! log.
 //!
 //! ```text
 //!  4 superblocks ─ elect ─▶ checkpoint ─▶ records log_start_seq, +1, +2 ... while they chain
@@ -7,14 +8,15 @@
 //!                                              ▼ applied                         ▼ data checked
 //! ```
 //!
-//! Reads metadata, and the data of the newest batch only: the one that no record calls durable.
-//! Writes only to format, to repair superblock copies that disagree, and to blank the first unit
-//! behind the end of the chain. So a tail that was cut off once can't join the chain again later,
-//! nor a torn record become whole by a part of the next one. Recovering again changes nothing.
+//! It reads metadata, and the data of the newest batch only, which no record calls durable. It
+//! writes only to format, to repair superblock copies that disagree, and to blank the first unit
+//! behind the end of the chain. So a tail that was cut off can't join the chain later, and a torn
+//! record can't become complete with a part of the next one. Recovering a second time changes
+//! nothing.
 //!
 //! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
-//! later record says that the unit was durable: then it is bit rot, and the cache refuses to open
-//! rather than lose acknowledged writes.
+//! later record says that the unit was durable. Then it is bit rot, and the cache refuses to open,
+//! because acknowledged writes would be lost.
 pub(crate) mod area;
 pub(crate) mod dm;
 pub(crate) mod owner;
@@ -46,7 +48,7 @@ use crate::planted::Fault;
 use crate::store::log::Log;
 use crate::store::media::{Media, Native};
 
-/// What recovery works on.
+/// The state of recovery.
 struct Recovery<'a> {
     config: &'a Config,
     device: &'a dyn BlockDevice,
@@ -54,7 +56,7 @@ struct Recovery<'a> {
     geometry: Geometry,
     /// The map so far.
     map: Rebuild,
-    /// What the map has of the core's budget.
+    /// The memory of the map, reserved from the core's budget.
     memory: Reservation,
 }
 
@@ -66,7 +68,7 @@ pub(crate) struct LogEnd {
     pub(crate) incarnation: u64,
     /// Whether the unit after the last good record holds a record that was cut off.
     pub(crate) cut_off: bool,
-    /// Whether that unit is neither blank nor a record: torn, it may be.
+    /// Whether that unit is neither blank nor a record: perhaps it is torn.
     pub(crate) torn: bool,
 }
 
@@ -76,9 +78,11 @@ pub(crate) async fn open(
     origin: &dyn BlockDevice,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-) -> Result<Opened, Error> {
+) -> Result<AreaContents, Error> {
     match dm::detect(&config, &*device).await? {
-        MediaFormat::Dm => Ok(Opened::Whole(Box::new(dm::open(config, device, sectors).await?))),
+        MediaFormat::Dm => {
+            Ok(AreaContents::Whole(Box::new(dm::open(config, device, sectors).await?)))
+        }
         MediaFormat::Native => open_native(config, origin, device, sectors).await,
     }
 }
@@ -88,17 +92,17 @@ pub(crate) async fn open_native(
     origin: &dyn BlockDevice,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-) -> Result<Opened, Error> {
+) -> Result<AreaContents, Error> {
     let area = config.area_bytes(&*device);
     let mut reserved = None;
     let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
         Some((found, _)) if found.part.is_some() && config.part.is_none() => {
-            return Ok(Opened::Divided(found));
+            return Ok(AreaContents::Divided(found));
         }
         Some(found) => found,
         None if config.part.is_some() => return Err(missing(&config)),
         None => {
-            // Before anything is written: a cache that can't be opened is not made.
+            // Checked before anything is written: a cache that can't be opened is not made.
             let geometry = Geometry::compute(area, config.block_size);
             let geometry = geometry.map_err(|e| no_space(&config, &e))?;
             reserved = Some(map_memory(&config, geometry.slots.into())?);
@@ -111,9 +115,9 @@ pub(crate) async fn open_native(
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
     let had = superblock.origin_sectors / config.block_sectors();
     let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
-    let Loaded { mut slots, end, memory } = loaded;
+    let LoadedMap { mut slots, end, memory } = loaded;
     let adopts = ownership(&config, &superblock, origin, sectors, &slots)?;
-    // Nothing has been written so far: what is refused is left as it is.
+    // Nothing was written so far: a refused cache is not changed.
     if !agreed {
         write_copies(&config, &*device, &superblock).await?;
     }
@@ -127,8 +131,8 @@ pub(crate) async fn open_native(
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
         blank_unit(&config, &*device, offset).await?;
     }
-    // What was read may still be in the device's volatile cache: make it durable before
-    // anything is built upon it.
+    // The data that were read may be only in a volatile cache of the device: make them durable
+    // before the cache relies on them.
     flush_area(&config, &*device).await?;
     let log = Log {
         incarnation: end.incarnation + 1,
@@ -141,11 +145,18 @@ pub(crate) async fn open_native(
     let checkpoint_required = slots.set_ordered(config.ordered);
     let media = Media::Native(Native::new(superblock, log, checkpoint_required));
     slots.plant(config.planted);
-    Ok(Opened::Whole(Box::new(Recovered { config, device, blocks, media, slots, memory })))
+    Ok(AreaContents::Whole(Box::new(RecoveredCache {
+        config,
+        device,
+        blocks,
+        media,
+        slots,
+        memory,
+    })))
 }
 
-/// Blanks a unit. First its magic, which is one word: while the rest is torn, whatever comes of it
-/// is no record.
+/// Blanks a unit. It first clears the magic, which is one word, so that a torn write of the rest
+/// leaves no record.
 async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> Result<(), Error> {
     let headless = read_area(config, device, offset, UNIT, "read log").await?;
     headless.write(|unit| unit[..8].fill(0));
@@ -156,16 +167,16 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
     Ok(())
 }
 
-/// What a cache area begins with.
-pub(crate) enum Opened {
+/// The cache that an area contains.
+pub(crate) enum AreaContents {
     /// A cache, or a part of one, ready for use.
-    Whole(Box<Recovered>),
+    Whole(Box<RecoveredCache>),
     /// The first part of a divided cache; nothing was changed.
     Divided(Superblock),
 }
 
-/// A cache, or a part of one, as recovery has found it.
-pub(crate) struct Recovered {
+/// A cache, or a part of one, after recovery.
+pub(crate) struct RecoveredCache {
     pub(crate) config: Config,
     pub(crate) device: Rc<dyn BlockDevice>,
     /// Blocks of the mapped device.
@@ -177,22 +188,23 @@ pub(crate) struct Recovered {
 }
 
 /// The map from checkpoint and log.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedMap {
     pub(crate) slots: Slots,
     pub(crate) end: LogEnd,
     /// What the slots have of the core's budget.
     pub(crate) memory: Reservation,
 }
 
-/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. Writes nothing. The
-/// superblock's counters were checked, and [`map_memory`] has reserved `memory` for its slots.
+/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. It writes nothing. The
+/// caller has checked the counters of the superblock, and has reserved `memory` for the slots with
+/// [`map_memory`].
 pub(crate) async fn load(
     config: &Config,
     device: &dyn BlockDevice,
     superblock: &Superblock,
     blocks: u64,
     memory: Reservation,
-) -> Result<Loaded, Error> {
+) -> Result<LoadedMap, Error> {
     let geometry = superblock.geometry();
     let superblock = superblock.clone();
     let map = Rebuild::new(geometry.slots);
@@ -210,14 +222,14 @@ pub(crate) async fn load(
     }
     let in_epochs = config.ordered || recovery.map.pending_epochs().is_some();
     let slots = recovery.map.finish(blocks).map_err(|found| match found {
-        Contradiction::Beyond(block) => Error::invalid(format!(
+        Contradiction::OutOfRange(block) => Error::invalid(format!(
             "cache device {} holds block {block}, the table has only {blocks}",
             config.cache
         )),
         Contradiction::Slot { block, slot } => {
             damaged(config, &format!("block {block}: slot {slot} is taken or beyond the end"))
         }
-        Contradiction::Twice { block, epoch } => {
+        Contradiction::Duplicate { block, epoch } => {
             damaged(config, &format!("block {block}: two versions of epoch {epoch}"))
         }
     })?;
@@ -225,12 +237,12 @@ pub(crate) async fn load(
     let count = geometry.slots.into();
     let keeps = if in_epochs { ordered_map_bytes(count) } else { map_bytes(count) };
     memory.shrink_to(keeps);
-    Ok(Loaded { slots, end, memory })
+    Ok(LoadedMap { slots, end, memory })
 }
 
 impl Recovery<'_> {
-    /// What was applied, and the entries that were not yet, take no more memory than there is, and
-    /// no more than a log can name.
+    /// Checks that the map and `unsettled` more entries take no more memory than there is, and are
+    /// no more than a log can have.
     fn check_memory(&mut self, unsettled: usize) -> Result<(), Error> {
         let log_entries = u64::from(self.geometry.log_units) * ENTRIES_PER_UNIT as u64;
         if self.map.has_too_many(log_entries) {
@@ -274,15 +286,16 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Replays the log. Applies what a later record calls durable; checks the data of the rest.
+    /// Replays the log: applies records that a later record calls durable, and checks the data of
+    /// the others.
     async fn replay(&mut self) -> Result<LogEnd, Error> {
         let named = self.superblock.checkpoint;
         let (start, log_units) = (named.log_start_seq, u64::from(self.geometry.log_units));
         let mut last = (start - 1, named.log_start_link);
         let (mut incarnation, mut chain_incarnation) = (0, 0);
         let mut broken = None;
-        // The record before the first unsettled one, and whether the unit after the chain is a
-        // record that does not belong.
+        // The record before the first unsettled one; whether the unit after the chain is a record
+        // that is not part of it; and whether that unit is torn.
         let (mut before, mut foreign_next, mut torn) = (last, false, false);
         let mut unsettled: Vec<(u64, u32, Vec<Entry>)> = Vec::new();
         let mut reads = ReadAhead::new(self.config, self.device, "read log");
@@ -294,14 +307,14 @@ impl Recovery<'_> {
         while let Some(buf) = reads.next().await? {
             for at in (0..buf.len()).step_by(UNIT) {
                 let uuid = self.superblock.uuid;
-                // Behind the end of the chain only the headers of records matter.
+                // Behind the end of the chain only the headers of records are used.
                 let count = if broken.is_none() { ENTRIES_PER_UNIT } else { 0 };
                 let decoded = buf.read(|b| match decode_record(&b[at..at + UNIT], &uuid) {
                     Ok(r) if r.header.kind == Kind::Log => {
                         let entries = r.entries().take(count).collect::<Vec<_>>();
                         Ok(Some((r.header, r.crc, entries)))
                     }
-                    // P7 of the format: a record of a later version is no torn end.
+                    // P7 of the format: a record of a later version is not a torn end.
                     Err(damage @ Damage::Version { .. })
                         if b[at + 16..at + 32] == uuid
                             && b[at + 32..at + 40] == seq.to_le_bytes() =>
@@ -347,7 +360,7 @@ impl Recovery<'_> {
         }
         let read_to = last.0;
         for (seq, crc, entries) in unsettled.drain(..) {
-            if !self.data_are_there(&entries).await? {
+            if !self.data_match(&entries).await? {
                 last = before;
                 break;
             }
@@ -355,19 +368,20 @@ impl Recovery<'_> {
             self.map.apply_log(&entries);
         }
         self.check_memory(0)?;
-        // Cut off for its data, or for its place in the chain although it is a whole record.
+        // A record is cut off if its data do not match, or if it is complete and not part of the
+        // chain.
         let cut_off = last.0 < read_to || foreign_next;
         Ok(LogEnd { last, incarnation, cut_off, torn: torn && !cut_off })
     }
 
     /// Whether the data in the slots match the entries.
-    async fn data_are_there(&self, entries: &[Entry]) -> Result<bool, Error> {
+    async fn data_match(&self, entries: &[Entry]) -> Result<bool, Error> {
         if self.config.planted.is(Fault::DropChecksumCheck) {
             return Ok(true);
         }
         let size = self.config.block_size as usize;
         let mut reads = Vec::new();
-        // What a record calls clean was durable before: only then it was written back (WC-WB3).
+        // A clean entry needs no check: it was durable before it was written back (WC-WB3).
         for e in entries.iter().filter(|e| matches!(e.op, Op::Write | Op::WriteNext)) {
             if e.slot >= self.geometry.slots {
                 return Err(damaged(self.config, &format!("slot {} is beyond the end", e.slot)));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Owner: a cache knows its origin, and refuses another.
+//! Owner: a cache stores the identity of its origin, and refuses another one.
 //!
-//! Dirty blocks written back to another device would destroy it, and clean ones would be served in
-//! place of its data. So the superblock holds the size of the cache's origin, and a hash of its
-//! identity, if it has one ([`BlockDevice::identity`](block::BlockDevice::identity)).
+//! Dirty blocks that are written back to another device would destroy its data, and clean blocks
+//! would be returned in place of its data. So the superblock has the size of the origin, and a hash
+//! of its identity, if it has one ([`BlockDevice::identity`]).
 //!
 //! | the superblock has | the origin is | |
 //! |---|---|---|
@@ -20,7 +20,7 @@ use format::Superblock;
 use crate::config::Config;
 use crate::map::Slots;
 
-/// The identity in a superblock without a known origin.
+/// The identity in a superblock whose origin is not known.
 pub(crate) const NO_ORIGIN: [u8; 16] = [0; 16];
 
 /// The origin that the superblock must name before the cache is used.
@@ -30,7 +30,7 @@ pub(crate) struct Adoption {
     pub(crate) origin_sectors: u64,
 }
 
-/// The change to the superblock, if it must change; `sectors` is the length of the table.
+/// The change of the superblock, if it must change; `sectors` is the length of the table.
 ///
 /// # Errors
 /// `EINVAL` when the cache holds blocks of another origin.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The superblock on its device: found, elected, checked against the table, and written.
+//! The superblock: finds and elects it, checks it against the table, and writes it.
 //!
 //! ```text
 //!   four copies ─▶ two agree: that one          ┐
@@ -16,11 +16,11 @@ use super::owner::NO_ORIGIN;
 use crate::config::Config;
 use crate::planted::Fault;
 
-/// What is done when superblocks are written, for errors.
+/// The name of superblock writes in errors.
 const WRITE: &str = "write superblock";
 
-/// The elected superblock and whether all copies agree with it; nothing on a device that was
-/// never, or never completely, formatted.
+/// The elected superblock and whether all copies agree with it; `None` on a device that was never
+/// completely formatted.
 pub(crate) async fn find_superblock(
     config: &Config,
     device: &dyn BlockDevice,
@@ -36,12 +36,14 @@ pub(crate) async fn find_superblock(
             let agreed = copies.iter().all(|c| c.as_ref() == Ok(&superblock));
             Ok(Some((superblock, agreed)))
         }
-        // A format writes copies 0 and 1, flushes, then 2 and 3: while the last two are blank and
-        // the first two are not both good, it has not got past its first step. Later generations
-        // are of a cache that was in use, and damaged since.
+        // A format writes copies 0 and 1, flushes, then writes 2 and 3. If the last two are blank
+        // and the first two are not both good, the format was interrupted in its first step. A
+        // later generation belongs to a cache that was used, and then damaged.
         Err(_) if blank == [true; 4] => Ok(None),
-        Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_formats) => Ok(None),
-        // Torn in its first step, where not even sectors are whole.
+        Err(_) if blank[2] && blank[3] && copies[..2].iter().flatten().any(is_of_new_format) => {
+            Ok(None)
+        }
+        // The first step was torn, on a device where even sectors tear.
         Err(_) if blank[2] && blank[3] && begun && copies[..2].iter().all(Result::is_err) => {
             Ok(None)
         }
@@ -61,11 +63,11 @@ pub(crate) async fn find_superblock(
     }
 }
 
-/// What lies in the places of the four superblock copies.
+/// The contents of the places of the four superblock copies.
 pub(crate) struct Copies {
     pub(crate) copies: [Result<Superblock, Damage>; 4],
     blank: [bool; 4],
-    /// The first may be the beginning of one.
+    /// The first place may have the beginning of a superblock.
     begun: bool,
 }
 
@@ -92,7 +94,7 @@ pub(crate) async fn read_copies(
 /// The generation that a format writes.
 const FORMAT_GENERATION: u64 = 1;
 
-pub(crate) fn is_formats(superblock: &Superblock) -> bool {
+pub(crate) fn is_of_new_format(superblock: &Superblock) -> bool {
     superblock.generation == FORMAT_GENERATION
 }
 
@@ -128,8 +130,8 @@ pub(crate) fn new_uuid() -> [u8; 16] {
     uuid
 }
 
-/// Writes the magic alone, which is one word and so there or not, whatever a power cut tears. From
-/// then on the first copy begins with it, and what it is a torn part of is known.
+/// Writes the magic alone. It is one word, which no power cut tears. From then on a torn first copy
+/// begins with the magic, and can be recognized.
 async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), Error> {
     let buf = Buf::zeroed(UNIT);
     buf.write(format::begin_superblock);
@@ -137,9 +139,9 @@ async fn begin_format(config: &Config, device: &dyn BlockDevice) -> Result<(), E
     write_area(config, device, at, flags, buf, WRITE).await
 }
 
-/// Writes all four copies, a pair at a time, so that one good pair is always there. Before the
-/// next generation is written all copies must agree: if the two that do were torn by it, an older
-/// pair would be elected, whose part of the log is long gone.
+/// Writes all four copies, one pair at a time, so that one pair is always good. All copies must
+/// agree before the next generation is written: otherwise it could tear the only good pair, and an
+/// older pair would be elected, whose part of the log was overwritten long ago.
 pub(crate) async fn write_copies(
     config: &Config,
     device: &dyn BlockDevice,
@@ -157,11 +159,11 @@ pub(crate) async fn write_copies(
     Ok(())
 }
 
-/// Counters on the media are at most this, half of what their fields hold. Chosen: no cache gets
-/// there by counting, and one that begins there never counts beyond the other half.
+/// Largest counter on the media: half of what its field can hold. Chosen: no cache reaches it by
+/// counting, and a cache that begins there never reaches the end of the field.
 pub(crate) const COUNTER_MAX: u64 = u64::MAX / 2;
 
-/// Refuses a number on the media that no cache counts to.
+/// Refuses a number on the media that no cache can reach by counting.
 pub(crate) fn check_counter(
     config: &Config,
     name: &str,
@@ -175,7 +177,7 @@ pub(crate) fn check_counter(
     Err(damaged(config, &format!("{name} is {number}, {least} to {most} are allowed")))
 }
 
-/// Refuses a superblock from which nothing can be counted on.
+/// Refuses a superblock with counters that are too large.
 pub(crate) fn check_counters(config: &Config, superblock: &Superblock) -> Result<(), Error> {
     let CheckpointRef { id, log_start_seq, .. } = superblock.checkpoint;
     check_counter(config, "generation", superblock.generation, 0..=COUNTER_MAX)?;
@@ -211,7 +213,7 @@ pub(crate) fn check_superblock(
     check_counters(config, superblock)
 }
 
-/// The refusal of what lies in the place of a part and is not that part.
+/// The error for an area that should contain a part and does not.
 fn foreign(config: &Config, superblock: &Superblock) -> Error {
     let what = match superblock.part {
         Some(part) => format!("part {} of {} of a divided cache", part.nth, part.of),

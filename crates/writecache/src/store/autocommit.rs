@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Commits that come by themselves: after many changes, and some time after the first one.
+//! Autocommit: commits without a FLUSH, after many changes, and some time after the first one.
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
@@ -14,7 +14,7 @@ impl Store {
             let end = || self.life.stopping.get() || self.health().is_err();
             self.waits
                 .commit
-                .wait_for(|| self.counts().unlogged >= self.commit_at() || end())
+                .wait_for(|| self.counts().unlogged >= self.commit_threshold() || end())
                 .await;
             if end() || self.commit().await.is_err() {
                 return;
@@ -22,8 +22,9 @@ impl Store {
         }
     }
 
-    /// A task: commits some time after the first change. Suspend does not wait for it, because it
-    /// sleeps; asleep it does not keep the cache, whose devices may be closed meanwhile.
+    /// A task: commits some time after the first change. Suspend does not wait for this task,
+    /// because it may sleep for long. While it sleeps it holds no reference to the cache, so that
+    /// the devices may be closed.
     pub(crate) async fn commit_when_old_task(weak: Weak<Store>, period: u64) {
         while let Some(store) = weak.upgrade() {
             let end = || {

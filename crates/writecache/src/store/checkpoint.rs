@@ -6,11 +6,11 @@
 //!  map:              └─ slots 0..n in order, each as it is ────┘
 //! ```
 //!
-//! The dump is fuzzy: each slot is written as it is at that moment. That is right because every
-//! change after L is in the log after L too: the commit at the end makes sure of it, before the
-//! superblock names the checkpoint. Replaying L.. upon the dump gives the true map.
+//! The dump is fuzzy: each slot is written as it is at that moment. That is correct, because every
+//! change after L is also in the log after L: a commit at the end makes sure of it, before the
+//! superblock names the checkpoint. Dump and log from L on together give the map.
 //!
-//! Cost: 16 bytes a cached block and three flushes, once for every half log.
+//! Cost: 16 bytes for each cached block and three flushes, once each time half of the log is used.
 use std::rc::Rc;
 
 use block::{Buf, Status};
@@ -23,14 +23,14 @@ use super::Store;
 use super::media::{Media, Native};
 use crate::map::Dump;
 use crate::planted::Fault;
-use crate::recovery::area::all;
+use crate::recovery::area::wait_all;
 
 /// Units of one checkpoint write: 256 KiB.
 const UNITS_PER_WRITE: usize = 64;
 
 impl Store {
-    /// A task: writes a checkpoint whenever half of the log is used. It outlives the other tasks
-    /// at suspend, because their commits may need the room that it makes.
+    /// A task: writes a checkpoint whenever half of the log is used. At suspend it ends after the
+    /// other tasks, because their commits may need the room that it makes.
     pub(crate) async fn checkpoint_task(self: Rc<Store>) {
         let stop = || self.life.quiesced.get() || self.health().is_err();
         loop {
@@ -75,7 +75,7 @@ impl Store {
         let mut progress = self.slots.borrow_mut().begin_dump();
         let dumped = self.dump(native, area, new.id, &mut progress).await;
         self.slots.borrow_mut().end_dump();
-        self.waits.recheck(); // an epoch may have waited for that (WC-Z3)
+        self.waits.recheck(); // an epoch may have waited for the end (WC-Z3)
         new.units = dumped?;
         native.log.closing.set(true);
         native.log.room.wake_all();
@@ -114,8 +114,8 @@ impl Store {
             let count = entries.chunks(ENTRIES_PER_UNIT).len();
             let all = u64::from(units) + count as u64;
             if all > u64::from(native.geometry.checkpoint_units) {
-                // Each slot is written once, so it fits, except in a crafted image: one whose area
-                // is smaller than a format makes it, or with gaps between epochs.
+                // Each slot is written once, so the dump fits, except in a crafted image: its area
+                // may be smaller than a format makes it, or its epochs may have gaps.
                 return Err(Status::NoSpace);
             }
             let buf = Buf::alloc(count * UNIT);
@@ -141,8 +141,8 @@ impl Store {
         }
     }
 
-    /// Writes the superblock with another checkpoint: copies 0 and 1, flush, 2 and 3, flush, so
-    /// that at every moment one pair is whole.
+    /// Writes a superblock that names another checkpoint: copies 0 and 1, flush, copies 2 and 3,
+    /// flush. So one pair is whole at every moment.
     async fn write_superblock(
         &self,
         native: &Native,
@@ -160,7 +160,7 @@ impl Store {
                 buf.write(|out| new.encode(copy, out));
                 writes.push(self.write_area(Geometry::superblock_offset(copy), &buf, 0..1));
             }
-            all(writes).await?;
+            wait_all(writes).await?;
             self.flush_device().await?;
         }
         *native.superblock.borrow_mut() = new;

@@ -36,13 +36,13 @@ use super::Store;
 use super::media::{CHANGES_AT_ONCE_MAX, Media, Native, reserve_units};
 use crate::map::Batch;
 use crate::planted::Fault;
-use crate::recovery::area::all;
+use crate::recovery::area::wait_all;
 
 /// Units of one log write: 1 MiB.
 const UNITS_PER_WRITE: usize = 256;
 
 impl Store {
-    /// Makes durable everything that has completed before this call.
+    /// Makes durable every write that completed before this call.
     pub(crate) async fn commit(&self) -> Result<(), Status> {
         self.health()?;
         self.commits.join(async || self.commit_changed().await).await;
@@ -65,7 +65,7 @@ impl Store {
             }
             self.waits.free_slots.wake_all();
             if self.config.ordered {
-                // An epoch may have no unlogged versions any more.
+                // All versions of an epoch may be logged now.
                 self.waits.pick.wake_all();
                 self.waits.settle.wake_all();
                 self.waits.jobs.wake_all();
@@ -76,17 +76,18 @@ impl Store {
         }
     }
 
-    /// Commits as much of what has changed as the log has room for.
+    /// Logs all changes, in batches as large as the log has room for.
     async fn commit_records(&self, native: &Native) -> Result<(), Status> {
         let units = self.log_room(native).await;
         let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
         self.write_batch(native, &batch).await?;
-        self.slots.borrow_mut().batch_durable(batch);
+        self.slots.borrow_mut().complete_batch(batch);
         Ok(())
     }
 
-    /// Writes an empty record that calls all before it durable. Without one, bit rot in the newest
-    /// batch looks like a torn end of the log; after a clean end there is one.
+    /// Writes an empty record, which says that all records before it are durable. Without it, bit
+    /// rot in the newest batch would look like a torn end of the log. A clean suspend always writes
+    /// one.
     ///
     /// Cost: one record write and one flush, at suspend.
     pub(crate) async fn seal(&self) -> Result<(), Status> {
@@ -138,7 +139,7 @@ impl Store {
         let mut at = 0;
         while at < units {
             let seq = first_seq + at as u64;
-            // The log goes round.
+            // The log is a ring.
             let to_end = usize::try_from(log_units - seq % log_units).expect("at most log_units");
             let end = (at + UNITS_PER_WRITE.min(to_end)).min(units);
             writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
@@ -147,7 +148,7 @@ impl Store {
         if self.has_fault(Fault::FlushBeforeRecords) {
             self.flush_device().await?;
         }
-        all(writes).await?;
+        wait_all(writes).await?;
         self.stats.commits.add(1);
         if !self.has_fault(Fault::SkipCacheFlush) && !self.has_fault(Fault::FlushBeforeRecords) {
             self.flush_device().await?;
@@ -168,9 +169,9 @@ impl Store {
         reactor::write(&*self.device, Flags::SYNC | Flags::META, Class::Foreground, at, data.into())
     }
 
-    /// Flushes the cache device. One flush of a device is in flight at a time: a flush that fails
-    /// may take with it what another one, which succeeds, was sent to save; so the failure must be
-    /// known before the next begins (WC-I8).
+    /// Flushes the cache device. One flush of the device is in flight at a time: a flush that fails
+    /// may have lost data that the next one, which succeeds, should have made durable. So the
+    /// failure must be known before the next flush begins (WC-I8).
     pub(crate) async fn flush_device(&self) -> Result<(), Status> {
         let flush = async || {
             self.stats.cache_flushes.add(1);
@@ -181,8 +182,8 @@ impl Store {
         self.health()
     }
 
-    /// WC-LR2: waits until so many blocks more may change, at once. A failed commit is no error of
-    /// this caller: the next FLUSH returns it.
+    /// WC-LR2: waits until `blocks` more blocks may change at once. A failed commit is not an error
+    /// of this caller: the next FLUSH returns it.
     pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
         assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
         let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();

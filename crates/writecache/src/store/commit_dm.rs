@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Commit in the kernel's format: entries, then the superblock, then what they supersede.
+//! Commit in the kernel's format: writes entries, then the superblock, then erases old entries.
 //!
 //! ```text
 //!   a  entries of new slots, number S ─▶ b  FLUSH, of data and entries ─▶ c  superblock S+1, FUA
@@ -7,21 +7,22 @@
 //!   slots may be used again ◀── FLUSH ◀── d  entries of superseded slots erased ◀┘
 //! ```
 //!
-//! The one sector of the superblock makes all entries of the batch valid at once. A cut before it
-//! leaves entries that do not count, which recovery erases (WC-DM2); a cut after it leaves two
-//! entries of a block, of which the newer counts.
+//! The one sector of the superblock makes all entries of the batch valid at once. A power cut
+//! before that leaves invalid entries, which recovery erases (WC-DM2). A power cut after it leaves
+//! two entries of a block, and the newer one counts.
 //!
 //! Invariants
-//! - WC-DM1 The superblock is written when the entries and the data that it makes valid are
+//! - WC-DM1 The superblock is written only after the entries and the data that it makes valid are
 //!   durable.
 //! - WC-DM2 No entry with a number at or above the superblock's is on the media when a commit
 //!   begins: the superblock that it writes would make it valid.
-//! - WC-DM3 (WC-I2) A slot is reused after its erased entry is durable, and an entry is erased only
-//!   after the superblock that makes the newer one valid is, or when the origin holds the block.
+//! - WC-DM3 (WC-I2) A slot is reused only after its erased entry is durable. An entry is erased
+//!   only after the superblock that makes the newer entry valid is durable, or when the origin
+//!   holds the block.
 //!
-//! There is no copy of the metadata in memory: what is written is made from the map, in units of 4
-//! KiB. The map has no room for an entry's number: what was committed is written again with the
-//! number before the batch's, which is all that the order of two copies needs (WC-KE2).
+//! There is no copy of the metadata in memory: units of 4 KiB are made from the map. The map does
+//! not store the number of an entry: entries that were committed before are written again with the
+//! number before the batch's, which is enough to order two entries of a block (WC-KE2).
 //!
 //! Cost of a lone FLUSH after writes: the touched units, a flush and the superblock; with
 //! overwritten blocks the touched units again, and another flush.
@@ -33,26 +34,26 @@ use reactor::BioFuture;
 
 use super::Store;
 use super::dm::{Dm, touched_units, unit_bytes};
-use crate::map::{EntryBatch, Writing};
+use crate::map::{EntryBatch, EntryVersions};
 use crate::planted::Fault;
-use crate::recovery::area::all;
+use crate::recovery::area::wait_all;
 
 /// Units of one write: 1 MiB.
 const UNITS_PER_WRITE: u64 = 256;
 /// Units of entries in flight: 4 MiB, which bounds the memory of a commit.
 const UNITS_IN_FLIGHT: usize = 1024;
 impl Store {
-    /// Commits all that has changed.
+    /// Commits all changes.
     pub(crate) async fn commit_entries(&self, dm: &Dm) -> Result<(), Status> {
         let batch = self.slots.borrow_mut().take_entries();
-        let writing = Writing { seq: dm.seq.get(), erased: false };
+        let writing = EntryVersions { seq: dm.seq.get(), erased: false };
         if !batch.named.is_empty() {
             self.commit_new(dm, &batch, writing).await?;
             self.stats.commits.add(1);
         }
         if !batch.erased.is_empty() {
-            self.erase_old(dm, &batch, Writing { erased: true, ..writing }).await?;
-            self.slots.borrow_mut().entries_erased(&batch);
+            self.erase_old(dm, &batch, EntryVersions { erased: true, ..writing }).await?;
+            self.slots.borrow_mut().complete_erase(&batch);
         }
         Ok(())
     }
@@ -61,7 +62,7 @@ impl Store {
         &self,
         dm: &Dm,
         batch: &EntryBatch,
-        writing: Writing,
+        writing: EntryVersions,
     ) -> Result<(), Status> {
         if self.has_fault(Fault::SuperblockBeforeEntries) {
             self.write_header(dm, batch, writing).await?;
@@ -76,7 +77,12 @@ impl Store {
         Ok(())
     }
 
-    async fn erase_old(&self, dm: &Dm, batch: &EntryBatch, writing: Writing) -> Result<(), Status> {
+    async fn erase_old(
+        &self,
+        dm: &Dm,
+        batch: &EntryBatch,
+        writing: EntryVersions,
+    ) -> Result<(), Status> {
         self.write_entries(dm, &batch.erased, batch, writing).await?;
         if self.has_fault(Fault::ReuseBeforeErase) {
             return Ok(());
@@ -90,7 +96,7 @@ impl Store {
         dm: &Dm,
         touched: &[u32],
         batch: &EntryBatch,
-        writing: Writing,
+        writing: EntryVersions,
     ) -> Result<(), Status> {
         let runs = touched_units(&dm.geometry, touched, UNITS_PER_WRITE);
         let mut writes = Vec::new();
@@ -101,33 +107,33 @@ impl Store {
             units += run.count();
             if units >= UNITS_IN_FLIGHT {
                 units = 0;
-                all(std::mem::take(&mut writes)).await?;
+                wait_all(std::mem::take(&mut writes)).await?;
             }
         }
-        all(writes).await
+        wait_all(writes).await
     }
 
-    /// Writes the superblock with the next number: one sector, which arrives whole or not at all.
-    /// The entries that share it are as they are already durable.
+    /// Writes the superblock with the next number. It is one sector, which a power cut leaves old
+    /// or new. The entries in the same sector have the values that are already durable.
     async fn write_header(
         &self,
         dm: &Dm,
         batch: &EntryBatch,
-        writing: Writing,
+        writing: EntryVersions,
     ) -> Result<(), Status> {
         let sector = u64::from(self.device.limits().write_unit_bytes());
         let next = dm.seq.get() + 1;
         self.write_metadata(dm, 0..sector, next, batch, writing, Flags::SYNC | Flags::FUA).await
     }
 
-    /// Writes bytes of the metadata, made from the map.
+    /// Makes some bytes of the metadata from the map and writes them.
     fn write_metadata(
         &self,
         dm: &Dm,
         bytes: Range<u64>,
         seq_count: u64,
         batch: &EntryBatch,
-        writing: Writing,
+        writing: EntryVersions,
         flags: Flags,
     ) -> BioFuture {
         let len = usize::try_from(bytes.end - bytes.start).expect("at most 1 MiB");

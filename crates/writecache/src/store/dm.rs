@@ -6,7 +6,8 @@ use std::ops::Range;
 use format::UNIT;
 use format::dm::Geometry;
 
-/// Most changed blocks: what the kernel commits by itself. Each may touch a unit of its own.
+/// Most unlogged blocks: the number at which the kernel commits by itself. Each may change a unit
+/// of its own.
 pub(crate) const UNLOGGED_MAX: u64 = 65536;
 
 /// The kernel's format.
@@ -14,11 +15,11 @@ pub(crate) struct Dm {
     pub(crate) geometry: Geometry,
     /// Slots: as many as the geometry has blocks.
     pub(crate) slots: u32,
-    /// The superblock's number: commits that have ended.
+    /// The number in the superblock: how many commits have ended.
     pub(crate) seq: Cell<u64>,
 }
 
-/// Whole units of metadata that lie side by side; the last one ends where the data begin.
+/// The bytes of neighbouring units of metadata; the last unit ends where the data begin.
 pub(crate) fn unit_bytes(geometry: &Geometry, units: Range<u64>) -> Range<u64> {
     let unit = UNIT as u64;
     units.start * unit..(units.end * unit).min(geometry.data_offset())

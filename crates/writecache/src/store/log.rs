@@ -6,13 +6,13 @@ use reactor::WaitList;
 
 /// The record log: which records exist, which are durable, which are still needed.
 pub(crate) struct Log {
-    /// The incarnation of the log: one more each time that the cache is opened.
+    /// The incarnation of the log: incremented each time that the cache is opened.
     pub(crate) incarnation: u64,
-    /// Next record to write, and the checksum of the one before.
+    /// The number of the next record, and the checksum of the record before it.
     pub(crate) next: Cell<(u64, u32)>,
-    /// Newest record known durable, and its checksum.
+    /// The newest record that is known to be durable, and its checksum.
     pub(crate) durable: Cell<(u64, u32)>,
-    /// First record that recovery would need.
+    /// The first record that recovery would read.
     pub(crate) start_seq: Cell<u64>,
     /// A checkpoint is about to end: its last commit may use the reserve (WC-LR1).
     pub(crate) closing: Cell<bool>,
@@ -21,7 +21,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Units of the log that are needed.
+    /// Units of the log in use.
     pub(crate) fn used(&self) -> u64 {
         self.next.get().0 - self.start_seq.get()
     }

@@ -19,21 +19,21 @@ pub(crate) fn reserve_units(log_units: u32) -> u64 {
     u64::from(log_units / 4)
 }
 
-/// Units of one run of a commit at most (WC-LR2): half of the reserve less a unit, for in the order
-/// of epochs a batch may end some entries before its last unit does.
+/// Most units of one batch of a commit (WC-LR2): half of the reserve, less one unit, because with
+/// epochs a batch may end a few entries before the end of its last unit.
 fn run_units(log_units: u32) -> u64 {
     (reserve_units(log_units) - 2) / 2
 }
 
-/// Changes that are sure to fit into one run of a commit.
-fn changes_at_most(log_units: u32, ordered: bool) -> u64 {
+/// Changes that fit into one batch of a commit in any case.
+fn changes_max(log_units: u32, ordered: bool) -> u64 {
     run_units(log_units) * changes_per_unit(ordered) as u64
 }
 
-/// Blocks that may change at one go (WC-LR2): a cache of few slots has no room for more than these.
+/// Blocks that may change at once in any cache (WC-LR2), even in one whose log is tiny.
 pub(crate) const CHANGES_AT_ONCE_MAX: usize = 64;
 
-/// The format on the cache device, with what it keeps in memory.
+/// The format on the cache device, and its state in memory.
 pub(crate) enum Media {
     Native(Native),
     Dm(Dm),
@@ -44,7 +44,7 @@ pub(crate) struct Native {
     pub(crate) geometry: Geometry,
     pub(crate) superblock: Box<RefCell<Superblock>>,
     pub(crate) log: Log,
-    /// The media name other epochs than the map, or none: a checkpoint must be written first.
+    /// The media have other epochs than the map, or none: a checkpoint must be written first.
     pub(crate) checkpoint_required: Cell<bool>,
 }
 
@@ -60,7 +60,7 @@ impl Native {
     }
 }
 
-/// Where the slots lie, whatever the format.
+/// Where the slots are, in any format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotArea {
     pub(crate) slots: u32,
@@ -91,7 +91,7 @@ impl Media {
         }
     }
 
-    /// As the option `format` calls it.
+    /// The name of the format in the option `format`.
     pub(crate) fn format(&self) -> &'static str {
         match self {
             Media::Native(_) => "native",
@@ -99,11 +99,11 @@ impl Media {
         }
     }
 
-    /// Most blocks that may have changed without the media knowing it: at most an eighth of the
-    /// slots, and no more than the format can take. `ordered`: in the order of epochs.
+    /// Most unlogged blocks: an eighth of the slots, and no more than the format can log.
+    /// `ordered`: with epochs.
     pub(crate) fn unlogged_max(&self, ordered: bool) -> u64 {
         let format_max = match self {
-            Media::Native(n) => changes_at_most(n.geometry.log_units, ordered), // WC-LR2
+            Media::Native(n) => changes_max(n.geometry.log_units, ordered), // WC-LR2
             Media::Dm(_) => UNLOGGED_MAX,
         };
         let slots = u64::from(self.slot_area().slots);
@@ -118,7 +118,7 @@ impl Media {
         }
     }
 
-    /// Wakes what waits for room in the log.
+    /// Wakes the tasks that wait for room in the log.
     pub(crate) fn wake_all(&self) {
         match self {
             Media::Native(n) => n.log.room.wake_all(),
@@ -154,7 +154,7 @@ mod tests {
                 (smallest.min(geometry.log_units), largest.max(geometry.log_units));
             for ordered in [false, true] {
                 let slots = u64::from(geometry.slots);
-                let may = (slots / 8).max(8).min(changes_at_most(geometry.log_units, ordered));
+                let may = (slots / 8).max(8).min(changes_max(geometry.log_units, ordered));
                 let changed = may.max(CHANGES_AT_ONCE_MAX as u64);
                 let run_units = changed.div_ceil(changes_per_unit(ordered) as u64);
                 let reserve = reserve_units(geometry.log_units);

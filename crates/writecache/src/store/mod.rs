@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Store: the cache device. What is in which slot (`map`), what of that is durable (`commit`,
-//! `checkpoint`), and whether the device can still be trusted.
+//! Store: the cache device. Which block is in which slot (`map`), which changes of that are durable
+//! (`commit`, `checkpoint`), and whether the device has failed.
 //!
 //! ```text
 //!   Writer, Writeback ──▶ slots ──▶ unlogged ──▶ commit ──▶ log, flush ──▶ durable
@@ -32,7 +32,7 @@ use crate::wait_lists::WaitLists;
 
 /// The cache device of one cache. No borrow of it is held across an await.
 pub(crate) struct Store {
-    /// As in the table; what a live device may change of it is in `tuning`.
+    /// The table line. Options that a live device may change are in `tuning`.
     pub(crate) config: Config,
     tuning: Cell<Tuning>,
     pub(crate) device: Rc<dyn BlockDevice>,
@@ -72,12 +72,13 @@ impl Store {
         }
     }
 
-    /// The options as they are now.
+    /// The options as they are now, with changes to the live device.
     pub(crate) fn tuning(&self) -> Tuning {
         self.tuning.get()
     }
 
-    /// Changes the options; returns those before. The caller wakes what waits for them.
+    /// Changes the options and returns the old ones. The caller wakes the tasks that depend on
+    /// them.
     pub(crate) fn set_tuning(&self, tuning: Tuning) -> Tuning {
         self.tuning.replace(tuning)
     }
@@ -86,7 +87,7 @@ impl Store {
         self.slots.borrow().counts()
     }
 
-    /// Blocks that do not hold the only copy of anything, or soon will not.
+    /// Slots that are free or clean, or will be free soon.
     pub(crate) fn free_blocks(&self) -> u32 {
         let c = self.counts();
         c.free + c.clean + c.limbo
@@ -98,7 +99,7 @@ impl Store {
         self.config.planted.is(fault)
     }
 
-    /// The sticky error, if the cache has failed.
+    /// `Err` with the first error, if the cache has failed.
     pub(crate) fn health(&self) -> Result<(), Status> {
         self.health.failed.get().map_or(Ok(()), Err)
     }
@@ -107,7 +108,7 @@ impl Store {
         self.health.failed.get()
     }
 
-    /// WC-I8: from now on reads are served, and nothing else is promised.
+    /// WC-I8: the cache fails: from now on it serves reads and refuses all else.
     pub(crate) fn fail(&self, status: Status) {
         if self.health.failed.get().is_none() {
             self.health.failed.set(Some(status));
@@ -140,8 +141,8 @@ impl Store {
         self.media.unlogged_max(self.config.ordered)
     }
 
-    /// Uncommitted blocks at which a commit is due.
-    pub(crate) fn commit_at(&self) -> u64 {
+    /// The number of uncommitted blocks at which a commit is due.
+    pub(crate) fn commit_threshold(&self) -> u64 {
         u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
     }
 
@@ -164,16 +165,17 @@ impl Store {
         }
     }
 
-    /// A bug was detected where the cache can stop in good order (WC-I8). A panic would end all
-    /// devices of the process: that is for bugs after which nothing can be trusted. Debug builds
-    /// panic, unless a fault was planted.
+    /// A bug was detected, and the cache fails stop (WC-I8). A panic would end all devices of the
+    /// process: it is for bugs after which no state of the process can be trusted. Debug builds
+    /// panic here, unless a fault is planted.
     pub(crate) fn fail_for_bug(&self, what: &'static str) {
         debug_assert!(self.config.planted != Planted::NONE, "{what}");
         self.notify(CacheEvent::Bug { what });
         self.fail(Status::Io);
     }
 
-    /// The cache device has failed to read a dirty block: it takes nothing new, and is emptied.
+    /// The cache device has failed to read a dirty block: the cache takes no new blocks and is
+    /// written back.
     pub(crate) fn is_drain_only(&self) -> bool {
         self.health.drain_only.get().is_some()
     }

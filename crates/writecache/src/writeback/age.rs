@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Age: nothing stays dirty for longer than `max_age`, however busy writeback is.
+//! Age: no block stays dirty for longer than `max_age`, however busy writeback is.
 //!
 //! ```text
 //!   dirty since   ├────────── at most a period ─────────┤── one sweep over all marked ──┤
@@ -9,20 +9,21 @@
 //! Every 15/16 of `max_age` (where the kernel starts too) all dirty blocks are *marked*. Marked
 //! blocks are written back before all others, in one sweep; picking a block removes its mark. There
 //! is no clock for each block: the marks are one bitmap, which is empty again after its sweep. A
-//! block that is overwritten all the time, whose newest version is never old, is written back like
-//! any other.
+//! block that is overwritten all the time is written back like any other, though its newest version
+//! is never old.
 //!
 //! Invariants
 //! - WC-G1 A block is marked at most one period after it became dirty: periods follow one another
 //!   while anything is dirty.
-//! - WC-G2 A marked block is picked within one sweep over the marked blocks. No block joins it: a
-//!   writer that dirties block after block ahead of the sweep would keep it from ever coming round.
-//!   A mark that is due meanwhile is made when the sweep has ended.
+//! - WC-G2 A marked block is picked within one sweep over the marked blocks. No block joins a
+//!   running sweep: a writer that dirties block after block ahead of the sweep would prevent its
+//!   end. If the next mark is due meanwhile, it is made when the sweep has ended.
 //!
-//! So a block is dirty for at most 15/16 of `max_age`, one sweep over what is dirty at one moment,
-//! and the origin flush behind it; if those take less than 1/16 of `max_age`, for `max_age`. Where
-//! a sweep takes longer than 15/16 of `max_age`, for two sweeps: more can't be had from that disk
-//! in sorted order. Blocks found at a start are new: the media do not hold their age.
+//! So a block is dirty for at most 15/16 of `max_age`, plus one sweep over the marked blocks and
+//! one origin flush. With a `max_age` of 160 s and a sweep that takes 10 s that is 160 s. If a
+//! sweep takes longer than 15/16 of `max_age`, a block is dirty for at most two sweeps: the disk
+//! can't do better in sorted order. At a start all blocks count as new, because the media do not
+//! have their age.
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
@@ -30,14 +31,14 @@ use block::Nanos;
 use super::Writeback;
 use crate::planted::Fault;
 
-/// Time between marks: what is left of `max_age` is for the sweep. Not below the 1 ms of the
-/// option, so that `max_age 0` writes back at once and does not spin.
+/// Time between marks; the rest of `max_age` is for the sweep. It is at least 1 ms, so that
+/// `max_age 0` writes back at once without spinning.
 fn period(max_age: Nanos) -> Nanos {
     Nanos(max_age.0 - max_age.0 / 16).max(Nanos::from_millis(1))
 }
 
 impl Writeback {
-    /// Begins to count: at a start, and when `max_age` has changed.
+    /// Begins to count periods: at a start, and when `max_age` has changed.
     pub(crate) fn start_ages(self: &Rc<Writeback>) {
         let turn = self.picker.age_task.get() + 1;
         self.picker.age_task.set(turn);
@@ -48,8 +49,8 @@ impl Writeback {
         }
     }
 
-    /// `max_age` has changed on a live device: how old blocks are is not known, so that whatever
-    /// is dirty is written back once.
+    /// `max_age` has changed on a live device. The age of blocks is not known, so all dirty blocks
+    /// are written back once.
     pub(crate) fn restart_ages(self: &Rc<Writeback>) {
         self.mark_old();
         self.start_ages();
@@ -58,8 +59,7 @@ impl Writeback {
     fn mark_old(&self) {
         let ignored = self.store.has_fault(Fault::IgnoreAge) && self.is_busy();
         if !ignored && self.store.config.ordered {
-            // Writeback in the order of epochs comes to all that is dirty now, and to nothing else
-            // before.
+            // With epochs all blocks that are dirty now belong to the epochs that are marked.
             self.store.slots.borrow_mut().close_epoch();
             self.mark_before(self.store.slots.borrow().open_epoch());
         } else if !ignored {
@@ -67,8 +67,8 @@ impl Writeback {
         }
     }
 
-    /// A task: marks what is dirty, every period. Suspend does not wait for it, because it sleeps;
-    /// asleep it does not keep the cache.
+    /// A task: marks all dirty blocks every period. Suspend does not wait for this task, because it
+    /// may sleep for long. While it sleeps it holds no reference to the cache.
     async fn age_task(weak: Weak<Writeback>, turn: u64) {
         let over = |c: &Writeback| {
             c.store.life.stopping.get()
@@ -76,7 +76,7 @@ impl Writeback {
                 || c.picker.age_task.get() != turn
         };
         while let Some(wb) = weak.upgrade() {
-            // Only while something is dirty: an idle cache has no timer.
+            // Sleep only while a block is dirty: an idle cache has no timer.
             let unsaved = || wb.store.counts().dirty + wb.store.counts().zero > 0;
             wb.store.waits.first_change.wait_for(|| unsaved() || over(&wb)).await;
             let max_age = wb.store.tuning().max_age;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `drain`: everything that is dirty when it begins goes to the origin within a time, or as fast as
-//! limits allow, while clients work.
+//! `drain`: writes all blocks that are dirty when it begins to the origin, within a time or as fast
+//! as limits allow, while clients work.
 //!
 //! ```text
-//!   within ─▶ pace = what is left / time left, refreshed with every run
-//!   p99    ─▶ a latency target    ┐ for as long as it runs,
-//!   rate   ─▶ a limit of the rate ┘ beside those of the device
+//!   within ─▶ pace = bytes left / time left, computed for every run
+//!   p99    ─▶ a latency target    ┐ while it runs,
+//!   rate   ─▶ a limit of the rate ┘ besides the options of the device
 //! ```
 //!
-//! What is written while it runs is cached as ever, and not waited for. Clean copies stay: a
-//! `flush` afterwards, which has little left to do, makes the origin fit for use without its cache.
+//! Writes of clients are cached as always meanwhile, and the drain does not wait for them. Clean
+//! copies stay in the cache. A `flush` after it has little left to write; then the origin may be
+//! used without its cache.
 //!
 //! Invariants
-//! - WC-DR1 A drain that has ended, however it did, leaves no limit behind.
-//! - WC-DR2 A drain does not hold up a `flush`, a suspend, or writers.
+//! - WC-DR1 The limits of a drain end with it, also after an error.
+//! - WC-DR2 A drain does not delay a `flush`, a suspend, or writers.
 use std::rc::{Rc, Weak};
 
 use block::{Error, Nanos};
@@ -24,21 +25,21 @@ use super::Writeback;
 use super::jobs::{DrainJob, DrainLimits, DrainProgress, FlushJob};
 use crate::events::io_failed;
 
-/// Of the time left so much is kept for the last flush of the origin, for a disk that is slower at
-/// times, and for blocks that are tried again: a twentieth, at least a second.
+/// Part of the time left that is reserved: a twentieth, at least a second. It is for the last flush
+/// of the origin, for a disk that is slow at times, and for blocks that are tried again.
 const SPARE_PART: u64 = 20;
 const SPARE_NS_MIN: u64 = 1_000_000_000;
-/// How often a drain looks at the clock.
-const LOOK: Nanos = Nanos::from_millis(200);
+/// How often a drain checks its time.
+const CHECK_INTERVAL: Nanos = Nanos::from_millis(200);
 
 impl Writeback {
-    /// Whether writeback has no other reason than a drain.
-    pub(super) fn only_drain_wants(&self) -> bool {
-        self.jobs.drain.borrow().is_some() && !self.wants_more_than_drain()
+    /// Whether a drain is the only reason for writeback.
+    pub(super) fn has_only_drain_work(&self) -> bool {
+        self.jobs.drain.borrow().is_some() && !self.has_work_besides_drain()
     }
 
-    /// Bytes a second that a drain needs to be done in time; 0: it has no time.
-    pub(super) fn pace_of_drain(&self, now_ns: u64) -> u64 {
+    /// The rate in bytes a second that a drain needs to end in time; 0: no time was given.
+    pub(super) fn drain_pace(&self, now_ns: u64) -> u64 {
         let drain = self.jobs.drain.borrow();
         let Some((drain, deadline_ns)) = drain.as_ref().and_then(|d| Some((d, d.deadline_ns()?)))
         else {
@@ -51,7 +52,7 @@ impl Writeback {
         pace.map_or(0, |pace| u64::try_from(pace).unwrap_or(u64::MAX).max(1))
     }
 
-    /// Writes back every block that is dirty now, and makes that durable, within limits.
+    /// Writes back every block that is dirty now, within limits, and makes them durable.
     pub(crate) async fn drain(self: Rc<Self>, limits: DrainLimits) -> Result<(), Error> {
         let busy = || Error::busy("a drain is running: `stop` ends it, `drain_state` shows it");
         if self.jobs.drain.borrow().is_some() {
@@ -92,7 +93,7 @@ impl Writeback {
         }
         // WC-DR1
         if drain.limits.rate > 0 {
-            self.limits.forgive();
+            self.limits.reset();
         }
         self.recheck();
         self.store.health().map_err(io_failed)?;
@@ -121,7 +122,7 @@ impl Writeback {
         self.unreadable()
     }
 
-    /// A task: lets a drain look at the clock.
+    /// A task: wakes the drain so that it checks its time.
     async fn drain_clock(weak: Weak<Writeback>, number: u64) {
         while let Some(wb) = weak.upgrade() {
             if wb.jobs.drain.borrow().as_ref().is_none_or(|d| d.job.number != number) {
@@ -129,11 +130,11 @@ impl Writeback {
             }
             wb.store.waits.jobs.wake_all();
             drop(wb);
-            reactor::sleep(LOOK).await;
+            reactor::sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Ends the drain that runs, if one does.
+    /// Stops the running drain; returns whether there was one.
     pub(crate) fn stop_drain(&self) -> bool {
         let mut drain = self.jobs.drain.borrow_mut();
         let runs = drain.as_mut().map(|d| d.stopped = true).is_some();
@@ -142,7 +143,7 @@ impl Writeback {
         runs
     }
 
-    /// How far the drain that runs is; nothing when none runs.
+    /// The progress of the running drain; `None` without one.
     pub(crate) fn drain_progress(&self) -> Option<DrainProgress> {
         let drain = self.jobs.drain.borrow();
         let d = drain.as_ref()?;

@@ -10,22 +10,22 @@
 //!        extents and plain runs, in the order of the sweep ─▶ one write each, without a break
 //! ```
 //!
-//! A stretch is read as a whole before any of it is written, when nothing else is in flight: each
-//! change between reading and writing costs a move of the arm and half a turn, and a disk with a
-//! cache of its own would mix reads with the writes that it still owes. Extents that were cut from
-//! one filled part touch, so that the head never has to wait for a turn between them.
+//! A stretch is read completely before any of it is written, when no other write is in flight. Each
+//! change between reading and writing costs a seek and half a rotation, and a disk with a cache of
+//! its own would mix the reads with its cached writes. Extents that were cut from one filled range
+//! are adjacent, so that the disk writes them without waiting for a rotation.
 //!
-//! Beside reads of clients that go to the origin no stretch is begun, and the reading of one is
-//! broken off: a large transfer is what makes them wait.
+//! While clients read from the origin no stretch is begun, and the reading of one is stopped:
+//! clients would wait for such large transfers.
 //!
 //! Invariants
 //! - WC-GF1 (WC-I6) An extent is in `busy`, gaps included, from before its gaps are read until its
 //!   write has ended: no other origin write of these blocks begins meanwhile.
-//! - WC-GF2 A gap's bytes are those of the origin, or of a clean copy whose slot still held it
-//!   after it was read and whose checksum is right. Where neither is to be had the write has a
-//!   hole. When the write fails the gaps are kept: `failed_fills`.
-//! - WC-GF3 Gaps are filled only on an origin that moves a head (`Limits::rotational`), by measured
-//!   costs, and none is longer than a quarter of the largest write.
+//! - WC-GF2 The data of a gap come from the origin, or from a clean copy with a correct checksum
+//!   that was still in its slot after it was read. Without either the write has a hole. If the
+//!   write fails the data of the gaps are kept (`failed_gaps`).
+//! - WC-GF3 Gaps are filled only on a rotating disk (`Limits::rotational`), where measured costs
+//!   say that it is faster, and none is longer than a quarter of the largest write.
 //! - WC-GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing
 //!   there.
 use std::collections::VecDeque;
@@ -41,21 +41,22 @@ use crate::config::Order;
 use crate::map::State;
 use crate::planted::Fault;
 
-/// Length of a stretch, and with it the memory that it takes. On the models of disks 32 MiB take
-/// 2 % longer than 64, and 16 take 4 % (`docs/hdd-model.md`).
+/// Length of a stretch, and so the memory for it. On the models of disks 32 MiB take 2 % more time
+/// than 64 MiB, and 16 MiB take 4 % more (`docs/hdd-model.md`).
 const STRETCH_BYTES: u64 = 32 << 20;
-/// Most dirty runs that are looked at for one stretch.
+/// Most dirty runs in one stretch.
 const STRETCH_RUNS_MAX: usize = 1 << 14;
-/// Reads in flight while a stretch is read: one that is being read, one that follows without a
-/// break, and two more for hosts that are slow to answer. A client's read waits for them.
+/// Reads in flight while a stretch is read: one that the disk executes, the next one, and two more
+/// for slow hosts. A client's read waits for all of them.
 const READS_IN_FLIGHT: usize = 4;
-/// Longest gap as a part of the largest write.
+/// The longest gap is the largest write divided by this.
 const GAP_PART: u64 = 4;
-/// A client has read from the origin within this: there will be more. As the throttle at the leaf.
+/// If a client has read from the origin within this time, more reads are expected. The same time as
+/// in the throttle at the leaf.
 const CALM_NS: u64 = 1_000_000_000;
-/// Stretches until some commands are measured again.
+/// Stretches between two measurements of commands.
 const STRETCHES_UNMEASURED_MAX: u32 = 64;
-/// Blocks of the largest origin write, at whose multiples extents are cut.
+/// Blocks of the largest origin write. Extents end at multiples of it.
 fn unit(io_bytes: u32, block_size: u32, origin: &Limits) -> u64 {
     let opt = origin.io_opt_bytes;
     let aligned = if opt > 0 && opt < io_bytes { io_bytes - io_bytes % opt } else { io_bytes };
@@ -67,22 +68,23 @@ impl Writeback {
         let tuning = self.store.tuning();
         let moves_a_head =
             self.origin.limits.rotational || self.store.config.assumed_costs.is_some();
-        // In the order of epochs a stretch would have to end with its epoch: not built.
+        // With epochs a stretch would have to end with its epoch: not implemented.
         let sorted = tuning.writeback_order == Order::Sorted && !self.store.config.ordered;
         tuning.gap_fill && moves_a_head && sorted
     }
 
-    /// Whether a batch is as large as it has to be for the first measurements.
-    pub(super) fn wants_sample(&self) -> bool {
+    /// Whether batches must be large because costs are being measured for the first time.
+    pub(super) fn needs_sample(&self) -> bool {
         self.destage.has_sample() && self.is_measuring()
     }
 
-    /// Whether nothing is to be written until what was written has been measured.
-    pub(super) fn waits_for_sample(&self) -> bool {
-        self.wants_sample() || (self.settling.blocks.get() > 0 && self.is_measuring())
+    /// Whether picking must wait until the last batch was measured.
+    pub(super) fn is_waiting_for_sample(&self) -> bool {
+        self.needs_sample() || (self.settling.blocks.get() > 0 && self.is_measuring())
     }
 
-    /// Batches are small of themselves, and must not wait.
+    /// Whether costs are being measured; not while writers are slowed: batches are small then, and
+    /// must not wait.
     fn is_measuring(&self) -> bool {
         let is_known = self.destage.model.borrow().is_known();
         self.fills_gaps() && !is_known && !self.in_batches()
@@ -97,20 +99,20 @@ impl Writeback {
         self.origin.last_read_ns.get().is_none_or(|at| since_ns(at) > CALM_NS)
     }
 
-    /// The largest origin write, blocks.
+    /// Blocks of the largest origin write.
     pub(super) fn io_blocks(&self) -> u64 {
         let io_bytes = self.store.tuning().writeback_io_bytes.min(self.origin.limits.max_io_bytes);
         u64::from(io_bytes / self.store.config.block_size).max(1)
     }
 
-    /// Decides the gaps of the next stretch of the sweep, of at most `dirty_max` dirty blocks, and
-    /// locks and reads what is to be filled. Ends early when `stop` returns true.
+    /// Decides which gaps of the next stretch of the sweep to fill (of at most `dirty_max` dirty
+    /// blocks); locks these extents and reads their gaps. Ends early when `stop` returns true.
     pub(super) async fn plan_stretch(&self, dirty_max: u64, stop: &impl Fn() -> bool) {
         let Some(costs) = self.destage.costs().filter(|_| self.fills_gaps() && self.is_calm())
         else {
             return;
         };
-        // What the origin refuses goes alone, and must not take its neighbours with it.
+        // A block that the origin refuses is written alone, so that its neighbours succeed.
         if self.destage.has_stretch() || self.retry.blocks() > 0 {
             return;
         }
@@ -161,9 +163,9 @@ impl Writeback {
         }
     }
 
-    /// Where commands have not been measured for long, some are written plainly. What was written
-    /// before is flushed first, and they are flushed before anything else is written, so that
-    /// neither has a part in the other's time.
+    /// When commands have not been measured for long, some runs are written without filling gaps,
+    /// to measure them. A flush before them and one after them separate their time from that of
+    /// other writes.
     async fn begin_or_end_measuring(&self, stop: &impl Fn() -> bool) {
         let destage = &self.destage;
         if destage.stretches_unmeasured.get() >= STRETCHES_UNMEASURED_MAX {
@@ -177,7 +179,7 @@ impl Writeback {
         }
     }
 
-    /// Waits until nothing is in flight and all that was written is flushed.
+    /// Waits until no write is in flight and all written blocks are flushed.
     async fn quiet(&self, stop: &impl Fn() -> bool) {
         self.destage.wants_quiet.set(true);
         self.store.waits.settle.wake_all();
@@ -186,7 +188,7 @@ impl Writeback {
         self.destage.wants_quiet.set(false);
     }
 
-    /// Dirty runs from `start` on, of a stretch.
+    /// The dirty runs of a stretch that begins at `start`.
     fn runs_ahead(&self, from: Source, start: u64, dirty_max: u64) -> Vec<Run> {
         let end_max = start + STRETCH_BYTES / u64::from(self.store.config.block_size);
         let (mut runs, mut dirty) = (Vec::<Run>::new(), 0);
@@ -207,7 +209,7 @@ impl Writeback {
         runs
     }
 
-    /// Where a gap's contents would come from.
+    /// Where the data of a gap would come from.
     fn contents(&self, gap: &Range<u64>) -> Contents {
         let overlaps = |r: &Range<u64>| r.start < gap.end && gap.start < r.end;
         let awaited = self.locks.awaited.borrow().iter().any(overlaps);
@@ -224,7 +226,7 @@ impl Writeback {
         if gap.clone().all(is_copied) { Contents::Known } else { Contents::Unknown }
     }
 
-    /// Locks runs with the gaps between them, in extents that touch (WC-GF1).
+    /// Locks runs with the gaps between them, in adjacent extents (WC-GF1).
     fn lock_filled(&self, runs: &[Run], fills: &[Fill]) {
         let unit = unit(
             self.store.tuning().writeback_io_bytes.min(self.origin.limits.max_io_bytes),
@@ -263,7 +265,7 @@ impl Writeback {
         }
     }
 
-    /// Reads the extents that need it, one after the other, when nothing else is in flight.
+    /// Reads the extents that need it, in their order, when no write is in flight.
     async fn read_stretch(&self, stop: &impl Fn() -> bool) {
         self.quiet(stop).await;
         let ranges: Vec<(usize, Run)> = {
@@ -287,7 +289,7 @@ impl Writeback {
                 reading.push_back((n, buf, io));
             }
             let Some((n, buf, io)) = reading.pop_front() else { break };
-            // What can't be read is not filled; a client that reads it gets the error.
+            // A gap that can't be read is not filled. A client that reads it gets the error.
             if io.await.is_ok() {
                 bytes += buf.len() as u64;
                 self.destage.stretch.borrow_mut()[n].origin = Some(buf);
@@ -297,8 +299,8 @@ impl Writeback {
         self.destage.model.borrow_mut().read(bytes, reactor::now().0 - began);
     }
 
-    /// While there is a stretch: what its runs are picked from, and the next extent once the sweep
-    /// has come to it.
+    /// While there is a stretch: the source of its runs, and the next extent if the sweep has
+    /// reached it.
     pub(super) fn next_of_stretch(&self) -> Option<(Source, Option<Extent>)> {
         let from = self.destage.from.get();
         let start = self.destage.stretch.borrow().front()?.run.start;
@@ -312,7 +314,7 @@ impl Writeback {
         Some((from, Some(extent)))
     }
 
-    /// Gives back what was locked and will not be written.
+    /// Unlocks the extents that will not be written.
     pub(super) fn drop_stretch(&self) {
         let stretch = self.destage.stretch.take();
         for extent in stretch {
@@ -322,8 +324,8 @@ impl Writeback {
 }
 
 impl Writeback {
-    /// The write of an extent has ended: its gaps are free, and of its other blocks those that
-    /// `which` says.
+    /// The write of an extent has ended: unlocks its gaps, and those of its other blocks that
+    /// `which` selects.
     pub(super) fn release_extent(
         &self,
         run: Run,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gaps of failed filled writes: the origin may have lost their contents, so the cache keeps them.
+//! Gaps of failed filled writes: the origin may have lost their data, so the cache keeps them.
 //!
 //! ```text
 //!   filled write fails ─▶ its gaps, as they were gathered ─▶ free slots ─▶ commit ─▶ dirty
@@ -7,17 +7,17 @@
 //!                                                              └▶ the origin again, flushed
 //! ```
 //!
-//! After an error the range of a write is undefined, and the contents of the gaps exist only in the
-//! memory that was written from.
+//! After an error the range of a write is undefined. Then the data of the gaps exist only in the
+//! buffer of the write.
 //!
 //! Invariants
-//! - WC-SP1 Before the gaps of a failed write are unlocked, their contents are in the cache, dirty
-//!   and committed, or durably on the origin again. A newer version that came meanwhile stays.
+//! - WC-SP1 Before the gaps of a failed write are unlocked, their data are in the cache, dirty and
+//!   committed, or durably on the origin again. A newer version of a block stays.
 //! - WC-SP2 Data that a client read from the origin count only if no filled write was in progress
 //!   over them when they arrived, and none has failed since the read was submitted.
 //!
-//! A power cut between the error and the commit is beyond this: the contents of the gaps are only
-//! in memory for that moment (decision 0022 says what can be lost then, and when).
+//! A power cut between the error and the commit loses the data of the gaps, which are only in
+//! memory then (decision 0022 says what can be lost, and when).
 use std::ops::Range;
 
 use block::{Bufs, Class, Flags, Nanos, Sector, Slice, Status};
@@ -29,11 +29,11 @@ use crate::map::State;
 use crate::planted::Fault;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
-/// How often a gap is tried, a second apart, while the origin refuses it and no slot comes free.
+/// How often a gap is written, once a second, while the origin refuses it and no slot becomes free.
 const TRIES_MAX: u32 = 5;
 
 impl Writeback {
-    /// WC-SP1. A write over the gap has failed that should have left `data` there.
+    /// WC-SP1. Keeps `data`, the contents of a gap over which a write has failed.
     pub(super) async fn keep_gap(&self, gap: Range<u64>, data: Slice) {
         let size = self.store.block_bytes();
         let from = |at: u64| {
@@ -63,7 +63,7 @@ impl Writeback {
         }
     }
 
-    /// Writes to the origin what nothing else holds, durably.
+    /// Writes data to the origin durably, because there is no other copy.
     async fn write_gap(&self, sector: Sector, data: Bufs) -> Result<(), Status> {
         let (flags, class, flush_errors) =
             (Flags::BACKGROUND, Class::Background, self.origin_flush_errors());
@@ -71,7 +71,8 @@ impl Writeback {
         self.flush_origin(class, flush_errors).await
     }
 
-    /// Takes blocks into free slots until there are no more. Returns up to which block it has.
+    /// Writes blocks to free slots until none is left. Returns the end of the blocks that it has
+    /// written.
     async fn keep_in_slots(&self, range: Range<u64>, data: &Bufs) -> u64 {
         let size = self.store.block_bytes();
         let mut at = range.start;
@@ -104,11 +105,11 @@ impl Writeback {
                 let crc = self.store.checksum_of(data, nth(block));
                 let mut map = self.store.slots.borrow_mut();
                 match map.find(block).map(|found| found.state) {
-                    // Its newest version, or what is left of that, is not the origin's.
+                    // The block has a newer version, or had one that is unreadable now.
                     Some(State::Dirty | State::Bad | State::Zero) => map.abandon(slot),
                     None | Some(_) => {
                         map.install(block, slot, crc);
-                        self.room.installs.set(self.room.installs.get() + 1);
+                        self.pacing.installs.set(self.pacing.installs.get() + 1);
                     }
                 }
             }
@@ -118,15 +119,15 @@ impl Writeback {
     }
 
     /// A filled write begins (WC-SP2).
-    pub(super) fn filling_begins(&self, gaps: &[Range<u64>]) {
+    pub(super) fn begin_fill(&self, gaps: &[Range<u64>]) {
         let mut filling = self.fills.under_way.borrow_mut();
         for gap in gaps {
             filling.insert_range(gap.clone());
         }
     }
 
-    /// It has ended, and the contents of its gaps are kept.
-    pub(super) fn filling_ended(&self, gaps: &[Range<u64>], failed: bool) {
+    /// A filled write has ended, and if it failed the data of its gaps are kept.
+    pub(super) fn end_fill(&self, gaps: &[Range<u64>], failed: bool) {
         for gap in gaps {
             self.fills.under_way.borrow_mut().remove_range(gap.clone());
         }
@@ -134,13 +135,14 @@ impl Writeback {
         self.store.waits.fills.wake_all();
     }
 
-    /// To be noted before a read of the origin is submitted, for [`Writeback::must_reread`].
+    /// A counter to be read before a read of the origin is submitted, for
+    /// [`Writeback::must_reread`].
     pub(crate) fn failed_fills(&self) -> u64 {
         self.fills.failed.get()
     }
 
     /// WC-SP2. Waits while a filled write is in flight over any of `blocks`, which were read from
-    /// the origin; whether they have to be read again.
+    /// the origin. Returns whether they have to be read again.
     pub(crate) async fn must_reread(&self, blocks: Range<u64>, since: u64) -> bool {
         if self.store.has_fault(Fault::ReadFailedGaps) {
             return false;

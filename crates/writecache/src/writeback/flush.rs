@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `flush`: writes everything that is dirty when it begins to the origin, and shows its progress.
+//! `flush`: writes all blocks that are dirty when it begins to the origin, and shows its progress.
 //! It gives up blocks that the origin refuses twice, and reports them.
 use block::{Class, Error, Status};
 use roaring::RoaringTreemap;
@@ -10,8 +10,8 @@ use crate::events::io_failed;
 use crate::planted::Fault;
 
 impl Writeback {
-    /// Writes back every block that is dirty now, in order, and makes that durable. Writes that
-    /// come meanwhile go on; they are not waited for.
+    /// Writes back every block that is dirty now, in order, and makes them durable. It does not
+    /// wait for writes that come meanwhile.
     pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         self.store.slots.borrow_mut().close_epoch();
         let until = self.store.slots.borrow().open_epoch();
@@ -42,7 +42,7 @@ impl Writeback {
         self.unreadable()
     }
 
-    /// An error if there are blocks that can't be read.
+    /// `Err` if there are unreadable blocks.
     pub(super) fn unreadable(&self) -> Result<(), Error> {
         match self.store.counts().bad {
             0 => Ok(()),
@@ -62,17 +62,18 @@ impl Writeback {
         ))
     }
 
-    /// Drops every clean block, durably. After a flush the origin may be used without its cache,
-    /// which must not come back one day with what was there before.
+    /// Drops every clean block, durably. After a `flush` the origin may be used without its cache.
+    /// When the cache is used again it must not have old data.
     async fn forget_clean(&self) -> Result<(), Status> {
         loop {
-            // What others have dropped is durable with this commit, too.
+            // This commit also makes durable what other tasks have dropped.
             let none_left = self.store.counts().clean == 0;
             self.store.commit().await?;
             if none_left {
                 return Ok(());
             }
-            // WC-LR2. Clients may have changed as much as may be; then the next commit makes room.
+            // WC-LR2. If clients have changed as many blocks as are allowed, the next commit makes
+            // room.
             let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
             let changed = if ignored { 0 } else { self.store.counts().unlogged };
             let room = self.store.unlogged_max().saturating_sub(changed);
@@ -83,9 +84,9 @@ impl Writeback {
         }
     }
 
-    /// WC-A1: makes durable what has gone around.
+    /// WC-A1: makes writes around the cache durable.
     ///
-    /// Cost: one flush of the origin, shared, if there is anything.
+    /// Cost: one flush of the origin, which is shared, if there was such a write.
     pub(crate) async fn flush_around(&self, class: Class) -> Result<(), Status> {
         if self.origin.around.is_pending() && !self.store.has_fault(Fault::FlushWithoutOrigin) {
             self.flush_origin(class, self.origin_flush_errors()).await?;

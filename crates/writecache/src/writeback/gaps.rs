@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The state of gap filling: filled writes that are planned, and what writes cost as measured. The
-//! rules are in `extent`.
+//! The state of gap filling: planned filled writes, and the measured costs of writes. The rules are
+//! in `extent`.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,34 +9,34 @@ use block::Buf;
 use policy::Run;
 use policy::destage::{Batch, CostModel, Costs, SAMPLE_NS_MIN};
 
-/// Commands of the first batch that is measured: a tenth of a second. A disk's cache would take so
-/// many more before the first flush has ended that there would be no gaps left.
+/// Commands of the first batch that is measured: about a tenth of a second. A larger batch would
+/// leave no gaps: a disk's cache takes many writes before the first flush ends.
 const MEASURED_COMMANDS: u64 = 256;
-/// Commands of the longest one: less than what is written between two flushes.
+/// Commands of the largest measured batch: less than is written between two flushes.
 const MEASURED_COMMANDS_MAX: u64 = 8192;
 
-/// What a run is picked from.
+/// From which blocks a run is picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Blocks that must go: those of a `flush`, and those of a certain age.
+    /// Blocks of a `flush`, and blocks that are old enough.
     Asked,
     /// Any dirty block.
     Any,
-    /// Blocks of a `drain` that nothing else has asked for.
+    /// Blocks that only a `drain` needs to write.
     Drain,
 }
 
-/// A filled write: blocks of `run` but for `gaps` were dirty when it was locked.
+/// A filled write: when it was locked all blocks of `run` were dirty, except `gaps`.
 pub(super) struct Extent {
     pub(super) run: Run,
     pub(super) gaps: Vec<Range<u64>>,
-    /// What the origin holds of it, if it was read.
+    /// The origin's data of `run`, if they were read.
     pub(super) origin: Option<Buf>,
     pub(super) reads: bool,
 }
 
 impl Extent {
-    /// What is not gaps.
+    /// The ranges between the gaps.
     pub(super) fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let starts = [self.run.start].into_iter().chain(self.gaps.iter().map(|gap| gap.end));
         let ends = self.gaps.iter().map(|gap| gap.start).chain([self.run.end]);
@@ -47,18 +47,18 @@ impl Extent {
 /// The state of gap filling.
 pub(super) struct Destage {
     pub(super) model: RefCell<CostModel>,
-    /// Locked, read if need be, not yet picked; ascending.
+    /// Extents that are locked, and read if necessary, but not picked yet; ascending.
     pub(super) stretch: RefCell<VecDeque<Extent>>,
-    /// What the stretch was picked from.
+    /// The source of the stretch.
     pub(super) from: Cell<Source>,
-    /// Up to which block of which round of the sweep the gaps are decided.
+    /// Gaps are decided up to this block of this round of the sweep.
     pub(super) decided: Cell<(u64, u64)>,
-    /// The picking task waits for everything to be written and flushed.
+    /// The picking task waits until all picked blocks are written and flushed.
     pub(super) wants_quiet: Cell<bool>,
     pub(super) stretches_unmeasured: Cell<u32>,
-    /// Commands are being measured again: so many are still to be decided.
+    /// While commands are measured again: how many are not decided yet.
     pub(super) plain_left: Cell<Option<usize>>,
-    /// Commands of a batch that is measured: twice as many each time that it was too short.
+    /// Commands of a measured batch; doubled each time that a batch was too short.
     pub(super) measured_commands: Cell<u64>,
     sample: RefCell<Sample>,
 }
@@ -91,7 +91,7 @@ impl Destage {
         !self.stretch.borrow().is_empty()
     }
 
-    /// A write of `bytes` at `at` is being sent; its gap to the one before it.
+    /// Records that a write of `bytes` at `at` is sent; returns its gap to the write before it.
     pub(super) fn sent(&self, at: u64, bytes: u64) -> Option<u64> {
         let mut sample = self.sample.borrow_mut();
         sample.since_ns.get_or_insert(reactor::now().0);
@@ -103,14 +103,14 @@ impl Destage {
         self.sample.borrow_mut().batch.add(bytes, copied, gap);
     }
 
-    /// An origin flush begins: what it covers, and since when.
-    pub(super) fn flush_begins(&self) -> (Batch, Option<u64>) {
+    /// An origin flush begins: returns the writes that it covers, and since when.
+    pub(super) fn begin_flush(&self) -> (Batch, Option<u64>) {
         let mut sample = self.sample.borrow_mut();
         (std::mem::take(&mut sample.batch), sample.since_ns)
     }
 
-    /// It has ended well.
-    pub(super) fn flush_ended(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
+    /// The flush has ended with success.
+    pub(super) fn end_flush(&self, (batch, since_ns): (Batch, Option<u64>), goes_on: bool) {
         let now_ns = reactor::now().0;
         let elapsed_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
         self.model.borrow_mut().wrote(batch, elapsed_ns);

@@ -8,7 +8,7 @@ use roaring::RoaringTreemap;
 
 /// Longest time that may be given: a year.
 const WITHIN_S_MAX: u64 = 365 * 24 * 3600;
-/// As of the option `foreground_p99_target`.
+/// The same maximum as that of the option `foreground_p99_target`.
 const P99_US_MAX: u64 = 60_000_000;
 
 /// A `flush`, or a `drain`: the blocks that were dirty when it began and are not on the origin yet.
@@ -18,7 +18,7 @@ pub(super) struct FlushJob {
     pub(super) total: u64,
     /// Blocks that were given up.
     pub(super) left: RoaringTreemap,
-    /// Blocks are written in the order of epochs: one that is not written holds up others.
+    /// Blocks are written in the order of epochs: a block that can't be written delays others.
     pub(super) in_order: bool,
 }
 
@@ -30,7 +30,8 @@ impl FlushJob {
         }
     }
 
-    /// Whether all that can be written is; `retired`: all epochs that there were at its beginning.
+    /// Whether all blocks are written that can be. `retired` returns whether all epochs of its
+    /// beginning are retired.
     pub(super) fn is_done(&self, retired: impl Fn() -> bool) -> bool {
         match self.in_order {
             true => !self.left.is_empty() || retired(),
@@ -42,8 +43,9 @@ impl FlushJob {
         self.left |= std::mem::take(&mut self.todo);
     }
 
-    /// It is done. Returns what was given up; with epochs that has held up what is still to be
-    /// written. Without any, what is still to be written is newer.
+    /// Ends the job. Returns the blocks that were not written: those that were given up, and with
+    /// epochs also those that they have delayed. Otherwise blocks that are still in `todo` have
+    /// newer versions.
     pub(super) fn end(&mut self) -> &RoaringTreemap {
         if self.left.is_empty() {
             self.todo.clear();
@@ -54,14 +56,14 @@ impl FlushJob {
     }
 }
 
-/// What a drain has to keep to.
+/// The limits of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DrainLimits {
-    /// The time in which it should be done.
+    /// The time in which it should end.
     pub(crate) within: Option<Nanos>,
-    /// As `foreground_p99_target`, while it runs.
+    /// Like `foreground_p99_target`, while it runs.
     pub(crate) p99: Option<Nanos>,
-    /// As `writeback_rate_max`, while it runs; 0: none.
+    /// Like `writeback_rate_max`, while it runs; 0: no limit.
     pub(crate) rate: u64,
 }
 
@@ -101,14 +103,14 @@ impl DrainLimits {
     }
 }
 
-/// How far a drain is.
+/// The progress of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DrainProgress {
     pub(crate) done: u64,
     pub(crate) total: u64,
     pub(crate) failing: u64,
     pub(crate) blocks_per_s: u64,
-    /// Not known before something is done.
+    /// Unknown until the first block is written.
     pub(crate) seconds_left: Option<u64>,
     pub(crate) deadline_seconds: Option<u64>,
 }
@@ -144,7 +146,8 @@ impl DrainJob {
 
     /// Blocks that are durable on the origin, or have left the cache.
     pub(super) fn done(&self) -> u64 {
-        // With epochs what is left may be older than what was dirty.
+        // With epochs there may be more left than was dirty at the beginning, because of older
+        // versions.
         self.job.total.saturating_sub(self.job.todo.len() + self.job.left.len())
     }
 }

@@ -54,13 +54,13 @@ use roaring::RoaringTreemap;
 
 use self::gaps::{Destage, Extent};
 use self::jobs::{DrainJob, FlushJob};
-use self::limit_state::Limits;
+use self::limit_state::LimitState;
 use self::retry::Retry;
 use crate::config::Tuning;
 use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
 use crate::origin::Origin;
-use crate::room::{Room, reclaim_reserve};
+use crate::pacing::{Pacing, reclaim_reserve};
 use crate::store::Store;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
@@ -72,10 +72,10 @@ const SETTLE_BYTES: u64 = 64 << 20;
 /// First batch: 16 scattered blocks and the flush take a disk about 20 to 30 ms. Chosen.
 const BATCH_BLOCKS_FIRST: u64 = 16;
 
-/// A run, picked while job number `job` was the newest.
-struct Picked {
+/// A run that was picked. `job` is the number of the newest job at that time.
+struct PickedRun {
     run: Run,
-    /// Set for a filled write.
+    /// The extent of a filled write.
     extent: Option<Extent>,
     job: u64,
     ticket: u64,
@@ -83,56 +83,57 @@ struct Picked {
 
 /// A block version on the origin, not yet settled.
 #[derive(Clone, Copy)]
-struct Written {
+struct WrittenBlock {
     block: u64,
     slot_ref: SlotRef,
     job: u64,
-    /// As the write was submitted (WC-RT2).
+    /// `Retry::flush_errors` when the write was submitted (WC-RT2).
     flush_errors: u64,
 }
 
-fn of_job(written: &[Written], job: u64) -> u64 {
+fn of_job(written: &[WrittenBlock], job: u64) -> u64 {
     written.iter().filter(|w| w.job >= job).count() as u64
 }
 
-/// How far the phase's zeroes are.
+/// The progress of writing the zeroes of the phase.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Zeroing {
+pub(super) struct ZeroProgress {
     pub(super) epoch: u64,
-    /// Which of its zeroes is being written, and up to which block.
+    /// Which of the zero ranges is being written, and up to which block it is written.
     pub(super) nth: usize,
     pub(super) next: u64,
-    /// The origin knows no WRITE_ZEROES.
+    /// The origin does not support WRITE_ZEROES: zeroes are written as data.
     pub(super) by_hand: bool,
-    /// As the first piece was submitted (WC-RT2).
+    /// `Retry::flush_errors` when the first piece was submitted (WC-RT2).
     pub(super) flush_errors: u64,
 }
 
-/// What decides which blocks are picked next.
+/// The state of the picking task: which blocks it picks next.
 #[derive(Default)]
 struct Picker {
     sweep: RefCell<Sweep>,
     lru: RefCell<VecDeque<u64>>,
-    /// Blocks that are old enough to go first (`age`); also some that have ceased to be dirty.
+    /// Blocks that are old enough to be written first (`age`). Some may not be dirty any more.
     aged: RefCell<RoaringTreemap>,
     mark_due: Cell<bool>,
-    /// Ordered: the epochs before this one are old enough.
+    /// Ordered: the epochs before this one are old enough to be written first.
     aged_before: Cell<u64>,
-    /// Which task counts periods of `max_age`: a change of the option starts another one.
+    /// The number of the task that counts periods of `max_age`; a change of the option starts a new
+    /// task.
     age_task: Cell<u64>,
-    /// How far the zeroes are written of the epoch that is written back.
-    zeroing: Cell<Option<Zeroing>>,
+    /// The progress of the zeroes of the epoch that is written back.
+    zero_progress: Cell<Option<ZeroProgress>>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
     idle: Cell<bool>,
 }
 
-/// Blocks that nothing else may write on the origin (WC-WB1).
+/// Blocks that are locked against other origin writes (WC-WB1).
 #[derive(Default)]
 struct Locks {
     busy: RefCell<RoaringTreemap>,
-    /// Ranges that wait to be locked: nothing of them is picked meanwhile.
+    /// Ranges that wait to be locked: no block of them is picked meanwhile.
     awaited: RefCell<Vec<Range<u64>>>,
 }
 
@@ -147,25 +148,26 @@ impl Locks {
 struct InFlight {
     /// Blocks picked and not yet settled.
     picked_blocks: Cell<u64>,
-    /// Blocks, and runs, of which the write has not ended.
+    /// Blocks and runs whose writes have not ended.
     blocks: Cell<u64>,
     runs: Cell<usize>,
     /// The order in which runs are sent to the origin.
     send_order: OrderedQueue,
 }
 
-/// Blocks that are written to the origin and not durable yet.
+/// Blocks that are written to the origin and not yet durable.
 struct Settling {
-    written: RefCell<Vec<Written>>,
-    /// Blocks whose origin flush is in progress, and those of the running `flush` among them.
+    written: RefCell<Vec<WrittenBlock>>,
+    /// Blocks that the running origin flush covers, and how many of them belong to the running
+    /// `flush`.
     blocks: Cell<u64>,
     of_job: Cell<u64>,
-    /// Something was written without FUA since the last origin flush began.
+    /// A block was written without FUA since the last origin flush began.
     volatile: Cell<bool>,
-    /// Blocks of one batch.
+    /// Blocks in a batch.
     batch: Cell<u64>,
     batch_max: Cell<u64>,
-    /// Blocks after which an origin flush is due in any case.
+    /// Written blocks after which an origin flush is due in any case.
     settle_max: u64,
 }
 
@@ -185,16 +187,16 @@ impl Settling {
     }
 }
 
-/// The `flush` and the `drain` that run.
+/// The running `flush` and the running `drain`.
 #[derive(Default)]
 struct Jobs {
     flush: RefCell<Option<FlushJob>>,
     drain: RefCell<Option<DrainJob>>,
-    /// How many have begun.
+    /// How many jobs have begun.
     begun: Cell<u64>,
 }
 
-/// Gaps over which a filled write is in flight, and how many such writes have failed (WC-SP2).
+/// Gaps of filled writes in flight, and how many filled writes have failed (WC-SP2).
 #[derive(Default)]
 struct Fills {
     under_way: RefCell<RoaringTreemap>,
@@ -205,69 +207,69 @@ struct Fills {
 pub(crate) struct Writeback {
     pub(crate) store: Rc<Store>,
     pub(crate) origin: Origin,
-    pub(crate) room: Room,
+    pub(crate) pacing: Pacing,
     picker: Picker,
     locks: Locks,
     in_flight: InFlight,
     settling: Settling,
     jobs: Jobs,
-    pub(crate) limits: Limits,
+    pub(crate) limits: LimitState,
     pub(crate) retry: Retry,
     destage: Destage,
     fills: Fills,
 }
 
 impl Writeback {
-    /// Writeback from `store` to `origin`. What the origin's writes cost is taken from the config,
-    /// or measured.
+    /// Writeback from `store` to `origin`. The costs of origin writes are taken from the config, or
+    /// measured.
     pub(crate) fn new(store: Rc<Store>, origin: Origin) -> Writeback {
-        let room = Room::new(u64::from(store.geometry.slots), &store.tuning());
-        let batch_max = room.pacer.borrow().batch_max();
+        let pacing = Pacing::new(u64::from(store.geometry.slots), &store.tuning());
+        let batch_max = pacing.pacer.borrow().batch_max();
         Writeback {
             settling: Settling::new(batch_max, store.config.block_size),
             destage: Destage::new(store.config.assumed_costs),
             store,
             origin,
-            room,
+            pacing,
             picker: Picker::default(),
             locks: Locks::default(),
             in_flight: InFlight::default(),
             jobs: Jobs::default(),
-            limits: Limits::default(),
+            limits: LimitState::default(),
             retry: Retry::default(),
             fills: Fills::default(),
         }
     }
 
-    /// Takes changed options; all that waits for something looks again.
+    /// Applies changed options; all waiting tasks check their conditions again.
     pub(crate) fn tune(&self, tuning: Tuning) {
-        if let Some(batch_max) = self.room.tune(u64::from(self.store.geometry.slots), &tuning) {
+        if let Some(batch_max) = self.pacing.tune(u64::from(self.store.geometry.slots), &tuning) {
             self.set_batch_max(batch_max);
         }
         if self.store.set_tuning(tuning).writeback_rate_max != tuning.writeback_rate_max {
-            self.limits.forgive();
+            self.limits.reset();
         }
         self.recheck();
         self.store.waits.wake_all();
     }
 
-    /// Takes the largest batch that writers can wait for.
+    /// Sets the largest batch for which writers can wait.
     pub(crate) fn set_batch_max(&self, batch_max: u64) {
         self.settling.batch_max.set(batch_max.clamp(1, self.settling.settle_max));
         self.settling.batch.set(self.settling.batch.get().min(self.settling.batch_max.get()));
     }
 
-    /// Whether blocks are being written back, or are about to be.
+    /// Whether blocks are being written back, or will be.
     pub(crate) fn is_busy(&self) -> bool {
         self.picker.draining.get() || self.in_flight.picked_blocks.get() > 0
     }
 
-    /// What is known of the costs of the origin.
+    /// The costs of origin writes, if they are known.
     pub(crate) fn costs(&self) -> Option<Costs> {
         self.destage.costs()
     }
 
-    /// Blocks written to the origin and not flushed yet.
+    /// Blocks that are written to the origin and not flushed yet.
     pub(crate) fn pending(&self) -> u64 {
         self.settling.written.borrow().len() as u64 + self.settling.blocks.get()
     }
@@ -290,16 +292,16 @@ impl Writeback {
         self.picker.aged_before.set(0);
     }
 
-    /// Begins the sweep over what is old, if one is due and the last one has ended.
+    /// Marks all dirty blocks, if that is due and the last sweep over marked blocks has ended.
     fn mark_if_due(&self, dirty: &RoaringTreemap) {
         if self.picker.aged.borrow().is_empty() && self.picker.mark_due.replace(false) {
-            // Blocks that the origin has refused wait for their next try, and hold up no others.
+            // Blocks that wait for their next try are not marked: they must not delay the sweep.
             *self.picker.aged.borrow_mut() = dirty - &*self.retry.waiting();
             self.picker.lru.borrow_mut().clear();
         }
     }
 
-    /// There may be new reasons to write something back.
+    /// Blocks may have become eligible for writeback.
     pub(crate) fn recheck(&self) {
         self.store.waits.recheck();
     }
@@ -314,7 +316,7 @@ impl Writeback {
         self.store.waits.unlocked.wake_all();
     }
 
-    /// WC-WB1. Scattered blocks are runs of one, and a range costs three times as much.
+    /// WC-WB1. Scattered blocks are runs of one block: inserting a block costs a third of a range.
     fn lock_run(&self, run: Run) {
         let mut busy = self.locks.busy.borrow_mut();
         if run.blocks() == 1 {
@@ -331,16 +333,16 @@ impl Writeback {
             busy.remove(block);
             self.in_flight.picked_blocks.set(self.in_flight.picked_blocks.get() - 1);
         }
-        // Otherwise the picking task would search all busy blocks in vain.
+        // Otherwise the picking task would search all busy blocks without result.
         if self.in_flight.picked_blocks.get() != before {
             self.recheck();
             self.store.waits.unlocked.wake_all();
         }
     }
 
-    /// Whether blocks that the origin has refused are being tried again, or will be without a wait.
-    pub(crate) fn is_trying_again(&self) -> bool {
-        // While writeback is paused ready blocks wait too.
+    /// Whether failing blocks are being written again, or will be without a delay.
+    pub(crate) fn is_retrying(&self) -> bool {
+        // While writeback is paused ready blocks wait, too.
         let ready = self.retry.has_ready() && !self.retry.is_paused();
         ready || self.in_flight.runs.get() > 0 || self.pending() > 0
     }
@@ -354,14 +356,14 @@ impl Writeback {
         self.in_flight.picked_blocks.get()
     }
 
-    /// The flush and the drain that run.
+    /// Calls `visit` with the running `flush` and the running `drain`.
     fn each_job(&self, mut visit: impl FnMut(&mut FlushJob)) {
         self.jobs.flush.borrow_mut().iter_mut().for_each(&mut visit);
         self.jobs.drain.borrow_mut().iter_mut().for_each(|drain| visit(&mut drain.job));
     }
 
-    /// Done and total blocks of the running flush. Written blocks count before they are durable,
-    /// except for the last one.
+    /// Done and total blocks of the running `flush`. Blocks count as done when they are written,
+    /// the last one when all are durable.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let job = self.jobs.flush.borrow();
         let job = job.as_ref()?;
@@ -371,7 +373,7 @@ impl Writeback {
         let done = job.total - left + pending.min(left.saturating_sub(1));
         Some((done, job.total))
     }
-    /// Takes a range for a direct origin write: waits until no block of it is busy (WC-WB1).
+    /// Locks a range for a direct origin write: waits until no block of it is busy (WC-WB1).
     pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
         let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
         if self.is_free(&range) && !self.locks.awaited.borrow().iter().any(overlaps) {
@@ -393,13 +395,13 @@ impl Writeback {
         Ok(())
     }
 
-    /// Whether a write matters to any background task or to a writer that waits:
-    /// most are not, and waking them all for each would cost more than the rest of the write.
+    /// Whether a background task or a waiting writer may depend on this write. Usually none does,
+    /// and waking all of them would cost more than the rest of the write.
     pub(crate) fn has_work(&self) -> bool {
         let c = self.store.counts();
-        c.unlogged >= self.store.commit_at()
+        c.unlogged >= self.store.commit_threshold()
             || c.free < reclaim_reserve(c.slots)
-            || self.room.starved.get() > 0
-            || self.wants_writeback()
+            || self.pacing.starved_writers.get() > 0
+            || self.needs_writeback()
     }
 }

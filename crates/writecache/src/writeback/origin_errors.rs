@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Errors of the origin and of dirty blocks: what stays dirty, what is tried again, what is lost.
-//! The rules are those of `retry`.
+//! Errors of the origin, and unreadable dirty blocks: which blocks stay dirty and are tried again,
+//! and which are lost. The rules are in `retry`.
 use std::rc::Weak;
 
 use block::{Class, Nanos, Status};
@@ -16,7 +16,7 @@ use crate::map::SlotRef;
 use crate::planted::Fault;
 
 impl Writeback {
-    /// An origin write has failed: the blocks stay dirty and wait.
+    /// An origin write has failed: the blocks stay dirty and wait for their next try.
     pub(super) fn write_failed(&self, blocks: impl Iterator<Item = u64>, job: u64, status: Status) {
         self.store.stats.writeback_errors.add(1);
         if self.store.tuning().fail_mode == FailMode::Kernel {
@@ -29,7 +29,7 @@ impl Writeback {
             let mut is_awaited = false;
             self.each_job(|job| is_awaited |= job.todo.contains(block));
             let wait = |n| if is_awaited { BACKOFF_FIRST_NS } else { backoff_ns(n) };
-            let failures = self.retry.failed(block, status, wait);
+            let failures = self.retry.record_failure(block, status, wait);
             self.each_job(|of| {
                 if job >= of.number && failures >= GIVE_UP_FAILURES {
                     of.give_up(block);
@@ -46,10 +46,11 @@ impl Writeback {
         }
     }
 
-    /// A flush of the origin has failed: what it should have covered stays dirty (WC-RT2).
+    /// A flush of the origin has failed: the blocks that it should have made durable stay dirty
+    /// (WC-RT2).
     pub(crate) fn origin_flush_failed(&self, status: Status) {
         self.store.stats.writeback_errors.add(1);
-        // What has gone around the cache is nowhere else (WC-A1).
+        // There is no other copy of writes around the cache (WC-A1).
         if self.store.tuning().fail_mode == FailMode::Kernel || self.origin.around.is_pending() {
             return self.store.fail(status);
         }
@@ -79,8 +80,8 @@ impl Writeback {
         }
     }
 
-    /// A flush of the origin by another part has failed. Writes in flight count as lost (WC-RT2); a
-    /// part without any reports no error.
+    /// A flush of the origin by another part has failed. Writes in flight count as lost (WC-RT2). A
+    /// part that had no writes reports no error.
     pub(crate) fn other_flush_failed(&self, status: Status) {
         let flush_errors = &self.retry.flush_errors;
         let written = !self.settling.written.borrow().is_empty() || self.settling.blocks.get() > 0;
@@ -96,7 +97,7 @@ impl Writeback {
     }
 
     /// The origin holds these blocks durably.
-    pub(super) fn no_longer_failing(&self, blocks: impl Iterator<Item = u64>) {
+    pub(super) fn clear_failing(&self, blocks: impl Iterator<Item = u64>) {
         let retry = &self.retry;
         let failed = retry.error();
         blocks.for_each(|block| retry.remove(block));
@@ -107,7 +108,7 @@ impl Writeback {
         }
     }
 
-    /// Forgets failures of blocks that are not dirty any more: discarded, or unreadable.
+    /// Removes failing blocks that are not dirty any more: they were discarded or are unreadable.
     pub(crate) fn forget_failures(&self) {
         let retry = &self.retry;
         let failed = retry.error();
@@ -128,8 +129,8 @@ impl Writeback {
         }
     }
 
-    /// A task: blocks are tried again when their time is up. While it sleeps it holds no reference,
-    /// so the devices may be closed meanwhile; suspend does not wait for it.
+    /// A task: makes failing blocks ready when it is time for their next try. Suspend does not wait
+    /// for this task. While it sleeps it holds no reference, so that the devices may be closed.
     pub(crate) async fn retry_task(weak: Weak<Writeback>, period: u64) {
         while let Some(writeback) = weak.upgrade() {
             let retry = &writeback.retry;
@@ -151,14 +152,14 @@ impl Writeback {
                 continue;
             }
             drop(writeback);
-            // What fails meanwhile is due no earlier than this from now.
+            // A block that fails meanwhile is due no earlier than `BACKOFF_FIRST_NS` from now.
             reactor::sleep(Nanos((due_ns - now_ns).min(BACKOFF_FIRST_NS))).await;
         }
     }
 
-    /// Flushes the origin; one flush at a time, as `Store::flush_device`. Fails if any flush of the
-    /// origin has failed since `flush_errors` was read, which is before the first of the writes
-    /// that it should cover was submitted (WC-RT2).
+    /// Flushes the origin, one flush at a time as in `Store::flush_device`. Fails if any flush of
+    /// the origin has failed since `flush_errors` was read. The caller must read it before it
+    /// submits the first of the writes that the flush should cover (WC-RT2).
     pub(crate) async fn flush_origin(&self, class: Class, flush_errors: u64) -> Result<(), Status> {
         let flush = async || {
             self.store.stats.origin_flushes.add(1);
@@ -173,13 +174,13 @@ impl Writeback {
         if self.origin_flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }
 
-    /// How many flushes of the origin have failed: read before a write of the origin is submitted,
-    /// for [`Writeback::flush_origin`].
+    /// How many flushes of the origin have failed. Read it before a write of the origin is
+    /// submitted, for [`Writeback::flush_origin`].
     pub(crate) fn origin_flush_errors(&self) -> u64 {
         self.retry.flush_errors()
     }
 
-    /// The cache device can't read this version of a block.
+    /// The cache device has failed to read this version of a block.
     pub(crate) fn cache_read_failed(&self, block: u64, slot_ref: SlotRef, status: Status) {
         self.store.stats.cache_read_errors.add(1);
         if self.drop_unreadable(block, slot_ref) {
@@ -188,10 +189,10 @@ impl Writeback {
         }
     }
 
-    /// This version of a block can't be read, or does not match its checksum. If the origin holds
-    /// it too it leaves the cache. Otherwise it becomes bad, and true is returned: no job waits for
-    /// it any longer. A superseded version is given up by its epoch; nothing happens if the block
-    /// has another version by now.
+    /// This version of a block can't be read, or does not match its checksum. A clean version is
+    /// dropped. A dirty one becomes bad, and no job waits for it any longer: returns true. A
+    /// superseded version is given up by its epoch. If the block has a newer version nothing
+    /// changes.
     pub(crate) fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
         let mut slots = self.store.slots.borrow_mut();
         let is_bad = !slots.drop_clean(block, slot_ref) && slots.quarantine(block, slot_ref);
@@ -201,7 +202,7 @@ impl Writeback {
         drop(slots);
         self.forget_failures();
         if !self.store.has_fault(Fault::WaitForBad) {
-            self.recheck(); // a flush or an epoch may have no more to wait for
+            self.recheck(); // perhaps a `flush` or an epoch waited only for this block
         }
         self.store.waits.blocks_changed();
         is_bad

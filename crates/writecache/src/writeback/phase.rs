@@ -8,11 +8,11 @@
 //! Cost: beside the flushes of the origin that settle its blocks (at least one) an epoch takes one
 //! commit, which is often one that a client's FLUSH needs anyway.
 use super::Writeback;
-use crate::map::{Merge, PhaseState, next_in};
+use crate::map::{MergeRule, PhaseState, next_in};
 use crate::planted::Fault;
 
 impl Writeback {
-    /// Goes on to the next epoch when the one before is on the origin, if there is one.
+    /// Retires the epoch of the phase when it is written, and begins the next phase.
     pub(super) async fn next_phase(&self) {
         loop {
             let phase_state = self.store.slots.borrow().phase_state();
@@ -31,7 +31,8 @@ impl Writeback {
                     }
                 }
                 PhaseState::Due => {
-                    // WC-E3: what has been retired is known to the log; and so is all of the next.
+                    // WC-E3: a commit logs that the epoch is retired, and all versions of the next
+                    // one.
                     if self.store.commit().await.is_err() {
                         return;
                     }
@@ -43,19 +44,19 @@ impl Writeback {
         }
     }
 
-    fn merge(&self) -> Merge {
+    fn merge(&self) -> MergeRule {
         if self.store.has_fault(Fault::UnsafeMerge) {
-            Merge::Planted
+            MergeRule::Planted
         } else if self.origin.device.limits().atomic_write_unit_bytes
             >= self.store.config.block_size
         {
-            Merge::Single
+            MergeRule::Single
         } else {
-            Merge::Never
+            MergeRule::Never
         }
     }
 
-    /// Whether there are epochs that are old enough to go first (`age`).
+    /// Whether there are epochs that are old enough to be written first (`age`).
     pub(super) fn is_epoch_aged(&self) -> bool {
         let before = self.picker.aged_before.get();
         before > 0 && !self.store.slots.borrow().is_retired_before(before)
@@ -68,7 +69,7 @@ impl Writeback {
         let blocks = slots.phase_blocks()?;
         while let Some(ready) = self.retry.next_ready(from).filter(|&ready| !blocks.contains(ready))
         {
-            self.retry.clear_ready(ready); // unreadable, or written back meanwhile
+            self.retry.clear_ready(ready); // unreadable, or already written back
         }
         let only_failing = self.retry.is_full();
         loop {

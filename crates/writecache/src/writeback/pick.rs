@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Picking: which blocks are written back next, and when there is reason to.
+//! Picking: which blocks are written back next, and when.
 use std::rc::Rc;
 
 use policy::Run;
@@ -8,67 +8,67 @@ use reactor::TaskPool;
 use super::Writeback;
 use super::gaps::{Extent, Source};
 use super::run::write_run;
-use super::{IN_FLIGHT_BYTES_MAX, Picked, RUNS_IN_FLIGHT_MAX};
+use super::{IN_FLIGHT_BYTES_MAX, PickedRun, RUNS_IN_FLIGHT_MAX};
 use crate::config::Order;
 use crate::lifecycle::TaskGuard;
 use crate::map::next_in;
 
-/// Least number of blocks beyond a batch that may be on their way, so that the origin has work
-/// while the batch is settled: a disk's queue (NCQ).
+/// Least number of blocks beyond a batch that may be in flight, so that the origin has work while
+/// the batch is settled: the queue of a disk (NCQ).
 const BATCH_AHEAD_MIN: u64 = 32;
 /// Longest run of LRU order: the kernel's BIO_MAX_VECS.
 const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
 impl Writeback {
-    pub(crate) fn wants_writeback(&self) -> bool {
+    pub(crate) fn needs_writeback(&self) -> bool {
         let free = u64::from(self.store.free_blocks()) + self.blocks();
         let draining = if self.picker.draining.get() {
-            self.room.watermarks().should_continue(free)
+            self.pacing.watermarks().should_continue(free)
         } else {
-            self.room.watermarks().should_start(free)
+            self.pacing.watermarks().should_start(free)
         };
         self.picker.draining.set(draining);
-        let wanted = self.wants_more_than_drain() || self.jobs.drain.borrow().is_some();
+        let wanted = self.has_work_besides_drain() || self.jobs.drain.borrow().is_some();
         wanted && !self.retry.is_paused()
     }
 
-    /// Whether anything but a drain wants something written back.
-    pub(super) fn wants_more_than_drain(&self) -> bool {
-        self.is_asked_for() || self.wants_any()
+    /// Whether there is a reason for writeback other than a drain.
+    pub(super) fn has_work_besides_drain(&self) -> bool {
+        self.is_asked_for() || self.needs_any()
     }
 
-    /// Whether there is reason to write certain blocks back.
+    /// Whether certain blocks must be written back.
     fn is_asked_for(&self) -> bool {
         let aged = !self.picker.aged.borrow().is_empty() || self.is_epoch_aged();
         let marked = self.picker.mark_due.get() || aged;
         self.jobs.flush.borrow().is_some() || marked || self.retry.has_ready()
     }
 
-    /// Whether there is reason to write back whatever is dirty.
-    fn wants_any(&self) -> bool {
+    /// Whether any dirty blocks must be written back.
+    fn needs_any(&self) -> bool {
         let c = self.store.counts();
         let cleaning = self.is_emptied() && c.dirty + c.old + c.zero > 0;
         self.is_starved() || cleaning || (self.picker.draining.get() && !self.is_paused())
     }
 
-    /// A task: picks runs while there is reason to, and keeps many in flight.
+    /// A task: picks runs while writeback is needed, and keeps many in flight.
     pub(crate) async fn pick_task(self: Rc<Writeback>, _guard: TaskGuard) {
         let stop = || self.store.life.stopping.get() || self.store.health().is_err();
         let writer = self.clone();
         let runs =
             TaskPool::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
-        // What there was when nothing could be picked: look again when that has changed.
-        let state = || (self.store.waits.eligible(), self.room.installs.get());
+        // State at the time when nothing could be picked: try again when it has changed.
+        let state = || (self.store.waits.eligible(), self.pacing.installs.get());
         let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.store.config.block_size);
         let mut exhausted = None;
         loop {
             let work = || {
-                self.time_pause();
-                self.wants_writeback() && exhausted != Some(state())
+                self.start_pause_timer();
+                self.needs_writeback() && exhausted != Some(state())
             };
             self.store.waits.pick.wait_for(|| stop() || work()).await;
             self.picker.idle.set(false);
-            self.room.pacer.borrow_mut().writeback_started(reactor::now().0);
+            self.pacing.pacer.borrow_mut().writeback_started(reactor::now().0);
             loop {
                 let room = || {
                     let in_flight = self.in_flight.blocks.get();
@@ -77,15 +77,15 @@ impl Writeback {
                         && in_flight < in_flight_max
                         && self.has_room_for_run()
                         && (self.destage.has_stretch() || self.batch_room() > 0)
-                        && !self.waits_for_sample();
+                        && !self.is_waiting_for_sample();
                     if !has_room {
-                        self.time_room();
+                        self.start_room_timer();
                     }
                     has_room
                 };
                 self.store.waits.pick.wait_for(|| stop() || room()).await;
                 exhausted = None;
-                if stop() || !(self.wants_writeback() || self.destage.has_stretch()) {
+                if stop() || !(self.needs_writeback() || self.destage.has_stretch()) {
                     break;
                 }
                 if self.wait_for_limits().await {
@@ -95,8 +95,8 @@ impl Writeback {
                 if self.write_zeroes_of_phase().await {
                     continue;
                 }
-                // What is planned is locked, and no limit may prolong that; and large reads of the
-                // origin are what a latency target is against.
+                // A planned stretch is locked, and must not wait for a limit; and its large reads
+                // of the origin would delay clients, which a latency target forbids.
                 if !self.is_limited() {
                     self.plan_stretch(self.batch_room(), &stop).await;
                 }
@@ -113,19 +113,19 @@ impl Writeback {
                 }
                 self.in_flight.blocks.set(self.in_flight.blocks.get() + run.blocks());
                 self.in_flight.runs.set(self.in_flight.runs.get() + 1);
-                runs.push(Picked {
+                runs.push(PickedRun {
                     run,
                     extent,
                     job: self.jobs.begun.get(),
                     ticket: self.in_flight.send_order.take_ticket(),
                 });
             }
-            self.picker.zeroing.set(self.picker.zeroing.get().filter(|_| !stop()));
-            // Unlocks what was planned and will not be written.
+            self.picker.zero_progress.set(self.picker.zero_progress.get().filter(|_| !stop()));
+            // Unlocks planned extents that will not be written.
             self.drop_stretch();
             self.picker.idle.set(true);
             if self.blocks() == 0 {
-                self.room.pacer.borrow_mut().writeback_stopped();
+                self.pacing.pacer.borrow_mut().writeback_stopped();
             }
             self.store.waits.settle.wake_all();
             if stop() {
@@ -134,7 +134,7 @@ impl Writeback {
         }
     }
 
-    /// How many blocks more may be on their way.
+    /// How many more blocks may be in flight.
     fn batch_room(&self) -> u64 {
         if self.in_batches() {
             batch_and_ahead(self.settling.batch.get()).saturating_sub(self.blocks())
@@ -143,8 +143,7 @@ impl Writeback {
         }
     }
 
-    /// The next run, or filled extent. `writeback_jobs` decides when it may begin, not how long it
-    /// is.
+    /// The next run, or filled extent. `writeback_jobs` limits when it may begin, not its length.
     fn pick(&self) -> Option<(Run, Option<Extent>)> {
         if let Some((from, extent)) = self.next_of_stretch() {
             let Some(extent) = extent else {
@@ -161,31 +160,31 @@ impl Writeback {
         self.pick_run().map(|run| (run, None))
     }
 
-    /// From which set the next run is to come, if any has one, and its first block.
+    /// The source of the next run and its first block, if there is any.
     pub(super) fn next_from(&self) -> Option<(Source, u64)> {
         let seek = |from| {
             let start = self.picker.sweep.borrow_mut().seek(|at| self.next_eligible(from, at));
             start.map(|start| (from, start))
         };
         let asked = self.is_asked_for().then(|| seek(Source::Asked)).flatten();
-        let any = || self.jobs.flush.borrow().is_none() && self.wants_any();
+        let any = || self.jobs.flush.borrow().is_none() && self.needs_any();
         asked.or_else(|| any().then(|| seek(Source::Any)).flatten())
     }
 
     fn pick_run(&self) -> Option<Run> {
         self.mark_if_due(self.store.slots.borrow().dirty());
         let asked = self.is_asked_for().then(|| self.pick_from(Source::Asked)).flatten();
-        let any = || self.jobs.flush.borrow().is_none() && self.wants_any();
+        let any = || self.jobs.flush.borrow().is_none() && self.needs_any();
         let run = asked.or_else(|| any().then(|| self.pick_from(Source::Any)).flatten());
         let run = run.or_else(|| {
             let drain = self.jobs.flush.borrow().is_none() && self.jobs.drain.borrow().is_some();
             drain.then(|| self.pick_from(Source::Drain)).flatten()
         });
         if let Some(run) = run {
-            // WC-G2. A version that comes from now on is younger than this moment.
+            // WC-G2. Later versions of these blocks are new.
             self.picker.aged.borrow_mut().remove_range(run.start..run.end);
         } else if self.jobs.flush.borrow().is_some() || self.jobs.drain.borrow().is_some() {
-            // It may have nothing left.
+            // The job may be done.
             self.store.waits.jobs.wake_all();
         }
         run
@@ -196,9 +195,9 @@ impl Writeback {
         match self.store.tuning().writeback_order {
             Order::Sorted => {
                 let mut start = None;
-                // What has failed before goes alone.
+                // A block that has failed before is written alone.
                 let next = |at| {
-                    // The run ends here: what comes after it is looked for when its turn has come.
+                    // The run ends here; the next block is searched when it is picked.
                     let goes_on =
                         || self.store.config.ordered || self.store.slots.borrow().is_dirty(at);
                     if start.is_some() && !goes_on() {
@@ -216,7 +215,7 @@ impl Writeback {
         }
     }
 
-    /// The first block at or after `at` that is dirty, not busy, and among those to pick from.
+    /// The first block at or after `at` of this source that is dirty and not busy.
     pub(super) fn next_eligible(&self, from: Source, mut at: u64) -> Option<u64> {
         if self.store.config.ordered {
             return self.next_in_phase(at);
@@ -246,7 +245,8 @@ impl Writeback {
             } else if slots.dirty().contains(block) {
                 return Some(block);
             } else {
-                // Discarded, quarantined or written back meanwhile: there is nothing to write.
+                // The block was discarded, became bad or was written back: there is nothing to
+                // write.
                 aged.remove(block);
                 self.retry.clear_ready(block);
                 if let Some(job) = &mut *job {
@@ -264,7 +264,7 @@ impl Writeback {
         if let Some(run) = self.next_queued(from, max) {
             return Some(run);
         }
-        // Whatever was queued has been written or has moved on: queue what there is now.
+        // All queued blocks have been written or changed: queue the dirty blocks of now.
         let mut order = Vec::new();
         let mut at = 0;
         while let Some(block) = self.next_eligible(from, at) {
@@ -294,7 +294,7 @@ impl Writeback {
     }
 }
 
-/// Blocks that may be on their way while batches have `batch` blocks.
+/// Blocks that may be in flight while batches have `batch` blocks.
 fn batch_and_ahead(batch: u64) -> u64 {
     batch + (batch / 4).max(BATCH_AHEAD_MIN)
 }

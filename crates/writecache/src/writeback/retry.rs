@@ -9,9 +9,9 @@
 //!               └── origin FLUSH fails: all that it should have covered
 //! ```
 //!
-//! A block waits twice as long each time (`policy::backoff_ns`) and is written alone, so that a bad
-//! sector does not hold up its neighbours. Other blocks go on. After a failed flush of the origin
-//! all of writeback waits: nothing that it writes could be made durable.
+//! The wait of a block doubles each time (`policy::backoff_ns`), and it is written alone, so that a
+//! bad sector does not delay its neighbours. Other blocks are written meanwhile. After a failed
+//! flush of the origin all of writeback waits: it could not make any write durable.
 //!
 //! Invariants
 //! - WC-RT1 A block is failing from the first error of a write of it until a version of it is
@@ -27,44 +27,44 @@ use roaring::RoaringTreemap;
 
 use crate::map::next_in;
 
-/// Failing blocks at which no others are picked any more: an origin that refuses so much is as
-/// good as gone. About 4 MiB of memory.
+/// If so many blocks fail no others are picked: such an origin does not work at all. About 4 MiB of
+/// memory.
 const FAILING_MAX: usize = 1 << 16;
-/// Failures in a row, about 15 seconds of them, after which no writer waits for the block's slot
-/// any more.
+/// Failures in a row, within about 15 seconds, after which no writer waits for the block's slot.
 const OFTEN_FAILED_MIN: u32 = 5;
 /// Failures in a row after which a `flush` gives a block up: the error, and one retry.
 pub(super) const GIVE_UP_FAILURES: u32 = 2;
 
-/// Blocks that are tried at once when a writer starves. Chosen: few for an origin that refuses them
-/// all again, and enough that many writers find slots when it takes them.
+/// Blocks that are tried at once when a writer finds no slot. Chosen: few for an origin that
+/// refuses them again, and enough slots for many writers if it accepts them.
 const RETRY_NOW_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
-pub(super) struct Failing {
+pub(super) struct FailingBlock {
     failures: u32,
     status: Status,
-    /// When it is tried again, in nanoseconds; a key of `due` while it waits.
+    /// Time of the next try, in nanoseconds; a key of `due` while it waits.
     due_ns: u64,
 }
 
-/// The flushes of the origin that have failed since the last good one.
+/// The flushes of the origin that have failed since the last one that succeeded.
 #[derive(Clone, Copy)]
 pub(super) struct FailedFlushes {
     pub(super) failures: u32,
     pub(super) status: Status,
     pub(super) until_ns: u64,
-    /// What the failed flushes should have covered.
+    /// Blocks that the failed flushes should have covered.
     pub(super) blocks: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Retry {
-    pub(super) failing: RefCell<BTreeMap<u64, Failing>>,
-    /// Blocks that wait, by time; and the same as a set.
+    pub(super) failing: RefCell<BTreeMap<u64, FailingBlock>>,
+    /// Blocks that wait, by the time of their next try; and the same as a set.
     due: RefCell<BTreeSet<(u64, u64)>>,
     waiting: RefCell<RoaringTreemap>,
-    /// Blocks to be tried now: their time is up, or a failed flush may have lost them.
+    /// Blocks to be written now: it is time for their next try, or a failed flush may have lost
+    /// them.
     ready: RefCell<RoaringTreemap>,
     /// How many blocks have failed at least `OFTEN_FAILED_MIN` times.
     often_failed: Cell<usize>,
@@ -76,7 +76,7 @@ pub(crate) struct Retry {
 }
 
 /// The first number at or after `from` that is not in `set`.
-pub(super) fn next_out(set: &RoaringTreemap, from: u64) -> u64 {
+pub(super) fn first_outside(set: &RoaringTreemap, from: u64) -> u64 {
     if !set.contains(from) {
         return from;
     }
@@ -97,12 +97,12 @@ pub(super) fn next_out(set: &RoaringTreemap, from: u64) -> u64 {
 }
 
 impl Retry {
-    /// What a write notes as it is submitted, to be compared when it counts (WC-RT2).
+    /// A counter that a write reads when it is submitted, and compares when it has ended (WC-RT2).
     pub(crate) fn flush_errors(&self) -> u64 {
         self.flush_errors.get()
     }
 
-    /// Whether nothing may be picked for now.
+    /// Whether no block may be picked now.
     pub(super) fn is_paused(&self) -> bool {
         self.paused.get()
     }
@@ -113,10 +113,10 @@ impl Retry {
 
     /// The first block at or after `block` that does not wait.
     pub(super) fn skip(&self, block: u64) -> u64 {
-        next_out(&self.waiting.borrow(), block)
+        first_outside(&self.waiting.borrow(), block)
     }
 
-    /// Whether so many blocks fail that only these are tried.
+    /// Whether so many blocks fail that no others are picked.
     pub(super) fn is_full(&self) -> bool {
         self.failing.borrow().len() >= FAILING_MAX
     }
@@ -126,39 +126,39 @@ impl Retry {
         !self.ready.borrow().is_empty()
     }
 
-    /// The first such block at or after `from`.
+    /// The first ready block at or after `from`.
     pub(super) fn next_ready(&self, from: u64) -> Option<u64> {
         next_in(&self.ready.borrow(), from)
     }
 
-    /// Blocks that a flush may have lost are written again at once.
+    /// Marks blocks as ready that a failed flush may have lost.
     pub(super) fn requeue(&self, blocks: impl Iterator<Item = u64>) {
         self.ready.borrow_mut().extend(blocks);
     }
 
-    /// Those that wait.
+    /// The blocks that wait.
     pub(super) fn waiting(&self) -> Ref<'_, RoaringTreemap> {
         self.waiting.borrow()
     }
 
-    /// A block that is not dirty any more need not be tried.
+    /// Removes a block from the ready ones: it is not dirty any more.
     pub(super) fn clear_ready(&self, block: u64) {
         self.ready.borrow_mut().remove(block);
     }
 
-    /// Blocks that the origin has refused and does not hold yet.
+    /// How many blocks are failing (WC-RT1).
     pub(crate) fn blocks(&self) -> u64 {
         self.failing.borrow().len() as u64 + self.flush.get().map_or(0, |f| f.blocks)
     }
 
-    /// The error to be shown, and the lowest block that has it, if it is one of blocks.
+    /// The error to be shown, and the lowest failing block; no block if flushes fail.
     pub(crate) fn error(&self) -> Option<(Status, Option<u64>)> {
         let failing = self.failing.borrow();
         let first = failing.first_key_value().map(|(&block, f)| (f.status, Some(block)));
         first.or(self.flush.get().map(|f| (f.status, None)))
     }
 
-    /// Whether waiting for any of `dirty` blocks to be written is in vain.
+    /// Whether none of the `dirty` blocks will be written soon.
     pub(crate) fn is_stuck(&self, dirty: u64) -> bool {
         let often_failed = self.often_failed.get();
         often_failed as u64 >= dirty
@@ -166,16 +166,21 @@ impl Retry {
             || self.flush.get().is_some_and(|f| f.failures >= OFTEN_FAILED_MIN)
     }
 
-    /// The origin has refused a block. Returns how often in a row.
-    pub(super) fn failed(&self, block: u64, status: Status, wait_ns: impl Fn(u32) -> u64) -> u32 {
+    /// The origin has refused a block. Returns how many times in a row.
+    pub(super) fn record_failure(
+        &self,
+        block: u64,
+        status: Status,
+        wait_ns: impl Fn(u32) -> u64,
+    ) -> u32 {
         let mut failing = self.failing.borrow_mut();
-        let f = failing.entry(block).or_insert(Failing { failures: 0, status, due_ns: 0 });
+        let f = failing.entry(block).or_insert(FailingBlock { failures: 0, status, due_ns: 0 });
         f.failures = f.failures.saturating_add(1);
         f.status = status;
         if f.failures == OFTEN_FAILED_MIN {
             self.often_failed.set(self.often_failed.get() + 1);
         }
-        // It was not waiting: it was picked.
+        // It is not in `due`: it was picked.
         f.due_ns = now().0.saturating_add(wait_ns(f.failures));
         self.due.borrow_mut().insert((f.due_ns, block));
         self.waiting.borrow_mut().insert(block);
@@ -194,14 +199,14 @@ impl Retry {
         }
     }
 
-    /// The next moment at which something may be tried again.
+    /// The time of the next try of any block.
     pub(super) fn next_due(&self) -> Option<u64> {
         let block = self.due.borrow().first().map(|&(due_ns, _)| due_ns);
         let flush = self.flush.get().filter(|_| self.paused.get()).map(|f| f.until_ns);
         block.into_iter().chain(flush).min()
     }
 
-    /// Blocks whose time is up at `now_ns` may be picked.
+    /// Makes blocks ready whose next try is due at `now_ns`.
     pub(super) fn make_ready(&self, now_ns: u64) {
         let mut due = self.due.borrow_mut();
         while let Some(&(at_ns, block)) = due.first().filter(|(at_ns, _)| *at_ns <= now_ns) {
@@ -214,7 +219,8 @@ impl Retry {
         }
     }
 
-    /// A writer waits for a slot: the first waiting blocks are tried now. False if there are none.
+    /// A writer waits for a slot: makes the first waiting blocks ready. Returns false if there are
+    /// none.
     pub(crate) fn retry_now(&self) -> bool {
         let nth = self.due.borrow().iter().take(RETRY_NOW_MAX).next_back().copied();
         let paused = self.paused.replace(false);
@@ -224,7 +230,7 @@ impl Retry {
         paused || nth.is_some()
     }
 
-    /// A `flush` begins: all blocks are tried now.
+    /// A `flush` begins: makes all blocks ready.
     pub(super) fn make_all_ready(&self) {
         self.make_ready(u64::MAX);
     }
@@ -253,7 +259,7 @@ mod tests {
             ((1 << 32) + 69_999, (1 << 32) + 70_000),
         ];
         for (from, end) in table {
-            assert_eq!(next_out(&set, from), end, "{from}");
+            assert_eq!(first_outside(&set, from), end, "{from}");
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One run on its way: read from its slots, checked, written to the origin in turn.
+//! One run of writeback: read from its slots, checked, and written to the origin in its turn.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -9,20 +9,20 @@ use smallvec::SmallVec;
 
 use super::Writeback;
 use super::gaps::Extent;
-use super::{Picked, Written};
+use super::{PickedRun, WrittenBlock};
 use crate::map::{SlotRef, State};
 use crate::planted::Fault;
 
-/// What there is one of for each block of a run, or each part: scattered blocks are runs of one,
-/// and take no memory for it.
+/// One item for each block or each write of a run. Scattered blocks are runs of one block, and need
+/// no allocation.
 type PerBlock<T> = SmallVec<[T; 4]>;
 
 /// Reads a run's blocks from their slots and writes them to the origin.
-pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
-    let Picked { run, extent, job, ticket } = picked;
+pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
+    let PickedRun { run, extent, job, ticket } = picked;
     let (store, began) = (&wb.store, reactor::now());
     let mut good = wb.gather(run, extent.as_ref()).await;
-    // WC-WB3. What was gathered is superseded or in this commit.
+    // WC-WB3. After this commit every gathered version is logged or superseded.
     let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
     if (store.commits.is_running() || good.blocks.iter().any(unlogged))
         && !store.has_fault(Fault::WritebackBeforeCommit)
@@ -38,14 +38,14 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
         let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
         good.buf.slice(at(range.start)..at(range.end))
     };
-    // A disk without a cache of its own sorts no more than its queue holds: it must get the runs in
-    // the order of the sweep, whichever were read first.
+    // A disk without a cache of its own sorts only the requests in its queue: it must get the runs
+    // in the order of the sweep, not in the order in which they were read.
     wb.in_flight.send_order.wait_turn(ticket).await;
     let fua = store.tuning().fua;
     let flush_errors = wb.origin_flush_errors();
     let mut parts = PerBlock::new();
     let mut failed = false;
-    wb.filling_begins(&good.gaps);
+    wb.begin_fill(&good.gaps);
     for part in good.parts() {
         let data = slice(&part.range);
         let sector = store.sector_of(part.range.start);
@@ -70,7 +70,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
                 }
                 wb.write_failed(blocks.map(|b| b.0), job, status);
             }
-            // WC-RT2. A flush that failed meanwhile may have lost it.
+            // WC-RT2. A flush that failed meanwhile may have lost this write.
             Ok(()) if flush_errors != wb.origin_flush_errors() => {
                 wb.retry.requeue(blocks.map(|b| b.0));
             }
@@ -80,7 +80,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
                 let bytes_of = |blocks: u64| blocks * size as u64;
                 let written_blocks = part.range.end - part.range.start;
                 wb.destage.wrote(bytes_of(written_blocks), bytes_of(copied), gap);
-                let one = |&(block, slot_ref): &(u64, SlotRef)| Written {
+                let one = |&(block, slot_ref): &(u64, SlotRef)| WrittenBlock {
                     block,
                     slot_ref,
                     job,
@@ -91,13 +91,13 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
         }
     }
     if failed {
-        store.commit().await.ok(); // WC-SP1. A cache that fails now has them until it is closed.
+        store.commit().await.ok(); // WC-SP1; after an error they stay in memory
     }
-    wb.filling_ended(&good.gaps, failed);
-    // What was not written stays dirty and may be picked again.
+    wb.end_fill(&good.gaps, failed);
+    // Blocks that were not written stay dirty and may be picked again.
     let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
     wb.release_extent(run, &gaps, |b| {
-        written.binary_search_by_key(&b, |w: &Written| w.block).is_err()
+        written.binary_search_by_key(&b, |w: &WrittenBlock| w.block).is_err()
     });
     let is_written = !written.is_empty();
     wb.settling.written.borrow_mut().extend(written);
@@ -105,11 +105,11 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: Picked) {
         wb.in_flight.blocks.set(wb.in_flight.blocks.get() - run.blocks());
     }
     wb.in_flight.runs.set(wb.in_flight.runs.get() - 1);
-    wb.run_ended(began, is_written);
+    wb.end_run(began, is_written);
     store.waits.write_ended();
 }
 
-/// The parts of `range` that `blocks`, ascending, leave.
+/// The ranges of `range` between `blocks`, which ascend.
 fn between(range: &Range<u64>, blocks: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     let mut gaps = Vec::new();
     let mut at = range.start;
@@ -122,37 +122,38 @@ fn between(range: &Range<u64>, blocks: impl Iterator<Item = u64>) -> Vec<Range<u
     gaps
 }
 
-/// One origin write: consecutive blocks, of which `dirty` of those gathered are dirty.
-struct Part {
+/// One origin write: consecutive blocks. `dirty` selects those of the gathered blocks that are in
+/// it.
+struct OriginWrite {
     range: Range<u64>,
     dirty: Range<usize>,
 }
 
-impl Part {
+impl OriginWrite {
     fn filled(&self) -> u64 {
         self.range.end - self.range.start - self.dirty.len() as u64
     }
 }
 
-/// A run's data, which of its blocks are good, and which gaps have contents; both ascending.
-struct Gathered {
+/// The data of a run: which of its blocks are good, and which gaps have data; both ascending.
+struct RunData {
     buf: Buf,
     blocks: PerBlock<(u64, SlotRef)>,
     gaps: Vec<Range<u64>>,
-    /// The gaps' contents are copies from the cache, and were not read from the origin.
+    /// The data of the gaps are copies from the cache: the origin was not read.
     copied: bool,
 }
 
-impl Gathered {
-    /// The writes: as long as they can be, and none without a dirty block.
-    fn parts(&self) -> PerBlock<Part> {
-        let mut parts = PerBlock::<Part>::new();
+impl RunData {
+    /// The writes of the run: each as long as possible, and with at least one dirty block.
+    fn parts(&self) -> PerBlock<OriginWrite> {
+        let mut parts = PerBlock::<OriginWrite>::new();
         let mut gaps = self.gaps.iter().cloned().peekable();
         let mut take = |range: Range<u64>, dirty: Range<usize>| match parts.last_mut() {
             Some(part) if part.range.end == range.start => {
                 (part.range.end, part.dirty.end) = (range.end, dirty.end);
             }
-            _ => parts.push(Part { range, dirty }),
+            _ => parts.push(OriginWrite { range, dirty }),
         };
         for (n, &(block, _)) in self.blocks.iter().enumerate() {
             while let Some(gap) = gaps.next_if(|gap| gap.start < block) {
@@ -167,9 +168,9 @@ impl Gathered {
 }
 
 impl Writeback {
-    /// Reads every block of the run that is still dirty, and checks it (WC-WB2); and of an extent
-    /// the clean copies of gaps that were not read from the origin (WC-GF2).
-    async fn gather(&self, run: Run, extent: Option<&Extent>) -> Gathered {
+    /// Reads every block of the run that is still dirty, and checks it (WC-WB2). In an extent it
+    /// also reads clean copies for gaps that were not read from the origin (WC-GF2).
+    async fn gather(&self, run: Run, extent: Option<&Extent>) -> RunData {
         let size = self.store.block_bytes();
         let count = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
         let gaps = extent.map_or(&[][..], |extent| &extent.gaps);
@@ -184,7 +185,7 @@ impl Writeback {
             let mut gaps = gaps.iter().peekable();
             for block in run.start..run.end {
                 while gaps.next_if(|gap| gap.end <= block).is_some() {}
-                // A block that has come into a gap since waits for its own turn.
+                // A block of a gap that has become dirty since is written in a later run.
                 let in_gap = gaps.peek().is_some_and(|gap| gap.contains(&block));
                 if in_gap && !wants_copies {
                     continue;
@@ -223,17 +224,17 @@ impl Writeback {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),
-                    // Only one of them may be unreadable.
+                    // Perhaps only one of the blocks is unreadable: read each by itself.
                     Err(_) => self.read_slot(slot_ref, buf.slice(from..from + size)).await,
                 };
                 let unchecked = in_gap && self.store.has_fault(Fault::GapFillUnchecked);
                 if !self.store.slots.borrow().is_intact(slot_ref) && !unchecked {
-                    continue; // superseded, and its slot used again: the newer version is dirty
+                    continue; // superseded, and its slot was reused: the newer version is dirty
                 }
                 let sum = || buf.slice(from..from + size).read(|b| self.store.config.checksum(b));
                 let sum = |crc| sum() == crc;
                 if in_gap {
-                    // WC-GF2. A copy that is no good is a hole.
+                    // WC-GF2. A damaged copy leaves a hole.
                     if unchecked || (read.is_ok() && crc.is_none_or(sum)) {
                         known.push(block..block + 1);
                     }
@@ -244,7 +245,8 @@ impl Writeback {
                 } else if crc.is_none_or(sum) {
                     good.push((block, slot_ref));
                 } else {
-                    // Never to the origin: the block reads as an error until it is rewritten.
+                    // It is never written to the origin: reads of the block fail until it is
+                    // written again.
                     self.drop_unreadable(block, slot_ref);
                     self.store.stats.checksum_errors.add(1);
                 }
@@ -253,7 +255,7 @@ impl Writeback {
         if wants_copies {
             self.store.stats.gap_blocks_copied.add(known.len() as u64);
         }
-        Gathered { buf, blocks: good, gaps: known, copied: wants_copies }
+        RunData { buf, blocks: good, gaps: known, copied: wants_copies }
     }
 
     async fn read_slot(&self, slot_ref: SlotRef, data: Slice) -> Result<(), Status> {

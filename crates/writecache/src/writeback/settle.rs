@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Settling: one origin flush for much that has been written, then the blocks are clean; and
-//! reclaim, which makes free slots of clean ones.
+//! Settling: one origin flush covers many written blocks, which then become clean. Reclaim: clean
+//! blocks are dropped to free their slots.
 use std::rc::Rc;
 
 use block::Class;
@@ -8,19 +8,19 @@ use block::Class;
 use super::Writeback;
 use super::{SETTLE_BYTES, of_job};
 use crate::lifecycle::TaskGuard;
+use crate::pacing::reclaim_reserve;
 use crate::planted::Fault;
-use crate::room::reclaim_reserve;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 impl Writeback {
-    /// A task: flushes the origin after much has been written, or when nothing more comes, and
-    /// retires what the flush covers.
+    /// A task: flushes the origin after many writes, or when no more follow, and retires the blocks
+    /// that the flush covers.
     pub(crate) async fn settle_task(self: Rc<Writeback>, _guard: TaskGuard) {
         let slots = u64::from(self.store.geometry.slots);
         let calm = (SETTLE_BYTES / u64::from(self.store.config.block_size)).min(slots / 8).max(1);
         let many = || {
             let batch = if self.in_batches() { self.settling.batch.get() } else { calm };
-            batch.min(self.settle_at_most())
+            batch.min(self.settle_max_for_latency())
         };
         let picking_ended = || {
             self.store.life.stopping.get()
@@ -33,7 +33,7 @@ impl Writeback {
                 let wants_quiet = self.picker.idle.get() || self.destage.wants_quiet.get();
                 let last = wants_quiet && self.in_flight.runs.get() == 0;
                 let wanted = !self.locks.awaited.borrow().is_empty();
-                let sample = written > 0 && self.in_flight.runs.get() == 0 && self.wants_sample();
+                let sample = written > 0 && self.in_flight.runs.get() == 0 && self.needs_sample();
                 written >= many() || sample || (written > 0 && (last || wanted))
             };
             let end = || self.store.health().is_err() || picking_ended();
@@ -52,27 +52,27 @@ impl Writeback {
         }
     }
 
-    /// Whether the size of a batch counts: always but when everything is to be written back and no
-    /// writer suffers from it.
+    /// Whether writeback works in batches: not if all dirty blocks are to be written and no writer
+    /// waits.
     pub(super) fn in_batches(&self) -> bool {
-        let slowed = u64::from(self.store.free_blocks()) < self.room.pacer.borrow().start();
+        let slowed = u64::from(self.store.free_blocks()) < self.pacing.pacer.borrow().start();
         let all = self.store.tuning().cleaner || self.jobs.flush.borrow().is_some();
         slowed || !all
     }
 
     async fn settle(&self) {
         let (began, written) = (reactor::now(), self.settling.written.take());
-        self.settle_begins();
+        self.begin_settle();
         self.settling.blocks.set(written.len() as u64);
         let flush = self.jobs.flush.borrow().as_ref().map_or(u64::MAX, |job| job.number);
         self.settling.of_job.set(of_job(&written, flush));
         let volatile = self.settling.volatile.replace(false);
-        let sample = self.destage.flush_begins();
+        let sample = self.destage.begin_flush();
         let mut good = written.clone();
         if volatile && !self.store.has_fault(Fault::FreeBeforeOriginDurable) {
             let newest = written.iter().map(|w| w.flush_errors).max().unwrap_or(0);
             let flushed = self.flush_origin(Class::Background, newest).await;
-            // WC-RT2. Not by what this flush brought: an earlier one may have failed.
+            // WC-RT2. The outcome of this flush is not enough: an earlier one may have failed.
             if !self.store.has_fault(Fault::IgnoreFlushError) {
                 good.retain(|w| w.flush_errors == self.origin_flush_errors() && flushed.is_ok());
             }
@@ -82,9 +82,9 @@ impl Writeback {
             }
         }
         if self.store.health().is_ok() {
-            self.destage.flush_ended(sample, self.in_flight.runs.get() > 0);
+            self.destage.end_flush(sample, self.in_flight.runs.get() > 0);
         }
-        // WC-I3: durable on the origin now, so the copies in the cache are no longer needed.
+        // WC-I3: the blocks are durable on the origin now, so they become clean.
         if !good.is_empty() && self.store.health().is_ok() {
             for part in good.chunks(CHANGES_AT_ONCE_MAX) {
                 self.store.reserve_unlogged(part.len()).await;
@@ -96,34 +96,35 @@ impl Writeback {
                 }
             }
             self.each_job(|job| {
-                // What was picked before the flush began may be older than what it must write.
+                // A version that was picked before the `flush` began may be older than the one that
+                // the `flush` must write.
                 for w in good.iter().filter(|w| w.job >= job.number) {
                     job.todo.remove(w.block);
                 }
             });
-            self.no_longer_failing(good.iter().map(|w| w.block));
-            self.room.pacer.borrow_mut().freed(good.len() as u64, reactor::now().0);
+            self.clear_failing(good.iter().map(|w| w.block));
+            self.pacing.pacer.borrow_mut().freed(good.len() as u64, reactor::now().0);
         }
         self.settling.blocks.set(0);
         self.settling.of_job.set(0);
-        self.settle_ended(began);
+        self.end_settle(began);
         self.release(written.iter().map(|w| w.block));
         self.store.waits.blocks_changed();
         self.store.waits.writes_ended.wake_all();
         self.store.waits.jobs.wake_all();
     }
 
-    /// A task: keeps some slots free by dropping clean blocks, and by committing what waits in
+    /// A task: keeps some slots free. It drops clean blocks, and commits to free the slots in
     /// limbo.
     pub(crate) async fn reclaim_task(self: Rc<Writeback>, _guard: TaskGuard) {
         let reserve = reclaim_reserve(self.store.geometry.slots);
         loop {
             let due = || {
                 let c = self.store.counts();
-                let limbo_min = if self.room.starved.get() > 0 { 1 } else { reserve / 2 };
+                let limbo_min = if self.pacing.starved_writers.get() > 0 { 1 } else { reserve / 2 };
                 let scarce = c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1));
-                // A cache that is emptied keeps no clean copies. They must not come back one
-                // day, when the origin has been in use without its cache.
+                // A cache that is being emptied keeps no clean copies: the origin may be used
+                // without its cache, and then they would be old.
                 scarce || (self.store.tuning().cleaner && c.clean > 0)
             };
             let end = || self.store.life.stopping.get() || self.store.health().is_err();
@@ -139,7 +140,7 @@ impl Writeback {
             if self.store.has_fault(Fault::EvictDirty) {
                 self.store.slots.borrow_mut().evict_dirty();
             }
-            // WC-M4. Else it would go round for ever.
+            // WC-M4. Otherwise this task would never sleep.
             if !self.store.commits.is_running() && !self.store.slots.borrow().has_unlogged() {
                 return self.store.fail_for_bug("no commit frees what waits in limbo");
             }

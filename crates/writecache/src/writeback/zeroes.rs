@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Zeroes of the epoch that is written back, to the origin: in pieces, all of the epoch, then one
+//! Writes the zeroes of the epoch that is written back: all of them, in pieces, then one origin
 //! flush.
 //!
 //! ```text
@@ -7,37 +7,36 @@
 //!   the last one ─▶ origin FLUSH ─▶ the epoch is written
 //! ```
 //!
-//! After an error all zeroes of the epoch are written anew: that changes nothing but the time it
-//! takes.
+//! After an error all zeroes of the epoch are written again, which only takes time.
 //!
 //! Invariants
-//! - As for blocks, WC-WB1 and WC-WB3 hold. WC-RT1: zeroes fail as the block does with which they
-//!   begin.
-//! - By WC-RT2 the flush counts only if none of the origin has failed since the first piece was
-//!   sent.
+//! - As for blocks, WC-WB1 and WC-WB3 hold. WC-RT1: an error of zeroes counts as one of their first
+//!   block.
+//! - By WC-RT2 the flush counts only if no origin flush has failed since the first piece was sent.
 use std::ops::Range;
 
 use block::{Buf, Class, Flags, Sector, Status};
 
-use super::{Writeback, Zeroing};
+use super::{Writeback, ZeroProgress};
 use crate::planted::Fault;
 
-/// Blocks of one request: so long may a suspend, and a client's read, have to wait for one.
-/// Chosen: a disk that has to write them takes half a second.
+/// Length of one request, for which a suspend or a client's read may have to wait. Chosen: a disk
+/// that has to write the zeroes takes half a second.
 const PIECE_BYTES: u64 = 64 << 20;
-/// One write, where zeroes are written by hand.
+/// Length of one write, if the origin does not support WRITE_ZEROES.
 const WRITE_BYTES: u64 = 1 << 20;
 
 impl Writeback {
-    /// Writes the next piece of the phase's zeroes. Returns whether it has done anything; if not,
-    /// there are none, or they wait to be tried again.
+    /// Writes the next piece of the phase's zeroes. Returns false if there are none, or if they
+    /// wait for their next try.
     pub(super) async fn write_zeroes_of_phase(&self) -> bool {
         let Some((epoch, count)) = self.store.slots.borrow().phase_zeroes() else { return false };
-        let at = self.picker.zeroing.get();
-        let fits = |z: &Zeroing| z.epoch == epoch && z.flush_errors == self.origin_flush_errors();
+        let at = self.picker.zero_progress.get();
+        let fits =
+            |z: &ZeroProgress| z.epoch == epoch && z.flush_errors == self.origin_flush_errors();
         let mut z = at.filter(fits).unwrap_or_else(|| {
             let next = self.store.slots.borrow().phase_zero(0).map_or(0, |range| range.start);
-            Zeroing {
+            ZeroProgress {
                 epoch,
                 nth: 0,
                 next,
@@ -45,11 +44,11 @@ impl Writeback {
                 flush_errors: self.origin_flush_errors(),
             }
         });
-        self.picker.zeroing.set(None);
+        self.picker.zero_progress.set(None);
         let range = self.store.slots.borrow().phase_zero(z.nth);
         let Some(range) = range else { return self.end_zeroes_of_phase(z, count).await };
         if self.retry.skip(range.start) > range.start {
-            return false; // its time has not come
+            return false; // it is not time for the next try
         }
         let blocks = if z.by_hand { self.io_blocks() } else { self.zeroes_at_once() };
         let piece = z.next..(z.next + blocks).min(range.end);
@@ -72,7 +71,7 @@ impl Writeback {
                 return true;
             }
         }
-        self.picker.zeroing.set(Some(z));
+        self.picker.zero_progress.set(Some(z));
         true
     }
 
@@ -82,12 +81,12 @@ impl Writeback {
     }
 
     async fn write_zero_piece(&self, piece: &Range<u64>, by_hand: bool) -> Result<(), Status> {
-        // WC-WB3. The phase of an epoch may have begun before its zeroes came.
+        // WC-WB3. The phase may have begun before its zeroes were written by the client.
         if self.store.commits.is_running() || self.store.slots.borrow().needs_logging(piece.start) {
             self.store.commit().await?;
         }
-        // WC-MG1. A block that is being merged, for which the origin counted before the zeroes
-        // came, must find that they are there.
+        // WC-MG1. A merge that reads the block from the origin holds its lock: it must end before
+        // the zeroes reach the origin.
         self.lock_origin(piece.clone()).await?;
         let (at, len) =
             (self.store.sector_of(piece.start), self.store.sector_of(piece.end - piece.start));
@@ -107,8 +106,8 @@ impl Writeback {
         written
     }
 
-    /// All of the phase's zeroes are written: has the origin make them durable.
-    async fn end_zeroes_of_phase(&self, z: Zeroing, count: usize) -> bool {
+    /// All zeroes of the phase are written: flushes the origin.
+    async fn end_zeroes_of_phase(&self, z: ZeroProgress, count: usize) -> bool {
         let flushed = match self.store.has_fault(Fault::ZeroesNotFlushed) {
             true => Ok(()),
             false => self.flush_origin(Class::Background, z.flush_errors).await,
@@ -118,15 +117,15 @@ impl Writeback {
                 let slots = self.store.slots.borrow();
                 (0..count).filter_map(|nth| Some(slots.phase_zero(nth)?.start)).collect()
             };
-            self.store.slots.borrow_mut().zeroes_written();
-            self.no_longer_failing(starts.into_iter());
+            self.store.slots.borrow_mut().complete_phase_zeroes();
+            self.clear_failing(starts.into_iter());
         }
         self.recheck();
         self.store.waits.jobs.wake_all();
         true
     }
 
-    /// Has a range of the origin zeroed, which is not durable then.
+    /// Zeroes a range of the origin. The zeroes are not durable yet.
     pub(crate) async fn zero_origin(&self, at: Sector, len: Sector) -> Result<(), Status> {
         let class = Class::Normal;
         match reactor::write_zeroes(&*self.origin.device, Flags::empty(), class, at, len).await {
@@ -135,7 +134,7 @@ impl Writeback {
         }
     }
 
-    /// Writes zeroes as data, for an origin that knows nothing better.
+    /// Writes zeroes as data, for an origin that does not support WRITE_ZEROES.
     pub(crate) async fn write_zeroes_by_hand(
         &self,
         mut at: Sector,
@@ -154,8 +153,8 @@ impl Writeback {
         Ok(())
     }
 
-    /// The order of epochs was given up while zeroes were pending: the origin gets them before the
-    /// cache is used. Newer versions of their blocks are in the cache, all others are older.
+    /// Ordered mode was switched off while zeroes were pending: writes them to the origin before
+    /// the cache is used. Newer versions of their blocks are in the cache.
     ///
     /// Cost: the zeroes, and one flush of the origin; nothing if there are none.
     pub(crate) async fn write_zeroes_without_order(&self) -> Result<(), Status> {

@@ -10,7 +10,7 @@
 //!            └── another version now: again ◀──── compare ───▶ the same: into the map
 //! ```
 //!
-//! A write that goes around the cache needs no merge if the origin writes single sectors.
+//! A write around the cache needs no merge if the origin can write single sectors.
 //!
 //! Invariants
 //! - WC-MG1 A merged version enters the map only if the version that it was made from is still the
@@ -18,14 +18,14 @@
 //!   it is read until then; a block that has left the cache meanwhile is merged again.
 //! - WC-MG2 One merge of a block runs at a time. If a write of the whole block enters the map
 //!   meanwhile, it has overtaken the merge: both were in flight, so the merged write counts as the
-//!   earlier one and ends. So no merge is repeated forever while others write.
+//!   earlier one and ends. So other writes cannot make a merge repeat forever.
 //! - WC-MG3 No merge of a block runs while the block is discarded or cleared: the other sectors of
 //!   the merged version would bring back old data (`Writer::clear`).
 //! - WC-MG4 A version that can't be read, or does not match its checksum, ends the merge in an
-//!   error. The old version stays the block's until the merged one is in the map.
+//!   error. The old version stays the newest one until the merged one is in the map.
 //!
-//! Cost of a merged write: one read of a block beside the cost of a write of the block. A write of
-//! whole blocks tests one word.
+//! Cost of a merged write: one read of a block, besides the write of the block. A write of whole
+//! blocks only tests one word.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,12 +39,11 @@ use crate::planted::Fault;
 /// Merges in progress, and ranges that are being cleared.
 #[derive(Default)]
 pub(crate) struct Merges {
-    /// How many merges are in progress: writes of whole blocks test it.
+    /// How many merges are in progress. Writes of whole blocks test it.
     count: Cell<u32>,
     /// Their blocks, and whether a write of the whole block has overtaken the merge.
     blocks: RefCell<BTreeMap<u64, bool>>,
-    /// Ranges that are being cleared, or are about to be (WC-MG3). As many as there are bios at
-    /// most.
+    /// Ranges that are being cleared, or will be next (WC-MG3). There are at most as many as bios.
     clearing: RefCell<Vec<Range<u64>>>,
     wait: WaitList,
 }
@@ -69,7 +68,7 @@ impl Merges {
         self.count.get() > 0
     }
 
-    /// Writes of these whole blocks have come into the map (WC-MG2).
+    /// Writes of these whole blocks have entered the map (WC-MG2).
     #[cold]
     pub(crate) fn overtake(&self, blocks: Range<u64>) {
         for (_, overtaken) in self.blocks.borrow_mut().range_mut(blocks) {
@@ -127,10 +126,10 @@ impl Drop for ClearGuard<'_> {
 }
 
 /// The outcome of one merge.
-enum Merged {
+enum MergeOutcome {
     /// It is in the map.
     Installed,
-    /// A write of the whole block came later, and has ended (WC-MG2).
+    /// A later write of the whole block has ended (WC-MG2).
     Overtaken,
     /// The block has another version now (WC-MG1).
     Retry,
@@ -138,20 +137,20 @@ enum Merged {
 
 impl Writer {
     /// The first sector of a sector's block.
-    fn down(&self, at: Sector) -> Sector {
+    fn round_down(&self, at: Sector) -> Sector {
         Sector(at.0 / self.store.config.block_sectors() * self.store.config.block_sectors())
     }
 
     /// Where the first block at or after a sector begins.
-    fn up(&self, at: Sector) -> Sector {
+    fn round_up(&self, at: Sector) -> Sector {
         Sector(at.0.next_multiple_of(self.store.config.block_sectors()))
     }
 
-    /// Makes a bio one of whole blocks: of a write or of zeroes the edges are merged first, of a
-    /// discard they are left as they are. False when nothing is left to do.
+    /// Reduces a bio to whole blocks. The edges of a write or of zeroes are merged first; those of
+    /// a discard are ignored. Returns false if no whole block is left.
     pub(crate) async fn merge_edges(&self, bio: &mut Bio) -> Result<bool, Status> {
         let (start, end) = (bio.sector, bio.end());
-        let (from, to) = (self.up(start), self.down(end));
+        let (from, to) = (self.round_up(start), self.round_down(end));
         if bio.op == Op::Discard {
             (bio.sector, bio.len) = (from, to.saturating_sub(from));
             return Ok(from < to);
@@ -174,9 +173,9 @@ impl Writer {
         Ok(from < to)
     }
 
-    /// Has a read ask for whole blocks: a checksum is of a block.
-    pub(crate) fn widen(&self, bio: &mut Bio) {
-        let (from, to) = (self.down(bio.sector), self.up(bio.end()));
+    /// Extends a read to whole blocks, because a checksum covers a block.
+    pub(crate) fn widen_to_blocks(&self, bio: &mut Bio) {
+        let (from, to) = (self.round_down(bio.sector), self.round_up(bio.end()));
         let scratch = |len: Sector| (len > Sector::ZERO).then(|| Buf::alloc(bytes(len)).all());
         let (front, back) = (scratch(bio.sector - from), scratch(to - bio.end()));
         let mut bufs = Bufs::new();
@@ -186,7 +185,7 @@ impl Writer {
         (bio.sector, bio.len, bio.bufs) = (from, to - from, bufs);
     }
 
-    /// Writes the sectors `part` of a bio, which are of one block and not all of it.
+    /// Writes the sectors `part` of a bio, which are some sectors of one block.
     async fn write_part_of(&self, bio: &Bio, part: Range<Sector>) -> Result<(), Status> {
         let data = if bio.op == Op::Write {
             bio.bufs.slice(bytes(part.start - bio.sector)..bytes(part.end - bio.sector))
@@ -196,7 +195,8 @@ impl Writer {
         self.store.health()?;
         self.store.stats.writes.add(1);
         let block = part.start.0 / self.store.config.block_sectors();
-        // An origin with larger blocks would merge in place: an error may cost the neighbours.
+        // An origin with larger blocks would merge in place: an error could damage the other
+        // sectors.
         let takes_sectors = self.writeback.origin.limits.write_unit_bytes() as usize <= SECTOR_SIZE;
         if self.goes_around(bio.flags) && takes_sectors {
             if self.write_part_around(block, part.start, &data, bio.class, bio.flags).await? {
@@ -211,7 +211,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Merges sectors, `data` from `at` on, into their block.
+    /// Merges `data`, the sectors from `at` on, into their block.
     pub(crate) async fn merge_sectors(
         &self,
         block: u64,
@@ -226,7 +226,8 @@ impl Writer {
             self.wait_for_slot().await?;
             let Some(slots) = self.store.slots.borrow_mut().allocate(1) else { continue };
             let slot = slots.start;
-            // WC-MG1. The slot is taken before the lock: it may come free by writeback alone.
+            // WC-MG1. The slot is allocated before the range is locked: perhaps only writeback can
+            // free one.
             let (range, is_absent) =
                 (block..block + 1, self.store.slots.borrow().find(block).is_none());
             let locked =
@@ -238,13 +239,13 @@ impl Writer {
             if is_absent && locked.is_ok() {
                 self.writeback.unlock(range);
             }
-            if !matches!(merged, Ok(Merged::Installed)) {
+            if !matches!(merged, Ok(MergeOutcome::Installed)) {
                 self.store.slots.borrow_mut().abandon(slot);
                 self.store.waits.blocks_changed();
             }
             match merged? {
-                Merged::Installed | Merged::Overtaken => return Ok(()),
-                Merged::Retry => {}
+                MergeOutcome::Installed | MergeOutcome::Overtaken => return Ok(()),
+                MergeOutcome::Retry => {}
             }
         }
     }
@@ -262,7 +263,7 @@ impl Writer {
         whole: &Buf,
         class: Class,
         slot: u32,
-    ) -> Result<Merged, Status> {
+    ) -> Result<MergeOutcome, Status> {
         let block = turn.block;
         let from = self.reader.reread(class, block, whole.all().into()).await?;
         let start = bytes(at - self.store.sector_of(block));
@@ -273,12 +274,12 @@ impl Writer {
         self.store.reserve_unlogged(1).await;
         if !self.store.has_fault(Fault::MergeUnchecked) {
             if turn.is_overtaken() {
-                return Ok(Merged::Overtaken);
+                return Ok(MergeOutcome::Overtaken);
             }
             let newest = self.store.slots.borrow().find(block).map(|found| found.slot_ref);
-            // WC-MG1. What the origin held counts only under the lock.
+            // WC-MG1. Data from the origin count only under the lock.
             if newest != from || (newest.is_none() && !is_locked) {
-                return Ok(Merged::Retry);
+                return Ok(MergeOutcome::Retry);
             }
         }
         let c = self.store.counts();
@@ -287,7 +288,7 @@ impl Writer {
         if first_change || self.writeback.has_work() {
             self.store.waits.blocks_changed();
         }
-        Ok(Merged::Installed)
+        Ok(MergeOutcome::Installed)
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Cost of a 4 KiB write: one write of the cache device, shared with its neighbours in a larger
 //! bio. FUA adds a commit: one record write and one flush, shared with concurrent commits.
-mod around;
 mod merge;
+mod write_around;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -22,22 +22,22 @@ use crate::store::Store;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 use crate::writeback::Writeback;
 
-/// Runs of slots that one bio writes at once before it waits for them.
-const PARTS_MAX: usize = 32;
+/// Most runs of slots of one bio that are in flight at once.
+const PIECES_MAX: usize = 32;
 
-/// Cached blocks that one range of zeroes takes the place of, all at once, in the core's time.
-/// Chosen.
+/// Most cached blocks that one range of zeroes replaces at once. Chosen: no other task of the core
+/// runs meanwhile.
 const ZEROED_TOGETHER: usize = 1 << 16;
 
-/// A part of a bio on its way into a run of slots.
-struct Part {
+/// A piece of a bio that is written to a run of slots.
+struct WritePiece {
     /// Blocks of the bio, counted from its first.
     blocks: Range<usize>,
     slots: Range<u32>,
     io: BioFuture,
 }
 
-/// Changes of one cache: writes, zeroes, discards.
+/// Handles the changes of one cache: writes, zeroes and discards.
 pub(crate) struct Writer {
     store: Rc<Store>,
     writeback: Rc<Writeback>,
@@ -67,7 +67,7 @@ impl Writer {
         self.store.stats.writes.add((bufs.len_bytes() / self.store.block_bytes()) as u64);
         let mut through_cache = true;
         if self.goes_around(flags) {
-            through_cache = self.write_around_or_over(first, bufs, class, flags).await?;
+            through_cache = self.write_around_or_through(first, bufs, class, flags).await?;
         } else {
             self.write_cached(first, bufs, class).await?;
         }
@@ -77,7 +77,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes durable what a FUA write has brought into the map.
+    /// Makes a FUA write durable that has entered the map.
     pub(crate) async fn commit_fua(&self) -> Result<(), Status> {
         if !self.store.has_fault(Fault::NoEpochAtFua) {
             self.store.slots.borrow_mut().close_epoch(); // WC-E1
@@ -85,7 +85,7 @@ impl Writer {
         self.store.commit().await
     }
 
-    /// Writes blocks to free slots, and then the map.
+    /// Writes blocks to free slots, and then enters them into the map.
     pub(crate) async fn write_cached(
         &self,
         first: u64,
@@ -98,8 +98,8 @@ impl Writer {
         let mut done = 0;
         while done < count {
             self.wait_for_slot().await?;
-            let mut parts = SmallVec::<[Part; 2]>::new();
-            while done < count && parts.len() < PARTS_MAX {
+            let mut parts = SmallVec::<[WritePiece; 2]>::new();
+            while done < count && parts.len() < PIECES_MAX {
                 let max = u32::try_from(count - done).unwrap_or(u32::MAX);
                 let Some(slots) = self.store.slots.borrow_mut().allocate(max) else { break };
                 let blocks = done..done + slots.len();
@@ -107,7 +107,7 @@ impl Writer {
                 let data = bufs.slice(blocks.start * size..blocks.end * size);
                 let at = self.store.slot_sector(slots.start);
                 let io = reactor::write(&*self.store.device, Flags::empty(), class, at, data);
-                parts.push(Part { blocks, slots, io });
+                parts.push(WritePiece { blocks, slots, io });
             }
             if self.store.has_fault(Fault::RecordBeforeData) {
                 for part in &parts {
@@ -123,7 +123,7 @@ impl Writer {
                     continue;
                 }
                 if written.is_err() {
-                    // Nothing refers to these slots: the blocks keep what they held before.
+                    // No block refers to these slots: the blocks keep their old versions.
                     part.slots.clone().for_each(|slot| self.store.slots.borrow_mut().abandon(slot));
                     outcome = outcome.and(written);
                     continue;
@@ -153,7 +153,7 @@ impl Writer {
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
     pub(crate) async fn pace(&self, blocks: usize) {
-        // Otherwise waiting frees nothing.
+        // Without writeback, waiting would free no slot.
         if self.writeback.is_busy() {
             self.slow_down(blocks).await;
         }
@@ -163,7 +163,7 @@ impl Writer {
         let (free, pending) = (u64::from(self.store.free_blocks()), self.writeback.pending());
         let now = reactor::now().0;
         let delay =
-            self.writeback.room.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
+            self.writeback.pacing.pacer.borrow_mut().delay_ns(blocks as u64, free, pending, now);
         if delay > 0 {
             self.store.stats.throttled_ns.add(delay);
             reactor::sleep(Nanos(delay)).await;
@@ -186,7 +186,7 @@ impl Writer {
             match map.install(block, slot, crc) {
                 Replaced::Committed => {
                     self.store.stats.write_hits_committed.add(1);
-                    // As the kernel counts: its mode s overwrites the block where it is.
+                    // Counted like the kernel, whose mode s overwrites the block in place.
                     self.store
                         .stats
                         .writes_allocated
@@ -201,7 +201,7 @@ impl Writer {
             if self.store.has_fault(Fault::TwoWritesInFlight) {
                 self.writeback.unlock(block..block + 1);
             }
-            self.writeback.room.installs.set(self.writeback.room.installs.get() + 1);
+            self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
             if self.store.has_fault(Fault::ReuseBeforeCommit) {
                 map.free_limbo_at_once();
             }
@@ -211,33 +211,32 @@ impl Writer {
     /// Waits until there is a free slot, or the cache has failed.
     pub(crate) async fn wait_for_slot(&self) -> Result<(), Status> {
         if self.store.counts().free == 0 {
-            self.starve().await?;
+            self.wait_starved().await?;
         }
         self.store.health()
     }
 
-    /// The same of a cache that has none.
-    async fn starve(&self) -> Result<(), Status> {
+    /// Waits in a cache that has no free slot.
+    async fn wait_starved(&self) -> Result<(), Status> {
         self.store.stats.writes_blocked.add(1);
-        self.writeback.room.starved.set(self.writeback.room.starved.get() + 1);
+        self.writeback.pacing.starved_writers.set(self.writeback.pacing.starved_writers.get() + 1);
         self.store.waits.blocks_changed();
         // No slot becomes free: the blocks are unreadable, or the origin refuses them.
         let stuck = || {
             let c = self.store.counts();
             let stuck = c.dirty + c.old + c.zero + c.bad == c.slots;
-            // In order one block holds up all others.
+            // In order one block delays all others.
             let dirty = c.dirty + c.zero;
             let dirty = if self.store.config.ordered { dirty.min(1) } else { dirty };
             stuck && self.writeback.retry.is_stuck(u64::from(dirty))
         };
-        // The origin may work again: blocks that wait for their next try are tried now.
+        // The origin may work again: blocks that wait for their next try are written now.
         if stuck() && self.writeback.retry.retry_now() {
             self.writeback.recheck();
         }
-        let over =
-            || self.store.health().is_err() || (stuck() && !self.writeback.is_trying_again());
+        let over = || self.store.health().is_err() || (stuck() && !self.writeback.is_retrying());
         self.store.waits.free_slots.wait_for(|| self.store.counts().free > 0 || over()).await;
-        self.writeback.room.starved.set(self.writeback.room.starved.get() - 1);
+        self.writeback.pacing.starved_writers.set(self.writeback.pacing.starved_writers.get() - 1);
         if self.store.counts().free == 0 && stuck() {
             let no_slot = self.store.counts().bad == self.store.counts().slots;
             return Err(if no_slot { Status::NoSpace } else { Status::Io });
@@ -245,8 +244,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Discard, and write zeroes to a long range: the origin first, durably; then the blocks leave
-    /// the cache. A crash in between finds them still cached, with what they held before.
+    /// Handles DISCARD, and WRITE_ZEROES of a long range: changes the origin first, durably; then
+    /// the blocks leave the cache. After a crash in between they are still in the cache, with their
+    /// old data.
     ///
     /// Cost: one request and one flush of the origin, and a commit if the log calls any of the
     /// blocks clean.
@@ -271,7 +271,7 @@ impl Writer {
         self.writeback.forget_failures();
         self.store.waits.blocks_changed();
         match cleared {
-            // A discard that the origin does not know is no promise broken: nothing happened.
+            // An origin without discard is no error: a discard may do nothing.
             Err(Status::NotSupported) if bio.op == Op::Discard => return Ok(()),
             other => other?,
         }
@@ -299,7 +299,7 @@ impl Writer {
             self.store.reserve_unlogged(part.len()).await;
             let mut slots = self.store.slots.borrow_mut();
             for &(block, slot_ref) in part {
-                slots.drop_block(block, slot_ref); // a newer version that came meanwhile stays
+                slots.drop_block(block, slot_ref); // a newer version stays
             }
             if self.store.has_fault(Fault::DiscardUnlogged) {
                 slots.forget_drops();
@@ -311,16 +311,16 @@ impl Writer {
         Ok(())
     }
 
-    /// Write zeroes to a short range: data like any other, whole or not at all after a crash.
+    /// Writes zeroes to a short range as data. After a crash each block is either zero or old.
     pub(crate) async fn write_zero_blocks(&self, bio: &Bio) -> Result<(), Status> {
         let bytes = usize::try_from(bio.len.bytes()).expect("at most ZEROES_CACHED_BYTES_MAX");
         let zero = block::Buf::zeroed(bytes);
         self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
     }
 
-    /// Write zeroes of any length, in a cache with epochs, which nothing goes around. A long range
-    /// is remembered, and the origin gets it in its turn; a short one is data, and so is a range
-    /// that there is no room to remember.
+    /// Handles WRITE_ZEROES with epochs. A long range enters the map as zeroes, and the origin gets
+    /// it in the order of epochs. A short range is written as data, and so is a long one if the map
+    /// has no room for another range.
     ///
     /// Cost of a long one: a slot, and an entry of the next commit.
     pub(crate) async fn write_zeroes_in_order(&self, bio: &Bio) -> Result<(), Status> {
@@ -345,8 +345,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Remembers that blocks are zeroes. Returns up to which block: there is room for so many
-    /// ranges only.
+    /// Enters zeroes into the map. Returns the end of the range that it has entered: the map has
+    /// room for a limited number of ranges.
     async fn keep_zeroes(&self, range: Range<u64>) -> Result<u64, Status> {
         self.store.health()?;
         let mut at = range.start;
@@ -363,7 +363,7 @@ impl Writer {
                     .await?;
             }
             self.store.stats.writes.add(end - at);
-            self.writeback.room.installs.set(self.writeback.room.installs.get() + 1);
+            self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
             self.store.waits.blocks_changed();
             at = end;
         }
@@ -371,7 +371,7 @@ impl Writer {
         Ok(at)
     }
 
-    /// Returns up to where the zeroes reach; nothing if there is no room to remember them.
+    /// Returns the end of the zeroes; `None` if the map has no room for another range.
     fn install_zeroes(&self, range: Range<u64>, slot: u32) -> Option<u64> {
         let mut map = self.store.slots.borrow_mut();
         if !map.has_room_for_zeroes() {

@@ -5,7 +5,6 @@
 
 pub(crate) mod failing;
 pub(crate) mod faulty_cache;
-pub(crate) mod gate;
 pub(crate) mod kernel;
 pub(crate) mod life;
 pub(crate) mod operator;
@@ -16,6 +15,7 @@ pub(crate) mod recording;
 pub(crate) mod sha256;
 pub(crate) mod spread;
 pub(crate) mod stalled;
+pub(crate) mod suspend_gate;
 pub(crate) mod whole;
 
 use std::rc::Rc;

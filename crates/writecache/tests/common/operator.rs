@@ -9,8 +9,8 @@ use sim::harness::OperatorState;
 use sim::{Rng, WorldRef};
 use writecache::WriteCache;
 
-use super::gate::{GatedTarget, SuspendGate};
 use super::random_options;
+use super::suspend_gate::{GatedTarget, SuspendGate};
 
 /// Drains for which nobody waits; they may be stopped, late, or one too many.
 #[derive(Default)]

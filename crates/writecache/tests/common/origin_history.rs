@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Flags, Limits, Op, Status};
 
-use super::gate::SuspendGate;
+use super::suspend_gate::SuspendGate;
 
 const NEVER: u64 = u64::MAX;
 /// The content of a block that was never written, or zeroed.

@@ -5,7 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod losses;
+mod lost_writes;
 mod native;
 mod ordered;
 mod parts;

@@ -6,10 +6,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::gate::SuspendGate;
 use crate::common::life;
 use crate::common::operator::Drains;
 use crate::common::origin_history::{History, Recorded};
+use crate::common::suspend_gate::SuspendGate;
 use crate::common::{number, random_options};
 use block::{BlockDevice, Buf, Class, Error, Nanos, Sector, Target};
 use reactor::FileId;
@@ -31,9 +31,9 @@ struct Setup {
     history: Rc<RefCell<History>>,
 }
 
-/// What the runs have seen, so that a test can say that it tested something.
+/// What the runs have covered, so that a test can say that it tested something.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct Coverage {
     judged: u64,
     kept_max: u64,
     epochs_max: u64,
@@ -105,13 +105,13 @@ impl Setup {
     }
 
     /// What is on the origin now, and what would be there if all that is volatile were lost.
-    fn judge(&self, world: &WorldRef, seen: &Cell<Seen>) -> Result<(), String> {
+    fn judge(&self, world: &WorldRef, coverage: &Cell<Coverage>) -> Result<(), String> {
         let mut origin = vec![0; self.bytes()];
         world.borrow().peek(self.origin, Sector::ZERO, &mut origin);
         self.history.borrow().judge(&origin)?;
         world.borrow().peek_durable(self.origin, Sector::ZERO, &mut origin);
         self.history.borrow().judge(&origin)?;
-        seen.set(Seen { judged: seen.get().judged + 2, ..seen.get() });
+        coverage.set(Coverage { judged: coverage.get().judged + 2, ..coverage.get() });
         Ok(())
     }
 }
@@ -122,7 +122,7 @@ struct Operator {
     setup: Setup,
     cache: Rc<WriteCache>,
     gate: Rc<SuspendGate>,
-    seen: Rc<Cell<Seen>>,
+    coverage: Rc<Cell<Coverage>>,
     drains: Rc<Drains>,
     errors_allowed: bool,
     state: OperatorState,
@@ -138,15 +138,15 @@ impl Operator {
             reactor::sleep(Nanos(pause)).await;
             let acted = self.act(dice).await.map_err(|e| e.chain());
             self.cache.check();
-            let (seen, cache) = (self.seen.get(), &self.cache);
-            self.seen.set(Seen {
-                kept_max: seen.kept_max.max(number(cache, "old_blocks")),
-                epochs_max: seen.epochs_max.max(number(cache, "pending_epochs")),
-                zeroes_max: seen.zeroes_max.max(number(cache, "zero_blocks")),
-                ..seen
+            let (coverage, cache) = (self.coverage.get(), &self.cache);
+            self.coverage.set(Coverage {
+                kept_max: coverage.kept_max.max(number(cache, "old_blocks")),
+                epochs_max: coverage.epochs_max.max(number(cache, "pending_epochs")),
+                zeroes_max: coverage.zeroes_max.max(number(cache, "zero_blocks")),
+                ..coverage
             });
             let acted = if self.errors_allowed { Ok(()) } else { acted };
-            let judged = acted.and_then(|()| self.setup.judge(&self.world, &self.seen));
+            let judged = acted.and_then(|()| self.setup.judge(&self.world, &self.coverage));
             if let Err(why) = judged {
                 self.state.fail(why);
             }
@@ -174,7 +174,7 @@ impl Operator {
     }
 }
 
-fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> {
+fn simulate(seed: u64, plan: Plan, coverage: &Rc<Cell<Coverage>>) -> Result<(), String> {
     let Plan { with_faults, .. } = plan;
     let world = World::new(seed);
     let setup = draw_setup(&world, plan);
@@ -194,7 +194,7 @@ fn simulate(seed: u64, plan: Plan, seen: &Rc<Cell<Seen>>) -> Result<(), String> 
     }
     let (lives, cut_after) = (LIVES, &[100, 1_000, 5_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { world, setup, oracle, mix, seen: seen.clone() })
+    test.run(&mut Lives { world, setup, oracle, mix, coverage: coverage.clone() })
 }
 
 /// The cache, over all lives of a seed.
@@ -203,7 +203,7 @@ struct Lives {
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    seen: Rc<Cell<Seen>>,
+    coverage: Rc<Cell<Coverage>>,
 }
 
 impl Engine for Lives {
@@ -225,7 +225,7 @@ impl Engine for Lives {
             setup: setup.clone(),
             cache: cache.clone(),
             gate: recorded.gate.clone(),
-            seen: self.seen.clone(),
+            coverage: self.coverage.clone(),
             drains: Rc::default(),
             errors_allowed: with_faults,
             state: OperatorState::default(),
@@ -243,7 +243,7 @@ impl Engine for Lives {
 
     fn check_crash(&mut self) -> Result<(), String> {
         self.setup.history.borrow_mut().stop();
-        self.setup.judge(&self.world, &self.seen)
+        self.setup.judge(&self.world, &self.coverage)
     }
 }
 
@@ -285,38 +285,38 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 
 #[test]
 fn the_origin_alone_is_always_a_state_after_some_flush() {
-    let seen = Rc::new(Cell::new(Seen::default()));
-    seeds::run(600, |seed| simulate(seed, Plan::USUAL, &seen));
-    eprintln!("{:?}", seen.get());
+    let coverage = Rc::new(Cell::new(Coverage::default()));
+    seeds::run(600, |seed| simulate(seed, Plan::USUAL, &coverage));
+    eprintln!("{:?}", coverage.get());
     if seeds::count(600) >= 100 {
-        let Seen { kept_max, epochs_max, zeroes_max, .. } = seen.get();
-        let seen = [kept_max, epochs_max, zeroes_max];
-        assert!(seen.iter().all(|&n| n > 10), "{seen:?} kept, epochs, zeroes");
+        let Coverage { kept_max, epochs_max, zeroes_max, .. } = coverage.get();
+        let maxima = [kept_max, epochs_max, zeroes_max];
+        assert!(maxima.iter().all(|&n| n > 10), "{maxima:?} kept, epochs, zeroes");
     }
 }
 
 #[test]
 fn errors_do_not_break_the_order() {
-    let seen = Rc::default();
-    seeds::run(300, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &seen));
+    let coverage = Rc::default();
+    seeds::run(300, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &coverage));
 }
 
 #[test]
 fn the_order_holds_in_pmem_with_errors_and_without() {
-    let seen = Rc::default();
+    let coverage = Rc::default();
     seeds::run(300, |seed| {
         let with_faults = seed.is_multiple_of(3);
-        simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &seen)
+        simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &coverage)
     });
 }
 
 /// A merged version is of the epoch in which it is written, and brings nothing of a later one.
 #[test]
 fn requests_of_sectors_are_kept_in_order_too() {
-    let seen = Rc::default();
+    let coverage = Rc::default();
     seeds::run(300, |seed| {
         let with_faults = seed.is_multiple_of(3);
-        simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &seen)
+        simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &coverage)
     });
 }
 
@@ -327,8 +327,8 @@ fn is_caught(fault: Option<Fault>) {
 
 /// By whatever judge.
 fn is_seen(plan: Plan) -> String {
-    let (seen, fault) = (Rc::default(), plan.fault);
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &seen));
+    let (coverage, fault) = (Rc::default(), plan.fault);
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, plan, &coverage));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     found.why

@@ -7,9 +7,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::gate::GatedTarget;
 use crate::common::life;
 use crate::common::operator::Operator;
+use crate::common::suspend_gate::GatedTarget;
 use crate::common::whole::WholeBlocks;
 use crate::common::{number, random_options, spread};
 use block::{BlockDevice, Sector};

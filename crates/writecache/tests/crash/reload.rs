@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::gate::SuspendGate;
+use crate::common::suspend_gate::SuspendGate;
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};

@@ -10,9 +10,9 @@ use sim::harness::{CrashTest, Engine, Step};
 use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
 use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
-use crate::common::gate::GatedTarget;
 use crate::common::life;
 use crate::common::operator::Operator;
+use crate::common::suspend_gate::GatedTarget;
 use crate::common::{kernel, number, random_options};
 
 /// An origin on which every gap is worth being filled.

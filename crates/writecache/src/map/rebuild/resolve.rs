@@ -7,11 +7,11 @@
 //!   displaced ──┘                                       └─▶ slots of the others are free, or kept
 //! ```
 //!
-//! Looking up a slot or a displaced version by its block waits for memory and for the page tables,
-//! 50 ns, however many look-ups are in flight. So no block is looked up. Sorting by the hash, which
-//! is one to one (`Index::hash`), brings the versions of a block together. Mostly one bit says
-//! which is the last: of several versions only one is from the log. Only otherwise are they looked
-//! at.
+//! Looking up a slot or a displaced version by its block takes 50 ns, because it waits for memory
+//! and for the page tables. So no block is looked up. The versions are sorted by the hash of their
+//! block, which is one to one (`Index::hash`): this brings the versions of a block together.
+//! Usually one bit decides which is the last one: only one of them is from the log. Otherwise their
+//! slots are read and compared.
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
@@ -23,27 +23,28 @@ use crate::map::index::{HASH_BITS, Index, low32};
 use crate::map::radix;
 use crate::map::{Slot, State};
 
-/// Versions that are dealt out, sorted and put into the index together, at least: with room to sort
-/// them, and the part of the index where they go, they stay in the second-level cache of one core.
+/// Versions that are sorted and put into the index together. They, the memory to sort them and
+/// their part of the index fit in the second-level cache of one core.
 const BUCKET: usize = if cfg!(test) { 4 } else { 8 << 10 };
-/// Most buckets: with more at once a store would wait for the page that it goes to.
+/// Most buckets: with more of them each store would wait for the translation of its page.
 const BUCKET_BITS_MAX: u32 = 11;
-/// A drop of at most so many blocks is one for each of them. Chosen: longer ones are few.
+/// A drop of at most so many blocks is stored as one drop for each block. Chosen: longer drops are
+/// rare.
 pub(super) const SHORT_DROP_MAX: u64 = 64;
 
-/// Versions that are not in the slot table, because another block has claimed their slot since, and
-/// drops.
+/// Drops, and versions that are not in the slot table because another block claimed their slot
+/// later.
 #[derive(Default)]
 pub(super) struct DisplacedVersions {
-    list: Vec<Displaced>,
-    /// The epoch of each, once an entry has one.
+    list: Vec<DisplacedVersion>,
+    /// The epoch of each, if any entry has an epoch.
     epochs: Option<Vec<u32>>,
-    /// Longer drops, and when they came.
+    /// Longer drops, with the places of their entries.
     long_drops: Vec<(Arrival, Range<u64>)>,
 }
 
-/// An entry, and when it came.
-struct Displaced {
+/// An entry, and its place.
+struct DisplacedVersion {
     block_low: u32,
     block_high: u16,
     op: Op,
@@ -52,7 +53,7 @@ struct Displaced {
     slot: u32,
     stamp: u32,
 }
-const _: () = assert!(size_of::<Displaced>() == 20);
+const _: () = assert!(size_of::<DisplacedVersion>() == 20);
 
 /// The place of an entry: those of the log come after those of the checkpoint, then by number
 /// (WC-RB4).
@@ -62,7 +63,7 @@ pub(super) struct Arrival {
     pub(super) number: u32,
 }
 
-impl Displaced {
+impl DisplacedVersion {
     fn block(&self) -> u64 {
         u64::from(self.block_high) << 32 | u64::from(self.block_low)
     }
@@ -72,7 +73,7 @@ impl Displaced {
 }
 
 impl DisplacedVersions {
-    /// From now on versions have epochs; those until now have this one.
+    /// From now on versions have epochs; the versions so far get the epoch `before`.
     pub(super) fn begin_epochs(&mut self, before: u32) {
         self.epochs = Some(vec![before; self.list.len()]);
     }
@@ -86,7 +87,7 @@ impl DisplacedVersions {
     }
 
     pub(super) fn push(&mut self, e: &Entry, arrival: Arrival, epoch: u32) {
-        self.list.push(Displaced {
+        self.list.push(DisplacedVersion {
             block_low: low32(e.block),
             block_high: u16::try_from(e.block >> 32).expect("blocks are below 2^48"),
             op: e.op,
@@ -100,8 +101,8 @@ impl DisplacedVersions {
         }
     }
 
-    /// Blocks are dropped. A log names only those that were in the cache, so the short
-    /// drops of a genuine one are fewer than the blocks that it and `slots` have.
+    /// Adds a drop of blocks. A log drops only blocks that were in the cache, so a genuine log has
+    /// fewer short drops than it and the slot table have blocks.
     pub(super) fn push_drop(&mut self, blocks: Range<u64>, arrival: Arrival, slots: usize) {
         let count = blocks.end - blocks.start;
         if count == 1 || count <= SHORT_DROP_MAX && self.list.len() < 2 * slots {
@@ -113,7 +114,7 @@ impl DisplacedVersions {
     }
 }
 
-/// Which blocks drops cover: for each boundary, when the last drop that covers it was logged.
+/// Which blocks drops cover: for each boundary the place of the last drop that covers it.
 struct Coverage(Vec<(u64, Option<Arrival>)>);
 
 impl Coverage {
@@ -123,7 +124,7 @@ impl Coverage {
         bounds.dedup();
         drops.sort_unstable_by_key(|(_, blocks)| blocks.start);
         let mut begun = drops.into_iter().peekable();
-        let mut reaching = BinaryHeap::new(); // the last one first
+        let mut reaching = BinaryHeap::new(); // the latest first
         let step = |bound: u64| {
             while let Some((arrival, blocks)) = begun.next_if(|(_, blocks)| blocks.start == bound) {
                 reaching.push((arrival, blocks.end));
@@ -136,22 +137,22 @@ impl Coverage {
         Coverage(bounds.into_iter().map(step).collect())
     }
 
-    /// When the last drop that covers the block was logged.
+    /// The place of the last drop that covers the block.
     fn last(&self, block: u64) -> Option<Arrival> {
         let after = self.0.partition_point(|&(bound, _)| bound <= block);
         self.0[..after].last().and_then(|&(_, last)| last)
     }
 
-    /// Whether a version of the block that came then was dropped later.
+    /// Whether a drop of the block came after `arrival`.
     fn ends(&self, block: u64, arrival: Arrival) -> bool {
         self.last(block).is_some_and(|dropped| dropped > arrival)
     }
 }
 
-/// Which blocks zeroes cover, and of which epoch they are.
+/// Which blocks zeroes cover, and the epochs of the zeroes.
 struct ZeroCoverage {
     reach: Coverage,
-    /// In the order in which they came.
+    /// In the order of their places.
     epochs: Vec<(Arrival, u32)>,
 }
 
@@ -163,7 +164,7 @@ impl ZeroCoverage {
         (!zeroes.is_empty()).then(|| ZeroCoverage { reach: reach(), epochs: epochs() })
     }
 
-    /// The last zeroes over the block: when they came, and the low half of their epoch.
+    /// The last zeroes over the block: their place, and the low half of their epoch.
     fn last(&self, block: u64) -> Option<(Arrival, u32)> {
         let arrival = self.reach.last(block)?;
         let at = self.epochs.partition_point(|&(of, _)| of < arrival);
@@ -174,8 +175,8 @@ impl ZeroCoverage {
 /// The first contradiction, and the last block that has one.
 pub(super) type Conflict = (Contradiction, u64);
 
-/// A version, packed: from above as many bits of the hash as its bucket leaves, whether it is
-/// aside, whether it came from the log, its slot or its number among the displaced versions.
+/// A packed version. From the top: the bits of the hash that its bucket leaves open; whether it is
+/// displaced; whether it came from the log; its slot, or its number among the displaced versions.
 #[derive(Clone, Copy)]
 struct Version(u64);
 
@@ -194,19 +195,19 @@ impl Version {
 }
 
 /// Calls `each` with the hash and the packed rest of every version.
-fn each_version(slots: &[Slot], displaced: &[Displaced], mut each: impl FnMut(u64, u64)) {
+fn each_version(slots: &[Slot], displaced: &[DisplacedVersion], mut each: impl FnMut(u64, u64)) {
     for (slot, s) in (0u64..).zip(slots) {
         if !matches!(s.state, State::Free | State::Zero) {
             each(Index::hash(s.block()), u64::from(s.logged) << 32 | slot);
         }
     }
-    for (number, aside) in (0u64..).zip(displaced) {
-        each(Index::hash(aside.block()), 1 << 33 | u64::from(aside.logged) << 32 | number);
+    for (number, displaced) in (0u64..).zip(displaced) {
+        each(Index::hash(displaced.block()), 1 << 33 | u64::from(displaced.logged) << 32 | number);
     }
 }
 
 impl Rebuild {
-    /// Makes the index, and gives each slot to the version that counts.
+    /// Makes the index, and assigns each slot to the version that counts.
     pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
         self.drop_long();
         let beyond = self.free_zeroes();
@@ -250,7 +251,7 @@ impl Rebuild {
         (index, conflict)
     }
 
-    /// Takes out what came before a long drop that covers it.
+    /// Removes versions that came before a long drop that covers their block.
     fn drop_long(&mut self) {
         let long_drops = std::mem::take(&mut self.displaced.long_drops);
         if long_drops.is_empty() {
@@ -263,15 +264,15 @@ impl Rebuild {
                 s.state = State::Free;
             }
         }
-        for aside in &mut self.displaced.list {
-            if reach.ends(aside.block(), aside.arrival()) {
-                aside.op = Op::Drop; // whatever was before it is dropped, too
+        for displaced in &mut self.displaced.list {
+            if reach.ends(displaced.block(), displaced.arrival()) {
+                displaced.op = Op::Drop; // earlier versions are dropped, too
             }
         }
     }
 
-    /// WC-RB5: frees the slots of zeroes that are not pending. Tells of pending ones that have
-    /// none.
+    /// WC-RB5: frees the slots of zeroes that are not pending. Returns a conflict if pending zeroes
+    /// have no valid slot.
     fn free_zeroes(&mut self) -> Option<Conflict> {
         let numbers = self.epochs.as_ref();
         let is_pending = |epoch| numbers.is_some_and(|n| n.relative(epoch).is_some());
@@ -287,7 +288,7 @@ impl Rebuild {
         Some((this, beyond.start))
     }
 
-    /// All versions, packed and sorted into buckets by their hash, and where each bucket ends.
+    /// All versions, packed and distributed to buckets by their hash, and where each bucket ends.
     fn distribute(&self, hash_bits: u32, buckets: usize) -> (Vec<u64>, Vec<usize>) {
         let bucket = |hash: u64| (hash >> hash_bits) as usize;
         let mut places = vec![0; buckets];
@@ -296,7 +297,7 @@ impl Rebuild {
         for place in &mut places {
             before += std::mem::replace(place, before);
         }
-        // `has_too_many` has refused more.
+        // `has_too_many` refuses more.
         assert!(u32::try_from(self.displaced.list.len()).is_ok(), "they have numbers of 32 bits");
         let mut found = vec![0; before];
         each_version(&self.slots, &self.displaced.list, |hash, rest| {
@@ -307,8 +308,8 @@ impl Rebuild {
         (found, places)
     }
 
-    /// Chooses among versions that have the same hash: calls `take` with those that count, and adds
-    /// the slots of others to `stale` where they are simply free.
+    /// Chooses among versions with the same hash: calls `take` with those that count. Slots of
+    /// other versions that can simply be freed are added to `stale`.
     fn choose(
         &mut self,
         same: &[u64],
@@ -319,8 +320,8 @@ impl Rebuild {
         let versions = same.iter().map(|&packed| Version(packed));
         let mut of_log = versions.clone().filter(|version| version.is_logged());
         let in_table = versions.clone().filter(|version| !version.is_displaced());
-        // Only this one is in the table, or the others are not kept in any case.
-        let is_plain = self.widest >> HASH_BITS == 0
+        // Only the last version is in the table, or no other one can be kept.
+        let is_plain = self.block_bits >> HASH_BITS == 0
             && zeroes.is_none()
             && (self.epochs.is_none() || in_table.clone().count() == 1);
         if let (Some(last), None) = (of_log.next(), of_log.next())
@@ -337,8 +338,8 @@ impl Rebuild {
                 (s.block(), s.arrival(), version.0)
             }
             true => {
-                let aside = &self.displaced.list[version.number() as usize];
-                (aside.block(), aside.arrival(), version.0)
+                let displaced = &self.displaced.list[version.number() as usize];
+                (displaced.block(), displaced.arrival(), version.0)
             }
         };
         let mut ordered: SmallVec<[_; 8]> = versions.map(key).collect();
@@ -350,9 +351,10 @@ impl Rebuild {
         }
     }
 
-    /// Goes through the versions of one block, in the order in which they came, and through the
-    /// last of the zeroes that cover it; returns the one that counts, if any does. Earlier zeroes
-    /// need no look: of which epoch it is that follows does not matter, but that it is a later one.
+    /// Goes through the versions of one block and the last zeroes that cover it, in the order of
+    /// their places; returns the version that counts, if any. Earlier zeroes may be left out:
+    /// whether a version is kept depends only on a later epoch that follows it, and the next
+    /// version has one.
     fn choose_of_block(
         &mut self,
         versions: impl Iterator<Item = Version>,
@@ -365,9 +367,9 @@ impl Rebuild {
             {
                 self.end_by_zeroes(current.take(), epoch);
             }
-            let aside =
+            let displaced =
                 version.is_displaced().then(|| &self.displaced.list[version.number() as usize]);
-            let (ended, kept) = match aside.map_or(Op::Write, |aside| aside.op) {
+            let (ended, kept) = match displaced.map_or(Op::Write, |displaced| displaced.op) {
                 Op::Drop => (current.take(), false),
                 Op::Evict => {
                     let is_there = |at: &mut Version| self.slot(*at) == self.slot(version);
@@ -378,7 +380,7 @@ impl Rebuild {
                     let by = self.epoch(version);
                     (ended, ended.is_some_and(|ended| self.is_kept(ended, by)))
                 }
-                Op::WriteNext | Op::Epoch | Op::Zero => unreachable!("never aside"),
+                Op::WriteNext | Op::Epoch | Op::Zero => unreachable!("never displaced"),
             };
             self.end(ended, kept);
         }
@@ -393,7 +395,7 @@ impl Rebuild {
         self.end(ended, kept);
     }
 
-    /// A version is not what its block holds any more.
+    /// A version is superseded or dropped.
     fn end(&mut self, ended: Option<Version>, kept: bool) {
         if let Some(ended) = ended.filter(|ended| !ended.is_displaced()) {
             let state = if kept { State::Old } else { State::Free };
@@ -424,8 +426,8 @@ impl Rebuild {
         if version.is_displaced() { self.displaced.list[number as usize].slot } else { number }
     }
 
-    /// Whether a version stays in its slot when one of epoch `by`, or zeroes, supersede it: if it
-    /// has not been displaced, and its own epoch, an earlier one, is pending (WC-RB3).
+    /// Whether a version is kept in its slot when a version or zeroes of epoch `by` supersede it:
+    /// it must not be displaced, and its own epoch must be earlier and pending (WC-RB3).
     fn is_kept(&self, ended: Version, by: u32) -> bool {
         let Some(numbers) = self.epochs.as_ref().filter(|_| !ended.is_displaced()) else {
             return false;
@@ -436,12 +438,17 @@ impl Rebuild {
             && numbers.relative(own).is_some()
     }
 
-    /// Gives blocks whose last version was displaced its slot, if that is vacant (WC-RB1).
+    /// Gives the displaced versions that count their slots, if these are vacant (WC-RB1).
     fn place_displaced(&mut self, index: &mut Index, waiting: Vec<(u64, u32)>) -> Option<Conflict> {
         let mut conflict: Option<Conflict> = None;
         for (hash, number) in waiting {
-            let aside = &self.displaced.list[number as usize];
-            let e = Entry { op: aside.op, block: aside.block(), slot: aside.slot, crc: aside.crc };
+            let displaced = &self.displaced.list[number as usize];
+            let e = Entry {
+                op: displaced.op,
+                block: displaced.block(),
+                slot: displaced.slot,
+                crc: displaced.crc,
+            };
             if self.slots.get(e.slot as usize).is_some_and(|s| s.state == State::Free) {
                 let epochs = self.displaced.epochs.as_ref();
                 self.fill(&e, epochs.map_or(0, |epochs| epochs[number as usize]));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes that go around the cache: to the origin, whose flush is what makes them durable.
+//! Writes around the cache: they go to the origin, and an origin flush makes them durable.
 //!
 //! ```text
 //!   write ─┬─ the cache must keep the block ─▶ the cache, as usual
@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Invariants
-//! - Of WC-I4: a block is written around only while its range is locked, no entry of it is live,
-//!   and the log knows of none: else a read, or recovery, would find the entry instead.
+//! - Of WC-I4: a block is written around only while its range is locked, the map has no entry of
+//!   it, and the log neither. Otherwise a read, or recovery, would find that entry instead.
 //! - WC-A1 A FLUSH that begins after a write around has completed ends after an origin flush that
-//!   began after it. The data are nowhere else: if a flush of the origin fails meanwhile they may
-//!   be lost, and the cache fails stop (WC-I8). A write that is still in flight then ends in an
-//!   error; it was not acknowledged.
+//!   began after it. There is no other copy of the data: if a flush of the origin fails meanwhile
+//!   they may be lost, and the cache fails stop (WC-I8). A write that is still in flight then ends
+//!   with an error: it was not acknowledged.
 //!
 //! Cost of a write around: one write of the origin; a commit before it if the cache has a clean
 //! copy, or a commit is in progress.
@@ -28,8 +28,8 @@ use crate::planted::Fault;
 use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 impl Writer {
-    /// Whether a write with these flags takes no new block of the cache. With `ordered` all do:
-    /// what goes around can't be kept in order.
+    /// Whether a write with these flags goes around the cache. Not with `ordered`: a write around
+    /// is not in the order of epochs.
     pub(crate) fn goes_around(&self, flags: Flags) -> bool {
         let t = self.store.tuning();
         let around =
@@ -37,9 +37,9 @@ impl Writer {
         around && !self.store.config.ordered
     }
 
-    /// Whether a write of this block must go through the cache nevertheless: the origin does not
-    /// hold the cached version. A clean copy is kept up to date, unless the cache is being emptied.
-    fn keeps(&self, block: u64) -> bool {
+    /// Whether a write of this block must go to the cache nevertheless: the block is dirty there. A
+    /// clean copy is updated too, unless the cache is being emptied.
+    fn must_cache(&self, block: u64) -> bool {
         let Some(found) = self.store.slots.borrow().find(block) else { return false };
         match found.state {
             State::Dirty | State::Bad | State::Zero => {
@@ -52,15 +52,15 @@ impl Writer {
         }
     }
 
-    /// From `range.start` on: the blocks of which the cache keeps none.
+    /// The blocks from `range.start` on that may be written around the cache.
     fn uncached_part(&self, range: &Range<u64>) -> Range<u64> {
-        let end = range.clone().find(|&b| self.keeps(b)).unwrap_or(range.end);
+        let end = range.clone().find(|&b| self.must_cache(b)).unwrap_or(range.end);
         range.start..end
     }
 
-    /// Writes blocks: over those that the cache has to keep in the cache, the others around it.
-    /// Returns whether any went through the cache.
-    pub(crate) async fn write_around_or_over(
+    /// Writes blocks around the cache, except those that must go through it. Returns whether any
+    /// went through it.
+    pub(crate) async fn write_around_or_through(
         &self,
         first: u64,
         bufs: &Bufs,
@@ -82,7 +82,7 @@ impl Writer {
                 at = self.write_around(around, Sector::ZERO, &data, class, flags).await?;
                 continue;
             }
-            let kept = (at..end).find(|&b| !self.keeps(b)).unwrap_or(end);
+            let kept = (at..end).find(|&b| !self.must_cache(b)).unwrap_or(end);
             let over = at..kept.max(at + 1);
             self.write_cached(over.start, &part_of(&over), class).await?;
             through_cache = true;
@@ -91,8 +91,7 @@ impl Writer {
         Ok(through_cache)
     }
 
-    /// Writes sectors of one block, around the cache unless it has to keep the block. Returns
-    /// whether they went around.
+    /// Writes sectors of one block around the cache, if the block may be. Returns whether it did.
     pub(crate) async fn write_part_around(
         &self,
         block: u64,
@@ -102,7 +101,7 @@ impl Writer {
         flags: Flags,
     ) -> Result<bool, Status> {
         let range = block..block + 1;
-        while !self.keeps(block) {
+        while !self.must_cache(block) {
             let skip = at - self.store.sector_of(block);
             if self.write_around(range.clone(), skip, data, class, flags).await? == range.end {
                 return Ok(true);
@@ -112,8 +111,9 @@ impl Writer {
         Ok(false)
     }
 
-    /// Writes `data` from `skip` after the beginning of `range` on. Returns the block up to which
-    /// it has written: blocks may have come into the cache meanwhile.
+    /// Writes `data` to the origin, from `skip` sectors after the beginning of `range` on. Returns
+    /// the end of the blocks that it has written: it stops at a block that has entered the cache
+    /// meanwhile.
     async fn write_around(
         &self,
         range: Range<u64>,
@@ -140,8 +140,8 @@ impl Writer {
     ) -> Result<u64, Status> {
         let part = self.uncached_part(range);
         self.retire_durably(&part).await?;
-        // WC-I4. Nothing of a locked range becomes clean or leaves the cache, so that what is not
-        // in it now is not in the log either.
+        // WC-I4. No block of a locked range becomes clean or leaves the cache. So a block that is
+        // not in the cache now is not in the log either.
         let part = self.uncached_part(&part);
         if part.is_empty() {
             return Ok(part.end);
@@ -156,8 +156,8 @@ impl Writer {
         let outcome = reactor::write(&*self.writeback.origin.device, flags, class, at, data).await;
         a.in_flight.set(a.in_flight.get() - 1);
         a.last_ended.set(Some(reactor::now()));
-        outcome?; // Not sticky: the writer gets the error.
-        // WC-RT2. A flush of the origin that failed meanwhile may have taken it along.
+        outcome?; // the cache does not fail: the writer gets the error
+        // WC-RT2. A flush of the origin that failed meanwhile may have lost the data.
         if self.writeback.origin_flush_errors() != flush_errors
             && !self.store.has_fault(Fault::AroundBesideFlushError)
         {
@@ -167,7 +167,7 @@ impl Writer {
         Ok(part.end)
     }
 
-    /// Drops clean copies, and waits until the log has no block of the range.
+    /// Drops clean copies of the range, and waits until the log has no block of it.
     async fn retire_durably(&self, range: &Range<u64>) -> Result<(), Status> {
         if range.is_empty() || self.store.has_fault(Fault::AroundBesideLive) {
             return Ok(());

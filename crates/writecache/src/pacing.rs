@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Room: how full the cache is, and how writers are slowed as it fills.
+//! Pacing: watermarks of the cache, and how writers are slowed as it fills.
 use std::cell::{Cell, RefCell};
 
 use policy::{Pacer, Watermarks};
 
 use crate::config::Tuning;
 
-/// What writeback is taken to free per second until the first measurement. Chosen low, about what a
-/// disk does with few dirty blocks far apart (600 to 1900 on the models): taken too high, writers
-/// would use up what is free before the first flush of the origin corrects it. A faster origin
-/// corrects so within milliseconds.
+/// Assumed rate of writeback until the first measurement. Chosen low, about the rate of a disk with
+/// few dirty blocks far apart (600 to 1900 on the models). If it were too high, writers would fill
+/// the cache before the first origin flush corrects it. If it is too low, a faster origin corrects
+/// it within milliseconds.
 const ASSUMED_BLOCKS_PER_S: u64 = 1_000;
 
-/// Least room for writers and writeback beside each other, whatever the watermarks are: an eighth
-/// of the slots; half of them in a tiny cache, where an eighth is less than a disk can sort; and
-/// 16 MiB of 4 KiB blocks are enough for any.
+/// Least free space for writers while writeback works, whatever the watermarks are: an eighth of
+/// the slots. In a tiny cache, where an eighth is less than a disk can sort, it is half of them; 16
+/// MiB of 4 KiB blocks are enough for any cache.
 fn room_min(slots: u64) -> u64 {
     (slots / 8).clamp(ROOM_BLOCKS_TINY.min(slots / 2), ROOM_BLOCKS_ENOUGH)
 }
@@ -33,23 +33,23 @@ pub(crate) fn reclaim_reserve(slots: u32) -> u32 {
 }
 
 /// See the module.
-pub(crate) struct Room {
+pub(crate) struct Pacing {
     watermarks: Cell<Watermarks>,
     pub(crate) pacer: RefCell<Pacer>,
     /// Writers that wait for a free slot.
-    pub(crate) starved: Cell<u32>,
+    pub(crate) starved_writers: Cell<u32>,
     /// Blocks installed since the cache was opened.
     pub(crate) installs: Cell<u64>,
 }
 
-impl Room {
-    /// The room of a cache of `slots` blocks.
-    pub(crate) fn new(slots: u64, tuning: &Tuning) -> Room {
+impl Pacing {
+    /// The pacing of a cache of `slots` blocks.
+    pub(crate) fn new(slots: u64, tuning: &Tuning) -> Pacing {
         let watermarks = watermarks(slots, tuning);
-        Room {
+        Pacing {
             pacer: RefCell::new(Pacer::new(watermarks.room(), ASSUMED_BLOCKS_PER_S)),
             watermarks: Cell::new(watermarks),
-            starved: Cell::default(),
+            starved_writers: Cell::default(),
             installs: Cell::default(),
         }
     }

@@ -30,6 +30,8 @@ pub enum ControlVerb {
     Get(GetArgs),
     Set(SetArgs),
     Version(VersionArgs),
+    Reload(ReloadArgs),
+    Stop(StopArgs),
 }
 
 /// Make a mapped device
@@ -72,13 +74,10 @@ pub struct CreateArgs {
 /// It becomes live at the next resume. Without --table and --table-file it is read from standard
 /// input.
 #[derive(Debug, Args)]
-#[command(
-    visible_alias = "reload",
-    after_help = "\
+#[command(after_help = "\
 Examples:
   millpond load wc --table '0 131072 linear mem:64M 0'
-  millpond load wc --table-file new.table && millpond resume wc"
-)]
+  millpond load wc --table-file new.table && millpond resume wc")]
 pub struct LoadArgs {
     /// The device
     pub(crate) name: String,
@@ -388,4 +387,39 @@ Examples:
 pub struct VersionArgs {
     #[command(flatten)]
     pub(crate) listing: Listing,
+}
+
+/// Read the configuration file again, and create the devices that are new in it
+///
+/// Prints their names. Devices that are there already stay as they are; what the file has
+/// differently is a warning. SIGHUP does the same, and logs what is printed here. With NAME, as
+/// dmsetup's reload: the same as `load`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond reload
+  millpond reload wc --table-file new.table && millpond resume wc")]
+pub struct ReloadArgs {
+    /// The device of which a table is loaded
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Do it although it was refused: the token of the refusal
+    #[arg(long, value_name = "TOKEN", requires = "name")]
+    pub(crate) force: Option<String>,
+}
+
+/// End the daemon in order, and wait until it has ended
+///
+/// As SIGTERM: requests in flight end, caches commit. What has not ended after the daemon's
+/// --shutdown-timeout is left as a power cut leaves it; its log names it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond stop
+  millpond stop --no-wait")]
+pub struct StopArgs {
+    /// Do not wait until the daemon has ended
+    #[arg(long)]
+    pub(crate) no_wait: bool,
 }

@@ -18,6 +18,7 @@ pub mod dmsetup;
 mod drain;
 mod inspect;
 mod offline;
+mod process;
 mod progress;
 mod recover;
 mod reproduce;

@@ -222,6 +222,18 @@ pub(crate) async fn message(
     Ok(show_while(client, LongOp::Flush, name, answer).await?.reply)
 }
 
+/// Reads the configuration file again. Prints warnings.
+pub(crate) async fn reload(client: &Client) -> Result<api::Reloaded, Failure> {
+    let report: api::Reloaded = client.post(paths::RELOAD, &api::Nothing {}).await?;
+    warn(&report.warnings);
+    Ok(report)
+}
+
+/// Asks the daemon to end; it has not ended yet when this returns.
+pub(crate) async fn stop(client: &Client) -> Result<(), Failure> {
+    client.post(paths::STOP, &api::Nothing {}).await.map(|api::Nothing {}| ())
+}
+
 /// Prints the warnings of an answer on standard error.
 fn warn(warnings: &[String]) {
     for warning in warnings {

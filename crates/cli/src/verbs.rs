@@ -2,20 +2,25 @@
 //! The verbs that control a daemon: each is a few requests, and prints their answers.
 use std::collections::BTreeMap;
 
+use block::ErrorKind;
 use block::attr::Spec;
 use control::text::Naming;
-use control::{Failure, api, name_with_absolute_path, paths, text, value_with_absolute_paths};
+use control::{
+    Failure, api, name_with_absolute_path, paths, plain, text, value_with_absolute_paths,
+};
 use host::{Format, Listing, current_dir, manuals, print, read_table};
 use serde::Serialize;
+use tokio::time::{Duration, Instant, interval_at};
 
 use crate::args::{
     ControlVerb, CreateArgs, DepsArgs, GetArgs, InfoArgs, LoadArgs, LsArgs, MessageArgs,
-    RemoveAllArgs, RemoveArgs, RenameArgs, SetArgs, StatusArgs, SuspendArgs, TableListArgs,
-    TargetsArgs, VersionArgs, WaitArgs,
+    ReloadArgs, RemoveAllArgs, RemoveArgs, RenameArgs, SetArgs, StatusArgs, StopArgs, SuspendArgs,
+    TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
 };
 use crate::client::Client;
 use crate::drain::drain;
-use crate::progress::{LongOp, show_while};
+use crate::process::Process;
+use crate::progress::{LongOp, QUIET, show_while};
 use crate::requests::{self, Lines, Removal};
 
 type Done = Result<(), Failure>;
@@ -52,6 +57,8 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::Get(a) => within(format!("get {}", a.name), get(client, &a).await),
         ControlVerb::Set(a) => within(format!("set {}", a.name), set(client, &a).await),
         ControlVerb::Version(a) => within("version", version(client, &a).await),
+        ControlVerb::Reload(a) => reload(client, a).await,
+        ControlVerb::Stop(a) => within("stop", stop(client, &a).await),
     }
 }
 
@@ -256,11 +263,68 @@ fn long_command(name: &str) -> Option<&'static Spec> {
 }
 
 async fn version(client: &Client, a: &VersionArgs) -> Done {
-    let daemon = requests::version(client).await?;
+    let daemon = match requests::version(client).await {
+        Ok(daemon) => daemon,
+        // No daemon is no failure here, unless a program wants to read its answer.
+        Err(failure) if failure.kind().is_none() && a.listing.format == Format::Text => {
+            eprintln!("millpond: {}", plain(&failure.to_string()));
+            return print(&text::cli_version(env!("CARGO_PKG_VERSION")));
+        }
+        Err(failure) => return Err(failure),
+    };
     show(&a.listing, &daemon, || {
         let versions = text::version(env!("CARGO_PKG_VERSION"), &daemon);
         format!("{versions}Cores:             {}\n", daemon.cores)
     })
+}
+
+async fn reload(client: &Client, a: ReloadArgs) -> Done {
+    let ReloadArgs { name, table, force } = a;
+    let Some(name) = name else {
+        if !table.is_empty() {
+            let text = "--table and --table-file are for `reload NAME`, which loads a table";
+            return within("reload", Err(Failure::new(ErrorKind::Invalid, text)));
+        }
+        return within("reload", reload_config(client).await);
+    };
+    let load_args = LoadArgs { name: name.clone(), table, force };
+    within(format!("reload {name}"), load(client, &load_args).await)
+}
+
+async fn reload_config(client: &Client) -> Done {
+    let report = requests::reload(client).await?;
+    for name in &report.created {
+        print(&format!("{name}\n"))?;
+    }
+    let Some((last, others)) = report.failed.split_last() else { return Ok(()) };
+    for failed in others {
+        eprintln!("millpond: reload: {}", plain(failed));
+    }
+    Err(Failure::new(ErrorKind::Io, last.clone()))
+}
+
+/// Between two lines that `stop` waits.
+const STOP_REPORT: Duration = Duration::from_secs(10);
+
+async fn stop(client: &Client, a: &StopArgs) -> Done {
+    let pid = requests::version(client).await?.pid;
+    // Taken before, so that it is this process and no later one of the same number.
+    let process = Process::open(pid)?;
+    requests::stop(client).await?;
+    if a.no_wait {
+        return Ok(());
+    }
+    let ended = process.ended();
+    tokio::pin!(ended);
+    let mut tick = interval_at(Instant::now() + QUIET, STOP_REPORT);
+    loop {
+        tokio::select! {
+            ended = &mut ended => return ended,
+            _ = tick.tick() => {
+                eprintln!("millpond: stop: the daemon (pid {pid}) is settling its devices");
+            }
+        }
+    }
 }
 
 fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String) -> Done {

@@ -64,6 +64,19 @@ pub struct Removed {
     pub warnings: Vec<String>,
 }
 
+/// Answer to `POST /v1/reload`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Names of the devices that were new in the file and were created.
+    pub created: Vec<String>,
+    /// What the file has differently, and was not changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+    /// New devices that could not be created: where they stand in the file, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
+}
+
 /// `POST .../suspend`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -7,6 +7,10 @@ pub const DEVICES: &str = "/v1/devices";
 pub const TARGETS: &str = "/v1/targets";
 /// Who answers.
 pub const VERSION: &str = "/v1/version";
+/// Read the configuration file again.
+pub const RELOAD: &str = "/v1/reload";
+/// End the daemon.
+pub const STOP: &str = "/v1/stop";
 /// Counters, in Prometheus' text format.
 pub const METRICS: &str = "/metrics";
 

@@ -180,9 +180,14 @@ pub fn targets(targets: &[TargetType]) -> String {
     })
 }
 
+/// The first line of [`version`]: what can be printed without a daemon.
+pub fn cli_version(cli: &str) -> String {
+    format!("Library version:   {cli}\n")
+}
+
 /// `dmsetup version`: the command line is the library, the daemon the driver.
 pub fn version(cli: &str, daemon: &Version) -> String {
-    format!("Library version:   {cli}\nDriver version:    {}\n", daemon.version)
+    format!("{}Driver version:    {}\n", cli_version(cli), daemon.version)
 }
 
 #[cfg(test)]

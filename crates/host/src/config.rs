@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use crate::io_failure::io_failure;
 
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct ServeArgs {
     /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
     #[arg(long, value_name = "ADDR")]
@@ -48,12 +48,22 @@ pub struct ServeArgs {
 /// A configuration that has been read and checked.
 #[derive(Debug, Default)]
 pub struct Config {
+    /// The file that it was read from, if it was.
+    pub(crate) file: Option<Source>,
     pub(crate) serve: ServeArgs,
     pub(crate) devices: Vec<DeviceConfig>,
 }
 
+/// Where a configuration was read from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    /// The file's options, without those of the command line.
+    pub(crate) options: ServeArgs,
+}
+
 /// A device to create.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceConfig {
     /// `FILE: line N`: where messages about it point.
     pub(crate) place: String,
@@ -111,7 +121,9 @@ impl Config {
         let path =
             std::path::absolute(file).map_err(|e| io_failure(&e, format!("config {shown}")))?;
         let base = path.parent().map(PathBuf::from).unwrap_or_default();
-        parse(&text, &shown.to_string(), &base)
+        let config = parse(&text, &shown.to_string(), &base)?;
+        let file = Some(Source { path, options: config.serve.clone() });
+        Ok(Config { file, ..config })
     }
 
     /// Lays options of the command line over those of the file.
@@ -178,7 +190,15 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         default_export: file.default_export,
         shutdown_timeout: file.shutdown_timeout,
     };
-    Ok(Config { serve, devices })
+    Ok(Config { file: None, serve, devices })
+}
+
+impl DeviceConfig {
+    /// Whether both make the same device, wherever they stand in the file.
+    pub(crate) fn is_same_device(&self, other: &DeviceConfig) -> bool {
+        let made_of = |d: &DeviceConfig| (d.uuid.clone(), d.table.clone(), d.attributes.clone());
+        made_of(self) == made_of(other)
+    }
 }
 
 /// `failure` with the device's name before it, once.

@@ -36,7 +36,7 @@ use crate::{memory, targets};
 /// # Errors
 /// When the check itself can't run.
 pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
-    let Config { serve, devices } = config;
+    let Config { serve, devices, .. } = config;
     let mut found = Vec::new();
     let addresses = serve.nbd.iter().map(|text| ("--nbd", text));
     for (option, text) in addresses.chain(serve.http.iter().map(|text| ("--http", text))) {

@@ -16,7 +16,7 @@ use block::{ErrorKind, Nanos};
 use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
@@ -28,6 +28,7 @@ use crate::http::{Connections, Listener, serve};
 use crate::io_failure::io_failure;
 use crate::memory;
 use crate::output::print;
+use crate::reload::ConfigFile;
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
@@ -70,7 +71,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts a daemon. When it returns, the config's devices are there and clients are served.
     pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
-        let Config { serve: options, devices } = config;
+        let Config { file, serve: options, devices } = config;
         let mut nbd = vec![Addr::Unix(run_dir.nbd())];
         for text in &options.nbd {
             nbd.push(Addr::parse("--nbd", text, options.allow_remote)?);
@@ -86,7 +87,7 @@ impl Daemon {
         let (core, threads) = CoreHandle::start(options.default_export.clone(), cores)?;
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
         let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
-        create(&core, devices).await?;
+        let created = create(&core, devices).await?;
         let sockets = unix_paths(nbd.iter().chain(&http));
         let listeners: Vec<Listener> =
             http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
@@ -102,7 +103,9 @@ impl Daemon {
             nbd: nbd.iter().map(Addr::to_string).collect(),
             default_export: options.default_export,
         };
-        let state = Arc::new(State { core, version, closing: closed });
+        let config = ConfigFile::new(file, created);
+        let stop = Notify::new();
+        let state = Arc::new(State { core, version, config, stop, closing: closed });
         let connections = Connections::new();
         for listener in listeners {
             tokio::spawn(serve(listener, connections.clone(), state.clone()));
@@ -219,14 +222,19 @@ pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
-/// Creates the devices of a config, in order. One that is optional and fails is left out.
-async fn create(core: &CoreHandle, devices: Vec<DeviceConfig>) -> Result<(), Failure> {
+/// Creates the devices of a config, in order. One that is optional and fails is left out. Returns
+/// those that were created.
+async fn create(
+    core: &CoreHandle,
+    devices: Vec<DeviceConfig>,
+) -> Result<Vec<DeviceConfig>, Failure> {
+    let mut all = Vec::new();
     core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(START_RETRY_TIME)).await?;
     for device in devices {
-        let (place, optional) = (device.place.clone(), device.optional);
-        let created = core.call(async move |e: Rc<Engine>| e.create_configured(device).await);
+        let (place, optional, new) = (device.place.clone(), device.optional, device.clone());
+        let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
         match created.await? {
-            Ok(()) => {}
+            Ok(()) => all.push(device),
             Err(failure) if optional => {
                 let failure = failure.within(&place);
                 tracing::error!("{failure}: it is optional: the daemon starts without it");
@@ -234,7 +242,8 @@ async fn create(core: &CoreHandle, devices: Vec<DeviceConfig>) -> Result<(), Fai
             Err(failure) => return Err(failure.within(place)),
         }
     }
-    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(Nanos::ZERO)).await
+    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(Nanos::ZERO)).await?;
+    Ok(all)
 }
 
 fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
@@ -279,17 +288,6 @@ fn handler(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|e| io_failure(&e, "signal handler"))
 }
 
-/// Ignores SIGHUP, which a terminal sends when it closes, and users send to reload a config.
-fn ignore_hangups() -> Result<(), Failure> {
-    let mut hangup = handler(SignalKind::hangup())?;
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            tracing::info!("SIGHUP: changes nothing: the config is read at start only");
-        }
-    });
-    Ok(())
-}
-
 /// `millpond daemon --check-config`: prints all that is wrong with a configuration, or that it is
 /// right. Returns the exit code.
 ///
@@ -309,10 +307,20 @@ pub async fn check(config: Config, file: &Path) -> Result<u8, Failure> {
     Ok(EXIT_DONE)
 }
 
+/// Reads the configuration file again at each SIGHUP. A terminal that closes sends one, too: what
+/// is there stays (HO-RL1).
+async fn reload_at_hangups(mut hangups: Signal, state: Arc<State>) {
+    while hangups.recv().await.is_some() {
+        tracing::info!("SIGHUP: reading the configuration file again");
+        state.config.reload_and_log(&state.core).await;
+    }
+}
+
 /// `millpond daemon`: runs until SIGTERM or SIGINT. Its exit code says only whether all devices
 /// have settled, not what kind of failure there was.
 pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
-    ignore_hangups()?;
+    // From now on SIGHUP does not end the process; one that comes before clients are served waits.
+    let hangups = handler(SignalKind::hangup())?;
     let mut signals = TerminationSignals::new()?;
     let daemon = tokio::select! {
         daemon = Daemon::start(run_dir, config) => daemon?,
@@ -326,8 +334,12 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     daemon.warn_of_default_export().await?;
     // An error means that systemd has not started it.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    let (name, _) = signals.next().await;
-    tracing::info!(signal = name, "shutting down");
+    let reloads = tokio::spawn(reload_at_hangups(hangups, daemon.state.clone()));
+    tokio::select! {
+        (name, _) = signals.next() => tracing::info!(signal = name, "shutting down"),
+        () = daemon.state.stop.notified() => tracing::info!("shutting down, by request"),
+    }
+    reloads.abort();
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let stopped = tokio::select! {
         stopped = daemon.stop() => stopped,

@@ -37,6 +37,7 @@ mod metrics;
 mod mount_paths;
 mod nbd_uri;
 mod output;
+mod reload;
 mod retry;
 mod routes;
 mod run_command;

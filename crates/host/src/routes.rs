@@ -10,17 +10,21 @@ use dm::Remove;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
 use crate::metrics;
+use crate::reload::ConfigFile;
 
 /// State that all requests use.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) core: CoreHandle,
     pub(crate) version: api::Version,
+    pub(crate) config: ConfigFile,
+    /// Notified when a client asks the daemon to stop.
+    pub(crate) stop: Notify,
     /// True when the daemon shuts down.
     pub(crate) closing: watch::Receiver<bool>,
 }
@@ -33,6 +37,8 @@ pub(crate) enum Route {
     Targets,
     Version,
     Metrics,
+    Reload,
+    Stop,
     Device(String, DeviceVerb),
 }
 
@@ -87,6 +93,8 @@ impl Route {
             ["metrics"] if get => Ok(Route::Metrics),
             ["v1", "version"] if get => Ok(Route::Version),
             ["v1", "targets"] if get => Ok(Route::Targets),
+            ["v1", "reload"] if method == Method::POST => Ok(Route::Reload),
+            ["v1", "stop"] if method == Method::POST => Ok(Route::Stop),
             ["v1", "devices"] if get => Ok(Route::Devices),
             ["v1", "devices"] if method == Method::POST => Ok(Route::Create),
             ["v1", "devices", name, rest @ ..] => {
@@ -182,6 +190,15 @@ pub(crate) async fn answer(
         Route::Version => json(&state.version),
         Route::Metrics => {
             Ok(ResponseBody::Text(core.call(async |e| metrics::text(&e).await).await?))
+        }
+        Route::Reload => {
+            parse::<api::Nothing>(body)?;
+            json(&state.config.reload(core).await?)
+        }
+        Route::Stop => {
+            parse::<api::Nothing>(body)?;
+            state.stop.notify_one();
+            json(&api::Nothing {})
         }
         Route::Device(name, verb) => of_device(state, name, verb, body).await,
     }
@@ -333,6 +350,8 @@ mod tests {
             ("GET", "/v1/targets", "", Route::Targets),
             ("GET", "/v1/version", "", Route::Version),
             ("GET", "/metrics", "", Route::Metrics),
+            ("POST", "/v1/reload", "", Route::Reload),
+            ("POST", "/v1/stop", "", Route::Stop),
             ("GET", "/v1/devices/wc", "", of("wc", DeviceVerb::Info)),
             ("DELETE", "/v1/devices/wc", "", of("wc", DeviceVerb::Remove(RemoveMode::IfUnused))),
             ("DELETE", "/v1/devices/wc", "force=true", of("wc", remove(None))),
@@ -378,6 +397,7 @@ mod tests {
             ("GET", "/", "", ErrorKind::NotFound),
             ("GET", "", "", ErrorKind::NotFound),
             ("PUT", "/v1/devices", "", ErrorKind::NotFound),
+            ("GET", "/v1/stop", "", ErrorKind::NotFound),
             ("GET", "/v1/devices/%zz", "", ErrorKind::NotFound),
             ("GET", "/v1/devices/wc/load", "", ErrorKind::NotFound),
             ("DELETE", "/v1/devices/wc", "forced=true", ErrorKind::Invalid),

@@ -98,7 +98,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
         attributes: Vec::new(),
     };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
-    let config = Config { devices: vec![device], serve };
+    let config = Config { file: None, devices: vec![device], serve };
     memory::set_by_default();
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;

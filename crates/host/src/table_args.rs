@@ -20,6 +20,13 @@ pub struct TableArgs {
     pub table_file: Option<PathBuf>,
 }
 
+impl TableArgs {
+    /// Whether neither option is given.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_none() && self.table_file.is_none()
+    }
+}
+
 /// All of standard input. What is longer than the daemon takes is refused, never cut: a part of a
 /// table may be another table.
 pub fn read_stdin() -> Result<String, Failure> {

@@ -56,7 +56,7 @@ pub(crate) enum Verb {
 /// Stays in the foreground and logs to standard error. SIGTERM or SIGINT: stop accepting, finish
 /// what is in flight, commit, exit 0. What has not ended after --shutdown-timeout is logged and
 /// left as a power cut leaves it: whatever was flushed is safe; exit 1. A second SIGTERM or SIGINT
-/// exits at once (143 or 130). SIGHUP changes nothing.
+/// exits at once (143 or 130). SIGHUP: read the configuration file again, as `millpond reload`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD. RUN_DIR is made if it is

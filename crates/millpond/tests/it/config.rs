@@ -138,3 +138,93 @@ fn a_check_reports_every_error_with_its_line() {
         assert!(line.starts_with("millpond: ") && line.contains(wanted), "{wanted}: {text}");
     }
 }
+
+const ONE: &str = "[[device]]\nname = 'one'\ntable = '0 8 linear ./disk.img 0'\n";
+
+/// Adds to the configuration file of a daemon.
+fn change(daemon: &Daemon, from: &str, to: &str) {
+    let file = daemon.dir.path().join("millpond.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(file, text.replace(from, to)).unwrap();
+}
+
+#[test]
+fn reload_creates_new_devices_and_changes_no_other() {
+    let daemon = Daemon::start_in(with_config(ONE), &START);
+    let reload = || daemon.cli(&["reload"]);
+    assert_eq!(reload().ok(), "");
+    let new = "'0 16 linear ./disk.img 8'\n[[device]]\nname = 'two'\ntable = '0 8 linear one 0'\n";
+    change(&daemon, "'0 8 linear ./disk.img 0'\n", new);
+    let output = reload();
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.out, "two\n");
+    assert!(output.err.contains("line 2: device one: it exists and differs"), "{output:?}");
+    assert!(daemon.cli(&["table", "one"]).ok().starts_with("0 8 linear "));
+    change(&daemon, "name = 'one'", "name = 'uno'");
+    let output = reload();
+    assert!(output.err.contains("device one: it is not in the file any more"), "{output:?}");
+    assert!(output.err.contains("device uno: ") || output.out == "uno\n", "{output:?}");
+}
+
+#[test]
+fn reload_reports_what_it_can_not_apply() {
+    let daemon = Daemon::start_in(with_config(ONE), &START);
+    let new = "cores = 2\n[[device]]\nname = 'bad'\ntable = '0 8 linear ./gone.img 0'\n[[device]]";
+    change(&daemon, "[[device]]", new);
+    let output = daemon.cli(&["reload"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("take effect at the next start"), "{output:?}");
+    assert!(output.err.contains("line 3: device bad: line 1: linear: "), "{output:?}");
+    change(&daemon, "[[device]]", "[[devices]]");
+    let text = daemon.cli(&["reload"]).failed(1);
+    assert!(text.contains("unknown field `devices`"), "{text}");
+    assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 1);
+}
+
+#[test]
+fn sighup_reads_the_file_again() {
+    let daemon = Daemon::start_in(with_config(ONE), &START);
+    change(&daemon, "[[device]]", "[[device]]\nname = 'two'\ntable = '0 8 zero'\n[[device]]");
+    daemon.signal("-HUP");
+    // Each look takes a process of its own, a millisecond at least.
+    let created = (0..10_000).any(|_| daemon.cli(&["ls"]).ok().lines().count() == 2);
+    assert!(created, "it is not created");
+    // One that can't be read changes nothing, and ends nothing.
+    change(&daemon, "[[device]]", "[[");
+    daemon.signal("-HUP");
+    assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 2);
+    daemon.signal("-TERM");
+    let (status, log, _) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("created=1 failed=0"), "{log}");
+}
+
+#[test]
+fn reload_needs_a_file_or_a_name() {
+    let daemon = Daemon::start();
+    let text = daemon.cli(&["reload"]).failed(1);
+    assert!(text.contains("started without --config"), "{text}");
+    daemon.create("d", "0 8 zero");
+    daemon.cli(&["reload", "d", "--table", "0 16 zero"]).ok();
+    daemon.cli(&["resume", "d"]).ok();
+    assert_eq!(daemon.cli(&["table", "d"]).ok(), "0 16 zero \n");
+}
+
+#[test]
+fn stop_returns_when_the_daemon_has_ended() {
+    let daemon = Daemon::start_in(with_config(ONE), &START);
+    daemon.cli(&["stop"]).ok();
+    // The same run directory is free at once.
+    let (status, log, dir) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("shutting down, by request"), "{log}");
+    let daemon = Daemon::start_in(dir, &START);
+    daemon.cli(&["stop", "--no-wait"]).ok();
+    let (status, _, dir) = daemon.wait();
+    assert_eq!(status.code(), Some(0));
+    let run = dir.path().join("run");
+    let mut command = std::process::Command::new(MILLPOND);
+    let output = command.arg("--run-dir").arg(run).arg("stop").output().unwrap();
+    let text = CommandOutput::from(output).failed(1);
+    assert!(text.contains("no daemon answers"), "{text}");
+}

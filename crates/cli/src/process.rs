@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A process of which the end can be waited for, though it is no child.
+use std::os::fd::OwnedFd;
+
+use block::ErrorKind;
+use control::Failure;
+use host::io_failure;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Process(OwnedFd);
+
+impl Process {
+    /// The process that has the number `pid` now.
+    pub(crate) fn open(pid: u32) -> Result<Process, Failure> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let number = number.ok_or_else(|| {
+            Failure::new(ErrorKind::Invalid, format!("pid {pid}: no such number"))
+        })?;
+        let opened = pidfd_open(number, PidfdFlags::empty());
+        opened.map(Process).map_err(|e| io_failure(&e.into(), format!("pid {pid}")))
+    }
+
+    /// Completes when it has ended.
+    pub(crate) async fn ended(self) -> Result<(), Failure> {
+        let failed = |e: std::io::Error| io_failure(&e, "waiting for the process");
+        let wait = move || poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
+        let polled = tokio::task::spawn_blocking(wait).await.map_err(|e| failed(e.into()))?;
+        polled.map(|_| ()).map_err(|e| failed(e.into()))
+    }
+}

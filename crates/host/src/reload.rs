@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reading the configuration file again while the daemon runs: by SIGHUP, or by `reload`.
+//!
+//! Invariant
+//! - HO-RL1 A reload creates devices and changes none: what is there stays as it is, and what the
+//!   file has differently is reported.
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use block::{Error, ErrorKind};
+use control::{Failure, api};
+use tokio::sync::Mutex;
+
+use crate::config::{Config, DeviceConfig, ServeArgs, Source};
+use crate::core_thread::CoreHandle;
+use crate::engine::Engine;
+
+/// The configuration file of a daemon, and what was made of it.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    /// None when the daemon was started without one.
+    path: Option<PathBuf>,
+    applied: Mutex<Applied>,
+}
+
+/// What of the file is in force.
+#[derive(Debug)]
+struct Applied {
+    /// Read at start only.
+    options: ServeArgs,
+    /// The devices that were created by it, by name.
+    devices: BTreeMap<String, DeviceConfig>,
+}
+
+impl ConfigFile {
+    /// The file of which `devices` were created.
+    pub(crate) fn new(file: Option<Source>, devices: Vec<DeviceConfig>) -> ConfigFile {
+        let devices = devices.into_iter().map(|device| (device.name.clone(), device)).collect();
+        let (path, options) = match file {
+            Some(Source { path, options }) => (Some(path), options),
+            None => (None, ServeArgs::default()),
+        };
+        ConfigFile { path, applied: Mutex::new(Applied { options, devices }) }
+    }
+
+    /// Reads the file and creates the devices that are new in it (HO-RL1).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` without a file; and what is wrong with the file: then nothing is created.
+    pub(crate) async fn reload(&self, core: &CoreHandle) -> Result<api::Reloaded, Failure> {
+        let Some(path) = self.path.clone() else {
+            let text = "the daemon was started without --config: there is no file to read again";
+            return Err(Error::new(ErrorKind::NotSupported, text).into());
+        };
+        // One reload at a time.
+        let mut applied = self.applied.lock().await;
+        // A file system that hangs delays no other request.
+        let read = tokio::task::spawn_blocking(move || Config::read(&path)).await;
+        let read = read.map_err(|e| Failure::new(ErrorKind::Io, format!("config: {e}")))?;
+        let Config { serve, devices, .. } = read?;
+        let mut report = api::Reloaded::default();
+        if serve != applied.options {
+            let text = "the options of the file have changed: they take effect at the next start";
+            report.warnings.push(text.into());
+        }
+        let listed = core.call(async |e: Rc<Engine>| e.devices()).await?;
+        let present = |name: &str| listed.iter().any(|device| device.name == name);
+        let named = |name: &str| devices.iter().any(|device| device.name == name);
+        let left_over = applied.devices.keys().filter(|name| present(name) && !named(name));
+        report.warnings.extend(left_over.map(|name| {
+            format!("device {name}: it is not in the file any more: it stays until `remove {name}`")
+        }));
+        for device in devices {
+            let (place, name) = (device.place.clone(), device.name.clone());
+            if present(&name) {
+                let unchanged = |before: &DeviceConfig| before.is_same_device(&device);
+                if !applied.devices.get(&name).is_some_and(unchanged) {
+                    report.warnings.push(format!(
+                        "{place}: device {name}: it exists and differs from the file: \
+                         `load {name}` and `resume {name}` change its table, `set {name}` its \
+                         attributes"
+                    ));
+                }
+                continue;
+            }
+            let new = device.clone();
+            let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
+            match created.await? {
+                Ok(()) => {
+                    applied.devices.insert(name.clone(), device);
+                    report.created.push(name);
+                }
+                Err(failure) => report.failed.push(failure.within(place).to_string()),
+            }
+        }
+        Ok(report)
+    }
+
+    /// As [`ConfigFile::reload`]; the log gets the report.
+    pub(crate) async fn reload_and_log(&self, core: &CoreHandle) {
+        match self.reload(core).await {
+            Ok(report) => {
+                report.warnings.iter().for_each(|text| tracing::warn!("reload: {text}"));
+                report.failed.iter().for_each(|text| tracing::error!("reload: {text}"));
+                let (created, failed) = (report.created.len(), report.failed.len());
+                tracing::info!(created, failed, "configuration file read again");
+            }
+            Err(failure) => tracing::error!("reload: {failure}: nothing was changed"),
+        }
+    }
+}

@@ -36,9 +36,6 @@ const ROOMS: &[(&str, &str)] = &[
     ("ZR", "crates/zram/"),
 ];
 
-/// Folders whose labels may still lack a prefix or be defined twice. Only ever gets shorter.
-const NOT_YET_PREFIXED: &[&str] = &["crates/block/", "crates/fuse/", "crates/queue/"];
-
 /// The labels of all files that were read.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
@@ -47,16 +44,9 @@ pub(crate) struct Labels {
     /// Where each label is cited first.
     cited: BTreeMap<String, String>,
     found: Vec<String>,
-    /// Folders whose labels may lack a prefix.
-    excused: &'static [&'static str],
 }
 
 impl Labels {
-    /// Of this workspace.
-    pub(crate) fn of_workspace() -> Labels {
-        Labels { excused: NOT_YET_PREFIXED, ..Labels::default() }
-    }
-
     /// Reads the labels of one file.
     pub(crate) fn read(&mut self, path: &str, text: &str) {
         let rust = path.ends_with(".rs");
@@ -85,36 +75,23 @@ impl Labels {
             ));
             return;
         };
-        let excused = self.excused.iter().any(|folder| path.starts_with(folder));
         if label.split_once('-').is_none_or(|(found, _)| found != *prefix) {
-            // A wrong prefix is wrong everywhere.
-            if label.contains('-') || !excused {
-                self.found.push(format!(
-                    "{place}: the label {label} lacks the prefix of its room: {prefix}-..."
-                ));
-            }
+            self.found.push(format!(
+                "{place}: the label {label} lacks the prefix of its room: {prefix}-..."
+            ));
             return;
         }
         match self.defined.get(label) {
-            Some(first) if !excused => self.found.push(format!(
+            Some(first) => self.found.push(format!(
                 "{place}: {label} is defined at {first} already: take another letter or number"
             )),
-            Some(_) => {}
             None => drop(self.defined.insert(label.to_owned(), place.to_owned())),
         }
     }
 
     /// What was found, when all files have been read.
     pub(crate) fn findings(self) -> Vec<String> {
-        // A room without prefixes has its labels cited by those who expect them already.
-        let is_excused = |label: &str| {
-            let room = ROOMS.iter().find(|(prefix, _)| label.split('-').next() == Some(prefix));
-            room.is_some_and(|(_, folder)| self.excused.contains(folder))
-        };
-        let undefined = self
-            .cited
-            .iter()
-            .filter(|(label, _)| !self.defined.contains_key(*label) && !is_excused(label));
+        let undefined = self.cited.iter().filter(|(label, _)| !self.defined.contains_key(*label));
         let mut found = self.found;
         found.extend(undefined.map(|(label, place)| {
             format!("{place}: {label} is cited, and no invariant is defined by this label")

@@ -15,6 +15,7 @@ mod labels;
 mod licences;
 mod metadata;
 mod sanitize;
+mod sizes;
 mod source;
 mod tidy;
 mod words;

@@ -11,6 +11,7 @@
 //! | all text | nobody's home directory, not the place of this checkout |
 //! | members' Cargo.toml | the workspace's lints |
 //! | names of types, files, tests and folders | `words.rs` |
+//! | structs and functions | at most 20 fields and 100 lines: `sizes.rs` |
 //! | labels of invariants | `labels.rs` |
 
 use std::path::Path;
@@ -19,7 +20,7 @@ use std::process::Command;
 use crate::arch;
 use crate::labels::Labels;
 use crate::source::{code_only, has_word};
-use crate::words;
+use crate::{sizes, words};
 
 const SPDX: &str = "SPDX-License-Identifier: Apache-2.0 OR MIT";
 const COLUMNS_MAX: usize = 100;
@@ -61,7 +62,7 @@ const UNFINISHED: &[&str] =
 pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
     let homes = homes(root);
     let mut found = Vec::new();
-    let mut labels = Labels::of_workspace();
+    let mut labels = Labels::default();
     for path in listed_files(root)? {
         let Ok(bytes) = std::fs::read(root.join(&path)) else {
             continue; // deleted in the work tree, or a link to nowhere
@@ -185,6 +186,7 @@ impl File<'_> {
             }
         }
         self.report(words::code_findings(self.path, &code));
+        self.report(sizes::findings(&code));
         self.unsafe_code(text, &code);
         self.floor_rules(&code);
     }

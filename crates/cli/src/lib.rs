@@ -54,19 +54,19 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     done.map_err(|f| f.within("recover"))
 }
 
-/// `millpond help`: a target type's arguments, options and attributes. Returns the exit code.
-pub fn help(target: Option<&str>) -> Result<u8, Failure> {
+/// What `millpond help` prints of a target type: arguments, options and attributes; without one,
+/// the list of all. The error for one that is not there has these `verbs` in its hint, too.
+pub fn target_help(target: Option<&str>, verbs: &[String]) -> Result<String, Failure> {
     let manuals = host::manuals();
-    let Some(name) = target else {
-        return host::print(&manual::list(&manuals)).map(|()| EXIT_DONE);
-    };
+    let Some(name) = target else { return Ok(manual::list(&manuals)) };
     let found = manuals.iter().find(|manual| manual.name.eq_ignore_ascii_case(name));
     let found = found.ok_or_else(|| {
-        let names: Vec<&str> = manuals.iter().map(|manual| manual.name).collect();
+        let targets = manuals.iter().map(|manual| manual.name);
+        let names: Vec<&str> = targets.chain(verbs.iter().map(String::as_str)).collect();
         let hint = block::name_hint(name, &names);
-        Failure::new(ErrorKind::NotFound, format!("help: no target type `{name}`: {hint}"))
+        Failure::new(ErrorKind::NotFound, format!("help: no verb or target type `{name}`: {hint}"))
     })?;
-    host::print(&manual::page(found)).map(|()| EXIT_DONE)
+    Ok(manual::page(found))
 }
 
 /// `millpond wipe`. Returns the exit code.

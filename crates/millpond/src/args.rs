@@ -49,6 +49,23 @@ pub(crate) enum Verb {
     Wipe(WipeArgs),
     #[command(flatten)]
     Control(ControlVerb),
+    Help(HelpArgs),
+}
+
+/// Describe a verb or a target type, or list the target types
+///
+/// A verb's text is that of its --help. A target type's has the form of its table line, its options
+/// with ranges and defaults, and its attributes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond help
+  millpond help create
+  millpond help writecache")]
+pub(crate) struct HelpArgs {
+    /// The verb, or the target type; all target types when left out
+    #[arg(value_name = "VERB|TARGET")]
+    pub(crate) topic: Option<String>,
 }
 
 /// Run the daemon: devices, NBD server and control socket

@@ -50,6 +50,21 @@ fn help_of_every_verb_is_pinned_and_has_examples() {
     }
 }
 
+#[test]
+fn help_of_every_target_type_is_pinned() {
+    let verbs = commands().into_iter().map(|(_, command)| command.get_name().to_owned());
+    let verbs: Vec<String> = verbs.collect();
+    for name in host::manuals().iter().map(|manual| manual.name) {
+        assert!(!verbs.iter().any(|verb| verb == name), "{name} is a verb and a target type");
+        let help = cli::target_help(Some(name), &verbs).unwrap();
+        pin(&root().join(format!("crates/millpond/tests/help/target-{name}.txt")), help.as_bytes());
+    }
+    let list = cli::target_help(None, &verbs).unwrap();
+    pin(&root().join("crates/millpond/tests/help/targets.txt"), list.as_bytes());
+    let refusal = cli::target_help(Some("writecahce"), &verbs).unwrap_err().to_string();
+    assert!(refusal.contains("did you mean `writecache`?"), "{refusal}");
+}
+
 /// A man page: clap's sections, and what follows the help as sections of its own.
 fn man_page(command: Command) -> Vec<u8> {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -17,28 +17,20 @@ mod help_tests;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use cli::{Client, dmsetup, runtime};
 use control::{EXIT_DONE, Failure};
-use host::{Config, RunDir, abort_on_panic, start_log};
+use host::{Config, RunDir, abort_on_panic, print, start_log};
 use tracing::Level;
 
-use crate::args::{Cli, DaemonArgs, Verb};
+use crate::args::{Cli, DaemonArgs, HelpArgs, Verb};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
     if dmsetup::is_meant(args.next().as_ref()) {
         return dmsetup::main(args).into();
     }
-    // Not a verb of the grammar: what it prints comes from the tables of the target types.
-    let words: Vec<_> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
-    let words: Vec<&str> = words.iter().flatten().map(String::as_str).collect();
-    let done = match &words[..] {
-        ["help"] => cli::help(None),
-        ["help", target] => cli::help(Some(target)),
-        _ => run(Cli::parse()),
-    };
-    match done {
+    match run(Cli::parse()) {
         Ok(code) => code.into(),
         Err(failure) => {
             eprintln!("millpond: {failure}");
@@ -53,7 +45,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
         Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) => Some(Level::WARN),
-        Verb::Inspect(_) | Verb::Wipe(_) | Verb::Control(_) => None,
+        Verb::Inspect(_) | Verb::Wipe(_) | Verb::Control(_) | Verb::Help(_) => None,
     };
     // What runs devices that are written to logs, and ends at a panic as at a power cut.
     if let Some(level) = log_level {
@@ -73,6 +65,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
+        Verb::Help(HelpArgs { topic }) => help(topic.as_deref()),
         Verb::Control(verb) => {
             let runtime = runtime()?;
             let client = Client::new(&RunDir::choose(run_dir)?);
@@ -94,4 +87,18 @@ fn run_daemon(args: DaemonArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
         _ => runtime.block_on(host::run_daemon(&RunDir::choose(run_dir)?, config)),
     };
     done.map_err(|f| f.within("daemon"))
+}
+
+/// Prints what a verb or a target type is; without one, the target types. Returns the exit code.
+fn help(topic: Option<&str>) -> Result<u8, Failure> {
+    let mut program = Cli::command();
+    program.build();
+    let verbs = program.get_subcommands().map(|verb| verb.get_name().to_owned());
+    let verbs: Vec<_> = verbs.collect();
+    let verb = topic.and_then(|name| program.find_subcommand_mut(name));
+    let text = match verb {
+        Some(verb) => verb.render_long_help().to_string(),
+        None => cli::target_help(topic, &verbs)?,
+    };
+    print(&text).map(|()| EXIT_DONE)
 }

@@ -289,6 +289,12 @@ pub fn specs<T: 'static, S: 'static>(table: &'static [Attr<T, S>]) -> Vec<&'stat
     table.iter().map(|attr| &attr.spec).collect()
 }
 
+/// The numbers of a table that are exported as metrics.
+pub fn metrics<T, S>(table: &'static [Attr<T, S>], of: &T) -> Vec<(&'static Spec, u64)> {
+    let exported = table.iter().filter(|attr| attr.spec.metric.is_some());
+    exported.filter_map(|attr| Some((&attr.spec, attr.get?(of).number()?))).collect()
+}
+
 /// Names of all entries of `specs`.
 pub fn names(specs: &[&'static Spec]) -> Vec<&'static str> {
     specs.iter().map(|spec| spec.name).collect()
@@ -375,6 +381,18 @@ pub struct Manual {
     pub arguments: &'static str,
     /// Its options and attributes.
     pub specs: fn() -> Vec<&'static Spec>,
+}
+
+impl Manual {
+    /// Of a target type without options and attributes.
+    pub const fn new(
+        name: &'static str,
+        version: (u32, u32, u32),
+        about: &'static str,
+        arguments: &'static str,
+    ) -> Manual {
+        Manual { name, version, about, arguments, specs: Vec::new }
+    }
 }
 
 #[cfg(test)]

@@ -272,10 +272,9 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async move { Err(e) })
     }
 
-    /// An attribute as of the last `refresh`, for metrics; nothing for what needs other cores, or
-    /// before the first `resume`.
-    fn figure(&self, _name: &str) -> Option<Value> {
-        None
+    /// Its numbers for `/metrics` as of the last `refresh`; none before the first `resume`.
+    fn metrics(&self) -> Vec<(&'static Spec, u64)> {
+        Vec::new()
     }
 
     /// Writes an attribute. What it asks for is done when the future resolves, which may take

@@ -18,6 +18,7 @@
 use std::fmt;
 use std::rc::{Rc, Weak};
 
+use block::attr::Manual;
 use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 
 /// Finds the device that a table's word names, and keeps it open for the table.
@@ -62,13 +63,12 @@ pub type Constructing = LocalFuture<Result<Rc<dyn Target>, Error>>;
 /// Makes a target of a table line. Errors need not name line and target: `dm` adds them.
 pub type Construct = Rc<dyn Fn(Context, Vec<String>) -> Constructing>;
 
-/// A kind of target that tables may use.
+/// A kind of target that tables may use: the one registration of it.
 #[derive(Clone)]
 pub struct TargetType {
-    /// The word in a table line.
-    pub name: &'static str,
-    /// What `targets` prints.
-    pub version: (u32, u32, u32),
+    /// The word in a table line, the version that `targets` prints, arguments, options and
+    /// attributes; which attributes are metrics, and which are commands that may take minutes.
+    pub manual: &'static Manual,
     /// Its constructor.
     pub construct: Construct,
 }
@@ -76,17 +76,16 @@ pub struct TargetType {
 impl TargetType {
     /// A target type made by `construct`.
     pub fn new(
-        name: &'static str,
-        version: (u32, u32, u32),
+        manual: &'static Manual,
         construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
     ) -> TargetType {
-        TargetType { name, version, construct: Rc::new(construct) }
+        TargetType { manual, construct: Rc::new(construct) }
     }
 }
 
 impl fmt::Debug for TargetType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TargetType({} {:?})", self.name, self.version)
+        write!(f, "TargetType({} {:?})", self.manual.name, self.manual.version)
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) type OnUnsaved = Rc<dyn Fn(&str, &UnsavedBlocks)>;
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
     pub fn new(resolver: Rc<dyn Resolver>) -> Rc<Dm> {
-        let types = targets::built_in().into_iter().map(|t| (t.name, t)).collect();
+        let types = targets::built_in().into_iter().map(|t| (t.manual.name, t)).collect();
         Rc::new_cyclic(|me| Dm {
             me: me.clone(),
             types: RefCell::new(types),
@@ -76,7 +76,7 @@ impl Dm {
 
     /// Adds a target type; one of the same name is replaced for tables loaded from now on.
     pub fn register(&self, kind: TargetType) {
-        self.types.borrow_mut().insert(kind.name, kind);
+        self.types.borrow_mut().insert(kind.manual.name, kind);
     }
 
     /// The device called `name`.

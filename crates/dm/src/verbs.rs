@@ -282,7 +282,8 @@ impl Dm {
     /// The target types that tables may use.
     pub fn targets(&self) -> Vec<TargetVersion> {
         let types = self.types.borrow();
-        types.values().map(|t| TargetVersion { name: t.name, version: t.version }).collect()
+        let manuals = types.values().map(|kind| kind.manual);
+        manuals.map(|m| TargetVersion { name: m.name, version: m.version }).collect()
     }
 
     /// Waits until the device's event number is not `seen` (by default the one now); returns it.

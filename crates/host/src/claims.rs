@@ -87,12 +87,12 @@ impl Claims {
 /// The target type of an engine: `manual` has its name, options and attributes, `construct` makes
 /// one of a table line, and the claims know each from then on, so that its metrics are exported.
 pub(crate) fn engine(
-    manual: &Manual,
+    manual: &'static Manual,
     claims: &Rc<Claims>,
     construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
 ) -> TargetType {
     let claims = claims.clone();
-    TargetType::new(manual.name, manual.version, move |ctx, args| {
+    TargetType::new(manual, move |ctx, args| {
         let (claims, made) = (claims.clone(), construct(ctx.clone(), args));
         Box::pin(async move {
             let target = made.await?;

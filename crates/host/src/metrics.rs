@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Counters of the NBD server, of the engines and of the leaves, in Prometheus' text format.
-use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use block::Op;
-use block::attr::Metric;
+use block::attr::{Metric, Spec};
 
 use crate::engine::Engine;
 
@@ -34,29 +33,36 @@ pub(crate) async fn text(engine: &Engine) -> String {
     out
 }
 
-/// The figures of every engine, as its table of attributes says.
+/// A number of an engine with a sample of each device.
+struct Family {
+    kind: &'static str,
+    spec: &'static Spec,
+    samples: Vec<(String, u64)>,
+}
+
+/// The numbers of every engine that its tables export, in their order.
 async fn engines(out: &mut String, engine: &Engine) {
-    let engines = engine.claims.engines();
-    for target in engines.values() {
+    let mut families: Vec<Family> = Vec::new();
+    for ((kind, device), target) in engine.claims.engines() {
         target.clone().refresh().await;
-    }
-    let kinds: BTreeSet<&str> = engines.keys().map(|(kind, _)| *kind).collect();
-    for kind in kinds {
-        let of_kind = || engines.iter().filter(|((other, _), _)| *other == kind);
-        let Some((_, first)) = of_kind().next() else { continue };
-        for spec in first.attributes() {
-            let Some(metric) = spec.metric else { continue };
-            let (word, end) = match metric {
-                Metric::Counter => ("counter", "_total"),
-                Metric::Gauge => ("gauge", ""),
-            };
-            let name = format!("millpond_{kind}_{}{end}", spec.name);
-            family(out, &name, &sentence(spec.help), word);
-            for ((_, device), target) in of_kind() {
-                if let Some(value) = target.figure(spec.name).and_then(|value| value.number()) {
-                    sample(out, &name, device, value);
-                }
+        for (spec, value) in target.metrics() {
+            let sample = (device.clone(), value);
+            let mut known = families.iter_mut();
+            match known.find(|known| known.kind == kind && known.spec.name == spec.name) {
+                Some(family) => family.samples.push(sample),
+                None => families.push(Family { kind, spec, samples: vec![sample] }),
             }
+        }
+    }
+    for Family { kind, spec, samples } in families {
+        let (word, end) = match spec.metric {
+            Some(Metric::Counter) => ("counter", "_total"),
+            Some(Metric::Gauge) | None => ("gauge", ""),
+        };
+        let name = format!("millpond_{kind}_{}{end}", spec.name);
+        family(out, &name, &sentence(spec.help), word);
+        for (device, value) in samples {
+            sample(out, &name, &device, value);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use block::attr::Manual;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
-use dm::{Context, Dm};
+use dm::{Constructing, Context, Dm};
 use pagecache::PageCache;
 use writecache::{Config, DeviceFactory, Mode, WriteCache};
 
@@ -15,7 +15,41 @@ use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
-use crate::zram_factory::ZramFactory;
+use crate::zram_factory::{self, ZramFactory};
+
+/// What the constructors of engines need. Clones are the same.
+#[derive(Clone)]
+struct Machine {
+    claims: Rc<Claims>,
+    leaves: Leaves,
+    /// The cores that parts of devices may run on, core 0 first.
+    cores: Rc<[CoreId]>,
+    zram_factory: ZramFactory,
+}
+
+/// An engine's target type.
+struct EngineType {
+    manual: &'static Manual,
+    construct: fn(Machine, Context, Vec<String>) -> Constructing,
+}
+
+/// All engines.
+static ENGINES: [EngineType; 3] = [
+    EngineType {
+        manual: &pagecache::MANUAL,
+        construct: |_, ctx, args| Box::pin(page_cache(ctx, args)),
+    },
+    EngineType {
+        manual: &writecache::MANUAL,
+        construct: |machine, ctx, args| Box::pin(write_cache(machine, ctx, args)),
+    },
+    EngineType {
+        manual: &zram::MANUAL,
+        construct: |machine, ctx, args| {
+            Box::pin(zram_factory::construct(machine.zram_factory, ctx, args))
+        },
+    },
+];
 
 /// Registers the engines' target types. `cores` are those that parts of devices may run on, core 0
 /// first. Returns the maker of compressed RAM disks without a table, and the record of all engines.
@@ -25,20 +59,21 @@ pub(crate) fn register(
     cores: &[CoreId],
 ) -> (ZramFactory, Rc<Claims>) {
     let claims = Rc::new(Claims::new(dm));
-    let factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
-    dm.register(factory.target_type());
-    dm.register(engine(&pagecache::MANUAL, &claims, |ctx, args| Box::pin(page_cache(ctx, args))));
-    let (known, opened, cores) = (claims.clone(), leaves.clone(), Rc::<[CoreId]>::from(cores));
-    dm.register(engine(&writecache::MANUAL, &claims, move |ctx, args| {
-        Box::pin(write_cache(known.clone(), opened.clone(), cores.clone(), ctx, args))
-    }));
-    (factory, claims)
+    let zram_factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
+    let (leaves, cores) = (leaves.clone(), cores.into());
+    let machine = Machine { claims, leaves, cores, zram_factory };
+    for EngineType { manual, construct } in &ENGINES {
+        let of = machine.clone();
+        let constructor = move |ctx, args| construct(of.clone(), ctx, args);
+        dm.register(engine(manual, &machine.claims, constructor));
+    }
+    (machine.zram_factory, machine.claims)
 }
 
 /// All target types, by name, for `help`.
 pub fn manuals() -> Vec<&'static Manual> {
-    let engines = [&pagecache::MANUAL, &writecache::MANUAL, &zram::MANUAL];
-    let mut all: Vec<&'static Manual> = dm::MANUALS.iter().chain(engines).collect();
+    let built_in = dm::built_in().into_iter().map(|kind| kind.manual);
+    let mut all: Vec<_> = built_in.chain(ENGINES.iter().map(|kind| kind.manual)).collect();
     all.sort_by_key(|manual| manual.name);
     all
 }
@@ -52,12 +87,11 @@ pub fn register_targets(dm: &Rc<Dm>, leaves: &Leaves, cores: &[CoreId]) {
 const CACHE_LOOKUP_FAILED: &str = "Cache data device lookup failed";
 
 async fn write_cache(
-    claims: Rc<Claims>,
-    leaves: Leaves,
-    cores: Rc<[CoreId]>,
+    machine: Machine,
     ctx: Context,
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
+    let Machine { claims, leaves, cores, .. } = machine;
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let config = Config::parse(&words)?;
     let origin = ctx.lookup_or("Origin data device lookup failed", &config.origin).await?;

@@ -18,10 +18,10 @@ use std::rc::{Rc, Weak};
 use block::attr::Spec;
 use block::value::Value;
 use block::{BlockDevice, CoreId, Error, LocalFuture, Target};
-use dm::{Context, Dm, MappedDevice, SetupAttributes, TargetType, quote};
+use dm::{Context, Dm, MappedDevice, SetupAttributes, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
-use crate::claims::{Claims, engine};
+use crate::claims::Claims;
 use crate::leaf_word::OwnMount;
 use crate::leaves::Leaves;
 
@@ -43,14 +43,6 @@ impl ZramFactory {
         cores: &[CoreId],
     ) -> ZramFactory {
         ZramFactory { dm: Rc::downgrade(dm), leaves, claims, cores: cores.into() }
-    }
-
-    /// The target type of table lines.
-    pub(crate) fn target_type(&self) -> TargetType {
-        let factory = self.clone();
-        engine(&zram::MANUAL, &self.claims, move |ctx, args| {
-            Box::pin(construct(factory.clone(), ctx, args))
-        })
     }
 
     /// The attributes of a device that has no size yet.
@@ -101,7 +93,8 @@ fn reads_files(words: &[&str]) -> bool {
     words.iter().any(|word| word.contains("dict="))
 }
 
-async fn construct(
+/// Makes one of a table line.
+pub(crate) async fn construct(
     factory: ZramFactory,
     ctx: Context,
     args: Vec<String>,

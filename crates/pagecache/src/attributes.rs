@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes: settings by the names that the kernel has for them, and what the cache tells of
-//! itself as `name value` lines, each name with its unit.
-use std::fmt::Write;
-
+//! Attributes: settings by the names that the kernel has for them, and reports as
+//! `name value` lines, each name with its unit.
 use block::attr::{self, Attr, Kind, Manual, Spec};
 use block::value::Value;
-use block::{Access, Error, PAGE};
+use block::{Access, Error};
 
 use crate::PageCache;
 use crate::config;
+use crate::figures;
 
 const fn report(
     name: &'static str,
@@ -21,12 +20,12 @@ const fn report(
 
 /// What can only be read; what can be set is in [`OPTIONS`](crate::config::OPTIONS).
 static REPORTS: [Attr<PageCache>; 4] = [
-    report("cache_stat", "memory, folios, reads", |cache| cache.cache_stat().into()),
+    report("cache_stat", "memory, folios, reads", |cache| figures::cache_stat(cache).into()),
     report("bandwidth", "bandwidth, thresholds, pauses of writers", |cache| {
-        cache.bandwidth_stat().into()
+        figures::bandwidth(cache).into()
     }),
-    report("ioend_stats", "writes of writeback", |cache| cache.ioend_stats().into()),
-    report("errors", "errors of the device below", |cache| cache.error_stat().into()),
+    report("ioend_stats", "writes of writeback", |cache| figures::ioend_stats(cache).into()),
+    report("errors", "errors of the device below", |cache| figures::errors(cache).into()),
 ];
 
 /// All attributes, in the order in which they are listed.
@@ -37,29 +36,11 @@ pub(crate) fn specs() -> Vec<&'static Spec> {
 /// What `millpond help buffered` prints.
 pub static MANUAL: Manual = Manual {
     name: "buffered",
-    version: crate::VERSION,
+    version: (1, 0, 0),
     about: "a volatile page cache over a device",
     arguments: "<dev> [<#opt_args> [<option> <value>]...]",
     specs,
 };
-
-/// `name value` lines.
-pub(crate) struct Lines(String);
-
-impl Lines {
-    pub(crate) fn new() -> Lines {
-        Lines(String::with_capacity(512))
-    }
-
-    pub(crate) fn add(&mut self, name: &str, value: impl std::fmt::Display) {
-        let end = if self.0.is_empty() { "" } else { "\n" };
-        write!(self.0, "{end}{name} {value}").expect("a string takes everything");
-    }
-
-    pub(crate) fn text(self) -> String {
-        self.0
-    }
-}
 
 impl PageCache {
     pub(crate) fn get(&self, name: &str) -> Result<Value, Error> {
@@ -82,62 +63,6 @@ impl PageCache {
         self.store.changed.wake_all();
         self.writeback.flusher.config_changed();
         Ok(())
-    }
-
-    fn bandwidth_stat(&self) -> String {
-        let now = reactor::now();
-        let bandwidth = self.store.pacing.bandwidth();
-        let at = self.store.pacing.thresholds();
-        let (pauses, paused, longest) = self.store.pacing.pauses();
-        let mut lines = Lines::new();
-        lines.add("write_bytes_per_s", bandwidth.known(now.0).unwrap_or(0));
-        lines.add("writer_bytes_per_s", self.store.pacing.rate());
-        lines.add("background_bytes", at.background);
-        lines.add("freerun_bytes", at.freerun());
-        lines.add("setpoint_bytes", at.setpoint());
-        lines.add("limit_bytes", at.limit);
-        lines.add("dirty_bytes", self.store.dirty_bytes());
-        lines.add("pauses", pauses);
-        lines.add("paused_usec", paused.0 / 1000);
-        lines.add("longest_pause_usec", longest.0 / 1000);
-        lines.text()
-    }
-
-    fn cache_stat(&self) -> String {
-        let page = PAGE as u64;
-        let folios = self.store.folios.borrow();
-        let (windows, ahead) = self.readahead.counts();
-        let mut sizes = [0u64; crate::arena::ORDER_MAX as usize + 1];
-        folios.iter().for_each(|(_, f)| sizes[usize::from(f.memory.order())] += 1);
-        let mut lines = Lines::new();
-        lines.add("memory_limit_bytes", self.store.memory.limit_bytes());
-        lines.add("memory_used_bytes", self.store.memory.used_bytes());
-        lines.add("folios", folios.folios());
-        lines.add("cached_bytes", folios.pages() * page);
-        lines.add("dirty_bytes", folios.dirty_pages() * page);
-        lines.add("writeback_bytes", folios.writing_pages() * page);
-        lines.add("read_hits", self.hits.get());
-        lines.add("read_misses", self.misses.get());
-        lines.add("readahead_windows", windows);
-        lines.add("readahead_bytes", ahead * page);
-        lines.add("evicted_folios", self.store.evicted.get());
-        for (order, count) in sizes.iter().enumerate() {
-            lines.add(&format!("folios_of_{}_kib", 4 << order), count);
-        }
-        lines.text()
-    }
-
-    fn error_stat(&self) -> String {
-        let now = reactor::now();
-        let mut lines = Lines::new();
-        let (since, pages) =
-            self.store.errors.failed.since().map_or((now, 0), |(since, pages)| (since, pages));
-        lines.add("errors", self.store.errors.count());
-        lines.add("flush_errors", self.store.errors.flush_errors());
-        lines.add("failing_bytes", pages * PAGE as u64);
-        lines.add("failing_seconds", now.0.saturating_sub(since.0) / 1_000_000_000);
-        lines.add("last", self.store.errors.describe().unwrap_or_else(|| "none".to_owned()));
-        lines.text()
     }
 }
 
@@ -162,13 +87,5 @@ mod tests {
             };
             assert_eq!(spec.access, access, "{name}");
         }
-    }
-
-    #[test]
-    fn lines_are_names_and_values() {
-        let mut lines = Lines::new();
-        lines.add("a_bytes", 1);
-        lines.add("b", "x y");
-        assert_eq!(lines.text(), "a_bytes 1\nb x y");
     }
 }

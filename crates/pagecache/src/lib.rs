@@ -42,6 +42,7 @@ mod device;
 mod discard;
 mod errors;
 mod failed_pages;
+mod figures;
 mod fill;
 mod flush;
 mod flusher;
@@ -73,6 +74,3 @@ pub use config::Config;
 pub use device::PageCache;
 #[cfg(feature = "planted")]
 pub use planted::Fault;
-
-/// Version of the target, as `dmsetup targets` shows it. The kernel has no such target.
-pub const VERSION: (u32, u32, u32) = (1, 0, 0);

@@ -6,7 +6,6 @@
 //! written and have not been since.
 use block::PAGE;
 
-use crate::attributes::Lines;
 use crate::device::PageCache;
 
 impl PageCache {
@@ -35,25 +34,5 @@ impl PageCache {
             self.writeback.ioends.stats.ioends.get(),
             store.errors.count(),
         )
-    }
-
-    /// Counts of writeback: ioends by size, and queries of the mapping.
-    pub(crate) fn ioend_stats(&self) -> String {
-        let stats = &self.writeback.ioends.stats;
-        let mut lines = Lines::new();
-        lines.add("ioends", stats.ioends.get());
-        lines.add("ioend_bytes", stats.ioend_bytes.get());
-        lines.add("folio_runs", stats.segments.get());
-        lines.add("map_calls", stats.map_calls.get());
-        lines.add("map_checks", stats.map_checks.get());
-        lines.add("remaps", stats.remaps.get());
-        lines.add("errors", stats.errors.get());
-        lines.add("retries", stats.retries.get());
-        for (class, count) in stats.sizes.iter().enumerate() {
-            let name = format!("ioends_to_{}_kib", 4u64 << class);
-            let last = class + 1 == stats.sizes.len();
-            lines.add(if last { "ioends_larger" } else { &name }, count.get());
-        }
-        lines.text()
     }
 }

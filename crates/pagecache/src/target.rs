@@ -69,6 +69,10 @@ impl Target for PageCache {
         crate::attributes::specs()
     }
 
+    fn metrics(&self) -> Vec<(&'static Spec, u64)> {
+        crate::figures::metrics(self)
+    }
+
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         Box::pin(async move { self.get(&name) })
     }

@@ -3,15 +3,12 @@
 //!
 //! Names and the order of numbers are those of Linux; numbers are separated by one blank, where
 //! the kernel pads them to columns.
-use std::fmt::Write;
-
 use block::attr::{self, Attr, Given, Kind, Manual, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::IdleOrder;
 
 use crate::config::{BATCH_PAGES_MAX, Config, INFLIGHT_MAX, SHARDS_MAX};
-use crate::shared::Totals;
 
 /// Bytes of a page and of a block of the backing device.
 const PAGE: u64 = block::PAGE as u64;
@@ -260,7 +257,7 @@ pub(crate) fn specs() -> Vec<&'static Spec> {
 /// What `millpond help zram` prints.
 pub static MANUAL: Manual = Manual {
     name: "zram",
-    version: crate::VERSION,
+    version: (1, 0, 0),
     about: "a compressed RAM disk",
     arguments: "<algorithm> [<#opt_args> [<option> [<value>]]...]",
     specs,
@@ -301,68 +298,6 @@ pub(crate) fn unknown(name: &str) -> Error {
 pub(crate) fn of_config(name: &str, config: &Config) -> Result<Value, Error> {
     let known = attr::find(&ATTRIBUTES, name).ok_or_else(|| unknown(name))?;
     Ok(known.get.ok_or_else(|| attr::write_only(name))?(config))
-}
-
-/// Numbers in a row.
-pub(crate) fn row(numbers: &[u64]) -> String {
-    let mut text = String::with_capacity(numbers.len() * 12);
-    for (nth, number) in numbers.iter().enumerate() {
-        let gap = if nth == 0 { "" } else { " " };
-        write!(text, "{gap}{number}").expect("a string takes everything");
-    }
-    text
-}
-
-/// A number of pages, none of which may be no limit, in bytes.
-fn limit_bytes(pages: u64) -> u64 {
-    if pages == u64::MAX { 0 } else { pages * PAGE }
-}
-
-/// `orig_data_size compr_data_size mem_used_total mem_limit mem_used_max same_pages
-/// pages_compacted huge_pages huge_pages_since`: sizes in bytes.
-pub(crate) fn mm_stat(t: &Totals) -> String {
-    row(&mm_row(t))
-}
-
-/// The numbers of [`mm_stat`].
-pub(crate) fn mm_row(t: &Totals) -> [u64; 9] {
-    [
-        t.orig_pages * PAGE,
-        t.compr_bytes,
-        t.mem_pages * PAGE,
-        limit_bytes(t.mem_limit_pages),
-        t.mem_max_pages * PAGE,
-        t.same_pages,
-        t.pages_compacted,
-        t.huge_pages,
-        t.huge_pages_since,
-    ]
-}
-
-/// `bd_count bd_reads bd_writes`, in units of 4 KiB.
-pub(crate) fn bd_stat(t: &Totals) -> String {
-    row(&[t.bd_count, t.bd_reads, t.bd_writes])
-}
-
-/// `failed_reads failed_writes invalid_io notify_free`.
-pub(crate) fn io_stat(t: &Totals) -> String {
-    row(&[t.failed_reads, t.failed_writes, t.invalid_io, t.notify_free])
-}
-
-/// The version of this attribute, and `writestall miss_free`. Nobody waits for a compressor here,
-/// and no slot is ever found locked, so both stay 0.
-pub(crate) fn debug_stat() -> String {
-    format!("version: 1\n{}", row(&[0, 0]))
-}
-
-/// `pages object_bytes`: what is on the backing device, of which a block may hold several.
-pub(crate) fn backed_stat(t: &Totals) -> String {
-    row(&[t.backed_pages, t.bd_object_bytes])
-}
-
-/// `done to_do`: pages of the command that runs.
-pub(crate) fn progress(t: &Totals) -> String {
-    row(&[t.done, t.to_do])
 }
 
 #[cfg(test)]
@@ -434,29 +369,5 @@ mod tests {
             "#1: lz4 [lz4hc] zstd deflate\n#3: lz4 lz4hc zstd [deflate]"
         );
         assert_eq!(of_config("recomp_algorithm", &Config::default()).unwrap(), "");
-    }
-
-    #[test]
-    fn rows_have_the_kernels_numbers_in_its_order() {
-        let mut t = Totals { mem_limit_pages: u64::MAX, ..Totals::default() };
-        assert_eq!(mm_stat(&t), "0 0 0 0 0 0 0 0 0");
-        assert_eq!((bd_stat(&t), io_stat(&t)), ("0 0 0".into(), "0 0 0 0".into()));
-        t.orig_pages = 600;
-        t.compr_bytes = 829_589;
-        t.mem_pages = 204;
-        t.mem_limit_pages = 16384;
-        t.mem_max_pages = 205;
-        t.same_pages = 201;
-        t.pages_compacted = 3;
-        t.huge_pages = 200;
-        t.huge_pages_since = 202;
-        assert_eq!(mm_stat(&t), "2457600 829589 835584 67108864 839680 201 3 200 202");
-        let t = Totals { bd_count: 1, bd_reads: 2, bd_writes: 3, ..t };
-        assert_eq!(bd_stat(&t), "1 2 3");
-        let t = Totals { failed_reads: 4, failed_writes: 5, notify_free: 7, ..t };
-        assert_eq!(io_stat(&t), "4 5 0 7");
-        assert_eq!(debug_stat(), "version: 1\n0 0");
-        assert_eq!(progress(&Totals { done: 5, to_do: 9, ..t }), "5 9");
-        assert_eq!(backed_stat(&Totals { backed_pages: 8, bd_object_bytes: 99, ..t }), "8 99");
     }
 }

@@ -19,7 +19,7 @@ use crate::device::Zram;
 use crate::idle::PageState;
 use crate::recompress::Recompressed;
 use crate::shared::{Shared, Totals};
-use crate::stats::auto_stat;
+use crate::stats;
 use crate::store::OBJECT_BYTES_MAX;
 use crate::writeback::Outcome;
 
@@ -39,22 +39,16 @@ pub(crate) fn apply(config: &Config, shared: &Shared) {
 impl Zram {
     /// Reads an attribute (ZR-Z6).
     pub(crate) async fn get(self: &Rc<Self>, name: &str) -> Result<Value, Error> {
-        let totals = self.shared.totals();
-        let config = self.config.borrow().clone();
         let text = match name {
             "disksize" => return Ok(self.limits().capacity.bytes().into()),
             "initstate" => return Ok(true.into()),
             "writeback_limit" => return Ok(self.shared.budget.left().into()),
-            "mm_stat" => attributes::mm_stat(&totals),
-            "bd_stat" => attributes::bd_stat(&totals),
-            "io_stat" => attributes::io_stat(&totals),
-            "debug_stat" => attributes::debug_stat(),
-            "writeback_progress" => attributes::progress(&totals),
-            "backed_stat" => attributes::backed_stat(&totals),
-            "auto_writeback_stat" => auto_stat(&self.auto.totals()),
             "last_error" => self.last_error().await.unwrap_or_default(),
             "block_state" => self.block_state().await,
-            _ => return attributes::of_config(name, &config),
+            _ => match stats::text(name, &self.totals(), &self.auto.totals()) {
+                Some(text) => text,
+                None => return attributes::of_config(name, &self.config.borrow()),
+            },
         };
         Ok(text.into())
     }

@@ -39,6 +39,7 @@ mod command;
 mod config;
 mod control;
 mod device;
+mod figures;
 mod idle;
 mod layout;
 mod merge;
@@ -67,6 +68,3 @@ pub use device::{BeforeStart, OnReset, Zram};
 #[cfg(feature = "planted")]
 pub use planted::Fault;
 pub use settings::{Settings, Start};
-
-/// Version of the target, as `dmsetup targets` shows it.
-pub const VERSION: (u32, u32, u32) = (1, 0, 0);

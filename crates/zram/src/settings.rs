@@ -20,7 +20,7 @@ use crate::attributes::{self, ATTRIBUTES};
 use crate::command::Idle;
 use crate::config::Config;
 use crate::shared::Totals;
-use crate::stats::auto_stat;
+use crate::stats;
 
 /// An unconfigured device.
 #[derive(Clone, Debug, Default)]
@@ -56,15 +56,11 @@ impl Settings {
         let totals = Totals { mem_limit_pages: self.config.mem_limit_pages(), ..Totals::default() };
         let text = match name {
             "initstate" => return Ok(false.into()),
-            "mm_stat" => attributes::mm_stat(&totals),
-            "bd_stat" => attributes::bd_stat(&totals),
-            "io_stat" => attributes::io_stat(&totals),
-            "debug_stat" => attributes::debug_stat(),
-            "backed_stat" => attributes::backed_stat(&totals),
-            "writeback_progress" => attributes::progress(&totals),
-            "auto_writeback_stat" => auto_stat(&IdleTotals::default()),
             "block_state" | "last_error" => String::new(),
-            _ => return attributes::of_config(name, &self.config),
+            _ => match stats::text(name, &totals, &IdleTotals::default()) {
+                Some(text) => text,
+                None => return attributes::of_config(name, &self.config),
+            },
         };
         Ok(text.into())
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Statistics: the status line, and the totals of the automatic writeback.
+//! Statistics: the status line, and the attributes that are rows of numbers.
 use policy::IdleTotals;
 
-use crate::attributes::{mm_row, row};
 use crate::device::Zram;
+use crate::figures::{self, AUTO_STAT, BACKED_STAT, BD_STAT, IO_STAT, MM_STAT, numbers};
 use crate::shared::Totals;
 
 /// The status line of the target.
@@ -14,8 +14,8 @@ pub(crate) fn line(zram: &Zram) -> String {
 /// `ORIG COMPR MEM_USED MEM_LIMIT BACKED BD_COUNT BD_READS BD_WRITES FAILED_READS FAILED_WRITES
 /// DONE TO_DO`, sizes in bytes, and five words of the automatic writeback.
 fn line_of(t: &Totals, auto: &IdleTotals) -> String {
-    let [orig, compr, used, limit, ..] = mm_row(t);
-    let numbers = row(&[
+    let [orig, compr, used, limit, ..] = figures::values(&MM_STAT, t);
+    let numbers = numbers(&[
         orig,
         compr,
         used,
@@ -32,11 +32,28 @@ fn line_of(t: &Totals, auto: &IdleTotals) -> String {
     format!("{numbers} {}", auto_stat(auto))
 }
 
+/// The attribute of this name, if it is a row of numbers.
+pub(crate) fn text(name: &str, totals: &Totals, auto: &IdleTotals) -> Option<String> {
+    let text = match name {
+        "mm_stat" => figures::text(&MM_STAT, totals),
+        "bd_stat" => figures::text(&BD_STAT, totals),
+        "io_stat" => figures::text(&IO_STAT, totals),
+        // Its version, and `writestall miss_free`. No request waits for a compressor here, and no
+        // slot is ever found locked, so both stay 0.
+        "debug_stat" => "version: 1\n0 0".to_owned(),
+        "backed_stat" => figures::text(&BACKED_STAT, totals),
+        // Pages that the running command has visited, and all that it will visit.
+        "writeback_progress" => numbers(&[totals.done, totals.to_do]),
+        "auto_writeback_stat" => auto_stat(auto),
+        _ => return None,
+    };
+    Some(text)
+}
+
 /// `STATE TODAY BUDGET TOTAL PAGES`: bytes written today, that may be in a day (0: any), and since
 /// the device was made; and in how many pages.
-pub(crate) fn auto_stat(auto: &IdleTotals) -> String {
-    let numbers = row(&[auto.today_bytes, auto.budget_bytes, auto.total_bytes, auto.total_pages]);
-    format!("{} {numbers}", auto.state.name())
+fn auto_stat(auto: &IdleTotals) -> String {
+    format!("{} {}", auto.state.name(), figures::text(&AUTO_STAT, auto))
 }
 
 #[cfg(test)]
@@ -73,6 +90,10 @@ mod tests {
             line_of(&totals, &auto),
             "2457600 10389 16384 0 200 60 3 70 1 2 5 9 writing 4096 1073741824 8192 2"
         );
-        assert_eq!(auto_stat(&IdleTotals::default()), "off 0 0 0 0");
+        let idle = IdleTotals::default();
+        assert_eq!(text("auto_writeback_stat", &totals, &idle).as_deref(), Some("off 0 0 0 0"));
+        assert_eq!(text("writeback_progress", &totals, &idle).as_deref(), Some("5 9"));
+        assert_eq!(text("debug_stat", &totals, &idle).as_deref(), Some("version: 1\n0 0"));
+        assert_eq!(text("mem_limit", &totals, &idle), None);
     }
 }

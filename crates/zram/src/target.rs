@@ -46,6 +46,10 @@ impl Target for Zram {
         attributes::specs()
     }
 
+    fn metrics(&self) -> Vec<(&'static Spec, u64)> {
+        crate::figures::metrics(&self.totals(), &self.auto.totals())
+    }
+
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         Box::pin(async move { self.get(&name).await })
     }

@@ -5,10 +5,18 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{Bio, BlockDevice, Component, Error, Limits, Nanos, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, stack};
 use crate::context::Context;
+
+pub(super) static MANUAL: Manual = Manual::new(
+    "delay",
+    (1, 4, 0),
+    "every request waits before it goes on",
+    "<dev> <offset> <ms> [<write_dev> <offset> <ms> [<flush_dev> <offset> <ms>]]",
+);
 
 struct Class {
     area: Area,

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! error: fails every request but a flush, as in the kernel: it holds nothing that could be lost.
-use block::{Bio, BlockDevice, Limits, Op, Sector, Status, Target};
+//! error, whose arguments are ignored as in the kernel: every request fails but a flush, as no
+//! write has succeeded that could be lost.
+use std::rc::Rc;
 
-pub(crate) struct ErrorTarget(Sector);
+use block::attr::Manual;
+use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 
-impl ErrorTarget {
-    pub(crate) fn new(len: Sector) -> ErrorTarget {
-        ErrorTarget(len)
-    }
+use crate::context::Context;
+
+pub(super) static MANUAL: Manual = Manual::new("error", (1, 7, 0), "every request fails", "");
+
+struct ErrorTarget(Sector);
+
+pub(crate) async fn construct(ctx: Context, _args: Vec<String>) -> Result<Rc<dyn Target>, Error> {
+    Ok(Rc::new(ErrorTarget(ctx.len())))
 }
 
 impl BlockDevice for ErrorTarget {
@@ -16,7 +22,7 @@ impl BlockDevice for ErrorTarget {
     }
 
     fn limits(&self) -> Limits {
-        // Advertises every capability, so that it does not reduce the limits of other lines.
+        // Advertises every capability so that it does not reduce the limits of the other lines.
         Limits {
             discard_granularity_bytes: 512,
             write_zeroes: true,

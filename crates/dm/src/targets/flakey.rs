@@ -13,12 +13,20 @@
 //! Writes are all but reads: flushes and discards too, as in the kernel.
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{
     Bio, BlockDevice, Buf, Bufs, Component, Error, Limits, Nanos, Op, Sector, Status, Target,
 };
 
 use crate::area::{Area, number};
 use crate::context::Context;
+
+pub(super) static MANUAL: Manual = Manual::new(
+    "flakey",
+    (1, 5, 0),
+    "a device that fails for some seconds of each interval",
+    "<dev> <offset> <up> <down> [<#features> <feature>...]",
+);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Corrupt {

@@ -2,10 +2,14 @@
 //! linear `<dev> <offset>`: a run of sectors of one device.
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{Bio, BlockDevice, Component, Error, Limits, Sector, Target};
 
 use crate::area::Area;
 use crate::context::Context;
+
+pub(super) static MANUAL: Manual =
+    Manual::new("linear", (1, 5, 0), "a range of sectors of another device", "<dev> <offset>");
 
 pub(crate) struct Linear {
     pub(crate) area: Area,

@@ -32,16 +32,14 @@ impl Pure {
     }
 }
 
-/// The built-in target types, with the kernel's versions of them.
-pub(crate) fn built_in() -> Vec<TargetType> {
+/// The built-in target types, by name. The versions are the kernel's.
+pub fn built_in() -> Vec<TargetType> {
     vec![
-        TargetType::new("delay", (1, 4, 0), |ctx, args| Box::pin(delay::construct(ctx, args))),
-        TargetType::new("error", (1, 7, 0), |ctx, _| {
-            Box::pin(async move { Ok(Rc::new(error::ErrorTarget::new(ctx.len())) as _) })
-        }),
-        TargetType::new("flakey", (1, 5, 0), |ctx, args| Box::pin(flakey::construct(ctx, args))),
-        TargetType::new("linear", (1, 5, 0), |ctx, args| Box::pin(linear::construct(ctx, args))),
-        TargetType::new("striped", (1, 7, 0), |ctx, args| Box::pin(striped::construct(ctx, args))),
-        TargetType::new("zero", (1, 2, 0), |ctx, args| Box::pin(zero::construct(ctx, args))),
+        TargetType::new(&delay::MANUAL, |ctx, args| Box::pin(delay::construct(ctx, args))),
+        TargetType::new(&error::MANUAL, |ctx, args| Box::pin(error::construct(ctx, args))),
+        TargetType::new(&flakey::MANUAL, |ctx, args| Box::pin(flakey::construct(ctx, args))),
+        TargetType::new(&linear::MANUAL, |ctx, args| Box::pin(linear::construct(ctx, args))),
+        TargetType::new(&striped::MANUAL, |ctx, args| Box::pin(striped::construct(ctx, args))),
+        TargetType::new(&zero::MANUAL, |ctx, args| Box::pin(zero::construct(ctx, args))),
     ]
 }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, shifted, stack};
@@ -11,6 +12,13 @@ use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::stripe_errors::StripeErrors;
 use crate::table::quote;
+
+pub(super) static MANUAL: Manual = Manual::new(
+    "striped",
+    (1, 7, 0),
+    "chunks of several devices in turn",
+    "<n> <chunk_sectors> [<dev> <offset>]{n}",
+);
 
 pub(crate) struct Striped {
     pub(crate) layout: Layout,

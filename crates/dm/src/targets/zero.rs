@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! zero: reads return zeroes, writes are dropped. It has no device below.
+//! zero, without arguments: reads return zeroes, writes are dropped.
 use std::rc::Rc;
 
+use block::attr::Manual;
 use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
 
 use crate::context::Context;
 
-pub(crate) struct Zero(Sector);
+pub(super) static MANUAL: Manual =
+    Manual::new("zero", (1, 2, 0), "reads are zeroes, writes are dropped", "");
+
+struct Zero(Sector);
 
 pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn Target>, Error> {
     if !args.is_empty() {

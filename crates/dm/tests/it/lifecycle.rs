@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::{Bench, filled, read, take_log, write};
-use block::attr::{Kind, Spec};
+use block::attr::{Kind, Manual, Spec};
 use block::value::Value;
 use block::{
     Bio, BlockDevice, Class, Error, ErrorKind, Flags, Limits, LocalFuture, Nanos, Op, Sector,
@@ -344,12 +344,14 @@ impl Drop for Recorder {
     }
 }
 
+static RECORDER: Manual = Manual::new("recorder", (1, 0, 0), "logs its calls", "");
+
 type Shared<T> = Rc<RefCell<T>>;
 
 fn recorder(bench: &Bench) -> (Shared<Vec<String>>, Shared<String>) {
     let (log, fail) = (Shared::<Vec<String>>::default(), Shared::<String>::default());
     let (l, f) = (log.clone(), fail.clone());
-    bench.dm.register(TargetType::new("recorder", (1, 0, 0), move |_, args| {
+    bench.dm.register(TargetType::new(&RECORDER, move |_, args| {
         let recorder = Rc::new(Recorder { name: args.concat(), log: l.clone(), fail: f.clone() });
         Box::pin(async move {
             recorder.record("construct")?;

@@ -120,6 +120,30 @@ fn metrics_tell_the_state_of_every_write_cache() {
 }
 
 #[test]
+fn metrics_have_the_numbers_of_zram_and_of_the_page_cache() {
+    let pond = Daemon::start();
+    pond.create("z", "0 2048 zram lz4");
+    pond.create("d", "0 2048 zram lz4");
+    pond.create("buf", "0 2048 buffered mem:1M");
+    for device in ["z", "buf"] {
+        assert_eq!(pond.qemu_io(device, &["write -P 7 0 64k"]).code, Some(0));
+    }
+    let (_, text) = pond.curl("GET", "/metrics", &[]);
+    for line in [
+        "# TYPE millpond_zram_same_pages gauge",
+        "# TYPE millpond_zram_failed_reads_total counter",
+        "millpond_zram_same_pages{device=\"z\"} 16",
+        "millpond_zram_same_pages{device=\"d\"} 0",
+        "# TYPE millpond_buffered_cached_bytes gauge",
+        "# HELP millpond_buffered_errors_total Errors of writeback.",
+        "millpond_buffered_cached_bytes{device=\"buf\"} 65536",
+        "millpond_buffered_errors_total{device=\"buf\"} 0",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
 fn a_client_that_goes_while_it_waits_disturbs_nobody() {
     let daemon = Daemon::start();
     daemon.create("d", "0 8 zero");

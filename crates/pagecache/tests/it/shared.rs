@@ -45,7 +45,7 @@ impl Resolver for Disks {
 }
 
 fn buffered() -> TargetType {
-    TargetType::new("buffered", pagecache::VERSION, |ctx, args| {
+    TargetType::new(&pagecache::MANUAL, |ctx, args| {
         Box::pin(async move {
             let below = ctx.lookup(&args[0]).await?;
             let words: Vec<&str> = args[1..].iter().map(String::as_str).collect();

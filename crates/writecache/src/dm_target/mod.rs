@@ -465,8 +465,11 @@ impl Target for WriteCache {
         figures::specs().chain([&figures::DRAIN]).chain(options::attributes(&config)).collect()
     }
 
-    fn figure(&self, name: &str) -> Option<Value> {
-        self.attribute(name).ok()
+    fn metrics(&self) -> Vec<(&'static Spec, u64)> {
+        let exported = figures::specs().filter(|spec| spec.metric.is_some());
+        exported
+            .filter_map(|spec| Some((spec, self.attribute(spec.name).ok()?.number()?)))
+            .collect()
     }
 
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {

@@ -120,7 +120,7 @@ impl Lab {
         let dm = Dm::new(Rc::new(Disks { lab: self.clone(), spoilt: spoilt.clone() }));
         let made: Rc<RefCell<Option<Rc<PageCache>>>> = Rc::default();
         let (config, keep) = (self.config.clone(), made.clone());
-        dm.register(TargetType::new("buffered", pagecache::VERSION, move |ctx, args| {
+        dm.register(TargetType::new(&pagecache::MANUAL, move |ctx, args| {
             let (config, keep) = (config.clone(), keep.clone());
             Box::pin(async move {
                 let below = ctx.lookup(&args[0]).await?;

@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use host::{Listing, TableArgs};
 
 use crate::drain::DrainArgs;
+use crate::show::ShowArgs;
 
 /// The verbs that control a daemon.
 #[derive(Debug, Subcommand)]
@@ -30,6 +31,8 @@ pub enum ControlVerb {
     Get(GetArgs),
     Set(SetArgs),
     Version(VersionArgs),
+    Show(ShowArgs),
+    Flush(FlushArgs),
     Reload(ReloadArgs),
     Stop(StopArgs),
 }
@@ -387,6 +390,22 @@ Examples:
 pub struct VersionArgs {
     #[command(flatten)]
     pub(crate) listing: Listing,
+}
+
+/// Write back what a device's caches hold, and flush it
+///
+/// Afterwards all writes that were complete when it began are durable on the devices below, and an
+/// origin alone is up to date with them. Shows its progress after 2 seconds. Caches of devices
+/// below are not written back; what they have acknowledged is durable. `drain` does it within
+/// limits.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond flush wc")]
+pub struct FlushArgs {
+    /// The devices
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
 /// Read the configuration file again, and create the devices that are new in it

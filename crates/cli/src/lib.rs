@@ -23,6 +23,7 @@ mod progress;
 mod recover;
 mod reproduce;
 mod requests;
+mod show;
 mod verbs;
 mod wipe;
 

@@ -222,6 +222,13 @@ pub(crate) async fn message(
     Ok(show_while(client, LongOp::Flush, name, answer).await?.reply)
 }
 
+/// Writes back and flushes a device. Shows the progress of one that takes long.
+pub(crate) async fn flush(client: &Client, name: &str) -> Result<(), Failure> {
+    let path = paths::of_device(name, "flush");
+    let answer = client.post::<_, api::Nothing>(&path, &api::Nothing {});
+    show_while(client, LongOp::Flush, name, answer).await.map(|api::Nothing {}| ())
+}
+
 /// Reads the configuration file again. Prints warnings.
 pub(crate) async fn reload(client: &Client) -> Result<api::Reloaded, Failure> {
     let report: api::Reloaded = client.post(paths::RELOAD, &api::Nothing {}).await?;

@@ -22,6 +22,7 @@ use crate::drain::drain;
 use crate::process::Process;
 use crate::progress::{LongOp, QUIET, show_while};
 use crate::requests::{self, Lines, Removal};
+use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 
 type Done = Result<(), Failure>;
 
@@ -57,6 +58,10 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::Get(a) => within(format!("get {}", a.name), get(client, &a).await),
         ControlVerb::Set(a) => within(format!("set {}", a.name), set(client, &a).await),
         ControlVerb::Version(a) => within("version", version(client, &a).await),
+        ControlVerb::Show(a) => within(verb_of("show", &a.name), show_devices(client, &a).await),
+        ControlVerb::Flush(a) => {
+            each("flush", &a.names, async |n| requests::flush(client, n).await).await
+        }
         ControlVerb::Reload(a) => reload(client, a).await,
         ControlVerb::Stop(a) => within("stop", stop(client, &a).await),
     }
@@ -276,6 +281,14 @@ async fn version(client: &Client, a: &VersionArgs) -> Done {
         let versions = text::version(env!("CARGO_PKG_VERSION"), &daemon);
         format!("{versions}Cores:             {}\n", daemon.cores)
     })
+}
+
+async fn show_devices(client: &Client, a: &ShowArgs) -> Done {
+    let all = summaries(client, a.name.as_deref()).await?;
+    match a.name {
+        Some(_) => show(&a.listing, &all.first(), || all.iter().map(Summary::text).collect()),
+        None => show(&a.listing, &all, || summary_table(&all)),
+    }
 }
 
 async fn reload(client: &Client, a: ReloadArgs) -> Done {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Nanos, Sector, UnsavedBlocks, same_device};
+use block::{BlockDevice, Class, Error, Nanos, Sector, UnsavedBlocks, same_device};
 
 use crate::context::EventSource;
 use crate::device::{MAJOR, MappedDevice};
@@ -95,6 +95,19 @@ impl Dm {
             return Err(self.in_use(&device));
         }
         device.write_back().await
+    }
+
+    /// Writes back what only the caches of a device hold, while it is in use, and flushes it.
+    /// Fails with `EBUSY` while it is suspended.
+    pub async fn flush(&self, name: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
+        if device.info().suspended {
+            let text = format!("{name}: it is suspended: resume it first");
+            return Err(Error::busy(text));
+        }
+        device.write_back().await?;
+        let flushed = reactor::flush(&*device, Class::Foreground).await;
+        flushed.map_err(|status| Error::io(format!("{name}: FLUSH: {status}")))
     }
 
     /// Calls `report` with each device that is removed and what stays in its cache.

@@ -6,6 +6,8 @@
 //!   [`crate::core_thread::CoreHandle`] sends.
 //! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
+mod attributes;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,14 +25,13 @@ use uring::Files;
 use crate::addr::Addr;
 use crate::claims::Claims;
 use crate::config::{DeviceConfig, of_device};
-use crate::exported::ExportedDevice;
 use crate::exports::DmExports;
-use crate::leaf_word::{LeafWord, is_leaf_word, parse};
+use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
 use crate::retry::{START_RETRY_TIME, retry_while_busy};
 use crate::secondary::{CorePool, Owner};
+use crate::targets;
 use crate::zram_factory::ZramFactory;
-use crate::{sysfs, targets};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
 /// little. At most a quarter of all time.
@@ -240,6 +241,14 @@ impl Engine {
         Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
     }
 
+    /// Writes back what the device's caches hold, and flushes it.
+    pub(crate) async fn flush(&self, name: &str) -> Result<api::Nothing, Failure> {
+        tracing::info!(device = name, "flush begins");
+        self.dm.flush(name).await?;
+        tracing::info!(device = name, "flush has ended");
+        Ok(api::Nothing {})
+    }
+
     pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
         match (&to.name, &to.uuid) {
             (Some(new), None) => {
@@ -328,73 +337,6 @@ impl Engine {
     pub(crate) fn targets(&self) -> Vec<api::TargetType> {
         let targets = self.dm.targets().into_iter();
         targets.map(|t| api::TargetType { name: t.name.into(), version: t.version }).collect()
-    }
-
-    /// The open leaf of this name, if no mapped device has it. Errors: `ENXIO` when it is a path
-    /// and no table has it open.
-    async fn leaf(&self, name: &str) -> Result<Option<ExportedDevice>, Failure> {
-        if !is_leaf_word(name) || self.dm.get(name).is_ok() {
-            return Ok(None); // the verb reports an unknown mapped device
-        }
-        self.leaves.find(name).await?.map(|leaf| Some(ExportedDevice::Leaf(leaf))).ok_or_else(
-            || {
-                let open = self.leaves.opened();
-                let open: Vec<&str> = open.iter().map(|leaf| leaf.name()).collect();
-                let open = if open.is_empty() { "none".to_owned() } else { open.join(", ") };
-                let hint = "allowed are mapped devices and the leaves that tables have open";
-                Error::not_found(format!("{name}: no such device: {hint}, now {open}")).into()
-            },
-        )
-    }
-
-    pub(crate) async fn attributes(&self, name: &str) -> Result<api::Attributes, Failure> {
-        let mut all = api::Attributes::new();
-        if let Some(leaf) = self.leaf(name).await? {
-            for spec in sysfs::attributes(&self.dm, &leaf).into_iter().filter(|s| sysfs::is_line(s))
-            {
-                let value = sysfs::get(&self.dm, &leaf, spec.name).await?;
-                all.insert(spec.name.into(), value.into());
-            }
-            return Ok(all);
-        }
-        for spec in self.dm.attributes(name)?.into_iter().filter(|spec| sysfs::is_line(spec)) {
-            all.insert(spec.name.into(), self.dm.get_attribute(name, spec.name).await?.into());
-        }
-        Ok(all)
-    }
-
-    pub(crate) async fn attribute(
-        &self,
-        name: &str,
-        attr: &str,
-    ) -> Result<api::Attribute, Failure> {
-        let value = match self.leaf(name).await? {
-            Some(leaf) => sysfs::get(&self.dm, &leaf, attr).await?,
-            None => self.dm.get_attribute(name, attr).await?,
-        };
-        Ok(api::Attribute { value: value.into() })
-    }
-
-    pub(crate) async fn set_attribute(
-        &self,
-        name: &str,
-        attr: &str,
-        value: &str,
-    ) -> Result<api::Attribute, Failure> {
-        if let Some(leaf) = self.leaf(name).await? {
-            sysfs::set(&self.dm, &leaf, attr, value).await?;
-            return self.attribute(name, attr).await;
-        }
-        let mark = self.files.closes_begun();
-        let set = self.dm.set_attribute(name, attr, value).await;
-        self.files.closed_since(mark).await;
-        set?;
-        tracing::info!(device = name, attr, value, "attribute set");
-        match self.dm.access(name, attr) {
-            Ok(access) if access.reads() => self.attribute(name, attr).await,
-            // A command has no value, and may have removed the attribute.
-            Ok(_) | Err(_) => Ok(api::Attribute { value: api::Value::Text(value.to_owned()) }),
-        }
     }
 
     fn changed(&self, name: &str) -> Result<api::Changed, Failure> {

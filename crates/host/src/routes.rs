@@ -53,6 +53,7 @@ pub(crate) enum DeviceVerb {
     Resume,
     Rename,
     Message,
+    Flush,
     Status,
     Table(TableSlot),
     Deps,
@@ -116,6 +117,7 @@ fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<DeviceVerb
         ("POST", ["resume"]) => DeviceVerb::Resume,
         ("POST", ["rename"]) => DeviceVerb::Rename,
         ("POST", ["message"]) => DeviceVerb::Message,
+        ("POST", ["flush"]) => DeviceVerb::Flush,
         ("GET", ["status"]) => DeviceVerb::Status,
         ("GET", ["table"]) => DeviceVerb::Table(slot(query)?),
         ("GET", ["deps"]) => DeviceVerb::Deps,
@@ -254,6 +256,10 @@ async fn of_device(
             let message = parse::<api::Message>(body)?;
             json(&core.call(async move |e| e.message(&name, message).await).await??)
         }
+        DeviceVerb::Flush => {
+            parse::<api::Nothing>(body)?;
+            json(&core.call(async move |e| e.flush(&name).await).await??)
+        }
         DeviceVerb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
         DeviceVerb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         DeviceVerb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
@@ -368,6 +374,7 @@ mod tests {
             ("POST", "/v1/devices/wc/resume", "", of("wc", DeviceVerb::Resume)),
             ("POST", "/v1/devices/wc/rename", "", of("wc", DeviceVerb::Rename)),
             ("POST", "/v1/devices/wc/message", "", of("wc", DeviceVerb::Message)),
+            ("POST", "/v1/devices/wc/flush", "", of("wc", DeviceVerb::Flush)),
             ("GET", "/v1/devices/wc/status", "", of("wc", DeviceVerb::Status)),
             ("GET", "/v1/devices/wc/table", "", of("wc", DeviceVerb::Table(TableSlot::Live))),
             (

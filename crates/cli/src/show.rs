@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond show`: devices in words and units that people read.
+//!
+//! ```text
+//!   info, table, deps, attributes ─▶ Summary ─┬▶ a line a device, or a paragraph of one
+//!                                             └▶ JSON: sizes in bytes
+//! ```
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use block::size_text;
+use clap::Args;
+use control::{Failure, api, paths};
+use host::Listing;
+use serde::Serialize;
+
+use crate::client::Client;
+use crate::requests::{self, Lines, unless_missing};
+
+/// Show devices: size, state, what is dirty, errors
+///
+/// Without NAME a line for each device. `-o json` gives the same with sizes in bytes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond show
+  millpond show wc
+  millpond show wc -o json")]
+pub struct ShowArgs {
+    /// The device
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// A device as people ask for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Summary {
+    name: String,
+    size_bytes: u64,
+    /// `active`, `suspended`, or `no table`.
+    state: &'static str,
+    /// Clients and tables that have it open.
+    open_count: u32,
+    /// Target types of its table, each once.
+    targets: Vec<String>,
+    /// What the table stands on.
+    devices: Vec<String>,
+    /// Figures of its targets; which there are depends on the targets.
+    figures: BTreeMap<&'static str, u64>,
+    /// What went wrong last, by the target that reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+}
+
+/// The devices that are asked for.
+pub(crate) async fn summaries(
+    client: &Client,
+    name: Option<&str>,
+) -> Result<Vec<Summary>, Failure> {
+    let devices = match name {
+        Some(name) => vec![requests::device(client, name).await?],
+        None => requests::devices(client).await?,
+    };
+    let mut all = Vec::new();
+    for device in devices {
+        let summary = unless_missing(&device.name, summary(client, &device).await)?;
+        all.extend(summary);
+    }
+    Ok(all)
+}
+
+async fn summary(client: &Client, device: &api::Device) -> Result<Summary, Failure> {
+    let name = &device.name;
+    let mut targets = Vec::new();
+    for line in requests::lines(client, name, Lines::LiveTable, None).await? {
+        if !targets.contains(&line.target) {
+            targets.push(line.target);
+        }
+    }
+    let deps = requests::deps(client, name).await?;
+    let attributes: api::Attributes = client.get(&paths::of_device(name, "attributes")).await?;
+    let mut figures = BTreeMap::new();
+    for target in &targets {
+        match target.as_str() {
+            "writecache" => figures.extend(of_write_cache(&attributes)),
+            "zram" => figures.extend(of_zram(&attributes)),
+            "buffered" => {
+                for list in ["cache_stat", "errors"] {
+                    let path = paths::attribute(name, list);
+                    let text: api::Attribute = client.get(&path).await?;
+                    figures.extend(of_page_cache(&text.value.to_string()));
+                }
+            }
+            _ => {}
+        }
+    }
+    let state = match (device.live_table, device.suspended) {
+        (false, _) => "no table",
+        (true, true) => "suspended",
+        (true, false) => "active",
+    };
+    Ok(Summary {
+        name: name.clone(),
+        size_bytes: device.size_sectors * 512,
+        state,
+        open_count: device.open_count,
+        targets,
+        devices: deps.into_iter().map(|dep| dep.name).collect(),
+        figures,
+        last_error: last_error(&attributes),
+    })
+}
+
+fn number(attributes: &api::Attributes, name: &str) -> Option<u64> {
+    match attributes.get(name)? {
+        api::Value::Number(number) => Some(*number),
+        api::Value::Signed(_) | api::Value::Text(_) => None,
+    }
+}
+
+fn last_error(attributes: &api::Attributes) -> Option<String> {
+    let texts = ["writeback_error", "last_error"].map(|name| attributes.get(name));
+    let mut texts = texts.into_iter().flatten().map(ToString::to_string);
+    texts.find(|text| !text.is_empty() && text != "none")
+}
+
+fn of_write_cache(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
+    let of = |name| number(attributes, name);
+    let Some(block) = of("block_size") else { return Vec::new() };
+    let blocks = |name| of(name).map(|blocks| blocks * block);
+    let dirty = blocks("dirty_blocks").map(|dirty| dirty + blocks("zero_blocks").unwrap_or(0));
+    let pairs = [
+        ("cache_bytes", blocks("total_blocks")),
+        ("dirty_bytes", dirty),
+        ("clean_bytes", blocks("clean_blocks")),
+        ("unreadable_bytes", blocks("bad_blocks")),
+        ("failing_bytes", blocks("failing_blocks")),
+        ("written_back_bytes", of("origin_write_bytes")),
+        ("writers_slowed_us", of("throttled_us")),
+        ("origin_errors", of("writeback_errors")),
+        ("cache_errors", of("cache_read_errors")),
+        ("checksum_errors", of("checksum_errors")),
+    ];
+    pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+fn of_zram(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
+    let field = |name: &str, nth: usize| -> Option<u64> {
+        let text = attributes.get(name)?.to_string();
+        text.split_ascii_whitespace().nth(nth)?.parse().ok()
+    };
+    let pairs = [
+        ("data_bytes", field("mm_stat", 0)),
+        ("compressed_bytes", field("mm_stat", 1)),
+        ("memory_bytes", field("mm_stat", 2)),
+        ("written_back_bytes", field("bd_stat", 0).map(|pages| pages * 4096)),
+    ];
+    pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Of lines `name value`.
+fn of_page_cache(lines: &str) -> Vec<(&'static str, u64)> {
+    const FIGURES: [(&str, &str); 8] = [
+        ("memory_limit_bytes", "memory_limit_bytes"),
+        ("memory_used_bytes", "memory_used_bytes"),
+        ("cached_bytes", "cached_bytes"),
+        ("dirty_bytes", "dirty_bytes"),
+        ("writeback_bytes", "writeback_bytes"),
+        ("errors", "device_errors"),
+        ("flush_errors", "flush_errors"),
+        ("failing_bytes", "failing_bytes"),
+    ];
+    let pair = |line: &str| {
+        let (name, value) = line.split_once(' ')?;
+        let (_, figure) = FIGURES.into_iter().find(|(known, _)| *known == name)?;
+        Some((figure, value.trim().parse().ok()?))
+    };
+    lines.lines().filter_map(pair).collect()
+}
+
+/// A line for each device, under a head.
+pub(crate) fn table(summaries: &[Summary]) -> String {
+    if summaries.is_empty() {
+        return control::text::NO_DEVICES.into();
+    }
+    let head = ["NAME", "SIZE", "STATE", "OPEN", "TARGET", "DIRTY"].map(str::to_owned);
+    let mut rows = vec![head];
+    for s in summaries {
+        let dirty = s.figures.get("dirty_bytes").map_or_else(|| "-".into(), |_| s.dirty());
+        let targets = if s.targets.is_empty() { "-".into() } else { s.targets.join(" ") };
+        let open = s.open_count.to_string();
+        rows.push([s.name.clone(), size_text(s.size_bytes), s.state.into(), open, targets, dirty]);
+    }
+    let widths: Vec<usize> =
+        (0..6).map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0)).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
+}
+
+impl Summary {
+    fn figure(&self, name: &str) -> Option<u64> {
+        self.figures.get(name).copied()
+    }
+
+    /// `12.0 MiB (18 %)`: of the cache, or of the memory that a page cache may use.
+    fn dirty(&self) -> String {
+        let dirty = self.figure("dirty_bytes").unwrap_or(0);
+        let whole = self.figure("cache_bytes").or_else(|| self.figure("memory_limit_bytes"));
+        match whole {
+            Some(whole @ 1..) => format!("{} ({} %)", size_text(dirty), percent(dirty, whole)),
+            Some(0) | None => size_text(dirty),
+        }
+    }
+
+    /// A paragraph.
+    pub(crate) fn text(&self) -> String {
+        let targets = if self.targets.is_empty() { "none".into() } else { self.targets.join(" ") };
+        let mut rows = vec![
+            ("size", size_text(self.size_bytes)),
+            ("state", self.state.to_owned()),
+            ("opened by", format!("{} clients and tables", self.open_count)),
+            ("target", targets),
+        ];
+        if !self.devices.is_empty() {
+            rows.push(("devices", self.devices.join(", ")));
+        }
+        let sizes = [
+            ("cache", "cache_bytes"),
+            ("clean", "clean_bytes"),
+            ("memory used", "memory_used_bytes"),
+            ("cached", "cached_bytes"),
+            ("data", "data_bytes"),
+            ("compressed to", "compressed_bytes"),
+            ("memory", "memory_bytes"),
+            ("written back", "written_back_bytes"),
+            ("unreadable", "unreadable_bytes"),
+            ("can't be written", "failing_bytes"),
+        ];
+        if self.figure("dirty_bytes").is_some() {
+            rows.push(("dirty", self.dirty()));
+        }
+        let shown = |(label, name)| self.figure(name).map(|bytes| (label, size_text(bytes)));
+        rows.extend(sizes.into_iter().filter_map(shown));
+        if let Some(us) = self.figure("writers_slowed_us") {
+            rows.push(("writers slowed", format!("{}.{:03} s", us / 1_000_000, us / 1000 % 1000)));
+        }
+        let errors = [
+            ("origin", "origin_errors"),
+            ("cache", "cache_errors"),
+            ("checksums", "checksum_errors"),
+            ("device", "device_errors"),
+            ("flushes", "flush_errors"),
+        ];
+        let errors: Vec<String> = errors
+            .into_iter()
+            .filter_map(|(label, name)| Some(format!("{label} {}", self.figure(name)?)))
+            .collect();
+        if !errors.is_empty() {
+            rows.push(("errors", errors.join(", ")));
+        }
+        if let Some(error) = &self.last_error {
+            rows.push(("last error", error.clone()));
+        }
+        let mut out = format!("{}\n", self.name);
+        for (label, value) in rows {
+            let _ = writeln!(out, "  {label:<22}{value}");
+        }
+        out
+    }
+}
+
+/// Rounded up, so that nothing dirty is 0 %.
+fn percent(part: u64, whole: u64) -> u64 {
+    u64::try_from((u128::from(part) * 100).div_ceil(u128::from(whole.max(1)))).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_cache() -> Summary {
+        let attributes = [
+            ("block_size", 4096),
+            ("total_blocks", 1000),
+            ("dirty_blocks", 255),
+            ("zero_blocks", 1),
+            ("clean_blocks", 10),
+            ("bad_blocks", 0),
+            ("failing_blocks", 2),
+            ("origin_write_bytes", 1 << 20),
+            ("throttled_us", 1_234_567),
+            ("writeback_errors", 3),
+            ("cache_read_errors", 0),
+            ("checksum_errors", 0),
+        ];
+        let attributes: api::Attributes = attributes
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), api::Value::Number(value)))
+            .collect();
+        Summary {
+            name: "wc".into(),
+            size_bytes: 64 << 20,
+            state: "active",
+            open_count: 1,
+            targets: vec!["writecache".into()],
+            devices: vec!["/o.img".into(), "/c.img".into()],
+            figures: of_write_cache(&attributes).into_iter().collect(),
+            last_error: Some("EIO".into()),
+        }
+    }
+
+    #[test]
+    fn a_write_cache_is_a_paragraph_with_units() {
+        let want = "\
+wc
+  size                  64.0 MiB
+  state                 active
+  opened by             1 clients and tables
+  target                writecache
+  devices               /o.img, /c.img
+  dirty                 1.0 MiB (26 %)
+  cache                 3.9 MiB
+  clean                 40.0 KiB
+  written back          1.0 MiB
+  unreadable            0 bytes
+  can't be written      8.0 KiB
+  writers slowed        1.234 s
+  errors                origin 3, cache 0, checksums 0
+  last error            EIO
+";
+        assert_eq!(write_cache().text(), want);
+    }
+
+    #[test]
+    fn devices_are_lines_under_a_head() {
+        let empty = Summary { name: "longer".into(), state: "no table", ..Summary::default() };
+        let want = "\
+NAME    SIZE      STATE     OPEN  TARGET      DIRTY
+wc      64.0 MiB  active    1     writecache  1.0 MiB (26 %)
+longer  0 bytes   no table  0     -           -
+";
+        assert_eq!(table(&[write_cache(), empty]), want);
+        assert_eq!(table(&[]), "No devices found\n");
+    }
+
+    #[test]
+    fn anything_dirty_is_more_than_no_percent() {
+        assert_eq!((percent(0, 7), percent(1, 1 << 50), percent(7, 7)), (0, 1, 100));
+        assert_eq!(percent(u64::MAX, u64::MAX), 100);
+    }
+
+    #[test]
+    fn lists_of_a_page_cache_and_a_ram_disk_give_their_figures() {
+        let lines = "memory_limit_bytes 4096\nfolios 7\ndirty_bytes 12\nerrors 1\n";
+        let figures = [("memory_limit_bytes", 4096), ("dirty_bytes", 12), ("device_errors", 1)];
+        assert_eq!(of_page_cache(lines), figures);
+        let attributes = [("mm_stat", "8192 100 4096 0 0 0 0 0 0"), ("bd_stat", "2 0 2")];
+        let attributes: api::Attributes = attributes
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), api::Value::Text(value.to_owned())))
+            .collect();
+        let figures = of_zram(&attributes);
+        let want = [
+            ("data_bytes", 8192),
+            ("compressed_bytes", 100),
+            ("memory_bytes", 4096),
+            ("written_back_bytes", 8192),
+        ];
+        assert_eq!(figures, want);
+    }
+}

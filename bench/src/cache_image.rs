@@ -261,7 +261,7 @@ impl Units<'_> {
             kind: self.kind,
             uuid: UUID,
             seq,
-            epoch: 1,
+            incarnation: 1,
             link: self.link,
             flushed_seq: if self.kind == Kind::Log { seq - 1 } else { 0 },
             count: 0, // taken from the entries

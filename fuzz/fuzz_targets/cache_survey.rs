@@ -88,7 +88,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
         kind: Kind::Checkpoint,
         uuid,
         seq: 0,
-        epoch: 1,
+        incarnation: 1,
         link: 0,
         flushed_seq: 0,
         count: 0,

@@ -111,7 +111,7 @@ fn record_head(epochs: bool, zeroes: bool) -> [u8; 10] {
         kind: Kind::Log,
         uuid: [1; 16],
         seq: 1,
-        epoch: 1,
+        incarnation: 1,
         link: 0,
         flushed_seq: 0,
         count: 0,

@@ -2,8 +2,8 @@
 //! Records: units of the log and of checkpoints, each with up to 252 entries.
 //!
 //! ```text
-//! 0       8   10   12   16      32    40      48            56     60     62        64
-//! │ magic │ver│kind│crc │ uuid  │ seq │ epoch │ flushed_seq │ link │count │reserved │ entries …
+//! 0       8   10   12   16     32    40            48            56     60     62        64
+//! │ magic │ver│kind│crc │ uuid │ seq │ incarnation │ flushed_seq │ link │count │reserved │ entries
 //! ```
 //!
 //! Invariants
@@ -187,8 +187,9 @@ pub struct RecordHeader {
     pub uuid: [u8; 16],
     /// Position in the log, from 1; in a checkpoint the index of the unit, from 0.
     pub seq: u64,
-    /// Never decreases along the log; in a checkpoint the checkpoint's id.
-    pub epoch: u64,
+    /// The incarnation of the log, which never decreases along it; in a checkpoint the
+    /// checkpoint's id.
+    pub incarnation: u64,
     /// Checksum of the previous record, 0 if there is none (FM-R1).
     pub link: u32,
     /// All records with `seq` up to this, and their data, are durable. Unused in a checkpoint.
@@ -206,7 +207,7 @@ struct HeaderMedia {
     crc: U32,
     uuid: [u8; 16],
     seq: U64,
-    epoch: U64,
+    incarnation: U64,
     flushed_seq: U64,
     link: U32,
     count: U16,
@@ -286,7 +287,7 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
         crc: U32::ZERO,
         uuid: header.uuid,
         seq: U64::new(header.seq),
-        epoch: U64::new(header.epoch),
+        incarnation: U64::new(header.incarnation),
         flushed_seq: U64::new(header.flushed_seq),
         link: U32::new(header.link),
         count: U16::new(u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT")),
@@ -305,8 +306,8 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
     seal(out)
 }
 
-/// Decodes a record of the cache `uuid`. The caller checks that `seq`, `link`, `epoch` and `kind`
-/// are right for this place, and the slots against its geometry.
+/// Decodes a record of the cache `uuid`. The caller checks that `seq`, `link`, `incarnation` and
+/// `kind` are right for this place, and the slots against its geometry.
 pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, Damage> {
     let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION_ZEROES)?;
     let (head, body) = unit.split_at(HEADER_BYTES);
@@ -352,7 +353,7 @@ pub fn decode_record<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<Record<'a>, 
         kind,
         uuid: head.uuid,
         seq,
-        epoch: head.epoch.get(),
+        incarnation: head.incarnation.get(),
         link: head.link.get(),
         flushed_seq,
         count,

@@ -9,7 +9,15 @@ const UUID: [u8; 16] = *b"0123456789abcdef";
 
 fn log_header(seq: u64) -> RecordHeader {
     let kind = Kind::Log;
-    RecordHeader { kind, uuid: UUID, seq, epoch: 2, link: 0xfeed, flushed_seq: seq - 1, count: 0 }
+    RecordHeader {
+        kind,
+        uuid: UUID,
+        seq,
+        incarnation: 2,
+        link: 0xfeed,
+        flushed_seq: seq - 1,
+        count: 0,
+    }
 }
 
 fn write(block: u64, slot: u32) -> Entry {
@@ -211,7 +219,7 @@ fn bytes_are_where_the_byte_map_says() {
         kind: Kind::Log,
         uuid: *b"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f",
         seq: 0x0102_0304_0506_0708,
-        epoch: 0x11,
+        incarnation: 0x11,
         link: 0xaabb_ccdd,
         flushed_seq: 0x0102_0304_0506_0700,
         count: 5,
@@ -265,7 +273,7 @@ proptest! {
     #[test]
     fn every_possible_record_comes_back(
         entries in prop::collection::vec(any_entry(), 0..=ENTRIES_PER_UNIT),
-        uuid in any::<[u8; 16]>(), seq in 1u64.., epoch in any::<u64>(),
+        uuid in any::<[u8; 16]>(), seq in 1u64.., incarnation in any::<u64>(),
         link in any::<u32>(), lag in any::<u64>(), is_log in any::<bool>(),
         epochs in prop::option::of(0..BLOCK_LIMIT),
     ) {
@@ -279,7 +287,7 @@ proptest! {
             entries.retain(|entry| !entry.op.is_of_epochs());
         }
         let count = u16::try_from(entries.len()).unwrap();
-        let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
+        let header = RecordHeader { kind, uuid, seq, incarnation, link, flushed_seq, count };
         let mut unit = vec![0xa5; UNIT];
         let crc = encode_record(&header, &entries, &mut unit);
         let record = decode_record(&unit, &uuid).unwrap();

@@ -67,7 +67,7 @@ pub struct CheckpointRef {
     pub area: u8,
     /// Units written; 0: there is no checkpoint, and the map starts empty.
     pub units: u32,
-    /// Identity of the checkpoint: the `epoch` of its units.
+    /// Identity of the checkpoint: the `incarnation` of its units.
     pub id: u64,
     /// First record to replay.
     pub log_start_seq: u64,

@@ -197,7 +197,7 @@ async fn scan_checkpoint(place: &Place, report: &mut ProbeReport, superblock: &S
             buf.read(|bytes| match decode_record(&bytes[at..at + UNIT], &superblock.uuid) {
                 Ok(record) => {
                     let h = &record.header;
-                    if h.kind != Kind::Checkpoint || h.epoch != named.id || h.seq != seq {
+                    if h.kind != Kind::Checkpoint || h.incarnation != named.id || h.seq != seq {
                         let what = format!("checkpoint unit {seq}: it is of another checkpoint");
                         report.add_finding(offset, what);
                     }

@@ -211,7 +211,7 @@ pub(crate) async fn load(
     let mut recovery = Recovery { config, device, superblock, geometry, map, memory };
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
-    check_counter(config, "epoch of a record", end.incarnation, 0..=COUNTER_MAX)?;
+    check_counter(config, "incarnation of a record", end.incarnation, 0..=COUNTER_MAX)?;
     if let Some((oldest, newest)) = recovery.map.pending_epochs() {
         check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;
         check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
@@ -267,7 +267,7 @@ impl Recovery<'_> {
                     Ok(record) => {
                         let h = &record.header;
                         let fits = h.kind == Kind::Checkpoint
-                            && h.epoch == named.id
+                            && h.incarnation == named.id
                             && h.seq == unit_no
                             && h.link == link;
                         link = record.crc;
@@ -329,9 +329,10 @@ impl Recovery<'_> {
                     seq += 1;
                     continue;
                 };
-                incarnation = incarnation.max(header.epoch);
-                let fits =
-                    header.seq == seq && header.link == last.1 && header.epoch >= chain_incarnation;
+                incarnation = incarnation.max(header.incarnation);
+                let fits = header.seq == seq
+                    && header.link == last.1
+                    && header.incarnation >= chain_incarnation;
                 if let (Some(first_bad), true) = (broken, header.seq == seq)
                     && header.flushed_seq >= first_bad
                 {
@@ -342,7 +343,7 @@ impl Recovery<'_> {
                 }
                 if broken.is_none() && fits {
                     last = (seq, crc);
-                    chain_incarnation = header.epoch;
+                    chain_incarnation = header.incarnation;
                     let durable = header.flushed_seq;
                     let settled = unsettled.iter().take_while(|r| r.0 <= durable).count();
                     for (seq, crc, entries) in unsettled.drain(..settled) {

@@ -128,7 +128,7 @@ impl Store {
                         kind: Kind::Checkpoint,
                         uuid,
                         seq,
-                        epoch: id,
+                        incarnation: id,
                         link,
                         flushed_seq: 0,
                         count: u16::try_from(part.len()).expect("at most ENTRIES_PER_UNIT"),

@@ -126,9 +126,10 @@ impl Store {
             for (seq, unit) in (first_seq..).zip(out.chunks_mut(UNIT)) {
                 let entries = entries.next().unwrap_or_default();
                 let count = u16::try_from(entries.len()).expect("at most ENTRIES_PER_UNIT");
-                let epoch = native.log.incarnation;
+                let incarnation = native.log.incarnation;
                 let kind = Kind::Log;
-                let header = RecordHeader { kind, uuid, seq, epoch, link, flushed_seq, count };
+                let header =
+                    RecordHeader { kind, uuid, seq, incarnation, link, flushed_seq, count };
                 link = format::encode_record(&header, entries, unit);
             }
         });

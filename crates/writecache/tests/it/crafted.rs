@@ -105,8 +105,11 @@ fn counters_that_no_cache_reaches_are_refused_by_name() {
     }
     for n in [COUNTER_MAX + 1, u64::MAX] {
         let fixture = used("");
-        forge_record(&fixture, |header, _| header.epoch = n);
-        is_refused(&fixture, &format!("epoch of a record is {n}, 0 to {COUNTER_MAX} are allowed"));
+        forge_record(&fixture, |header, _| header.incarnation = n);
+        is_refused(
+            &fixture,
+            &format!("incarnation of a record is {n}, 0 to {COUNTER_MAX} are allowed"),
+        );
     }
 }
 
@@ -120,7 +123,7 @@ fn the_last_counters_that_are_allowed_are_counted_on() {
         }
     }
     let fixture = used("");
-    forge_record(&fixture, |header, _| header.epoch = COUNTER_MAX);
+    forge_record(&fixture, |header, _| header.incarnation = COUNTER_MAX);
     is_used_on(&fixture);
 }
 
@@ -188,7 +191,7 @@ fn a_checkpoint_that_does_not_fit_fails_only_the_cache() {
         kind: Kind::Log,
         uuid: superblock.uuid,
         seq: 0,
-        epoch: 1,
+        incarnation: 1,
         link: 0,
         flushed_seq: 0,
         count: 0,
@@ -306,7 +309,7 @@ fn more_versions_than_a_cache_can_tell_of_are_refused() {
         kind: Kind::Checkpoint,
         uuid: superblock.uuid,
         seq: 0,
-        epoch: 1,
+        incarnation: 1,
         link: 0,
         flushed_seq: 0,
         count: 0,
@@ -371,7 +374,7 @@ fn long_drops_of_a_log_are_counted_against_the_budget() {
         kind: Kind::Log,
         uuid: superblock.uuid,
         seq: superblock.checkpoint.log_start_seq,
-        epoch: 1,
+        incarnation: 1,
         link: superblock.checkpoint.log_start_link,
         flushed_seq: 0,
         count: 0,

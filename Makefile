@@ -17,7 +17,7 @@ MILLPOND := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug/millpond
 # The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are long.
 ENGINES := --lib --bins --test borrows --test crash --test executor --test exhaustive --test it
 
-.PHONY: help setup build demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
+.PHONY: help setup build install uninstall demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -28,6 +28,33 @@ setup: ## install what the tests need and is missing (Debian-like systems)
 
 build: ## the program, optimised: target/release/millpond
 	$(CARGO) build --release --locked -p millpond
+
+# Where `make install` puts things, as in every Makefile: make install DESTDIR=/tmp/root PREFIX=/usr
+PREFIX ?= /usr/local
+DESTDIR ?=
+INSTALL := install
+PROGRAM := $(or $(CARGO_TARGET_DIR),target)/release/millpond
+SHARE = $(DESTDIR)$(PREFIX)/share
+UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
+
+install: build ## program, man pages, completions, systemd unit, documents (PREFIX=/usr DESTDIR=...)
+	$(INSTALL) -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/millpond
+	$(INSTALL) -d $(SHARE)/man/man1 $(SHARE)/doc/millpond $(UNITS)
+	$(INSTALL) -m 644 docs/man/*.1 $(SHARE)/man/man1
+	$(INSTALL) -m 644 README.md CHANGELOG.md docs/*.md packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(SHARE)/doc/millpond
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/systemd/millpond.service >$(UNITS)/millpond.service
+	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/millpond.conf
+	$(INSTALL) -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(PROGRAM) completions bash >$(SHARE)/bash-completion/completions/millpond
+	$(PROGRAM) completions zsh >$(SHARE)/zsh/site-functions/_millpond
+	$(PROGRAM) completions fish >$(SHARE)/fish/vendor_completions.d/millpond.fish
+
+uninstall: ## remove what `make install` put there; configuration and data stay
+	rm -f $(DESTDIR)$(PREFIX)/bin/millpond $(SHARE)/man/man1/millpond.1 $(SHARE)/man/man1/millpond-*.1
+	rm -f $(UNITS)/millpond.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/millpond.conf
+	rm -f $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond
+	rm -f $(SHARE)/fish/vendor_completions.d/millpond.fish
+	rm -rf $(SHARE)/doc/millpond
 
 demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
 	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)

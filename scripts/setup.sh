@@ -33,6 +33,7 @@ curl                | curl                            | control API, as anyone w
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests
 valgrind            | valgrind                        | bench-noclone: instructions and allocations
+systemd-analyze     | systemd                         | the sandbox of the systemd unit
 chromium            | chromium chromium-browser       | end-to-end tests: the page of reproduce
 '
 

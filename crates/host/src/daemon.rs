@@ -288,6 +288,22 @@ fn handler(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|e| io_failure(&e, "signal handler"))
 }
 
+/// Sends systemd a sign of life as long as core 0 answers, if the service asks for it
+/// (`WatchdogSec`): three in the time after which the service counts as hung.
+async fn feed_watchdog(core: CoreHandle) {
+    let mut limit_us = 0;
+    if !sd_notify::watchdog_enabled(false, &mut limit_us) {
+        return;
+    }
+    let mut tick = tokio::time::interval(Duration::from_micros((limit_us / 3).max(1)));
+    loop {
+        tick.tick().await;
+        if core.call(async |_: Rc<Engine>| ()).await.is_ok() {
+            let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+        }
+    }
+}
+
 /// `millpond daemon --check-config`: prints all that is wrong with a configuration, or that it is
 /// right. Returns the exit code.
 ///
@@ -334,12 +350,15 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     daemon.warn_of_default_export().await?;
     // An error means that systemd has not started it.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    let watchdog = tokio::spawn(feed_watchdog(daemon.state.core.clone()));
     let reloads = tokio::spawn(reload_at_hangups(hangups, daemon.state.clone()));
     tokio::select! {
         (name, _) = signals.next() => tracing::info!(signal = name, "shutting down"),
         () = daemon.state.stop.notified() => tracing::info!("shutting down, by request"),
     }
     reloads.abort();
+    // Devices may take their time to settle; the shutdown timeout bounds it.
+    watchdog.abort();
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let stopped = tokio::select! {
         stopped = daemon.stop() => stopped,

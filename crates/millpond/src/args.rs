@@ -23,8 +23,8 @@ Examples:
   millpond daemon --run-dir ~/pond &
   export MILLPOND_RUN_DIR=~/pond
   millpond create wc --table '0 4194304 writecache s /srv/origin.img /srv/cache.img 4096 0'
-  millpond status wc
-  millpond message wc 0 flush
+  millpond show wc
+  millpond flush wc
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy."
 )]
@@ -50,6 +50,19 @@ pub(crate) enum Verb {
     #[command(flatten)]
     Control(ControlVerb),
     Help(HelpArgs),
+    Completions(CompletionsArgs),
+}
+
+/// Print a script that completes verbs and options in a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond completions bash > /usr/share/bash-completion/completions/millpond
+  millpond completions zsh > ~/.zfunc/_millpond
+  millpond completions fish > ~/.config/fish/completions/millpond.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
 }
 
 /// Describe a verb or a target type, or list the target types

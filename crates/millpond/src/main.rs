@@ -20,10 +20,10 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use cli::{Client, dmsetup, runtime};
 use control::{EXIT_DONE, Failure};
-use host::{Config, RunDir, abort_on_panic, print, start_log};
+use host::{Config, RunDir, abort_on_panic, print, print_as_is, start_log};
 use tracing::Level;
 
-use crate::args::{Cli, DaemonArgs, HelpArgs, Verb};
+use crate::args::{Cli, CompletionsArgs, DaemonArgs, HelpArgs, Verb};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -45,7 +45,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
         Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) => Some(Level::WARN),
-        Verb::Inspect(_) | Verb::Wipe(_) | Verb::Control(_) | Verb::Help(_) => None,
+        Verb::Inspect(_)
+        | Verb::Wipe(_)
+        | Verb::Control(_)
+        | Verb::Help(_)
+        | Verb::Completions(_) => None,
     };
     // What runs devices that are written to logs, and ends at a panic as at a power cut.
     if let Some(level) = log_level {
@@ -66,6 +70,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
         Verb::Help(HelpArgs { topic }) => help(topic.as_deref()),
+        Verb::Completions(CompletionsArgs { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "millpond", &mut script);
+            print_as_is(&String::from_utf8_lossy(&script)).map(|()| EXIT_DONE)
+        }
         Verb::Control(verb) => {
             let runtime = runtime()?;
             let client = Client::new(&RunDir::choose(run_dir)?);

@@ -16,6 +16,7 @@ mod memory;
 mod offline;
 mod parts;
 mod reproduce;
+mod service;
 mod show;
 mod trust;
 mod verbs;

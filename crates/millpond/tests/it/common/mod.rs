@@ -77,7 +77,16 @@ impl Daemon {
 
     /// Starts a daemon and waits until it says that it is ready.
     pub(crate) fn start_in(dir: TempDir, options: &[&str]) -> Daemon {
-        let (child, mut stderr) = spawn(dir.path(), options);
+        Daemon::start_with_env(dir, options, &[])
+    }
+
+    /// The same with variables of the environment.
+    pub(crate) fn start_with_env(
+        dir: TempDir,
+        options: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Daemon {
+        let (child, mut stderr) = spawn_with_env(dir.path(), options, variables);
         let mut log = String::new();
         while !log.contains("millpond: ready ") {
             assert!(stderr.read_line(&mut log).unwrap() > 0, "no daemon: {log}");
@@ -169,10 +178,20 @@ impl Drop for Daemon {
 }
 
 pub(crate) fn spawn(dir: &Path, options: &[&str]) -> (Child, BufReader<ChildStderr>) {
-    let mut child = Command::new(MILLPOND)
-        .args(["daemon", "--run-dir"])
+    spawn_with_env(dir, options, &[])
+}
+
+fn spawn_with_env(
+    dir: &Path,
+    options: &[&str],
+    variables: &[(&str, &str)],
+) -> (Child, BufReader<ChildStderr>) {
+    // As systemd: WATCHDOG_PID is the number of the process that gets it.
+    let mut child = Command::new("sh")
+        .args(["-c", "WATCHDOG_PID=$$ exec \"$0\" \"$@\"", MILLPOND, "daemon", "--run-dir"])
         .arg(dir.join("run"))
         .args(options)
+        .envs(variables.iter().copied())
         .current_dir(dir)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon as a service of systemd: what it reports, and the sandbox of the unit.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::common::{CommandOutput, Daemon, MILLPOND, folder, sh};
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging")
+}
+
+/// The exposure that systemd computes for the unit with a drop-in, in tenths.
+fn exposure(drop_in: Option<&str>) -> u32 {
+    let dir = folder();
+    let unit = dir.path().join("millpond.service");
+    std::fs::copy(packaging().join("systemd/millpond.service"), &unit).unwrap();
+    if let Some(name) = drop_in {
+        let drop_ins = dir.path().join("millpond.service.d");
+        std::fs::create_dir(&drop_ins).unwrap();
+        let from = packaging().join("systemd/millpond.service.d").join(name);
+        std::fs::copy(from, drop_ins.join(name)).unwrap();
+    }
+    let unit = unit.to_str().unwrap();
+    let out = sh("systemd-analyze", &["security", "--offline=true", "--no-pager", unit]).out;
+    let (_, number) = out.rsplit_once("exposure level for millpond.service: ").expect("a level");
+    let number = number.split_whitespace().next().unwrap().replace('.', "");
+    number.parse().unwrap()
+}
+
+#[test]
+fn the_unit_confines_the_daemon() {
+    assert!(exposure(None) <= 20);
+    assert!(exposure(Some("disks.conf")) <= 20);
+    // fusermount3 is set-uid root: the drop-in has to let it be.
+    assert!(exposure(Some("fuse.conf")) <= 35);
+}
+
+#[test]
+fn the_example_configuration_is_right() {
+    let file = packaging().join("millpond.toml");
+    let check = |file: &Path| {
+        let mut command = Command::new(MILLPOND);
+        command.args(["daemon", "--check-config", "--config"]).arg(file);
+        CommandOutput::from(command.output().unwrap())
+    };
+    check(&file).ok();
+    // What it has commented out, too; its files do not exist here.
+    let text = std::fs::read_to_string(&file).unwrap();
+    let devices = text.split_once("# [[device]]").unwrap().1.replace("\n# ", "\n");
+    let dir = folder();
+    let devices = format!("[[device]]{devices}").replace("\n#\n", "\n");
+    let devices = devices.replace("/var/lib/millpond", dir.path().to_str().unwrap());
+    for (name, mib) in [("origin.img", 2048), ("cache.img", 64)] {
+        crate::common::file_in(dir.path(), name, mib);
+    }
+    let all = dir.path().join("all.toml");
+    std::fs::write(&all, devices).unwrap();
+    assert!(check(&all).ok().ends_with("2 devices, no error found\n"));
+}
+
+#[test]
+fn systemd_hears_of_start_life_and_end() {
+    let dir = folder();
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let receive = || {
+        let mut text = [0; 256];
+        let length = socket.recv(&mut text).expect("a message");
+        String::from_utf8_lossy(&text[..length]).trim().to_owned()
+    };
+    let settings = [
+        ("NOTIFY_SOCKET", path.to_str().unwrap()),
+        // A third of it is the time between two signs of life.
+        ("WATCHDOG_USEC", "300000"),
+    ];
+    let daemon = Daemon::start_with_env(dir, &[], &settings);
+    assert_eq!(receive(), "READY=1");
+    assert_eq!([receive(), receive()], ["WATCHDOG=1", "WATCHDOG=1"]);
+    // One that does not answer shows no sign of life: core 0 is stopped with the process.
+    daemon.signal("-STOP");
+    socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    while socket.recv_from(&mut [0; 256]).is_ok() {}
+    daemon.signal("-CONT");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    assert_eq!(receive(), "WATCHDOG=1");
+    daemon.signal("-TERM");
+    while receive() != "STOPPING=1" {}
+    assert_eq!(daemon.wait().0.code(), Some(0));
+}
+
+#[test]
+fn completions_name_every_verb() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = CommandOutput::from(
+            Command::new(MILLPOND).args(["completions", shell]).output().unwrap(),
+        );
+        let script = script.ok();
+        for verb in ["daemon", "create", "show", "remove_all", "completions"] {
+            assert!(script.contains(verb), "{shell}: {verb}");
+        }
+    }
+}

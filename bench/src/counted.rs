@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use reproduce::mapped::{RANDREAD_512, SHAPES, Shape, output, stack};
+use reproduce::dm_bench::{RANDREAD_512, SHAPES, Shape, output, stack};
 use reproduce::report::Section;
 use reproduce::table::{Table, fixed};
 

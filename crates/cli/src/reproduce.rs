@@ -181,7 +181,7 @@ pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
 
 /// Ends the process although the thread of the scenarios runs.
 fn interrupted() -> ! {
-    reproduce::mapped::kill_child();
+    reproduce::dm_bench::kill_child();
     eprintln!("millpond: reproduce: interrupted; no files are left behind");
     std::process::exit(EXIT_FAILED.into())
 }

@@ -16,7 +16,7 @@ use reactor::Reactor;
 use uring::{OpenOptions, Uring};
 
 use crate::flush::{BLOCK_BYTES, Outcome, Plan, cache_device_sectors, run};
-use crate::unnamed::{self, fill, path};
+use crate::tmpfile::{self, fill, path};
 
 /// Bytes of the cache device that are zeroed before each run: superblocks and the begin of the log.
 const BLANK_BYTES: usize = 1 << 20;
@@ -41,8 +41,8 @@ impl TestBed {
         rotational: Option<bool>,
     ) -> Result<TestBed, String> {
         let make = || -> io::Result<TestBed> {
-            let origin = unnamed::make(dir, origin_blocks * BLOCK_BYTES)?;
-            let device = unnamed::make(dir, 0)?;
+            let origin = tmpfile::make(dir, origin_blocks * BLOCK_BYTES)?;
+            let device = tmpfile::make(dir, 0)?;
             Ok(TestBed { origin, device, rotational })
         };
         make().map_err(|e| format!("{}: {e}", dir.display()))

@@ -21,12 +21,13 @@
 //! Invariants
 //! - RP-R1 In virtual time a scenario is a function of its arguments: it reads no clock, and all
 //!   random numbers come from the seed.
-//! - RP-R2 The program leaves no files behind, however it ends: files have no names (`unnamed`).
+//! - RP-R2 The program leaves no files behind, however it ends: files have no names (`tmpfile`).
 //! - RP-R3 Measured data is checked: what can be read back is read back and compared, or a sample
 //!   of it.
 
 pub mod compressed;
 pub mod cpu;
+pub mod dm_bench;
 pub mod flush;
 pub mod flush_disk;
 pub mod flush_sim;
@@ -34,7 +35,6 @@ pub mod flush_steady;
 mod html;
 pub mod iomap;
 pub mod machine;
-pub mod mapped;
 pub mod median;
 pub mod mixed_load;
 pub mod report;
@@ -44,7 +44,7 @@ pub mod size_counter;
 mod svg;
 pub mod table;
 mod text;
-pub mod unnamed;
+pub mod tmpfile;
 pub mod wbt_sim;
 
 /// Seconds of the monotonic clock. Unlike the engines, this room measures real time.

@@ -18,7 +18,7 @@ use uring::{Mailbox, OpenOptions, Sender, Uring};
 
 use crate::clock;
 use crate::cpu::cpus;
-use crate::unnamed;
+use crate::tmpfile;
 
 /// Cores, a clock and a backing device.
 pub trait Platform {
@@ -91,13 +91,13 @@ impl Local {
     /// # Errors
     /// Why it could not be made.
     pub fn new(dir: &Path, bytes: u64) -> Result<Local, String> {
-        let file = unnamed::make(dir, bytes).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let file = tmpfile::make(dir, bytes).map_err(|e| format!("{}: {e}", dir.display()))?;
         let mailboxes: Result<Vec<_>, _> = (0..2).map(|_| Mailbox::new()).collect();
         let mailboxes = mailboxes.map_err(|e| e.chain())?;
         let uring = Uring::with_mailboxes(CoreId(0), mailboxes.clone()).map_err(|e| e.chain())?;
         let files = uring.files();
         let opened = files
-            .open_path(&unnamed::path(&file), OpenOptions::default())
+            .open_path(&tmpfile::path(&file), OpenOptions::default())
             .map_err(|e| e.chain())?;
         let leaf = Rc::new(FileLeaf::new("backing", opened.file, opened.limits));
         let reactor = Reactor::enter(CoreId(0), Box::new(uring));

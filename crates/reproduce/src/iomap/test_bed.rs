@@ -13,7 +13,7 @@ use sim::model::FlashParams;
 use sim::{DiskSpec, Machine, World, WorldRef};
 use uring::{Files, OpenOptions, Uring};
 
-use crate::unnamed;
+use crate::tmpfile;
 
 /// Sectors of a chunk of 64 KiB.
 const CHUNK: u64 = 128;
@@ -85,7 +85,7 @@ impl Resolver for LeafResolver {
         let opened: Result<Rc<dyn BlockDevice>, Error> = match self {
             LeafResolver::Null(capacity) => Ok(Rc::new(Null::new(word, *capacity))),
             LeafResolver::File(all, files) => files
-                .open_path(&unnamed::path(&all[nth]), OpenOptions::default())
+                .open_path(&tmpfile::path(&all[nth]), OpenOptions::default())
                 .map(|opened| Rc::new(FileLeaf::new(word, opened.file, opened.limits)) as _),
             LeafResolver::Model(world, all) => {
                 let limits = world.borrow().leaf(all[nth]).limits();
@@ -150,7 +150,7 @@ impl TestBed {
             let opens = match kind {
                 LeafKind::Null => LeafResolver::Null(Sector::from_bytes(each)),
                 LeafKind::File | LeafKind::Model => {
-                    let make = |_| unnamed::make(dir, each);
+                    let make = |_| tmpfile::make(dir, each);
                     let made = (0..mapping.leaves()).map(make).collect::<std::io::Result<_>>();
                     let leaves = made.map_err(|e| format!("{}: {e}", dir.display()))?;
                     LeafResolver::File(leaves, uring.files())

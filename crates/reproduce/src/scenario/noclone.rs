@@ -9,7 +9,7 @@ use queue::Mem;
 use sim::{Machine, World};
 
 use super::units::mib;
-use crate::mapped::{Group, RANDREAD_512, SHAPES, Shape, Timing, time};
+use crate::dm_bench::{Group, RANDREAD_512, SHAPES, Shape, Timing, time};
 use crate::median::spread_percent;
 use crate::report::{Basis, Direction, Kind, Plot, Row, Section, Series};
 use crate::rounds::{Progress, Steps};

@@ -2,5 +2,5 @@
 //! The adversary itself: a minute of it, and what it must find.
 
 mod controls;
-mod ends;
 mod minute;
+mod shutdown;

@@ -13,7 +13,7 @@ use crate::mixed_load::{Devices, LoadResult, Local};
 use crate::report::{Basis, Direction, Row, Section};
 use crate::rounds::{Progress, Steps, turns};
 use crate::table::{Table, fixed};
-use crate::unnamed;
+use crate::tmpfile;
 use crate::wbt_sim::Throttling;
 
 /// The prefix of the keys: the disk of this machine.
@@ -54,9 +54,9 @@ impl Options {
 /// The error of the file system or of a device.
 pub fn run(dir: &Path, options: &Options, progress: Progress<'_>) -> Result<Section, String> {
     progress(0.0, "making files");
-    let file = unnamed::make(dir, options.file_bytes);
+    let file = tmpfile::make(dir, options.file_bytes);
     let file = file.map_err(|e| format!("{}: {e}", dir.display()))?;
-    let local = Local::new(&unnamed::path(&file), options.file_bytes, options.memory_mib)?;
+    let local = Local::new(&tmpfile::path(&file), options.file_bytes, options.memory_mib)?;
     run_on(&local, options, progress)
 }
 

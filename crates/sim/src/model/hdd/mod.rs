@@ -63,7 +63,7 @@ struct Piece {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum HddEvent {
     /// A write has come over the link.
     Accepted { id: u64, cmd: Cmd },
     /// The head is done with the piece at hand.
@@ -79,7 +79,7 @@ pub struct Hdd {
     rev_ns: u64,
     track_bytes: u64,
     seek_table_ns: Vec<u64>,
-    events: BTreeMap<(u64, u64), Happening>,
+    events: BTreeMap<(u64, u64), HddEvent>,
     event_seq: u64,
 
     writes_waiting: VecDeque<(u64, Cmd)>,
@@ -183,7 +183,7 @@ impl Hdd {
         seek + if wait >= self.rev_ns { wait - self.rev_ns } else { wait }
     }
 
-    fn at(&mut self, time: u64, what: Happening) {
+    fn at(&mut self, time: u64, what: HddEvent) {
         self.event_seq += 1;
         self.events.insert((time, self.event_seq), what);
     }
@@ -232,7 +232,7 @@ impl Hdd {
             self.link_busy = true;
             let bytes_ns = transfer_ns(cmd.len_bytes, self.params.link_bytes_per_s);
             let time = now + self.params.link_command_ns + bytes_ns;
-            self.at(time, Happening::Accepted { id, cmd });
+            self.at(time, HddEvent::Accepted { id, cmd });
         }
         if !self.media_busy {
             self.start_piece(now);
@@ -328,12 +328,12 @@ impl Hdd {
         self.head_ns = head_ns;
         self.head_reads = kind == Kind::Read;
         let &Piece { id, len_bytes, seq, ack_late, .. } = piece;
-        self.at(end, Happening::Media { id, kind, len_bytes, seq, ack_late });
+        self.at(end, HddEvent::Media { id, kind, len_bytes, seq, ack_late });
     }
 
-    fn happen(&mut self, what: Happening, done: &mut Vec<u64>) {
+    fn happen(&mut self, what: HddEvent, done: &mut Vec<u64>) {
         match what {
-            Happening::Accepted { id, cmd } => {
+            HddEvent::Accepted { id, cmd } => {
                 self.link_busy = false;
                 let ack_late = cmd.fua || !self.has_cache();
                 if !ack_late && self.rewrites_waiting(&cmd) {
@@ -350,7 +350,7 @@ impl Hdd {
                     done.push(id);
                 }
             }
-            Happening::Media { id, kind, len_bytes, seq, ack_late } => {
+            HddEvent::Media { id, kind, len_bytes, seq, ack_late } => {
                 self.media_busy = false;
                 if kind == Kind::Write {
                     self.cache_used_bytes -= len_bytes;
@@ -362,7 +362,7 @@ impl Hdd {
                     done.push(id);
                 }
             }
-            Happening::Done { id } => done.push(id),
+            HddEvent::Done { id } => done.push(id),
         }
     }
 
@@ -400,10 +400,10 @@ impl Model for Hdd {
             Kind::Read => self.reads_waiting.push_back((id, cmd)),
             Kind::Write => self.writes_waiting.push_back((id, cmd)),
             Kind::Flush if self.unflushed.is_empty() => {
-                self.at(now_ns + self.params.link_command_ns, Happening::Done { id });
+                self.at(now_ns + self.params.link_command_ns, HddEvent::Done { id });
             }
             Kind::Flush => self.flushes.push_back((id, self.piece_seq)),
-            Kind::Discard => self.at(now_ns + self.params.link_command_ns, Happening::Done { id }),
+            Kind::Discard => self.at(now_ns + self.params.link_command_ns, HddEvent::Done { id }),
         }
         self.pump(now_ns);
     }

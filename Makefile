@@ -14,8 +14,10 @@ CI_FUZZ_SECONDS ?= 10
 ALL := --workspace --all-features --locked
 # The program under test, which the build of the tests makes.
 MILLPOND := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug/millpond
-# The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are long.
-ENGINES := --lib --bins --test borrows --test crash --test executor --test exhaustive --test it
+# The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are the longest.
+ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test exhaustive --test it
+# Tests at once in one program. Those that start programs wait more than they compute.
+TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup build install uninstall demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
@@ -68,7 +70,7 @@ published: setup ## what others have published, run as they wrote it (root; ARGS
 
 test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing first
 	$(if $(CI),@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(CI_FUZZ_SECONDS))
-	MILLPOND_BIN=$(MILLPOND) $(CARGO) test $(ALL) --no-fail-fast --lib --bins --tests
+	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast --tests
 	$(CARGO) test $(ALL) --no-fail-fast --doc
 
 test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs

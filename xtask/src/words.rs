@@ -15,7 +15,7 @@ const NO_NOUNS: &str = "\
     Alone Aside Asides At AtOnce Away Before Below Beside Both By Elsewhere Few Further
     Here How Long Now Nothing Once Only Others Ours Over Short Since Still Sure Then There To
     Together Two Until Way What Which While Who Whose With
-    Asked Came Given Happened Heard Hearing Hello Held Kept KeptAway Known Lend Lent
+    Asked Came Given Happened Happening Heard Hearing Hello Held Kept KeptAway Known Lend Lent
     Loan News Said Seen Shown Signs Taken Tell TellPart Teller Telling Terms Told Tried Wanted
     Alarm Allowance Anchor Anchors Bare Bell Better Door Ends Face Facts Flight Flying Gate Grace
     Ground Herald InForce Keeper Lab Law Losses Mutation Pond Shard Shards Spare Steer Strokes

@@ -241,3 +241,7 @@ mod tests {
         assert!(borrows.list.lock().unwrap().is_empty());
     }
 }
+
+#[cfg(test)]
+#[path = "borrow_tests.rs"]
+mod refused_borrows;

@@ -10,37 +10,37 @@ use writecache::Fault;
 
 #[test]
 fn acknowledged_durability_survives_any_crash() {
-    seeds::run(400, |seed| simulate(seed, Plan::USUAL));
-    if seeds::count(2000) > 100 {
-        assert!(GAPS.get() > 1000, "{} blocks of gaps were filled", GAPS.get());
+    seeds::run(60, |seed| simulate(seed, Plan::USUAL));
+    if seeds::count(60) >= 60 {
+        assert!(GAPS.get() > 150, "{} blocks of gaps were filled", GAPS.get());
     }
 }
 
 #[test]
 fn errors_of_origin_and_cache_lose_no_acknowledged_write() {
-    seeds::run(400, |seed| simulate(seed, Plan::FAULTS));
+    seeds::run(60, |seed| simulate(seed, Plan::FAULTS));
 }
 
 /// Requests smaller than a block were refused; a door that merged them by itself undid completed
 /// writes that came by another one, as an attack from outside showed.
 #[test]
 fn requests_of_sectors_survive_any_crash() {
-    seeds::run(400, |seed| simulate(seed, Plan::SECTORS));
+    seeds::run(60, |seed| simulate(seed, Plan::SECTORS));
 }
 
 #[test]
 fn requests_of_sectors_survive_any_error() {
-    seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::SECTORS }));
+    seeds::run(60, |seed| simulate(seed, Plan { with_faults: true, ..Plan::SECTORS }));
 }
 
 #[test]
 fn requests_of_sectors_in_other_formats_survive_any_crash() {
     let with_faults = |seed: u64| seed.is_multiple_of(3);
-    seeds::run(200, |seed| {
+    seeds::run(30, |seed| {
         let plan = Plan { with_faults: with_faults(seed), format: "dm", ..Plan::SECTORS };
         simulate(seed, plan)
     });
-    seeds::run(200, |seed| {
+    seeds::run(30, |seed| {
         let plan = Plan { with_faults: with_faults(seed), mode: "p", ..Plan::SECTORS };
         simulate(seed, plan)
     });
@@ -63,31 +63,29 @@ fn clearing_a_block_beside_a_merge_is_caught() {
 
 #[test]
 fn the_kernels_format_survives_any_crash_and_error_too() {
-    seeds::run(400, |seed| {
-        simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..Plan::DM })
-    });
+    seeds::run(60, |seed| simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..Plan::DM }));
 }
 
 #[test]
 fn the_dm_format_in_pmem_survives_any_crash_and_error() {
-    seeds::run(400, |seed| {
+    seeds::run(60, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), mode: "p", ..Plan::DM })
     });
 }
 
 #[test]
 fn rubbish_that_failed_writes_leave_is_never_read() {
-    seeds::run(400, |seed| simulate(seed, Plan::RUBBISH));
+    seeds::run(60, |seed| simulate(seed, Plan::RUBBISH));
 }
 
 #[test]
 fn acknowledged_writes_in_pmem_survive_any_crash() {
-    seeds::run(400, |seed| simulate(seed, Plan::MEMORY));
+    seeds::run(60, |seed| simulate(seed, Plan::MEMORY));
 }
 
 #[test]
 fn errors_of_origin_and_pmem_lose_no_acknowledged_write() {
-    seeds::run(400, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
+    seeds::run(60, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
 }
 
 #[test]
@@ -100,12 +98,13 @@ fn in_pmem_a_superblock_before_its_checkpoint_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::SuperblockBeforeData), ..Plan::MEMORY });
 }
 
-/// Disks leave sectors whole: there the same fault does no harm.
+/// Disks leave sectors whole: there the same fault does no harm. Many short lives: the fault shows
+/// where a cut tears a record or a superblock, which happens with one life in hundreds.
 #[test]
 fn checksums_of_sector_heads_are_caught_by_torn_8_byte_words() {
     let fault = Some(Fault::TrustSectors);
-    is_caught_by(Plan { fault, ..Plan::MEMORY });
-    seeds::run(400, |seed| simulate(seed, Plan { fault, ..Plan::USUAL }));
+    is_caught_by(Plan { fault, rounds: 30, cut_after: &[100, 300], ..Plan::MEMORY });
+    seeds::run(60, |seed| simulate(seed, Plan { fault, ..Plan::USUAL }));
 }
 
 fn is_caught(fault: Option<Fault>) {
@@ -125,6 +124,8 @@ fn is_caught_by(plan: Plan) {
     let found = seeds::first_failure(0..4000, |seed| simulate(seed, plan));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
+    let without = simulate(found.seed, Plan { fault: None, ..plan });
+    assert_eq!(without, Ok(()), "{fault:?}: seed {} fails without it, too", found.seed);
 }
 
 #[test]

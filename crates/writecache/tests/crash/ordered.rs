@@ -286,9 +286,9 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 #[test]
 fn the_origin_alone_is_always_a_state_after_some_flush() {
     let coverage = Rc::new(Cell::new(Coverage::default()));
-    seeds::run(600, |seed| simulate(seed, Plan::USUAL, &coverage));
+    seeds::run(100, |seed| simulate(seed, Plan::USUAL, &coverage));
     eprintln!("{:?}", coverage.get());
-    if seeds::count(600) >= 100 {
+    if seeds::count(100) >= 100 {
         let Coverage { kept_max, epochs_max, zeroes_max, .. } = coverage.get();
         let maxima = [kept_max, epochs_max, zeroes_max];
         assert!(maxima.iter().all(|&n| n > 10), "{maxima:?} kept, epochs, zeroes");
@@ -298,13 +298,13 @@ fn the_origin_alone_is_always_a_state_after_some_flush() {
 #[test]
 fn errors_do_not_break_the_order() {
     let coverage = Rc::default();
-    seeds::run(300, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &coverage));
+    seeds::run(50, |seed| simulate(seed, Plan { with_faults: true, ..Plan::USUAL }, &coverage));
 }
 
 #[test]
 fn the_order_holds_in_pmem_with_errors_and_without() {
     let coverage = Rc::default();
-    seeds::run(300, |seed| {
+    seeds::run(50, |seed| {
         let with_faults = seed.is_multiple_of(3);
         simulate(seed, Plan { with_faults, mode: "p", ..Plan::USUAL }, &coverage)
     });
@@ -314,7 +314,7 @@ fn the_order_holds_in_pmem_with_errors_and_without() {
 #[test]
 fn requests_of_sectors_are_kept_in_order_too() {
     let coverage = Rc::default();
-    seeds::run(300, |seed| {
+    seeds::run(50, |seed| {
         let with_faults = seed.is_multiple_of(3);
         simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &coverage)
     });

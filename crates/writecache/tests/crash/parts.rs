@@ -208,22 +208,22 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 
 #[test]
 fn acknowledged_durability_survives_a_divided_caches_crashes() {
-    seeds::run(200, |seed| simulate(seed, USUAL));
-    if seeds::count(200) >= 200 {
-        assert!(SPREAD.get() > 100, "{} lives on several cores", SPREAD.get());
-        assert!(GAPS.get() > 100, "{} blocks of gaps were filled", GAPS.get());
+    seeds::run(50, |seed| simulate(seed, USUAL));
+    if seeds::count(50) >= 50 {
+        assert!(SPREAD.get() > 25, "{} lives on several cores", SPREAD.get());
+        assert!(GAPS.get() > 25, "{} blocks of gaps were filled", GAPS.get());
     }
 }
 
 #[test]
 fn errors_lose_nothing_that_any_part_has_acknowledged() {
-    seeds::run(200, |seed| simulate(seed, BAD));
+    seeds::run(50, |seed| simulate(seed, BAD));
 }
 
 /// Requests of less than a block were refused; found by an attack from outside.
 #[test]
 fn requests_of_sectors_survive_any_crash_of_a_divided_cache() {
-    seeds::run(100, |seed| {
+    seeds::run(30, |seed| {
         let with_faults = seed.is_multiple_of(3);
         simulate(seed, Plan { with_faults, by_sectors: true, ..USUAL })
     });
@@ -234,7 +234,7 @@ fn requests_of_sectors_survive_any_crash_of_a_divided_cache() {
 #[test]
 fn sector_requests_survive_crashes_on_disks_of_larger_blocks() {
     const PLAN: Plan = Plan { by_sectors: true, disk_block: 4096, ..USUAL };
-    seeds::run(100, |seed| simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..PLAN }));
+    seeds::run(30, |seed| simulate(seed, Plan { with_faults: seed.is_multiple_of(3), ..PLAN }));
     // It finds a merge that undoes what has come meanwhile, and one that is not durable.
     is_caught_by(Plan { fault: Some(Fault::MergeUnchecked), ..PLAN });
     is_caught_by(Plan { fault: Some(Fault::MergeIgnoresFua), ..PLAN });

@@ -188,7 +188,7 @@ fn simulate(seed: u64, stop_after: u64) -> Result<(), String> {
 
 #[test]
 fn a_recovery_stopped_at_any_moment_loses_nothing() {
-    seeds::run(60, |seed| {
+    seeds::run(20, |seed| {
         let (done, steps) = Scene::new(seed)?.recover(None)?;
         assert!(done, "nothing stopped it");
         let mut stops = (0..STOPS).map(|n| (n * steps + seed % steps) / STOPS);

@@ -185,8 +185,8 @@ impl Engine for Lives {
 
 #[test]
 fn a_table_loaded_again_while_clients_work_loses_nothing() {
-    seeds::run(400, |seed| simulate(seed, None));
-    if seeds::count(400) >= 20 {
+    seeds::run(150, |seed| simulate(seed, None));
+    if seeds::count(150) >= 20 {
         assert!(RELOADS.get() > 100, "{} reloads", RELOADS.get());
     }
 }

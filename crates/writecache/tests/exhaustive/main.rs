@@ -5,11 +5,16 @@
 //! of the kernel's format the kernel would open, too. And planted faults that are found so
 //! (`planted`).
 //!
-//! How long the sequences are that are gone through completely is said by each test: six operations
-//! on disks, four or five in persistent memory, where each word may be lost alone. With few seeds
-//! (`MILLPOND_SEEDS` up to 100) it is three, and two.
+//! All sequences of up to so many operations are gone through ([`Depth`]). In persistent memory,
+//! where each word may be lost alone, they are shorter.
 //!
-//! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the test says.
+//! | | `make test-fast` | `make test` | `make seeds` |
+//! |---|---|---|---|
+//! | on disks | 3 | 5 | 6 |
+//! | in persistent memory | 2 | 3 | 4, in the kernel's format 5 |
+//!
+//! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
+//! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod explore;
@@ -27,11 +32,25 @@ use start::{Start, Sym, sequence, sequences};
 const SAMPLES: Samples = Samples { second_life_one_in: 16, settled_one_in: 16 };
 
 /// Operations of the longest sequences.
-fn depth(usual: u32) -> u32 {
-    match (variable("MILLPOND_CRASH_DEPTH"), seeds::count(1000)) {
-        (Some(depth), _) => u32::try_from(depth).expect("a few"),
-        (None, ..=100) => (usual - 3).max(2),
-        (None, 101..) => usual,
+#[derive(Clone, Copy)]
+struct Depth {
+    fast: u32,
+    usual: u32,
+    night: u32,
+}
+
+const ON_DISK: Depth = Depth { fast: 3, usual: 5, night: 6 };
+const IN_MEMORY: Depth = Depth { fast: 2, usual: 3, night: 4 };
+const DM_IN_MEMORY: Depth = Depth { night: 5, ..IN_MEMORY };
+
+impl Depth {
+    fn of_this_run(self) -> u32 {
+        match (variable("MILLPOND_CRASH_DEPTH"), seeds::count(1000)) {
+            (Some(depth), _) => u32::try_from(depth).expect("a few"),
+            (None, ..=100) => self.fast,
+            (None, 101..=1000) => self.usual,
+            (None, 1001..) => self.night,
+        }
     }
 }
 
@@ -79,9 +98,9 @@ fn worn(start: Start) -> Start {
 }
 
 /// Goes through all sequences of up to so many operations.
-fn explore(name: &str, start: &Start, pace: Pace, usual_depth: u32) {
+fn explore(name: &str, start: &Start, pace: Pace, depth: Depth) {
     let mut explorer = Explorer::new(start, pace, SAMPLES);
-    for len in 0..=depth(usual_depth) {
+    for len in 0..=depth.of_this_run() {
         for nth in 0..sequences(len) {
             explorer.sequence(&sequence(nth, len)).unwrap_or_else(|why| panic!("{why}"));
         }
@@ -94,48 +113,48 @@ fn explore(name: &str, start: &Start, pace: Pace, usual_depth: u32) {
 
 #[test]
 fn no_crash_of_a_new_cache_loses_what_was_acknowledged() {
-    explore("new", &new_cache(), Pace::OneByOne, 6);
+    explore("new", &new_cache(), Pace::OneByOne, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_new_cache_in_pairs_loses_writes() {
-    explore("new", &new_cache(), Pace::InPairs, 6);
+    explore("new", &new_cache(), Pace::InPairs, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_worn_cache_loses_what_was_acknowledged() {
-    explore("worn", &worn_cache(), Pace::OneByOne, 6);
+    explore("worn", &worn_cache(), Pace::OneByOne, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_worn_cache_in_pairs_loses_writes() {
-    explore("worn", &worn_cache(), Pace::InPairs, 6);
+    explore("worn", &worn_cache(), Pace::InPairs, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_new_cache_in_memory_loses_writes() {
-    explore("new in memory", &new_memory(), Pace::OneByOne, 4);
+    explore("new in memory", &new_memory(), Pace::OneByOne, IN_MEMORY);
 }
 
 #[test]
 fn no_crash_of_a_worn_cache_in_memory_loses_writes() {
-    explore("worn in memory", &worn_memory(), Pace::InPairs, 4);
+    explore("worn in memory", &worn_memory(), Pace::InPairs, IN_MEMORY);
 }
 
 #[test]
 fn no_crash_of_a_new_dm_format_cache_loses_writes() {
-    explore("new dm", &new_dm(), Pace::OneByOne, 6);
-    explore("new dm", &new_dm(), Pace::InPairs, 6);
+    explore("new dm", &new_dm(), Pace::OneByOne, ON_DISK);
+    explore("new dm", &new_dm(), Pace::InPairs, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_worn_dm_format_cache_loses_writes() {
-    explore("worn dm", &worn_dm(), Pace::OneByOne, 6);
-    explore("worn dm", &worn_dm(), Pace::InPairs, 6);
+    explore("worn dm", &worn_dm(), Pace::OneByOne, ON_DISK);
+    explore("worn dm", &worn_dm(), Pace::InPairs, ON_DISK);
 }
 
 #[test]
 fn no_crash_of_a_dm_format_cache_in_memory_loses_writes() {
-    explore("new dm in memory", &new_dm_memory(), Pace::InPairs, 5);
-    explore("worn dm in memory", &worn_dm_memory(), Pace::OneByOne, 5);
+    explore("new dm in memory", &new_dm_memory(), Pace::InPairs, DM_IN_MEMORY);
+    explore("worn dm in memory", &worn_dm_memory(), Pace::OneByOne, DM_IN_MEMORY);
 }

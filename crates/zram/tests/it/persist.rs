@@ -232,17 +232,17 @@ fn finish(machine: &Machine, load: &Workload, target: &Rc<Zram>, errors_allowed:
 
 #[test]
 fn what_was_flushed_survives_any_crash() {
-    seeds::run(400, |seed| simulate(seed, None, false, false));
+    seeds::run(150, |seed| simulate(seed, None, false, false));
 }
 
 #[test]
 fn errors_of_the_device_lose_nothing_that_was_acknowledged() {
-    seeds::run(300, |seed| simulate(seed, None, true, false));
+    seeds::run(100, |seed| simulate(seed, None, true, false));
 }
 
 #[test]
 fn a_full_device_loses_nothing_that_was_acknowledged() {
-    seeds::run(300, |seed| simulate(seed, None, false, true));
+    seeds::run(100, |seed| simulate(seed, None, false, true));
 }
 
 fn is_caught(fault: Fault, with_faults: bool) {

@@ -251,17 +251,17 @@ async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String
 
 #[test]
 fn no_read_returns_another_page_or_an_old_one() {
-    seeds::run(200, |seed| simulate(seed, None, Bad::No));
+    seeds::run(70, |seed| simulate(seed, None, Bad::No));
 }
 
 #[test]
 fn failed_writes_of_the_disk_do_not_affect_readers() {
-    seeds::run(200, |seed| simulate(seed, None, Bad::Writes));
+    seeds::run(70, |seed| simulate(seed, None, Bad::Writes));
 }
 
 #[test]
 fn nor_on_a_disk_that_fails_loses_and_confuses() {
-    seeds::run(200, |seed| simulate(seed, None, Bad::All));
+    seeds::run(70, |seed| simulate(seed, None, Bad::All));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn the_same_seed_gives_the_same_run() {
 /// Requests of less than a page were refused; found by an attack from outside.
 #[test]
 fn requests_of_sectors_read_what_was_written() {
-    seeds::run(100, |seed| {
+    seeds::run(40, |seed| {
         let bad = [Bad::No, Bad::No, Bad::Writes, Bad::All][seed as usize % 4];
         simulate_in(seed, None, bad, 512)
     });

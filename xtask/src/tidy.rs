@@ -33,6 +33,7 @@ const LONG: &[(&str, &str)] = &[];
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/block/src/buf.rs", "aligned buffers that the kernel reads and writes"),
     ("crates/block/src/ram.rs", "memory that several cores read and write"),
+    ("crates/block/src/shared_copy.rs", "copies of such memory"),
     ("crates/uring/", "the kernel's rings and the memory they share"),
 ];
 

@@ -1,57 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bio: one block request on its way down.
+//! `Bio`: one block request on its way down.
 use std::fmt;
 
 use bitflags::bitflags;
 
-use crate::{Bufs, Completion, Sector, Status};
-
-/// What a bio asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Op {
-    /// Fill the buffers from the device.
-    Read,
-    /// Put the buffers on the device.
-    Write,
-    /// Make every write that completed before durable. Carries no range.
-    Flush,
-    /// The range's contents no longer matter; afterwards it reads as anything once written or zero.
-    Discard,
-    /// The range reads as zeroes afterwards.
-    WriteZeroes,
-}
-
-impl Op {
-    /// Whether the operation changes the device's contents.
-    pub const fn is_write(self) -> bool {
-        matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
-    }
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Op::Read => "read",
-            Op::Write => "write",
-            Op::Flush => "flush",
-            Op::Discard => "discard",
-            Op::WriteZeroes => "write zeroes",
-        })
-    }
-}
+use crate::{Bufs, Completion, Op, Sector, Status};
 
 bitflags! {
     /// Modifiers of a bio, named as the kernel's `REQ_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Flags: u8 {
-        /// Durable when complete.
+        /// Durable when complete (force unit access).
         const FUA = 1;
-        /// Somebody waits for it.
+        /// A client waits for it.
         const SYNC = 1 << 1;
         /// A file system's metadata.
         const META = 1 << 2;
-        /// Anticipates more I/O soon, as direct I/O does.
+        /// More I/O will follow soon, as in direct I/O.
         const IDLE = 1 << 3;
         /// Background writeback: nobody waits.
         const BACKGROUND = 1 << 4;
@@ -60,7 +25,7 @@ bitflags! {
     }
 }
 
-/// Whose latency a bio is part of; the leaf's queue acts on it.
+/// The purpose of a bio: how much its latency matters. The throttle at the leaf reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Class {
@@ -71,31 +36,32 @@ pub enum Class {
     Normal,
     /// Any engine's writeback.
     Background,
-    /// Work that may wait for ever: scrubbing, prefetch.
+    /// Work that may wait without limit: scrubbing, prefetch.
     Idle,
 }
 
-/// Who opened a device: a connection of a client, an open file. It tells writers apart, who are
-/// slowed each by its own share, and those who must each hear of an error once.
+/// A client handle that sends requests: a connection, an open file, a job of a load generator. The
+/// page cache slows each opener by its own share of the writes; an error of a FLUSH is reported
+/// once to each opener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Opener(pub u32);
 
 impl Opener {
-    /// Nobody in particular: engines, and who opens nothing. A mapped device puts an opener of its
-    /// own in its place.
+    /// No opener: requests of an engine, or of code that opens no device. A mapped device puts an
+    /// opener of its own in its place.
     pub const NONE: Opener = Opener(0);
 }
 
-/// One block request. It is remapped in place (`sector` rewritten) on its way to a leaf.
+/// One block request. Mappings rewrite its `sector` in place on the way to a leaf.
 #[must_use = "a bio must be submitted or completed"]
 pub struct Bio {
     /// What to do.
     pub op: Op,
     /// Modifiers.
     pub flags: Flags,
-    /// Whose latency it is part of.
+    /// Its purpose.
     pub class: Class,
-    /// Who sent it.
+    /// The client handle that sent it.
     pub opener: Opener,
     /// First sector; zero for a flush.
     pub sector: Sector,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Buffers for I/O: page aligned, reference counted, pooled per core, never copied by sharing.
+//! Buffers for I/O: page aligned, reference counted, from a pool of each core. Sharing copies
+//! nothing.
 //!
 //! ```text
 //!  Bufs  = [ Slice , Slice , ... ]        one bio's data, in order
@@ -9,21 +10,16 @@
 //! ```
 //!
 //! Invariants
-//! - BL-BF1 The bytes are reached only under a borrow of their range ([`Borrows`]): by reference
-//!   inside
-//!   `read` and `write`, or by copies that the compiler does not see into (M2 of [`Ram`]). Nothing
-//!   changes bytes that somebody has a `&[u8]` to, and nobody else touches those of a `&mut [u8]`;
-//!   who tries panics. Ranges that do not overlap have nothing to do with each other: parts of one
-//!   buffer may be in the hands of several cores.
-//! - BL-BF2 Every byte is initialised: fresh memory is zeroed, recycled memory keeps what it held.
-//!   Who sends a buffer out writes all of it first.
-//! - BL-BF3 The pool of a class keeps at most [`POOL_BYTES_MAX`]; what is above goes back to the
-//!   system.
-//! - BL-BF4 What is given out as a pointer (`as_ptr`) is for the kernel alone, from submit to
-//!   completion (border contract, point 8). The borrows don't know of it: whoever dereferences it,
-//!   or has it dereferenced, promises that.
-//!
-//! [`Ram`]: crate::Ram
+//! - BL-BF1 The bytes are accessed only under a borrow of their range ([`Borrows`]): by reference
+//!   inside `read` and `write`, or by `shared_copy`. Bytes with a `&[u8]` are not changed, and
+//!   bytes with a `&mut [u8]` are not accessed otherwise: an attempt panics. Ranges that do not
+//!   overlap are independent: several cores may use parts of one buffer.
+//! - BL-BF2 Every byte is initialised: fresh memory is zeroed, a buffer from the pool has its old
+//!   contents. Code that sends a buffer out must write all of it first.
+//! - BL-BF3 The pool of a size class keeps at most [`POOL_BYTES_MAX`]; further buffers are freed.
+//! - BL-BF4 A pointer (`as_ptr`) is for the kernel alone, from submit to completion (border
+//!   contract, point 8). Borrows do not know of it: code that dereferences it, or has it
+//!   dereferenced, must keep BL-BF1 itself.
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::fmt;
@@ -34,7 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use smallvec::SmallVec;
 
 use crate::borrow::{Borrow, Borrows, Kind};
-use crate::ram::{copy_shared, zero_shared};
+use crate::shared_copy::{copy_shared, zero_shared};
 
 /// Alignment of every buffer: what O_DIRECT may ask for.
 pub const PAGE: usize = 4096;
@@ -79,13 +75,13 @@ pub struct Buf {
     len: u32,
 }
 
-// SAFETY: the count is atomic, and BL-BF1 holds whichever thread reaches for the bytes.
+// SAFETY: the count is atomic, and BL-BF1 holds whichever thread accesses the bytes.
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
 
-/// How memory is asked for. For a large buffer a page more, by the system's own alignment: then it
-/// knows what is fresh and zero already, and only the pages that are used are ever touched.
+/// The layout of an allocation. A large buffer takes one page more and no alignment: then the
+/// allocator returns fresh pages without zeroing them, and pages that are not used take no memory.
 fn layout(class: u8, capacity: usize) -> Layout {
     let (size, align) = if class == UNPOOLED { (capacity + PAGE, 1) } else { (capacity, PAGE) };
     Layout::from_size_align(size, align).expect("a capacity below 2^32 has a valid layout")

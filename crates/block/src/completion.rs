@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The right, and the duty, to finish one bio.
+//! `Completion`: the right, and the duty, to finish one bio.
 //!
 //! Invariants
-//! - Each completion is used exactly once; one that is dropped unfinished panics, because a client
-//!   would wait for ever. Only a (simulated) power cut may drop them.
-//! - Completing runs no client code: it stores the status and queues the waiting task.
+//! - BL-C1 Each completion is used exactly once; dropping an unfinished one panics, because its
+//!   client would wait for ever. Only a simulated power cut may drop it.
+//! - BL-C2 Completing runs no client code: it stores the status and queues the waiting task.
 use std::cell::Cell;
 use std::fmt;
 
@@ -18,10 +18,11 @@ pub struct CoreId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpKey(pub u32);
 
-/// How the reactor takes an outcome back; given by the reactor that made the completion.
+/// The function that returns an outcome to the reactor which made the completion.
 pub type FinishFn = fn(CoreId, OpKey, Status);
 
-/// The right to finish one bio: the waiting core, its op slot, and the reactor's way to tell it.
+/// The right to finish one bio: the core that waits, its op slot, and the function that finishes
+/// it.
 #[must_use = "a bio must be completed"]
 pub struct Completion {
     finish: FinishFn,
@@ -33,7 +34,7 @@ thread_local! {
     static CRASHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in the middle of a (simulated) power cut, when unfinished bios vanish.
+/// Whether a simulated power cut is under way on this thread: then unfinished bios may be dropped.
 pub fn crashing() -> bool {
     CRASHING.get()
 }
@@ -49,7 +50,7 @@ impl Completion {
         Completion { finish, home, key }
     }
 
-    /// Tells the waiting task the outcome.
+    /// Finishes the bio: the outcome goes to the task that waits.
     pub fn complete(self, status: Status) {
         let (home, key, finish) = (self.home, self.key, self.finish);
         #[expect(clippy::mem_forget, reason = "the duty passes on; Drop would panic")]
@@ -57,7 +58,7 @@ impl Completion {
         finish(home, key, status);
     }
 
-    /// Gives the duty away as a plain pair; the taker must see that the slot is finished.
+    /// Passes the duty on as a plain pair: the caller must see that the slot is finished.
     pub fn into_raw(self) -> (CoreId, OpKey) {
         let raw = (self.home, self.key);
         #[expect(clippy::mem_forget, reason = "the duty passes on; Drop would panic")]

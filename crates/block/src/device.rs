@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who takes bios: devices, pure mappings, and targets of a table.
+//! The traits of what takes bios: devices, pure mappings, and targets of a table.
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
@@ -13,7 +13,7 @@ use crate::{Bio, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBl
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// First sectors and lengths of what is dirty, ascending; nothing when nobody can tell.
+/// First sectors and lengths of dirty runs, ascending; `None` when the target does not track them.
 pub type DirtyRuns = LocalFuture<Option<Vec<(Sector, Sector)>>>;
 
 /// Anything that takes bios: a leaf, a mapped device, an engine.
@@ -21,7 +21,7 @@ pub type DirtyRuns = LocalFuture<Option<Vec<(Sector, Sector)>>>;
 /// Lifecycle: shared by `Rc` on the one core that owns it. `submit` may be called at any time and
 /// any number of times; the device keeps what it needs alive until each bio has completed.
 pub trait BlockDevice {
-    /// What people call it: a path, or the mapped device's name.
+    /// Its name for users: a path, or the mapped device's name.
     fn name(&self) -> &str;
 
     /// Size, alignment, largest request.
@@ -30,26 +30,26 @@ pub trait BlockDevice {
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
 
-    /// What tells it from every other device, a copy of it among them, for as long as it lives:
-    /// the same after a restart of the machine. Nothing when nobody knows.
+    /// An identity that no other device has, not even a copy of this one. It is the same after a
+    /// restart of the machine. `None` when it is not known.
     fn identity(&self) -> Option<String> {
         None
     }
 
-    /// Where `len` sectors from `at` on lie, as far as one answer holds; `None` when the device
-    /// takes its bios itself. `at + len` is within the capacity. An answer is right as long as
-    /// [`map_generation`](BlockDevice::map_generation) stays the same: bios go by it only then.
+    /// Where `len` sectors from `at` on lie, as far as they are contiguous; `None` when the device
+    /// is not a pure mapping. `at + len` is within the capacity. A caller may use the answer as
+    /// long as [`map_generation`](BlockDevice::map_generation) stays the same.
     fn map_blocks(&self, _at: Sector, _len: Sector) -> Option<MappedExtent> {
         None
     }
 
-    /// Changes whenever an answer of [`map_blocks`](BlockDevice::map_blocks) may be another one.
+    /// Changes whenever an answer of [`map_blocks`](BlockDevice::map_blocks) may change.
     fn map_generation(&self) -> u64 {
         0
     }
 
-    /// A writer above has just been made to wait because too much is dirty. Whoever throttles
-    /// writeback below lets more of it through for a while.
+    /// Called when a writer above has to wait because too much is dirty. A throttle below then lets
+    /// more writeback through for a while.
     fn writer_throttled(&self) {}
 
     /// The device as the end of flat mappings, if it can be one.
@@ -58,54 +58,53 @@ pub trait BlockDevice {
     }
 }
 
-/// Whether both are the same device, as whatever trait or type each is held.
+/// Whether both are the same device, whatever type or trait each is held as.
 pub fn same_device<A: ?Sized, B: ?Sized>(a: &Rc<A>, b: &Rc<B>) -> bool {
     std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b))
 }
 
 /// A device at which a flat mapping may end.
 ///
-/// Mappings above it send bios here without a trace of their own: no completion chained, nothing
-/// counted. So it is the base that can say when they have ended, and which have failed.
+/// Mappings above it send bios here and keep nothing of them: no completion is chained, nothing is
+/// counted. So only the base knows when they have ended, and which have failed.
 pub trait Base: BlockDevice {
-    /// As `submit`, of a bio whose sectors lie at `sector` of this device; what the bio says is
-    /// where they lie on the device that it was sent to. The mapping has checked that they are on
-    /// this one, aligned to its logical blocks; the buffers' length is still to be checked.
+    /// As `submit`, at `sector` of this device; `bio.sector` is that of the device above. The
+    /// mapping has checked that the range lies on this device and is aligned to its logical blocks.
+    /// The base must check the length of the buffers.
     fn submit_at(&self, sector: Sector, bio: Bio);
 
     /// Resolves when every bio that was submitted before the call has completed.
     fn quiesced(self: Rc<Self>) -> LocalFuture<()>;
 
-    /// Tells `watcher`, as long as it lives, which bios fail from now on.
+    /// Reports bios that fail from now on to `watcher`, as long as that lives.
     fn watch(&self, watcher: Weak<dyn OnIoError>);
 }
 
-/// Told of the failed bios of a [`Base`]. May count and wake; must not submit or complete.
+/// Gets the failed bios of a [`Base`]. It may count and wake; it must not submit or complete.
 pub trait OnIoError {
     /// The device failed `op` on `len` sectors from `sector` on (its own sectors).
     fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status);
 }
 
-/// Where a run of sectors lives: `len` sectors from `sector` on one of the map's devices.
+/// Where a run of sectors lies: `len` sectors from `sector` on one of the map's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Index into [`Map::devices`].
     pub device: usize,
     /// First sector there.
     pub sector: Sector,
-    /// How far the answer holds; at least 1 and at most what was asked.
+    /// Length of the contiguous run; at least 1 and at most what was asked for.
     pub len: Sector,
 }
 
-/// What one answer of [`BlockDevice::map_blocks`] tells: `len` sectors lie from `sector` on, on
-/// `base`.
+/// An answer of [`BlockDevice::map_blocks`]: `len` sectors lie on `base`, from `sector` on.
 #[derive(Clone)]
 pub struct MappedExtent {
-    /// To be sent there with [`Base::submit_at`].
+    /// Takes the bios, by [`Base::submit_at`].
     pub base: Rc<dyn Base>,
     /// First sector there.
     pub sector: Sector,
-    /// How far the answer holds; at least 1 and at most what was asked.
+    /// Length of the contiguous run; at least 1 and at most what was asked for.
     pub len: Sector,
 }
 
@@ -115,7 +114,7 @@ impl fmt::Debug for MappedExtent {
     }
 }
 
-/// A device as one opener has it: what is sent through it says who sent it.
+/// A device for one opener: every request sent through it carries that opener.
 pub struct OpenDevice {
     device: Rc<dyn BlockDevice>,
     opener: Opener,
@@ -158,7 +157,7 @@ impl BlockDevice for OpenDevice {
     }
 }
 
-/// A pure mapping: where sectors live, and for how long they are contiguous. No I/O, no state.
+/// A pure mapping: where sectors lie, and how far they are contiguous. No I/O, no state.
 pub trait Map {
     /// The devices that extents point at.
     fn devices(&self) -> &[Rc<dyn Base>];
@@ -172,7 +171,7 @@ pub trait Map {
 pub enum Access {
     /// It can only be read.
     Read,
-    /// It can only be read, and may have many lines: not shown where all attributes are.
+    /// It can only be read, and may have many lines: listings of all attributes leave it out.
     ReadMany,
     /// It can only be written: a command.
     Write,
@@ -192,7 +191,7 @@ impl Access {
     }
 }
 
-/// One line of a table at work.
+/// One line of a live table.
 ///
 /// Lifecycle: constructed when the table is loaded; `resume` before the first bio of each live
 /// period; `suspend` after its last bio has completed; dropped when the table goes. After
@@ -209,7 +208,8 @@ pub trait Target: BlockDevice + Any {
         String::new()
     }
 
-    /// Brings up to date what `status` tells, where that takes other cores: to be awaited before.
+    /// Brings `status`, `unsaved` and `figure` up to date, where parts of the target are on other
+    /// cores. Awaited before these are called.
     fn refresh(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async {})
     }
@@ -217,18 +217,18 @@ pub trait Target: BlockDevice + Any {
     /// The devices below, by the names the table uses, each once.
     fn deps(&self) -> Vec<String>;
 
-    /// The runs of sectors below that it uses, for as long as it lives.
+    /// The runs of sectors below that it uses as long as it lives.
     fn components(&self) -> Vec<Component> {
         Vec::new()
     }
 
-    /// What it holds that no device below has at its place, as of the last `refresh` where parts of
-    /// it are on other cores; nothing when it is no cache.
+    /// The blocks that it holds and the device below does not, as of the last `refresh` where parts
+    /// of it are on other cores; `None` when it is no cache.
     fn unsaved(&self) -> Option<UnsavedBlocks> {
         None
     }
 
-    /// Writes what it alone holds to the devices below. Bios may come meanwhile.
+    /// Writes the blocks that it alone holds to the devices below. Bios may come meanwhile.
     fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async { Ok(()) })
     }
@@ -237,12 +237,12 @@ pub trait Target: BlockDevice + Any {
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         let kind = self.kind();
         Box::pin(async move {
-            let said = words.join(" ");
-            Err(Error::invalid(format!("{kind}: unknown message `{said}`: it takes none")))
+            let words = words.join(" ");
+            Err(Error::invalid(format!("{kind}: unknown message `{words}`: it takes none")))
         })
     }
 
-    /// Settles everything that is in flight below and makes what must be durable so.
+    /// Waits for everything in flight below, and makes durable what must be.
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async { Ok(()) })
     }
@@ -252,9 +252,9 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
-    /// Takes over from `before`, whose place it has in the device's new table, what clients have
-    /// not been told yet: that changes which were acknowledged may be lost. `before` is suspended;
-    /// this one is resumed and no bio has come yet.
+    /// Takes over errors that `before` has not reported to clients yet: acknowledged changes that
+    /// may be lost. `before` is the target at the same sector of the table of before, and is
+    /// suspended; this one is resumed, and no bio has come yet.
     fn take_over(self: Rc<Self>, _before: Rc<dyn Target>) -> LocalFuture<()> {
         Box::pin(async {})
     }
@@ -264,9 +264,8 @@ pub trait Target: BlockDevice + Any {
         Vec::new()
     }
 
-    /// Reads an attribute. It may be read at any time, by several at once, and while one is being
-    /// written: it waits for no write. Errors: `ENXIO` for unknown names, `EACCES` for those that
-    /// can only be written.
+    /// Reads an attribute. Several reads and writes may be under way at once; a read does not wait
+    /// for a write. Errors: `ENXIO` for unknown names, `EACCES` for write-only attributes.
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
         let e = attr::unknown(self.kind(), &name, &[]);
         Box::pin(async move { Err(e) })
@@ -277,9 +276,8 @@ pub trait Target: BlockDevice + Any {
         Vec::new()
     }
 
-    /// Writes an attribute. What it asks for is done when the future resolves, which may take
-    /// minutes; it is no message that holds `suspend` up: one that is at work then is ended early
-    /// by `suspend`, with an error.
+    /// Writes an attribute. The future resolves when the request is done, which may take minutes.
+    /// `suspend` does not wait for it, as it does for a message: it ends the request with an error.
     fn set_attribute(
         self: Rc<Self>,
         name: String,
@@ -289,12 +287,12 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async move { Err(e) })
     }
 
-    /// Whether it is a cache, of which `dirty` tells what is dirty.
+    /// Whether it is a cache, so that `dirty` has an answer.
     fn tracks_dirty(&self) -> bool {
         false
     }
 
-    /// Runs of dirty sectors within `at..at + len` for block status; nothing when not a cache.
+    /// Runs of dirty sectors within `at..at + len`, for block status; `None` when it is no cache.
     fn dirty(self: Rc<Self>, _at: Sector, _len: Sector) -> DirtyRuns {
         Box::pin(async { None })
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The words everyone speaks: one block request (`Bio`), what it carries, and who may take it.
+//! The types that all rooms use: one block request (`Bio`), what it carries, and the traits of
+//! devices that take it.
 //!
 //! The border contract, which every device keeps and the simulator implements exactly:
 //!
@@ -10,8 +11,8 @@
 //! 4. A FUA write is durable when it completes.
 //! 5. A crash may lose, keep, or tear (at `atomic_write_unit`) any write not covered by 3 or 4.
 //! 6. A read returns the last completed write, or a concurrent one.
-//! 7. After an error on a write its range is undefined until rewritten, also when a crash has come
-//!    before anybody heard of it. A failed flush is never retried as if nothing had been lost.
+//! 7. After an error on a write its range is undefined until rewritten, even if a crash came before
+//!    the error was reported. A failed flush is never retried as if nothing had been lost.
 //! 8. The buffer belongs to the bio from submit to completion.
 #![warn(missing_docs)]
 
@@ -26,14 +27,16 @@ mod device;
 mod error;
 mod limits;
 mod memory;
+mod op;
 mod planted;
 mod ram;
+mod shared_copy;
 mod status;
 mod suggest;
 mod units;
 pub mod value;
 
-pub use bio::{Bio, Class, Flags, Op, Opener};
+pub use bio::{Bio, Class, Flags, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
 pub use component::{Component, Role, UnsavedBlocks};
@@ -45,8 +48,10 @@ pub use device::{
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
 pub use memory::{Budget, Reservation};
+pub use op::Op;
 pub use planted::Planted;
-pub use ram::{Ram, copy_shared};
+pub use ram::Ram;
+pub use shared_copy::copy_shared;
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};
 pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector, size_text};

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory: the budget of a process for what is sized by a superblock, a table line or a client.
+//! The memory budget of a process, for everything whose size a superblock, a table line or a client
+//! decides.
 //!
 //! ```text
 //!   limit │ reserved by engines, memory devices and doors │ free │
 //!         └── reserve ▶ Reservation, given back as it is dropped
 //! ```
 //!
-//! A number and nothing more: nobody allocates here. Where memory is overcommitted, an allocation
-//! that asks first succeeds all the same, and the process is ended when the pages are touched; so
-//! whatever may become large is counted before it is made, and refused with a number.
+//! It only counts: nothing is allocated here. Where the system overcommits memory, a large
+//! allocation succeeds, and the process is killed when it touches the pages. So whatever may become
+//! large is reserved first, and refused with a number.
 //!
 //! Invariants
 //! - BL-B1 All reservations together never exceed the limit, whichever cores they are made on.
@@ -19,20 +20,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{Error, ErrorKind, size_text};
 
-/// The budget; one for all cores of a process.
+/// The budget of all cores of a process.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
-    /// What the limit comes from, for messages.
-    origin: &'static str,
+    /// Where the limit is set, for messages.
+    source: &'static str,
     reserved: AtomicU64,
 }
 
 impl Budget {
-    /// At most `limit` bytes; `origin` says where an operator changes that.
+    /// At most `limit` bytes; `source` names where an operator changes it.
     #[must_use]
-    pub const fn new(limit: u64, origin: &'static str) -> Budget {
-        Budget { limit, origin, reserved: AtomicU64::new(0) }
+    pub const fn new(limit: u64, source: &'static str) -> Budget {
+        Budget { limit, source, reserved: AtomicU64::new(0) }
     }
 
     /// A budget that refuses nothing.
@@ -41,12 +42,12 @@ impl Budget {
         Budget::new(u64::MAX, "no limit")
     }
 
-    /// All there is to reserve, in bytes.
+    /// The limit, in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What nobody has reserved, in bytes.
+    /// Bytes that are not reserved.
     pub fn free(&self) -> u64 {
         self.limit - self.reserved.load(Relaxed)
     }
@@ -66,8 +67,8 @@ impl Budget {
     }
 }
 
-/// Bytes of a budget that are somebody's, until it is dropped.
-#[must_use = "what is reserved is given back as this is dropped"]
+/// Reserved bytes of a budget; dropping it returns them.
+#[must_use = "dropping it returns the bytes"]
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
@@ -75,18 +76,18 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// How many there are.
+    /// Bytes reserved.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Makes it `bytes` if it is smaller.
+    /// Raises it to `bytes`; no effect when it has as many.
     ///
     /// # Errors
-    /// `ENOMEM` as [`Budget::reserve`]; then it is as it was.
+    /// `ENOMEM` as [`Budget::reserve`]; then nothing has changed.
     pub fn grow_to(&mut self, bytes: u64, what: impl fmt::Display) -> Result<(), Error> {
         let Some(more) = bytes.checked_sub(self.bytes) else { return Ok(()) };
-        let Budget { limit, origin, ref reserved } = *self.budget;
+        let Budget { limit, source, ref reserved } = *self.budget;
         // BL-B1
         let add = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
         if let Err(sum) = reserved.fetch_update(Relaxed, Relaxed, add) {
@@ -94,14 +95,14 @@ impl Reservation {
             let limit = size_text(limit);
             return Err(Error::new(
                 ErrorKind::NoMemory,
-                format!("{what} needs {needed} of memory, {free} of {limit} are free ({origin})"),
+                format!("{what} needs {needed} of memory, {free} of {limit} are free ({source})"),
             ));
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    /// Gives back what it has beyond `bytes`.
+    /// Lowers it to `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if bytes < self.bytes {
             self.budget.reserved.fetch_sub(self.bytes - bytes, Relaxed);

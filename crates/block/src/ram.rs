@@ -1,86 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ram: a region of zeroed memory that several cores read and write at once without a lock.
+//! `Ram`: a region of zeroed memory that several cores read and write at once without a lock.
 //!
 //! ```text
-//!   core 0 ─┐                    ┌─ page that was written: memory of its own
+//!   core 0 ─┐                    ┌─ a page that was written: has memory
 //!   core 1 ─┼─ Arc<Ram> ──▶ [ .. │ .. │ .. ]
-//!   core 2 ─┘                    └─ page that was not: nothing, reads as zeroes
+//!   core 2 ─┘                    └─ a page that was not: has none, reads as zeroes
 //! ```
 //!
 //! Invariants
 //! - BL-M1 Every access is checked against the region's length; nothing outside it is touched.
-//! - BL-M2 The bytes are reached only by copies that the compiler does not see into, so none of its
-//!   assumptions hangs on what another core does to them meanwhile. Accesses of one place from two
-//!   cores at once are their clients' race, and each byte is then one or the other (border
-//!   contract, points 2 and 6).
-//! - BL-M3 No bookkeeping is written by an access: cores that use different places share nothing.
-use std::ffi::{c_int, c_void};
+//! - BL-M2 The bytes are accessed only by `shared_copy`, so the compiler assumes nothing about them
+//!   that another core could break. Accesses of one place from two cores at once are a race of
+//!   their clients; each byte is then one or the other (border contract, points 2 and 6).
+//! - BL-M3 An access writes no bookkeeping: cores that use different places share nothing.
+use std::ffi::c_void;
 use std::fmt;
-use std::hint::black_box;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::shared_copy::{copy_shared, zero_shared};
 use crate::{Bufs, Error, ErrorKind, PAGE, Reservation};
 
-// SAFETY: the C library's own, declared as it defines them.
-unsafe extern "C" {
-    fn memmove(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
-    fn memset(to: *mut c_void, byte: c_int, len: usize) -> *mut c_void;
-}
-
-/// Memory shared by cores. It takes a page when that is first written and gives whole pages back
-/// when they are punched out.
+/// Memory shared by cores. It takes a page when that is first written, and returns whole pages when
+/// they are punched out.
 pub struct Ram {
     base: NonNull<c_void>,
     len: usize,
-    /// What of a budget it holds for as long as it lives.
+    /// The share of a budget that it holds as long as it lives.
     memory: Option<Reservation>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and lives until the last owner
-// drops it; access from several threads is BL-M2.
+// drops it; access from several threads is sound by BL-M2.
 unsafe impl Send for Ram {}
 // SAFETY: as above.
 unsafe impl Sync for Ram {}
 
-/// Copies bytes that another thread may be copying too: for drivers that have memory of their own,
-/// with [`crate::Slice::with_source`] and [`crate::Slice::with_destination`].
-///
-/// # Safety
-/// `from` is readable and `to` writable for `len` bytes. No reference is used meanwhile to bytes
-/// that are written, here or by another copy, but the one that the caller made `from` or `to` of.
-#[inline]
-pub unsafe fn copy_shared(to: *mut c_void, from: *const c_void, len: usize) {
-    if cfg!(miri) {
-        // Miri calls no C library, and in its tests no copies race: it may look into them.
-        // SAFETY: by the caller's promise.
-        return unsafe { ptr::copy(from.cast::<u8>(), to.cast::<u8>(), len) };
-    }
-    // SAFETY: by the caller's promise. Copies that race would be undefined for Rust's own copies.
-    // Behind `black_box` this is a call of machine code that the compiler doesn't know: what it
-    // does is what a loop of relaxed loads and stores of bytes may do, and that is defined. A real
-    // loop of atomics is not vectorised: eight bytes at a time at best. The two ranges may be parts
-    // of one buffer, and overlap.
-    unsafe { black_box(memmove as unsafe extern "C" fn(_, _, _) -> _)(to, from, len) };
-}
-
-/// Fills bytes with zeroes that another thread may be copying.
-///
-/// # Safety
-/// `to` is writable for `len` bytes, and no reference to them is used meanwhile.
-#[inline]
-pub(crate) unsafe fn zero_shared(to: *mut c_void, len: usize) {
-    if cfg!(miri) {
-        // SAFETY: as in `copy_shared`.
-        return unsafe { to.cast::<u8>().write_bytes(0, len) };
-    }
-    // SAFETY: as in `copy_shared`.
-    unsafe { black_box(memset as unsafe extern "C" fn(_, _, _) -> _)(to, 0, len) };
-}
-
-/// BL-M1. Apart from where it is checked: there nothing is kept for the message.
+/// BL-M1. A function of its own, so that the check keeps no values for the message.
 #[cold]
 #[inline(never)]
 fn outside(at: usize, len: usize, region: usize) -> ! {
@@ -106,7 +64,7 @@ impl Ram {
         Ok(Ram { base, len, memory: None })
     }
 
-    /// The same, which holds `memory` of a budget for as long as it lives.
+    /// The same region; it holds `memory` of a budget as long as it lives.
     #[must_use]
     pub fn holding(mut self, memory: Reservation) -> Ram {
         self.memory = Some(memory);
@@ -147,11 +105,11 @@ impl Ram {
         unsafe { copy_shared(to, data.as_ptr().cast(), data.len()) };
     }
 
-    /// Says that the bytes from `at` on will be read or written soon: the first kilobyte of them is
-    /// fetched beside what the caller does next. No effect beyond the end.
+    /// Starts to fetch the first kilobyte from `at` on into the CPU's cache, for a read or write
+    /// that follows soon. No effect beyond the end.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
-        /// Further lines follow by themselves once these are read in order.
+        /// The CPU fetches further lines itself once these are read in order.
         const MOST: usize = 1024;
         const LINE: usize = 64;
         let end = self.len.min(at.saturating_add(len.min(MOST)));
@@ -192,8 +150,8 @@ impl Ram {
         }
     }
 
-    /// Makes a range read as zeroes, and gives the memory of the whole pages in it back. Panics
-    /// when it is not all inside.
+    /// Makes a range read as zeroes, and returns the memory of the whole pages in it. Panics when
+    /// it is not all inside.
     pub fn punch(&self, range: Range<usize>) {
         assert!(range.start <= range.end, "range {range:?}");
         self.at(range.start, range.end - range.start);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Outcome of a bio: one copyable byte on the data path, a full sentence where it is reported.
+//! The outcome of a bio: one byte on the data path, a full sentence where it is reported.
 use std::fmt;
 
 use crate::{Op, Sector};
@@ -34,8 +34,8 @@ impl Status {
         if self == Status::Ok { Ok(()) } else { Err(self) }
     }
 
-    /// The outcome of several requests that stand for one: this one's, and then another's. The
-    /// first failure stays; that something is not supported gives way to any other failure.
+    /// The worse of two outcomes of one request that was split: the first failure, but any other
+    /// failure is worse than `NotSupported`.
     pub const fn worst(self, next: Status) -> Status {
         match (self, next) {
             (Status::Ok, _) => next,
@@ -96,7 +96,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// A failed request with everything a person needs: which device, what, where, why.
+/// A failed request as it is reported: device, operation, sector and cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoError {
     /// The device that failed, by the name its table uses.

@@ -19,7 +19,7 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use block::attr::Spec;
-use block::{BlockDevice, Error, OpenDevice};
+use block::{BlockDevice, Error, OpenDevice, same_device};
 use control::Failure;
 use fuse::{
     Attribute, AttributeReply, CrossThreadLock, Device, DeviceId, Export, Host, Job, OpenId,
@@ -96,9 +96,8 @@ impl ExportState {
     fn id_and_lock(&self, exported: &ExportedDevice) -> (DeviceId, Rc<WriteLock>) {
         let device = exported.device();
         let mut known = self.devices.borrow_mut();
-        // First, so that no address of a closed device is taken for that of a new one.
         known.retain(|k| k.device.strong_count() > 0);
-        let same = |k: &&KnownDevice| std::ptr::addr_eq(k.device.as_ptr(), Rc::as_ptr(&device));
+        let same = |k: &&KnownDevice| k.device.upgrade().is_some_and(|d| same_device(&d, &device));
         if let Some(k) = known.iter().find(same) {
             return (k.id, k.lock.clone());
         }

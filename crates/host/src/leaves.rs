@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos};
+use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos, same_device};
 use dm::Resolver;
 use queue::wbt::SharedWbt;
 use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
@@ -173,9 +173,12 @@ impl Leaves {
         f: impl FnOnce(&Entry, &dyn Leaf) -> T,
     ) -> Option<T> {
         let open = self.0.open.borrow();
-        let found = open.iter().find(|e| std::ptr::addr_eq(e.leaf.as_ptr(), Rc::as_ptr(base)))?;
-        let leaf = found.leaf.upgrade()?;
-        Some(f(found, &*leaf))
+        open.iter()
+            .find_map(|entry| {
+                let leaf = entry.leaf.upgrade().filter(|leaf| same_device(leaf, base))?;
+                Some((entry, leaf))
+            })
+            .map(|(entry, leaf)| f(entry, &*leaf))
     }
 
     /// When the content of this base is lost, if it is on no disk.

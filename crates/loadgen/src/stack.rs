@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture};
+use block::{BlockDevice, Class, CoreId, Error, ErrorKind, LocalFuture, same_device};
 use control::{Failure, with_absolute_paths};
 use dm::{Dm, Opened, Remove, Resolver};
 use host::{
@@ -138,7 +138,7 @@ impl Stack {
             } else {
                 let opened = once.open(word).await;
                 let opened = opened.map_err(|e| Failure::from(e).within(word))?;
-                let same = |l: &Rc<dyn Leaf>| std::ptr::addr_eq(Rc::as_ptr(l), Rc::as_ptr(&opened));
+                let same = |l: &Rc<dyn Leaf>| same_device(l, &opened);
                 let leaf = leaves.opened().into_iter().find(same).expect("held just now");
                 let lease = owner.as_ref().map(|o| o.lease_leaf(&leaf));
                 Driven::Raw(leaf, lease)

@@ -24,7 +24,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::str::FromStr;
 
-use block::{Base, BlockDevice, Sector};
+use block::{Base, BlockDevice, Sector, same_device};
 
 use crate::ioend::IoendStats;
 use crate::units::PAGE_SECTORS;
@@ -66,7 +66,7 @@ pub(crate) type Place = Option<Rc<dyn Base>>;
 /// Whether bios for both go to the same device.
 pub(crate) fn same(a: &Place, b: &Place) -> bool {
     match (a, b) {
-        (Some(a), Some(b)) => std::ptr::addr_eq(Rc::as_ptr(a), Rc::as_ptr(b)),
+        (Some(a), Some(b)) => same_device(a, b),
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     }

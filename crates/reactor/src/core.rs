@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The core itself: tasks, run queue and event loop.
+//! `Core`: tasks, run queue and event loop.
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -9,19 +9,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use block::{BlockDevice, Budget, CoreId, Nanos, Opener, Status, crashing, set_crashing};
+use block::{BlockDevice, Budget, CoreId, Nanos, OpKey, Opener, Status, crashing, set_crashing};
 use slab::Slab;
 
 use crate::call::Calls;
 use crate::core_local::CoreLocals;
-use crate::driver::{Driver, Event, Msg, Sqe};
+use crate::driver::{Driver, Event, Msg, OpResult, Sqe};
 use crate::exports::{Export, Exports};
-use crate::io::{OpTable, finish};
+use crate::op_table::OpTable;
 use crate::outbox::Outbox;
-use crate::timer::Timers;
+use crate::timers::Timers;
 
-/// Tasks polled in one round before the driver is asked again, so that a busy run queue cannot
-/// keep completions waiting; large enough that replies coalesce.
+/// Tasks polled in one turn of the loop before the driver is asked again: completions do not wait
+/// behind a busy run queue. Large enough that replies are sent together.
 const POLLS_PER_ROUND_MAX: usize = 1024;
 
 type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -32,8 +32,8 @@ struct Task {
     waker: Waker,
 }
 
-/// Names a task for its waker. Wakers never leave their core's thread: a wake from elsewhere finds
-/// no such core there and is a bug, caught by the assertion in `wake`.
+/// A task, for its waker. A waker never leaves the thread of its core: a wake on another thread
+/// finds no such core there, and the assertion in `wake_by_ref` catches the bug.
 struct TaskRef {
     core: CoreId,
     task: usize,
@@ -69,12 +69,12 @@ impl Wake for TaskRef {
     }
 }
 
-/// What is known of the time of a turn of the loop.
+/// The cached time of a turn of the loop.
 #[derive(Clone, Copy)]
 enum LoopTime {
-    /// Whoever runs the core has no turns.
+    /// The loop does not run: a simulator polls the core.
     NotRunning,
-    /// Nobody has asked yet.
+    /// Not read in this turn.
     Unknown,
     At(Nanos),
 }
@@ -103,7 +103,7 @@ pub struct CoreRef(Rc<Core>);
 thread_local! {
     /// One entry in production; all cores of the world in simulation.
     static CORES: RefCell<BTreeMap<CoreId, CoreRef>> = const { RefCell::new(BTreeMap::new()) };
-    /// Emptied by the core that goes. Without a destructor of its own each look costs less.
+    /// Cleared when the core is dropped. Without a destructor each access costs less.
     static CURRENT: RefCell<ManuallyDrop<Option<CoreRef>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 }
@@ -127,11 +127,11 @@ pub fn now() -> Nanos {
     with_core(|c| c.driver.borrow().now())
 }
 
-/// The driver's clock as who asked first in this turn of the loop found it. A turn begins when
-/// `park` has come back: what it brought is delivered, timers fire, tasks run. So when a request
-/// ends this lies between its true end and [`now`], which counts what was delivered before it; in a
-/// task it is too early by up to what has run of the turn. In the simulator, where nothing takes
-/// time, it is [`now`].
+/// The driver's clock, read at most once in each turn of the event loop.
+///
+/// A turn begins when `park` returns: its events are delivered, timers fire, tasks run. When a
+/// request ends, the cached time lies between its true end and [`now`]. In a task it is early by at
+/// most the time that the turn has run. In the simulator, where code takes no time, it is [`now`].
 pub fn loop_time() -> Nanos {
     with_core(Core::loop_time)
 }
@@ -141,18 +141,17 @@ pub fn random() -> u64 {
     with_core(|c| c.driver.borrow_mut().random())
 }
 
-/// The budget for whatever may become large here: unlimited until [`set_memory`] is called.
+/// The budget for whatever may become large: unlimited until [`set_memory`] is called.
 pub fn memory() -> Arc<Budget> {
     with_core(|c| c.memory.borrow().clone())
 }
 
-/// Sets the budget of this core, before any device is on it. All cores of a process have the same.
+/// Sets the budget of this core, before any device is opened. All cores of a process share one.
 pub fn set_memory(budget: Arc<Budget>) {
     with_core(|c| *c.memory.borrow_mut() = budget);
 }
 
-/// A number for somebody who opens a device here. No other opener of any core has it, until after
-/// sixteen million of this core.
+/// A new opener. Its number is unique among all cores, until this core has made 16,777,215 more.
 pub fn new_opener() -> Opener {
     const BITS: u32 = 24;
     with_core(|c| {
@@ -183,12 +182,12 @@ pub fn export(device: Rc<dyn BlockDevice>) -> Export {
 /// Ends an export. Bios of other cores that arrive later fail with `NoDevice`. No effect when it
 /// has ended.
 pub fn unexport(export: Export) {
-    // Dropping a device may close files or submit; nothing is borrowed here.
+    // Dropping a device may close files or submit, so nothing may be borrowed here.
     drop(with_core(|c| c.exports.borrow_mut().remove(export)));
 }
 
-/// Sends a message to another core: it goes out with the others of this round, and messages from
-/// one core to another arrive in order.
+/// Sends a message to another core, together with the others of this turn. Messages from one core
+/// to another arrive in order.
 pub fn post(to: CoreId, msg: Msg) {
     with_core(|c| c.outbox.borrow_mut().push(to, msg));
 }
@@ -262,7 +261,7 @@ impl CoreRef {
         let next = || self.0.outbox.borrow_mut().take_one();
         while let Some((to, mut batch)) = next() {
             self.0.driver.borrow_mut().post_batch(to, &mut batch);
-            // What nobody takes any more goes while nothing is borrowed.
+            // Messages that can't be delivered are dropped while nothing is borrowed.
             batch.clear();
             self.0.outbox.borrow_mut().give_back(to, batch);
         }
@@ -280,7 +279,7 @@ impl CoreRef {
 
     /// Wakes the tasks whose time has come.
     pub fn fire_timers(&self) {
-        // Without timers a round costs no look at the clock.
+        // Without timers a turn does not read the clock.
         if self.next_timer().is_none() {
             return;
         }
@@ -290,13 +289,19 @@ impl CoreRef {
         }
     }
 
+    /// Ends an op of this core, which is the current one.
+    fn finish(&self, key: OpKey, result: OpResult) {
+        let ended = self.0.ops.borrow_mut().end(key, result);
+        ended.notify(result.status);
+    }
+
     /// Takes one event of the driver.
     pub fn deliver(&self, event: Event) {
         self.make_current();
         match event {
-            Event::Cqe { home, key, result } if home == self.0.id => finish(key, result),
+            Event::Cqe { home, key, result } if home == self.0.id => self.finish(key, result),
             Event::Cqe { home, key, result } => post(home, Msg::Complete { key, result }),
-            Event::Msg(Msg::Complete { key, result }) => finish(key, result),
+            Event::Msg(Msg::Complete { key, result }) => self.finish(key, result),
             Event::Msg(Msg::Submit { device, bio }) => {
                 let device = self.0.exports.borrow().get(device);
                 match device {
@@ -309,7 +314,7 @@ impl CoreRef {
     }
 }
 
-/// A core with its driver. Dropping it is a power cut: tasks vanish where they stand.
+/// A core with its driver. Dropping it is a power cut: tasks are dropped unfinished.
 pub struct Reactor(CoreRef);
 
 impl Reactor {
@@ -349,8 +354,8 @@ impl Reactor {
         f()
     }
 
-    /// The production loop. Ends when `until()` holds (true), or when nothing can happen any more
-    /// (whatever `until()` says then).
+    /// The event loop of the real driver. Returns `true` when `until()` holds. When nothing can
+    /// happen any more, returns what `until()` returns then.
     pub fn run(&self, until: impl FnMut() -> bool) -> bool {
         self.0.make_current();
         let ended = self.event_loop(until);
@@ -403,7 +408,7 @@ impl Drop for Reactor {
         set_crashing(true);
         self.0.make_current();
         let core = &self.0.0;
-        // Tasks may wake or spawn others while they are dropped, so take them out first.
+        // Dropped tasks may wake or spawn others, so the table must not be borrowed.
         drop(core.tasks.take());
         drop(core.run_queue.take());
         drop(core.timers.take());

@@ -1,107 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Requests in flight: the op table, the futures that wait on it, and completion chains.
+//! How requests are sent, and how their outcome is taken: futures, completion chains and watchers.
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use block::{
     Bio, BlockDevice, Bufs, Class, Completion, CoreId, Flags, Op, OpKey, Opener, Sector, Status,
     crashing,
 };
-use slab::Slab;
 
 use crate::core::{Core, post, with_core};
 use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
-
-/// Told when a chained or watched request has ended, before whoever waits for it. May count and
-/// wake; must not submit or complete (RE-R3). A leaf may hand the driver what waited for the end,
-/// with [`push_bio`], and complete what it had cut in pieces: both only queue.
-pub trait OnDone {
-    /// The request ended with `status`. `tag` is what [`chain`] or [`watched`] was given.
-    fn on_done(&self, status: Status, tag: u64);
-
-    /// The same for a chained request. The watcher completes `parent`, now or later, with the
-    /// status that the submitter gets.
-    #[inline]
-    fn on_chained_done(&self, status: Status, tag: u64, parent: Completion) {
-        self.on_done(status, tag);
-        parent.complete(status);
-    }
-}
-
-enum Slot {
-    Waiting(Option<Waker>),
-    Done(OpResult),
-    /// The future was dropped first; the slot goes when the outcome comes.
-    Orphan,
-    /// The record of a bio that was remapped in place: who watches, and whose outcome it is.
-    Chain {
-        parent: Completion,
-        watcher: Rc<dyn OnDone>,
-        tag: u64,
-    },
-    /// Nobody waits: the watcher is all that hears of it.
-    Watched {
-        watcher: Rc<dyn OnDone>,
-        tag: u64,
-    },
-}
-
-/// All requests of one core that are in flight.
-#[derive(Default)]
-pub(crate) struct OpTable(Slab<Slot>);
-
-impl OpTable {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-    fn insert(&mut self, slot: Slot) -> OpKey {
-        OpKey(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 requests in flight"))
-    }
-    /// Stores the outcome where a future looks for it, or takes the slot out where none does.
-    /// Returns what the slot was: who is to be told, once nothing is borrowed.
-    fn end(&mut self, key: OpKey, result: OpResult) -> Slot {
-        let slot = self.0.get_mut(index(key)).expect("an op ends once, and only after it began");
-        match slot {
-            Slot::Waiting(_) => std::mem::replace(slot, Slot::Done(result)),
-            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => self.0.remove(index(key)),
-            Slot::Done(_) => panic!("a request was completed twice"),
-        }
-    }
-}
-
-impl Slot {
-    /// Tells whoever waited of the end.
-    #[inline]
-    fn tell(self, status: Status) {
-        match self {
-            Slot::Waiting(Some(waker)) => waker.wake(),
-            Slot::Waiting(None) | Slot::Orphan => {}
-            Slot::Chain { parent, watcher, tag } => watcher.on_chained_done(status, tag, parent),
-            Slot::Watched { watcher, tag } => watcher.on_done(status, tag),
-            Slot::Done(_) => unreachable!("what has ended does not end"),
-        }
-    }
-}
-
-fn index(key: OpKey) -> usize {
-    key.0 as usize
-}
-
-/// Ends an op of the current core.
-pub(crate) fn finish(key: OpKey, result: OpResult) {
-    with_core(|c| c.ops.borrow_mut().end(key, result)).tell(result.status);
-}
+use crate::op_table::{OnDone, Slot, index};
 
 /// The [`block::FinishFn`] of this reactor.
 fn finish_from_anywhere(home: CoreId, key: OpKey, status: Status) {
     let result = OpResult::from(status);
-    // One look at the core, for every bio that ends.
+    // For every bio that ends: the core is looked up once.
     let here = |c: &Core| (c.id == home).then(|| c.ops.borrow_mut().end(key, result));
     match with_core(here) {
-        Some(ended) => ended.tell(status),
+        Some(ended) => ended.notify(status),
         None => post(home, Msg::Complete { key, result }),
     }
 }
@@ -112,14 +32,14 @@ fn new_completion(slot: Slot) -> (OpKey, Completion) {
     (key, Completion::new(finish_from_anywhere, id, key))
 }
 
-/// A completion that tells `watcher` first and then `parent`: what a mapped device puts into a bio
-/// that it remaps in place. Costs one slot of the op table, no allocation.
+/// A completion that calls `watcher` and then completes `parent`. A mapped device puts it into a
+/// bio that it remaps in place. It costs one slot of the op table, no allocation.
 pub fn chain(parent: Completion, watcher: Rc<dyn OnDone>, tag: u64) -> Completion {
     new_completion(Slot::Chain { parent, watcher, tag }).1
 }
 
-/// A completion of which only `watcher` is told: what an engine puts into a bio of its own when no
-/// task waits for it. Costs one slot of the op table, no allocation.
+/// A completion that calls `watcher` only. An engine puts it into a bio of its own for which no
+/// task waits. It costs one slot of the op table, no allocation.
 pub fn watched(watcher: Rc<dyn OnDone>, tag: u64) -> Completion {
     new_completion(Slot::Watched { watcher, tag }).1
 }
@@ -154,9 +74,9 @@ fn forget_op(key: OpKey) {
     });
 }
 
-/// Future of one request to the driver; its slot lives in the op table, so it allocates nothing.
-/// The request runs from the moment the future was made; dropping it does not cancel it.
-#[must_use = "an outcome that nobody looks at is an error that nobody hears of"]
+/// Future of one request to the driver. Its slot is in the op table, so it allocates nothing. The
+/// request is under way when the future is made; dropping the future does not cancel it.
+#[must_use = "its outcome may be an error"]
 pub struct IoFuture(OpKey);
 
 impl Future for IoFuture {
@@ -176,8 +96,8 @@ impl fmt::Debug for IoFuture {
     }
 }
 
-/// Future of one bio: as [`IoFuture`], with a bio's outcome.
-#[must_use = "an outcome that nobody looks at is an error that nobody hears of"]
+/// Future of one bio, as [`IoFuture`].
+#[must_use = "its outcome may be an error"]
 #[derive(Debug)]
 pub struct BioFuture(IoFuture);
 
@@ -211,8 +131,8 @@ pub fn driver_io(file: FileId, what: SqeOp) -> IoFuture {
     })
 }
 
-/// Sends a bio's request to the driver, the outcome going straight to the bio's submitter: what a
-/// leaf does.
+/// Sends the request of a bio to the driver; the outcome goes straight to the bio's submitter. For
+/// leaves.
 pub fn push_bio(done: Completion, file: FileId, what: SqeOp) {
     let (home, key) = done.into_raw();
     with_core(|c| c.sq.borrow_mut().push(Sqe { home, key, file, what }));
@@ -230,7 +150,7 @@ pub fn io(
     io_by(Opener::NONE, dev, op, flags, class, (sector, len), bufs)
 }
 
-/// As [`io`], for somebody.
+/// As [`io`], with an opener.
 pub fn io_by(
     opener: Opener,
     dev: &dyn BlockDevice,

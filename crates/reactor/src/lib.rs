@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reactor: a single-core executor whose only door to the world is a [`Driver`].
+//! A single-core executor; it reaches the world only through a [`Driver`].
 //!
 //! ```text
 //!   engines, doors      spawn   io(dev, ...)   sleep   WaitList   TaskPool
@@ -15,10 +15,10 @@
 //! Invariants
 //! - RE-R1 All state belongs to one core. Only `Msg` crosses cores, by `post`; messages from one
 //!   core to another arrive in the order in which they were posted.
-//! - RE-R2 Every request in flight owns one op slot until its outcome has come, whether or not
-//!   anybody still waits; the driver holds the buffers until then.
+//! - RE-R2 Every request in flight owns one op slot until its outcome has come, also when its
+//!   future was dropped; the driver holds the buffers until then.
 //! - RE-R3 Completing a request stores the outcome and queues a task; it never runs client code.
-//! - RE-R4 Code above never sees which driver runs it, nor whether cores are threads.
+//! - RE-R4 Code above can't tell which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
 mod call;
@@ -27,11 +27,13 @@ mod core_local;
 mod driver;
 mod exports;
 mod io;
+mod op_table;
 mod outbox;
 mod quiesce;
 mod remote;
+mod sleep;
 mod task_pool;
-mod timer;
+mod timers;
 mod wait;
 
 pub use crate::call::call;
@@ -43,13 +45,14 @@ pub use core_local::CoreLocal;
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
 pub use io::{
-    BioFuture, IoFuture, OnDone, chain, discard, driver_io, flush, io, io_by, push_bio, read,
-    watched, write, write_zeroes,
+    BioFuture, IoFuture, chain, discard, driver_io, flush, io, io_by, push_bio, read, watched,
+    write, write_zeroes,
 };
+pub use op_table::OnDone;
 pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::Remote;
+pub use sleep::{sleep, yield_now};
 pub use task_pool::TaskPool;
-pub use timer::{sleep, yield_now};
 pub use wait::WaitList;
 
 /// What a driver's run loop needs of a core; engines have no use for it.

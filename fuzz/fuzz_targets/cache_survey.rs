@@ -49,9 +49,9 @@ impl BlockDevice for Disk {
 }
 
 /// A driver that nobody asks for anything.
-struct Nothing;
+struct IdleDriver;
 
-impl Driver for Nothing {
+impl Driver for IdleDriver {
     fn now(&self) -> Nanos {
         Nanos::ZERO
     }
@@ -162,7 +162,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let start = Sector(u64::from(choice >> 6));
     let disk: Rc<dyn BlockDevice> = Rc::new(Disk(RefCell::new(area)));
-    let core = Reactor::enter(CoreId(0), Box::new(Nothing));
+    let core = Reactor::enter(CoreId(0), Box::new(IdleDriver));
     let report = core.block_on(async move { writecache::probe(disk, start, Depth::Data).await });
     if let Ok(report) = report {
         let o = report.occupancy().map_or(0, |o| o.free + o.dirty + o.clean + o.bad);

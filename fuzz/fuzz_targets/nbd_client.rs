@@ -16,9 +16,9 @@ use nbd::wire::{opt, rep};
 use reactor::{FileId, SqeOp, driver_io, read, sleep, spawn, write};
 use sim::{Machine, World, WorldRef};
 
-struct Door(WorldRef, FileId);
+struct Connector(WorldRef, FileId);
 
-impl Connect for Door {
+impl Connect for Connector {
     fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
         let file = self.0.borrow_mut().connect(self.1);
         Box::pin(async move { file.ok_or_else(|| Error::io("refused")) })
@@ -98,7 +98,7 @@ fuzz_target!(|data: &[u8]| {
     let world = World::calm(u64::from(choice));
     let machine = Machine::boot(&world, 1);
     let listener = world.borrow_mut().listen();
-    let door = Rc::new(Door(world.clone(), listener));
+    let door = Rc::new(Connector(world.clone(), listener));
     let left = Rc::new(Cell::new(3));
     let ended = left.clone();
     let talk = async move {

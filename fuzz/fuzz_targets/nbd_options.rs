@@ -14,9 +14,9 @@ use nbd::option::HEADER_BYTES;
 use nbd::wire::{OPTION_BYTES_MAX, OPTION_MAGIC};
 use nbd::{Context, Export, Exports, Handshake, Run, Step};
 
-struct Nothing;
+struct FailingDevice;
 
-impl BlockDevice for Nothing {
+impl BlockDevice for FailingDevice {
     fn name(&self) -> &str {
         "nothing"
     }
@@ -45,7 +45,7 @@ impl Exports for TwoExports {
 
 impl Export for TwoExports {
     fn device(&self) -> Rc<dyn BlockDevice> {
-        Rc::new(Nothing)
+        Rc::new(FailingDevice)
     }
     fn name(&self) -> String {
         "a".into()

@@ -10,7 +10,7 @@
 #![no_main]
 
 use format::zram::{
-    Checkpoint, CodecId, Found, Geometry, MapHeader, OBJECT_HEADER, ObjectDamage, Superblock,
+    Checkpoint, CodecId, StoredObject, Geometry, MapHeader, OBJECT_HEADER, ObjectDamage, Superblock,
     UNIT_HEADER, UnitHeader, decode_map, decode_unit, encode_map, object_bytes, verify, walk,
 };
 use format::{SUPERBLOCK_COPIES, UNIT};
@@ -118,7 +118,7 @@ fn objects(bytes: &[u8]) {
     for object in walk(bytes) {
         match object {
             Ok((offset, found)) => {
-                let Found { slot, generation, check, object } = found;
+                let StoredObject { slot, generation, check, object } = found;
                 let len = object_bytes(object.len());
                 let mut again = vec![0xFF; len];
                 assert_eq!(object.encode(slot, generation, &mut again), check);
@@ -147,12 +147,12 @@ fn superblock_head() -> [u8; 10] {
     let superblock = Superblock {
         uuid: [1; 16],
         generation: 1,
-        shard: 0,
-        shards: 1,
+        part: 0,
+        parts: 1,
         slots: 1000,
         region_blocks: geometry.region_blocks,
         map_units: geometry.map_units,
-        life: 1,
+        incarnation: 1,
         codecs: [CodecId::default(); 4],
         checkpoint: Checkpoint::default(),
         chain: format::zram::ChainStart { sequence: 1, ..Default::default() },
@@ -163,7 +163,7 @@ fn superblock_head() -> [u8; 10] {
 }
 
 fn map_head() -> [u8; 10] {
-    let header = MapHeader { uuid: [1; 16], shard: 0, id: 1, index: 0, link: 0 };
+    let header = MapHeader { uuid: [1; 16], part: 0, id: 1, index: 0, link: 0 };
     let mut unit = [0; UNIT];
     encode_map(&header, &[], &mut unit);
     unit[HEAD].try_into().expect("10 bytes")
@@ -172,8 +172,8 @@ fn map_head() -> [u8; 10] {
 fn unit_head() -> [u8; 10] {
     let header = UnitHeader {
         uuid: [1; 16],
-        shard: 0,
-        life: 1,
+        part: 0,
+        incarnation: 1,
         sequence: 1,
         durable: 0,
         next: 0,

@@ -225,20 +225,20 @@ pub(crate) async fn message(
 /// Writes back and flushes a device. Shows the progress of one that takes long.
 pub(crate) async fn flush(client: &Client, name: &str) -> Result<(), Failure> {
     let path = paths::of_device(name, "flush");
-    let answer = client.post::<_, api::Nothing>(&path, &api::Nothing {});
-    show_while(client, LongOp::Flush, name, answer).await.map(|api::Nothing {}| ())
+    let answer = client.post::<_, api::Empty>(&path, &api::Empty {});
+    show_while(client, LongOp::Flush, name, answer).await.map(|api::Empty {}| ())
 }
 
 /// Reads the configuration file again. Prints warnings.
 pub(crate) async fn reload(client: &Client) -> Result<api::Reloaded, Failure> {
-    let report: api::Reloaded = client.post(paths::RELOAD, &api::Nothing {}).await?;
+    let report: api::Reloaded = client.post(paths::RELOAD, &api::Empty {}).await?;
     warn(&report.warnings);
     Ok(report)
 }
 
 /// Asks the daemon to end; it has not ended yet when this returns.
 pub(crate) async fn stop(client: &Client) -> Result<(), Failure> {
-    client.post(paths::STOP, &api::Nothing {}).await.map(|api::Nothing {}| ())
+    client.post(paths::STOP, &api::Empty {}).await.map(|api::Empty {}| ())
 }
 
 /// Prints the warnings of an answer on standard error.

@@ -182,7 +182,7 @@ fn of_page_cache(lines: &str) -> Vec<(&'static str, u64)> {
 /// A line for each device, under a head.
 pub(crate) fn table(summaries: &[Summary]) -> String {
     if summaries.is_empty() {
-        return control::text::NO_DEVICES.into();
+        return control::tree::NO_DEVICES.into();
     }
     let head = ["NAME", "SIZE", "STATE", "OPEN", "TARGET", "DIRTY"].map(str::to_owned);
     let mut rows = vec![head];

@@ -6,7 +6,7 @@ use block::ErrorKind;
 use block::attr::Spec;
 use control::text::Naming;
 use control::{
-    Failure, api, name_with_absolute_path, paths, plain, text, value_with_absolute_paths,
+    Failure, api, name_with_absolute_path, paths, plain, text, tree, value_with_absolute_paths,
 };
 use host::{Format, Listing, current_dir, manuals, print, read_table};
 use serde::Serialize;
@@ -26,7 +26,7 @@ use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 
 type Done = Result<(), Failure>;
 
-const NOTHING: api::Nothing = api::Nothing {};
+const EMPTY: api::Empty = api::Empty {};
 
 /// Runs a verb that controls a daemon.
 pub async fn run(client: &Client, verb: ControlVerb) -> Done {
@@ -34,7 +34,7 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::Create(a) => within(format!("create {}", a.name), create(client, &a).await),
         ControlVerb::Load(a) => within(format!("load {}", a.name), load(client, &a).await),
         ControlVerb::Clear(a) => {
-            each("clear", &a.names, async |n| requests::change(client, n, "clear", &NOTHING).await)
+            each("clear", &a.names, async |n| requests::change(client, n, "clear", &EMPTY).await)
                 .await
         }
         ControlVerb::Suspend(a) => suspend(client, &a).await,
@@ -165,7 +165,7 @@ async fn lines(
     let map: BTreeMap<&str, &Vec<api::Line>> = all.iter().map(|(n, l)| (n.as_str(), l)).collect();
     show(listing, &map, || {
         if all.is_empty() {
-            return text::NO_DEVICES.into();
+            return tree::NO_DEVICES.into();
         }
         all.iter().map(|(n, l)| text::lines(Some(n), l)).collect()
     })
@@ -215,7 +215,7 @@ async fn deps(client: &Client, a: &DepsArgs) -> Done {
     let deps = requests::deps_of_all(client, &devices).await?;
     show(&a.listing, &by_name(&devices, &deps), || {
         if devices.is_empty() {
-            return text::NO_DEVICES.into();
+            return tree::NO_DEVICES.into();
         }
         let both = devices.iter().zip(&deps);
         both.map(|(d, deps)| text::deps(Some(&d.name), deps, Naming::Devno)).collect()

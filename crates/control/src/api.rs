@@ -57,7 +57,7 @@ pub struct Resume {
     pub force: Option<String>,
 }
 
-/// Answer to a removal: what the operator should know.
+/// Answer to a removal: warnings for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -81,7 +81,7 @@ pub struct Reloaded {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Suspend {
-    /// Taken for dmsetup's sake: there is no request that a target could push back.
+    /// Accepted for compatibility with dmsetup: no target can return a request.
     pub noflush: bool,
 }
 
@@ -110,7 +110,7 @@ pub struct Reply {
     pub reply: String,
 }
 
-/// Answer to what changes a device: how it stands now, and what the operator should know.
+/// Answer to a change of a device: its state now, and warnings for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
     pub device: Device,
@@ -118,9 +118,9 @@ pub struct Changed {
     pub warnings: Vec<String>,
 }
 
-/// Answer where there is nothing to say: `{}`.
+/// Body without fields: `{}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Nothing {}
+pub struct Empty {}
 
 /// A mapped device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What daemon, command line and anyone with curl say to each other: the types of the REST API, its
-//! paths, attribute names, sizes, and dmsetup's text for people.
+//! The control API, as daemon, command line and curl use it: the types of its requests and answers,
+//! its paths, names of attributes, sizes, and dmsetup's texts.
 //!
 //! ```text
 //!   millpond create ...          curl --unix-socket RUN_DIR/control.sock http://millpond/v1/...

@@ -4,10 +4,7 @@ use std::fmt::Write;
 
 use crate::api::{Dependency, Device, Line, TargetType, Version};
 use crate::report::{INFO, Layout, Subject, fields, mangle, report};
-use crate::tree;
-
-/// What `dmsetup` prints when there is nothing to list.
-pub const NO_DEVICES: &str = "No devices found\n";
+use crate::tree::{self, NO_DEVICES};
 
 /// Major number of mapped devices; `dm`'s.
 const MAJOR: u32 = 254;
@@ -106,7 +103,7 @@ pub fn ls_of_target(devices: &[Device]) -> String {
     })
 }
 
-/// `dmsetup ls --tree`: each device that nothing stands on, with what it stands on below it.
+/// `dmsetup ls --tree`: each device that no other uses, with the devices below it.
 /// `deps` belongs to `devices` by index.
 pub fn tree(devices: &[Device], deps: &[Vec<Dependency>]) -> String {
     tree::drawn(devices, deps, &tree::Style::default())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `dmsetup ls --tree`: what stands on what, drawn.
+//! `dmsetup ls --tree`: each device with the devices below it.
 //!
 //! ```text
 //!   top (254:1)                 inverted   (/d.img)
@@ -10,11 +10,13 @@ use std::fmt::Write;
 
 use crate::api::{Dependency, Device};
 use crate::plain;
-use crate::text::NO_DEVICES;
 
-/// What branches are made of.
+/// What every listing prints when there is no device.
+pub const NO_DEVICES: &str = "No devices found\n";
+
+/// The characters of branches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Strokes {
+pub enum TreeGlyphs {
     /// `├─`
     #[default]
     Utf,
@@ -24,23 +26,23 @@ pub enum Strokes {
     Vt100,
 }
 
-impl Strokes {
+impl TreeGlyphs {
     /// Before a node with sisters below, before the last one, and beside what is below a node with
     /// sisters below.
     fn all(self) -> [&'static str; 3] {
         match self {
-            Strokes::Utf => ["├─", "└─", "│ "],
-            Strokes::Ascii => ["|-", "`-", "| "],
-            Strokes::Vt100 => ["\x1b(0\x0ftq\x1b(B", "\x1b(0\x0fmq\x1b(B", "\x1b(0\x0fx\x1b(B "],
+            TreeGlyphs::Utf => ["├─", "└─", "│ "],
+            TreeGlyphs::Ascii => ["|-", "`-", "| "],
+            TreeGlyphs::Vt100 => ["\x1b(0\x0ftq\x1b(B", "\x1b(0\x0fmq\x1b(B", "\x1b(0\x0fx\x1b(B "],
         }
     }
 }
 
-/// What is drawn, and how.
+/// How the tree is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// What branches are made of.
-    pub strokes: Strokes,
+    /// The characters of branches.
+    pub glyphs: TreeGlyphs,
     /// Numbers behind the names; leaves are shown only with them.
     pub device: bool,
     /// `<dm-N>` behind the names.
@@ -53,14 +55,14 @@ pub struct Style {
     pub open: bool,
     /// The UUID.
     pub uuid: bool,
-    /// Leaves first, and below them what stands on them.
+    /// Leaves first, and below them the devices that use them.
     pub inverted: bool,
 }
 
 impl Default for Style {
     fn default() -> Style {
         Style {
-            strokes: Strokes::Utf,
+            glyphs: TreeGlyphs::Utf,
             device: true,
             blkdevname: false,
             active: false,
@@ -120,21 +122,21 @@ pub fn drawn(devices: &[Device], deps: &[Vec<Dependency>], style: &Style) -> Str
     let mut out = String::new();
     for top in tops {
         let _ = writeln!(out, "{}", nodes[top].label);
-        branches(&nodes, top, "", style.strokes.all(), &mut out);
+        branches(&nodes, top, "", style.glyphs.all(), &mut out);
     }
     out
 }
 
 /// Ends, because tables can't contain their own device, and soon, because the daemon bounds how
 /// deep devices are nested.
-fn branches(nodes: &[Node], at: usize, indent: &str, strokes: [&str; 3], out: &mut String) {
-    let [one, last, beside] = strokes;
+fn branches(nodes: &[Node], at: usize, indent: &str, glyphs: [&str; 3], out: &mut String) {
+    let [one, last, beside] = glyphs;
     for (nth, below) in nodes[at].below.iter().enumerate() {
         let is_last = nth + 1 == nodes[at].below.len();
         let stroke = if is_last { last } else { one };
         let _ = writeln!(out, "{indent} {stroke}{}", nodes[*below].label);
         let next = format!("{indent} {}", if is_last { "  " } else { beside });
-        branches(nodes, *below, &next, strokes, out);
+        branches(nodes, *below, &next, glyphs, out);
     }
 }
 
@@ -221,7 +223,7 @@ mod tests {
             "top (254:1)\n ├─low (254:0)\n │  └─(/d.img)\n └─(mem:4K)\n"
         );
         assert_eq!(
-            tree(Style { strokes: Strokes::Vt100, device: false, ..Style::default() }),
+            tree(Style { glyphs: TreeGlyphs::Vt100, device: false, ..Style::default() }),
             "top\n \x1b(0\x0fmq\x1b(Blow\n"
         );
         assert_eq!(drawn(&[], &[], &Style::default()), NO_DEVICES);
@@ -239,7 +241,7 @@ mod tests {
         let deps =
             [vec![loops[0].clone()], vec![dep("low", Some((254, 0)))], Vec::new(), loops.to_vec()];
         let tree = |style: Style| drawn(&devices, &deps, &style);
-        let ascii = Style { strokes: Strokes::Ascii, ..Style::default() };
+        let ascii = Style { glyphs: TreeGlyphs::Ascii, ..Style::default() };
         assert_eq!(
             tree(Style { active: true, rw: true, open: true, uuid: true, ..ascii }),
             "top (254:1) [ACTIVE, RW, 1, u-1]\n \

@@ -12,7 +12,7 @@ use fuser::{BackgroundSession, Config, Session, SessionACL};
 use crate::budget::Budget;
 use crate::fs::{Fs, Shared};
 use crate::host::Host;
-use crate::mount::{self, How, Mounted};
+use crate::mount::{self, Mounted, UnmountMode};
 
 /// Bounds of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +103,11 @@ impl Export {
         if session.guard.is_finished() {
             return stopped; // somebody has unmounted it
         }
-        stopped.lazily = mounted.unmount(How::IfUnused).is_err();
+        stopped.lazily = mounted.unmount(UnmountMode::IfUnused).is_err();
         if stopped.lazily {
             // As long as a file is open the threads go on, until the process ends. It fails when
             // somebody has unmounted it under its users, or mounted something on it: that stays.
-            let _ = mounted.unmount(How::Lazily);
+            let _ = mounted.unmount(UnmountMode::Lazily);
         } else {
             let _ = session.join(); // nothing is mounted any more: nothing can be done about it
         }
@@ -120,7 +120,7 @@ impl Drop for Export {
         // When the threads have ended, somebody has unmounted it.
         let ended = self.session.as_ref().is_some_and(|s| s.guard.is_finished());
         if let Some(mounted) = self.mounted.take().filter(|_| !ended) {
-            let _ = mounted.unmount(How::Lazily);
+            let _ = mounted.unmount(UnmountMode::Lazily);
         }
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<(PathBuf, usize), Error> {
                          it, or choose another directory"
                     )));
                 };
-                dead.unmount(How::Lazily).map_err(|e| {
+                dead.unmount(UnmountMode::Lazily).map_err(|e| {
                     refused(&e).within("the mount that a killed daemon left can't be unmounted")
                 })?;
                 cleared += 1;
@@ -102,7 +102,7 @@ impl Mounted {
     }
 
     /// Unmounts it. Fails when it is not there any more, or something else was mounted on it.
-    pub(crate) fn unmount(&self, how: How) -> io::Result<()> {
+    pub(crate) fn unmount(&self, how: UnmountMode) -> io::Result<()> {
         if Mounted::at(&self.dir).as_ref() != Some(self) {
             return Err(io::Error::other("it is not the topmost mount there any more"));
         }
@@ -175,7 +175,7 @@ pub(crate) fn mount(dir: &Path) -> Result<(OwnedFd, Mounted), Error> {
         if let Some(mounted) = Mounted::at(dir) {
             return Ok((device, mounted));
         }
-        let _ = unmount(dir, How::Lazily); // without it nothing is left of it, either
+        let _ = unmount(dir, UnmountMode::Lazily); // without it nothing is left of it, either
         Err(io::Error::other(format!("{MOUNTS} does not show what was mounted")))
     });
     mounted.map_err(|e| refused(&e, format!("--fuse {shown}")))
@@ -234,7 +234,7 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 
 /// The way to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum UnmountMode {
     /// Only if it is not in use.
     IfUnused,
     /// At once; open files stay usable for their processes.
@@ -242,8 +242,8 @@ pub(crate) enum How {
 }
 
 /// Unmounts what is on top at `dir`.
-fn unmount(dir: &Path, how: How) -> io::Result<()> {
-    let lazily = how == How::Lazily;
+fn unmount(dir: &Path, how: UnmountMode) -> io::Result<()> {
+    let lazily = how == UnmountMode::Lazily;
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_mount_that_is_not_ours_is_not_unmounted() {
         let root = Mounted { dir: "/".into(), number: b"0:0".to_vec() };
-        assert!(root.unmount(How::IfUnused).unwrap_err().to_string().contains("topmost"));
+        assert!(root.unmount(UnmountMode::IfUnused).unwrap_err().to_string().contains("topmost"));
     }
 
     #[test]

@@ -326,9 +326,9 @@ mod tests {
     }
 
     /// A device that is huge and does everything at once; counts.
-    struct AtOnce(Cell<u64>);
+    struct CountingDevice(Cell<u64>);
 
-    impl BlockDevice for AtOnce {
+    impl BlockDevice for CountingDevice {
         fn name(&self) -> &str {
             "at once"
         }
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn a_long_range_of_zeroes_lets_others_run() {
         on_disk(1, |_, lock| async move {
-            let dev = Rc::new(AtOnce(Cell::new(0)));
+            let dev = Rc::new(CountingDevice(Cell::new(0)));
             let seen = Rc::new(Cell::new(u64::MAX));
             let (of, note) = (dev.clone(), seen.clone());
             reactor::spawn(async move { note.set(of.0.get()) });

@@ -242,11 +242,11 @@ impl Engine {
     }
 
     /// Writes back what the device's caches hold, and flushes it.
-    pub(crate) async fn flush(&self, name: &str) -> Result<api::Nothing, Failure> {
+    pub(crate) async fn flush(&self, name: &str) -> Result<api::Empty, Failure> {
         tracing::info!(device = name, "flush begins");
         self.dm.flush(name).await?;
         tracing::info!(device = name, "flush has ended");
-        Ok(api::Nothing {})
+        Ok(api::Empty {})
     }
 
     pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {

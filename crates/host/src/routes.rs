@@ -194,13 +194,13 @@ pub(crate) async fn answer(
             Ok(ResponseBody::Text(core.call(async |e| metrics::text(&e).await).await?))
         }
         Route::Reload => {
-            parse::<api::Nothing>(body)?;
+            parse::<api::Empty>(body)?;
             json(&state.config.reload(core).await?)
         }
         Route::Stop => {
-            parse::<api::Nothing>(body)?;
+            parse::<api::Empty>(body)?;
             state.stop.notify_one();
-            json(&api::Nothing {})
+            json(&api::Empty {})
         }
         Route::Device(name, verb) => of_device(state, name, verb, body).await,
     }
@@ -257,7 +257,7 @@ async fn of_device(
             json(&core.call(async move |e| e.message(&name, message).await).await??)
         }
         DeviceVerb::Flush => {
-            parse::<api::Nothing>(body)?;
+            parse::<api::Empty>(body)?;
             json(&core.call(async move |e| e.flush(&name).await).await??)
         }
         DeviceVerb::Status => json(&core.call(async move |e| e.status(&name).await).await??),

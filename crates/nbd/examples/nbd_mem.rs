@@ -15,9 +15,9 @@ use reactor::{Reactor, spawn};
 use uring::{OpenOptions, Uring};
 
 #[derive(Clone)]
-struct Only(Rc<dyn BlockDevice>);
+struct SingleExport(Rc<dyn BlockDevice>);
 
-impl Exports for Only {
+impl Exports for SingleExport {
     fn list(&self) -> Vec<String> {
         vec!["only".into()]
     }
@@ -30,7 +30,7 @@ impl Exports for Only {
     }
 }
 
-impl Export for Only {
+impl Export for SingleExport {
     fn device(&self) -> Rc<dyn BlockDevice> {
         self.0.clone()
     }
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
     let device = device(spec, &driver)?;
     let (files, sender) = (driver.files(), driver.sender());
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
-    let server = Server::new(Rc::new(Only(device)), Options::default());
+    let server = Server::new(Rc::new(SingleExport(device)), Options::default());
     let listener = files.listen_unix(Path::new(socket), 0o600)?;
     reactor.on(|| server.serve(listener, Peer::Network));
 

@@ -27,7 +27,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{IoError, Opener, Status};
-use policy::{ErrSeq, Sample};
+use policy::{ErrSeq, ErrSeqSample};
 
 use crate::failed_pages::FailedPages;
 
@@ -108,7 +108,7 @@ impl Errors {
     }
 
     /// What a FLUSH of `opener` will report, as it is fixed when it is submitted (PC-E1).
-    pub(crate) fn sample(&self, opener: Opener) -> Sample {
+    pub(crate) fn sample(&self, opener: Opener) -> ErrSeqSample {
         self.openers.borrow_mut().sample(opener)
     }
 
@@ -116,7 +116,7 @@ impl Errors {
     pub(crate) fn outcome(
         &self,
         opener: Opener,
-        sample: Sample,
+        sample: ErrSeqSample,
         done: Result<(), Status>,
     ) -> Result<(), Status> {
         let mut openers = self.openers.borrow_mut();

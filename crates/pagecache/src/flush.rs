@@ -29,7 +29,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use block::{Class, IoError, Op, OpenDevice, Opener, Sector, Status};
-use policy::Sample;
+use policy::ErrSeqSample;
 
 use crate::collector::Collector;
 use crate::flusher::CHUNK_PAGES;
@@ -54,7 +54,7 @@ impl Writeback {
         store: &Store,
         opener: Opener,
         round: u64,
-        sample: Sample,
+        sample: ErrSeqSample,
     ) -> Result<(), Status> {
         let done = self.join_round(store, round).await;
         let late = store.is_planted(Fault::SampleAtEnd);

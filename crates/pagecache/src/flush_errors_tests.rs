@@ -2,7 +2,7 @@
 //! Which FLUSH reports a write that a failed flush below has destroyed.
 use super::*;
 
-async fn started(lab: &Lab, fault: Option<Fault>) -> (Rc<Probe>, Rc<PageCache>) {
+async fn started(lab: &Fixture, fault: Option<Fault>) -> (Rc<Probe>, Rc<PageCache>) {
     let cache = faulty(lab, fault);
     cache.clone().resume().await.expect("it resumes");
     (lab.disks[0].clone(), cache)
@@ -11,7 +11,7 @@ async fn started(lab: &Lab, fault: Option<Fault>) -> (Rc<Probe>, Rc<PageCache>) 
 /// Writes a page, which is written below, while a FLUSH of the same opener waits for a flush below,
 /// which then fails. Returns the outcome of the next FLUSH.
 async fn flush_after_a_write_during_a_failing_one(
-    lab: Lab,
+    lab: Fixture,
     fault: Option<Fault>,
 ) -> Result<(), Status> {
     let (disk, cache) = started(&lab, fault).await;
@@ -40,7 +40,7 @@ async fn flush_after_a_write_during_a_failing_one(
 fn the_next_flush_reports_writes_during_a_failing_one() {
     for (fault, outcome) in [(None, Err(Status::Timeout)), (Some(Fault::ReportLaterErrors), Ok(()))]
     {
-        let lab = Lab::new(1, 8192);
+        let lab = Fixture::new(1, 8192);
         let next =
             lab.run(async move |lab| flush_after_a_write_during_a_failing_one(lab, fault).await);
         assert_eq!(next, outcome, "{fault:?}");
@@ -49,7 +49,7 @@ fn the_next_flush_reports_writes_during_a_failing_one() {
 
 /// Copies a write up to a page that must be read first. The copied part is written below, a flush
 /// fails there, and then the write is acknowledged. Returns the outcome of the next FLUSH.
-async fn flush_after_a_slow_write(lab: Lab, fault: Option<Fault>) -> Result<(), Status> {
+async fn flush_after_a_slow_write(lab: Fixture, fault: Option<Fault>) -> Result<(), Status> {
     let (disk, cache) = started(&lab, fault).await;
     disk.hold_ops.borrow_mut().push(Op::Read);
     let inner = cache.clone();
@@ -79,7 +79,7 @@ async fn flush_after_a_slow_write(lab: Lab, fault: Option<Fault>) -> Result<(), 
 #[test]
 fn the_next_flush_reports_a_write_acknowledged_after_a_failure() {
     for (fault, outcome) in [(None, Err(Status::Timeout)), (Some(Fault::IgnoreDoubt), Ok(()))] {
-        let lab = Lab::new(1, 8192);
+        let lab = Fixture::new(1, 8192);
         let next = lab.run(async move |lab| flush_after_a_slow_write(lab, fault).await);
         assert_eq!(next, outcome, "{fault:?}");
     }
@@ -88,7 +88,7 @@ fn the_next_flush_reports_a_write_acknowledged_after_a_failure() {
 /// Both pages of a slow write are below when a FLUSH is submitted, but the write has not ended.
 #[test]
 fn the_next_flush_reports_a_write_that_ends_during_a_failure() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = started(&lab, None).await;
         disk.hold_ops.borrow_mut().push(Op::Read);
         let inner = cache.clone();

@@ -8,7 +8,9 @@ use block::{BlockDevice, Flags, Nanos, PAGE, Target};
 use super::*;
 use crate::device::PageCache;
 use crate::group::Group;
-use crate::testing::{Lab, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write};
+use crate::testing::{
+    Fixture, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write,
+};
 
 #[path = "flush_errors_tests.rs"]
 mod errors;
@@ -20,14 +22,14 @@ async fn sleep_ms(ms: u64) {
 }
 
 /// A cache of the first disk, without a flusher.
-fn quiet(lab: &Lab) -> (Rc<Probe>, Rc<PageCache>) {
+fn quiet(lab: &Fixture) -> (Rc<Probe>, Rc<PageCache>) {
     let disk = lab.disks[0].clone();
     let below: Rc<dyn BlockDevice> = disk.clone();
     (disk, cache(&below, QUIET))
 }
 
 /// The same with a planted fault.
-fn faulty(lab: &Lab, fault: Option<Fault>) -> Rc<PageCache> {
+fn faulty(lab: &Fixture, fault: Option<Fault>) -> Rc<PageCache> {
     let (_, good) = quiet(lab);
     let mut config = good.store.config.clone();
     config.plant(fault);
@@ -64,7 +66,7 @@ fn count(disk: &Probe, op: Op) -> usize {
 
 #[test]
 fn a_flush_makes_writes_durable_with_one_flush_below() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 3..9, 1).await;
         write(&cache, 100..101, 2).await;
@@ -83,7 +85,7 @@ fn a_flush_makes_writes_durable_with_one_flush_below() {
 
 #[test]
 fn concurrent_flushes_share_a_round() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 0..9, 1).await;
         for flush in submit_flushes(&cache, 1..50) {
@@ -97,7 +99,7 @@ fn concurrent_flushes_share_a_round() {
 
 #[test]
 fn a_flush_submitted_during_another_has_its_own_round() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.hold.set(true);
         write(&cache, 0..1, 1).await;
@@ -118,7 +120,7 @@ fn a_flush_submitted_during_another_has_its_own_round() {
 /// The page is on its way below with its first version when the second one is written and flushed.
 #[test]
 fn a_flush_writes_pages_that_were_rewritten_in_flight() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.hold.set(true);
         write(&cache, 7..8, 1).await;
@@ -141,7 +143,7 @@ fn a_flush_writes_pages_that_were_rewritten_in_flight() {
 /// As above, but the first write is the flusher's.
 #[test]
 fn a_flush_waits_for_ioends_of_the_flusher() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         disk.hold.set(true);
@@ -164,7 +166,7 @@ fn a_flush_waits_for_ioends_of_the_flusher() {
 
 #[test]
 fn a_flush_ends_although_writers_never_stop() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (_, cache) = quiet(&lab);
         let stop = Rc::new(Cell::new(false));
         for nth in 0..4 {
@@ -192,7 +194,7 @@ fn a_flush_ends_although_writers_never_stop() {
 
 #[test]
 fn a_flush_whose_writes_fail_fails_and_flushes_nothing_below() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.bad.borrow_mut().push(80..81);
         write(&cache, 0..100, 1).await;
@@ -212,7 +214,7 @@ fn a_flush_whose_writes_fail_fails_and_flushes_nothing_below() {
 
 #[test]
 fn each_opener_gets_an_error_of_the_flusher_once() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         for opener in [1, 2, 3] {
@@ -237,7 +239,7 @@ fn each_opener_gets_an_error_of_the_flusher_once() {
 
 #[test]
 fn a_failed_flush_below_fails_its_flushes_and_later_ones() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         for opener in 1..5 {
             let put = try_write(&cache, Opener(opener), Flags::empty(), 0..1, 1);
@@ -259,7 +261,7 @@ fn a_failed_flush_below_fails_its_flushes_and_later_ones() {
 /// FLUSHes of these openers, each of which comes after the one before has got as far as it can; the
 /// flush below that the first one has brought about fails then. What each ends with.
 async fn flushes_beside_a_failing_one(
-    lab: &Lab,
+    lab: &Fixture,
     cache: &Rc<PageCache>,
     openers: &[u32],
 ) -> Vec<Option<Status>> {
@@ -284,7 +286,7 @@ async fn flushes_beside_a_failing_one(
 #[test]
 fn a_flush_submitted_while_another_fails_fails_too() {
     for openers in [[1, 1, 1], [1, 2, 1], [1, 2, 3]] {
-        Lab::new(1, 8192).run(async move |lab| {
+        Fixture::new(1, 8192).run(async move |lab| {
             let (_, cache) = quiet(&lab);
             write(&cache, 0..4, 1).await;
             let ended = flushes_beside_a_failing_one(&lab, &cache, &openers).await;
@@ -299,7 +301,7 @@ fn a_flush_submitted_while_another_fails_fails_too() {
 /// As above; the error is the flusher's, and the second FLUSH writes the page again.
 #[test]
 fn a_flush_submitted_before_an_error_was_reported_fails_too() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.bad.borrow_mut().push(0..8);
         disk.hold_ops.borrow_mut().push(Op::Write);
@@ -321,7 +323,7 @@ fn a_flush_submitted_before_an_error_was_reported_fails_too() {
 /// The client of opener 1 loses its connection before it gets the error, and connects again.
 #[test]
 fn a_client_that_reconnects_gets_a_failed_flush() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 0..4, 1).await;
         disk.flushes_fail.set(true);
@@ -343,7 +345,7 @@ fn a_client_that_reconnects_gets_a_failed_flush() {
 /// A new table makes a new cache, which reports the errors that the old one has not reported.
 #[test]
 fn the_cache_of_a_new_table_reports_unreported_errors() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, first) = quiet(&lab);
         first.clone().resume().await.expect("it resumes");
         write(&first, 0..4, 1).await;
@@ -364,7 +366,7 @@ fn the_cache_of_a_new_table_reports_unreported_errors() {
 /// device's cache, so it is written again.
 #[test]
 fn pages_in_flight_while_a_flush_fails_are_written_again() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         write(&cache, 0..1, 1).await;
@@ -391,7 +393,7 @@ fn pages_in_flight_while_a_flush_fails_are_written_again() {
 /// Zeroes of pages 20 to 29, of which 22 and 23 are dirty, are below while a flush there fails,
 /// which opener 1 gets. Returns the outcome of the zeroes.
 async fn zeroes_beside_a_failing_flush(
-    lab: &Lab,
+    lab: &Fixture,
     cache: &Rc<PageCache>,
     op: Op,
     flags: Flags,
@@ -429,7 +431,7 @@ fn zeroes_in_flight_while_a_flush_fails_end_in_an_error() {
         (Op::Discard, Flags::empty(), Status::Io),
         (Op::WriteZeroes, Flags::FUA, Status::Ok),
     ] {
-        Lab::new(1, 8192).run(async move |lab| {
+        Fixture::new(1, 8192).run(async move |lab| {
             let (_, cache) = quiet(&lab);
             let ended = zeroes_beside_a_failing_flush(&lab, &cache, op, flags).await;
             assert_eq!(ended, Some(outcome), "{op} {flags:?}");
@@ -442,13 +444,13 @@ fn zeroes_in_flight_while_a_flush_fails_end_in_an_error() {
 
 #[test]
 fn planted_faults_around_a_failed_flush_are_detected() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = faulty(&lab, Some(Fault::SampleAtEnd));
         write(&cache, 0..4, 1).await;
         let ended = flushes_beside_a_failing_one(&lab, &cache, &[1, 1]).await;
         assert_eq!(ended, [Some(Status::Timeout), Some(Status::Ok)]);
     });
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = faulty(&lab, Some(Fault::SkipNewOpeners));
         write(&cache, 0..4, 1).await;
         lab.disks[0].flushes_fail.set(true);
@@ -456,7 +458,7 @@ fn planted_faults_around_a_failed_flush_are_detected() {
         lab.disks[0].flushes_fail.set(false);
         assert_eq!(flush_by(&cache, 3).await, Ok(()));
     });
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = faulty(&lab, Some(Fault::TrustWritesDuringFailedFlush));
         let (op, flags) = (Op::WriteZeroes, Flags::empty());
         let ended = zeroes_beside_a_failing_flush(&lab, &cache, op, flags).await;
@@ -466,7 +468,7 @@ fn planted_faults_around_a_failed_flush_are_detected() {
 
 #[test]
 fn a_fua_write_costs_one_write_with_fua() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         write(&cache, 40..60, 1).await;
         assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 10..14, 2).await, Ok(()));
@@ -482,7 +484,7 @@ fn a_fua_write_costs_one_write_with_fua() {
 
 #[test]
 fn a_fua_write_larger_than_an_ioend_costs_a_flush() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 0..512, 2).await, Ok(()));
         let what: Vec<_> = disk.take().iter().map(|s| (s.op, s.flags)).collect();
@@ -493,7 +495,7 @@ fn a_fua_write_larger_than_an_ioend_costs_a_flush() {
 
 #[test]
 fn a_device_without_a_cache_is_sent_no_flushes() {
-    Lab::with(1, 8192, |limits| limits.volatile_cache = false).run(async |lab| {
+    Fixture::with(1, 8192, |limits| limits.volatile_cache = false).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 0..2, 2).await, Ok(()));
         write(&cache, 4..5, 1).await;
@@ -505,7 +507,7 @@ fn a_device_without_a_cache_is_sent_no_flushes() {
 
 #[test]
 fn fua_of_a_page_in_flight_waits_for_it_and_flushes() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = lab.disks[0].clone();
         disk.hold.set(true);
@@ -526,7 +528,7 @@ fn fua_of_a_page_in_flight_waits_for_it_and_flushes() {
 
 #[test]
 fn fua_fails_only_when_a_write_of_its_own_pages_fails() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         disk.bad.borrow_mut().push(80..88);
         assert_eq!(try_write(&cache, Opener(1), Flags::FUA, 10..11, 2).await, Err(Status::Io));
@@ -538,7 +540,7 @@ fn fua_fails_only_when_a_write_of_its_own_pages_fails() {
 /// has failed: the flush that the FUA write brings about can't cover it any more.
 #[test]
 fn fua_does_not_trust_a_flush_after_a_failed_one() {
-    Lab::new(1, 8192).run(async |lab| {
+    Fixture::new(1, 8192).run(async |lab| {
         let (disk, cache) = quiet(&lab);
         let before = cache.store.errors.flush_errors();
         write(&cache, 0..1, 1).await;
@@ -553,7 +555,7 @@ fn fua_does_not_trust_a_flush_after_a_failed_one() {
 
 #[test]
 fn a_group_run_serves_callers_that_came_before_it_began() {
-    Lab::new(1, 8).run(async |_| {
+    Fixture::new(1, 8).run(async |_| {
         let group = Rc::new(Group::default());
         let runs = Rc::new(Cell::new(0));
         let join = |fails: bool| {

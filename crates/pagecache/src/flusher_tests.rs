@@ -6,7 +6,7 @@ use block::{Class, Flags, Opener, PAGE, Sector, Status, Target};
 use sim::{Machine, RunEnd};
 
 use super::*;
-use crate::testing::{Lab, MIB, MS, flush, flush_by, pattern, running, try_write, write};
+use crate::testing::{Fixture, MIB, MS, flush, flush_by, pattern, running, try_write, write};
 
 const QUIET: &str = "memory 64M dirty_bytes 30M dirty_background_bytes 20M";
 /// Background writeback begins at 1 MiB.
@@ -18,7 +18,7 @@ async fn sleep_ms(ms: u64) {
 
 #[test]
 fn dirty_pages_above_the_background_threshold_are_written() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         write(&cache, 0..256, 1).await;
@@ -28,8 +28,9 @@ fn dirty_pages_above_the_background_threshold_are_written() {
         sleep_ms(100).await;
         let seen = disk.take();
         assert_eq!(seen.iter().map(|s| (s.to - s.from) / 8).sum::<u64>(), 257, "all, up to 4 MiB");
-        let background =
-            |s: &crate::testing::Seen| s.flags == Flags::BACKGROUND && s.class == Class::Background;
+        let background = |s: &crate::testing::DiskRequest| {
+            s.flags == Flags::BACKGROUND && s.class == Class::Background
+        };
         assert!(seen.iter().all(background));
         assert_eq!(cache.store.dirty_bytes(), 0);
         assert_eq!(lab.page(0, 256), pattern(256, 1));
@@ -38,7 +39,7 @@ fn dirty_pages_above_the_background_threshold_are_written() {
 
 #[test]
 fn background_writeback_ascends_from_its_cursor_and_wraps() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         // Every other page of 16 MiB: more than a chunk.
@@ -68,7 +69,7 @@ fn background_writeback_ascends_from_its_cursor_and_wraps() {
 
 #[test]
 fn ioends_in_flight_are_bounded() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.hold.set(true);
@@ -96,7 +97,7 @@ fn ioends_in_flight_are_bounded() {
 
 #[test]
 fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
-    let lab = Lab::new(1, 65536);
+    let lab = Fixture::new(1, 65536);
     let machine = Machine::boot(&lab.world, 1);
     let inner = lab.clone();
     let cache = machine.block_on(async move { running(&inner, QUIET).await }).unwrap();
@@ -125,7 +126,7 @@ fn old_pages_are_written_and_no_timer_runs_while_all_is_clean() {
 
 #[test]
 fn an_interval_of_zero_means_never_and_a_new_one_counts_at_once() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let more = "dirty_writeback_centisecs 0 dirty_expire_centisecs 100";
         let cache = running(&lab, &format!("{QUIET} {more}")).await;
         write(&cache, 0..4, 1).await;
@@ -140,7 +141,7 @@ fn an_interval_of_zero_means_never_and_a_new_one_counts_at_once() {
 
 #[test]
 fn failed_pages_are_retried_with_growing_pauses() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(8000..8008);
@@ -171,7 +172,7 @@ fn failed_pages_are_retried_with_growing_pauses() {
 /// A page that can't be written takes its ioend with it, but not for long.
 #[test]
 fn the_second_retry_writes_the_pages_beside_a_bad_one() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(804..805);
@@ -195,7 +196,7 @@ fn the_second_retry_writes_the_pages_beside_a_bad_one() {
 
 #[test]
 fn a_flush_retries_failed_pages_at_once() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(0..8);
@@ -214,7 +215,7 @@ fn a_flush_retries_failed_pages_at_once() {
 
 #[test]
 fn a_discard_of_failed_pages_ends_the_failure() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(0..80);
@@ -231,7 +232,7 @@ fn a_discard_of_failed_pages_ends_the_failure() {
 
 #[test]
 fn a_dead_device_makes_the_cache_stuck_until_it_returns() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(0..65536);
@@ -258,7 +259,7 @@ fn a_dead_device_makes_the_cache_stuck_until_it_returns() {
 
 #[test]
 fn no_write_begins_after_the_flusher_was_stopped() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, EAGER).await;
         let disk = &lab.disks[0];
         disk.hold.set(true);
@@ -292,7 +293,7 @@ fn no_write_begins_after_the_flusher_was_stopped() {
 
 #[test]
 fn suspend_fails_only_when_a_page_could_not_be_written() {
-    Lab::new(1, 65536).run(async |lab| {
+    Fixture::new(1, 65536).run(async |lab| {
         let cache = running(&lab, QUIET).await;
         let disk = &lab.disks[0];
         disk.bad.borrow_mut().push(0..8);

@@ -9,7 +9,7 @@ use super::*;
 use crate::collector::OPENED_MAX;
 use crate::device::PageCache;
 use crate::gather::Limit;
-use crate::testing::{Lab, MIB, Seen, cache, flush, pattern, write};
+use crate::testing::{DiskRequest, Fixture, MIB, cache, flush, pattern, write};
 
 /// Nothing is written before a FLUSH.
 const QUIET: &str = "memory 256M dirty_bytes 100M dirty_background_bytes 90M";
@@ -21,12 +21,12 @@ fn options(more: &str) -> String {
 /// Writes `dirty` pages in pieces of so many to a cache over a table, and flushes. Returns the
 /// writes that each disk got.
 async fn flushed(
-    lab: &Lab,
+    lab: &Fixture,
     table: &str,
     more: &str,
     dirty: Range<u64>,
     piece: usize,
-) -> (Rc<PageCache>, Vec<Vec<Seen>>) {
+) -> (Rc<PageCache>, Vec<Vec<DiskRequest>>) {
     let dm = lab.dm();
     let below = lab.map(&dm, "below", table).await;
     let cache = cache(&below, &options(more));
@@ -38,7 +38,7 @@ async fn flushed(
     (cache, seen)
 }
 
-fn writes(seen: Vec<Seen>) -> Vec<Seen> {
+fn writes(seen: Vec<DiskRequest>) -> Vec<DiskRequest> {
     seen.into_iter().filter(|s| s.op == Op::Write).collect()
 }
 
@@ -52,7 +52,7 @@ const SECTORS: u64 = PAGES * 8;
 
 #[test]
 fn a_sequential_run_over_linear_is_mapped_once() {
-    Lab::new(1, SECTORS + 80).run(async |lab| {
+    Fixture::new(1, SECTORS + 80).run(async |lab| {
         let table = format!("0 {SECTORS} linear a 80");
         let (cache, seen) = flushed(&lab, &table, "", 0..PAGES, 64).await;
         assert_eq!(get(&cache, |c| &c.map_calls), 1);
@@ -71,7 +71,7 @@ fn a_sequential_run_over_linear_is_mapped_once() {
 
 #[test]
 fn single_looks_up_the_mapping_for_each_page() {
-    Lab::new(1, SECTORS).run(async |lab| {
+    Fixture::new(1, SECTORS).run(async |lab| {
         let table = format!("0 {SECTORS} linear a 0");
         let (cache, seen) = flushed(&lab, &table, "map_blocks single", 0..PAGES, 64).await;
         assert_eq!(get(&cache, |c| &c.map_checks), 16384);
@@ -84,7 +84,7 @@ fn single_looks_up_the_mapping_for_each_page() {
 #[test]
 fn chunks_of_a_stripe_join_and_each_is_mapped_once() {
     for single in [false, true] {
-        Lab::new(2, SECTORS / 2).run(async move |lab| {
+        Fixture::new(2, SECTORS / 2).run(async move |lab| {
             let table = format!("0 {SECTORS} striped 2 128 a 0 b 0");
             let more = if single { "map_blocks single" } else { "" };
             let (cache, seen) = flushed(&lab, &table, more, 0..PAGES, 64).await;
@@ -100,7 +100,7 @@ fn chunks_of_a_stripe_join_and_each_is_mapped_once() {
 
 #[test]
 fn scattered_pages_over_linear_are_mapped_once_too() {
-    Lab::new(1, SECTORS).run(async |lab| {
+    Fixture::new(1, SECTORS).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", &format!("0 {SECTORS} linear a 0")).await;
         let cache = cache(&below, QUIET);
@@ -124,7 +124,7 @@ fn scattered_pages_over_linear_are_mapped_once_too() {
 
 #[test]
 fn an_ioend_has_256_segments_at_most() {
-    Lab::new(1, SECTORS).run(async |lab| {
+    Fixture::new(1, SECTORS).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", &format!("0 {SECTORS} linear a 0")).await;
         let cache = cache(&below, &options("ioend_bytes 16M"));
@@ -142,7 +142,7 @@ fn an_ioend_has_256_segments_at_most() {
 
 #[test]
 fn an_ioend_is_no_larger_than_the_device_allows() {
-    Lab::with(1, SECTORS, |limits| limits.max_io_bytes = 256 << 10).run(async |lab| {
+    Fixture::with(1, SECTORS, |limits| limits.max_io_bytes = 256 << 10).run(async |lab| {
         let table = format!("0 {SECTORS} linear a 0");
         let (cache, seen) = flushed(&lab, &table, "ioend_bytes 4M", 0..1024, 64).await;
         assert_eq!(get(&cache, |c| &c.ioends), 16);
@@ -152,7 +152,7 @@ fn an_ioend_is_no_larger_than_the_device_allows() {
 
 #[test]
 fn bytes_beyond_the_end_of_the_device_are_not_written() {
-    Lab::new(1, 1003).run(async |lab| {
+    Fixture::new(1, 1003).run(async |lab| {
         let below: Rc<dyn BlockDevice> = lab.disks[0].clone();
         let cache = cache(&below, QUIET);
         write(&cache, 0..126, 9).await;
@@ -165,11 +165,11 @@ fn bytes_beyond_the_end_of_the_device_are_not_written() {
 
 #[test]
 fn a_page_that_two_extents_share_is_divided_by_the_device_below() {
-    Lab::new(2, 8192).run(async |lab| {
+    Fixture::new(2, 8192).run(async |lab| {
         // The second line begins in the middle of page 12.
         let table = "0 100 linear a 0\n100 924 linear b 3";
         let (cache, seen) = flushed(&lab, table, "", 0..128, 128).await;
-        let spans = |of: &[Seen]| of.iter().map(|s| (s.from, s.to)).collect::<Vec<_>>();
+        let spans = |of: &[DiskRequest]| of.iter().map(|s| (s.from, s.to)).collect::<Vec<_>>();
         assert_eq!(spans(&seen[0]), [(0, 96), (96, 100)]);
         assert_eq!(spans(&seen[1]), [(3, 7), (7, 927)]);
         assert_eq!(get(&cache, |c| &c.ioend_bytes), 128 * 4096);
@@ -182,7 +182,7 @@ fn a_page_that_two_extents_share_is_divided_by_the_device_below() {
 /// Collected while the table was one, sent when it is another.
 #[test]
 fn ioends_collected_by_an_old_mapping_are_mapped_again() {
-    Lab::new(2, 8192).run(async |lab| {
+    Fixture::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", "0 4096 linear a 0").await;
         let cache = cache(&below, QUIET);
@@ -216,7 +216,7 @@ fn ioends_collected_by_an_old_mapping_are_mapped_again() {
 
 #[test]
 fn a_device_that_a_table_has_dropped_is_dropped() {
-    Lab::new(2, 8192).run(async |lab| {
+    Fixture::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let before = Rc::strong_count(&lab.disks[0]);
         let below = lab.map(&dm, "below", "0 4096 linear a 0").await;
@@ -236,11 +236,11 @@ fn a_device_that_a_table_has_dropped_is_dropped() {
 
 #[test]
 fn an_ioend_that_no_run_joins_is_sent_before_the_end() {
-    Lab::new(2, SECTORS).run(async |lab| {
+    Fixture::new(2, SECTORS).run(async |lab| {
         // One page on the second disk, then much on the first.
         let table = format!("0 8 linear b 0\n8 {} linear a 0", SECTORS - 8);
         let (_, seen) = flushed(&lab, &table, "ioend_bytes 64K", 0..4096, 64).await;
-        let order = |s: &Seen| seen[0].iter().filter(|other| other.order < s.order).count();
+        let order = |s: &DiskRequest| seen[0].iter().filter(|other| other.order < s.order).count();
         assert!(order(&seen[1][0]) as u64 <= OPENED_MAX);
         assert_eq!(seen[0].len(), 256);
     });
@@ -248,7 +248,7 @@ fn an_ioend_that_no_run_joins_is_sent_before_the_end() {
 
 #[test]
 fn ioends_wait_while_the_device_below_is_suspended() {
-    Lab::new(2, 8192).run(async |lab| {
+    Fixture::new(2, 8192).run(async |lab| {
         let dm = lab.dm();
         let below = lab.map(&dm, "below", "0 4096 linear a 0").await;
         let cache = cache(&below, QUIET);
@@ -293,7 +293,7 @@ async fn allocations(cache: &PageCache, pages: Range<u64>, step: usize) -> u64 {
 
 #[test]
 fn an_ioend_of_many_segments_costs_one_allocation() {
-    Lab::new(1, 8).run(async |_| {
+    Fixture::new(1, 8).run(async |_| {
         let below: Rc<dyn BlockDevice> = Rc::new(queue::Null::new("null", Sector(SECTORS)));
         let cache = cache(&below, QUIET);
         // Folios of a page each, as no writer goes on from one to the next.
@@ -332,7 +332,7 @@ proptest! {
             "0 700 linear a 0\n700 333 linear b 1\n1033 992 striped 2 16 c 0 a 2000",
             "0 1008 striped 2 8 a 0 b 0\n1008 995 linear a 1000",
         ][table];
-        Lab::new(3, 8192).run(async move |lab| {
+        Fixture::new(3, 8192).run(async move |lab| {
             let dm = lab.dm();
             let below = lab.map(&dm, "below", table).await;
             let mode = if single { "single" } else { "multi" };

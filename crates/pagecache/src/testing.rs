@@ -21,7 +21,7 @@ pub(crate) const MS: u64 = 1_000_000;
 
 /// A request of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct DiskRequest {
     pub(crate) op: Op,
     pub(crate) flags: Flags,
     pub(crate) class: Class,
@@ -39,7 +39,7 @@ pub(crate) struct Seen {
 pub(crate) struct Probe {
     disk: Rc<dyn BlockDevice>,
     limits: Limits,
-    seen: RefCell<Vec<Seen>>,
+    seen: RefCell<Vec<DiskRequest>>,
     /// Writes that touch these sectors fail, at once.
     pub(crate) bad: RefCell<Vec<Range<u64>>>,
     pub(crate) flushes_fail: Cell<bool>,
@@ -63,7 +63,7 @@ impl OnDone for Count {
 
 impl Probe {
     /// The requests since the last call.
-    pub(crate) fn take(&self) -> Vec<Seen> {
+    pub(crate) fn take(&self) -> Vec<DiskRequest> {
         self.seen.take()
     }
 
@@ -135,7 +135,7 @@ impl Base for Probe {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         assert!(sector + bio.len <= self.limits.capacity, "{bio:?} at {sector}");
         let Bio { op, flags, class, len, ref bufs, .. } = bio;
-        self.seen.borrow_mut().push(Seen {
+        self.seen.borrow_mut().push(DiskRequest {
             op,
             flags,
             class,
@@ -162,20 +162,20 @@ impl Base for Probe {
 
 /// A world with disks called `a`, `b`, and so on, and tables over them.
 #[derive(Clone)]
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) world: WorldRef,
     pub(crate) files: Vec<FileId>,
     pub(crate) disks: Vec<Rc<Probe>>,
 }
 
-impl Lab {
+impl Fixture {
     /// `disks` disks of `sectors` each.
-    pub(crate) fn new(disks: u8, sectors: u64) -> Lab {
-        Lab::with(disks, sectors, |_| ())
+    pub(crate) fn new(disks: u8, sectors: u64) -> Fixture {
+        Fixture::with(disks, sectors, |_| ())
     }
 
     /// With other limits.
-    pub(crate) fn with(disks: u8, sectors: u64, change: impl Fn(&mut Limits)) -> Lab {
+    pub(crate) fn with(disks: u8, sectors: u64, change: impl Fn(&mut Limits)) -> Fixture {
         let world = World::calm(1);
         let (mut files, mut probes) = (Vec::new(), Vec::new());
         let order = Rc::new(Cell::new(0));
@@ -201,11 +201,11 @@ impl Lab {
                 order: order.clone(),
             }));
         }
-        Lab { world, files, disks: probes }
+        Fixture { world, files, disks: probes }
     }
 
     /// Runs `work` on a machine of its own.
-    pub(crate) fn run<T: 'static>(&self, work: impl AsyncFnOnce(Lab) -> T + 'static) -> T {
+    pub(crate) fn run<T: 'static>(&self, work: impl AsyncFnOnce(Fixture) -> T + 'static) -> T {
         let machine = Machine::boot(&self.world, 1);
         let lab = self.clone();
         let out = machine.block_on(async move { work(lab).await });
@@ -259,7 +259,7 @@ pub(crate) fn cache(below: &Rc<dyn BlockDevice>, options: &str) -> Rc<PageCache>
 }
 
 /// As [`cache`], on the first disk, with its flusher.
-pub(crate) async fn running(lab: &Lab, options: &str) -> Rc<PageCache> {
+pub(crate) async fn running(lab: &Fixture, options: &str) -> Rc<PageCache> {
     let below: Rc<dyn BlockDevice> = lab.disks[0].clone();
     let cache = cache(&below, options);
     cache.clone().resume().await.expect("it resumes");

@@ -167,7 +167,7 @@ fn writer(bytes: u64, wants: u64) -> Writer {
 
 /// A cache that writes back in ioends of 1 MiB, one at a time, while more is dirty than the
 /// background threshold.
-struct Lab {
+struct Fixture {
     throttle: DirtyThrottle,
     writers: Vec<Writer>,
     bandwidth: u64,
@@ -179,10 +179,10 @@ struct Lab {
 
 const TICK: u64 = 200_000;
 
-impl Lab {
-    fn new(limits: DirtyLimits, bandwidth: u64, writers: Vec<Writer>) -> Lab {
+impl Fixture {
+    fn new(limits: DirtyLimits, bandwidth: u64, writers: Vec<Writer>) -> Fixture {
         let throttle = DirtyThrottle::new(limits);
-        Lab { throttle, writers, bandwidth, now_ns: 0, dirty: 0, ioend: None, written_back: 0 }
+        Fixture { throttle, writers, bandwidth, now_ns: 0, dirty: 0, ioend: None, written_back: 0 }
     }
 
     fn tick(&mut self) {
@@ -270,7 +270,7 @@ fn within(what: &str, value: u64, wanted: u64, percent: u64) {
 fn dirty_settles_at_the_setpoint_the_writer_at_the_bandwidth() {
     for bandwidth in [2 * MIB, 20 * MIB, 150 * MIB, 500 * MIB] {
         for size in [4096, 65536, MIB] {
-            let mut lab = Lab::new(SECONDS, bandwidth, vec![writer(size, u64::MAX)]);
+            let mut lab = Fixture::new(SECONDS, bandwidth, vec![writer(size, u64::MAX)]);
             lab.run(30);
             let (rates, dirty) = lab.measure(20);
             let at = lab.throttle.thresholds();
@@ -288,10 +288,10 @@ fn dirty_settles_at_the_setpoint_the_writer_at_the_bandwidth() {
 
 #[test]
 fn a_slow_stick_queues_seconds_and_a_fast_device_stays_busy() {
-    let mut stick = Lab::new(SECONDS, 3 * MIB, vec![writer(65536, u64::MAX)]);
+    let mut stick = Fixture::new(SECONDS, 3 * MIB, vec![writer(65536, u64::MAX)]);
     let (_, dirty) = stick.measure(60);
     assert!(*dirty.end() <= 3 * 3 * MIB, "{dirty:?}");
-    let mut fast = Lab::new(SECONDS, 2048 * MIB, vec![writer(65536, u64::MAX)]);
+    let mut fast = Fixture::new(SECONDS, 2048 * MIB, vec![writer(65536, u64::MAX)]);
     fast.run(1);
     within("fast", fast.written_back, 2048 * MIB, 15);
 }
@@ -300,7 +300,7 @@ fn a_slow_stick_queues_seconds_and_a_fast_device_stays_busy() {
 fn writers_have_equal_shares_and_no_sawtooth() {
     for n in [2, 8, 32] {
         let bandwidth = 100 * MIB;
-        let mut lab = Lab::new(SECONDS, bandwidth, vec![writer(65536, u64::MAX); n]);
+        let mut lab = Fixture::new(SECONDS, bandwidth, vec![writer(65536, u64::MAX); n]);
         lab.run(60);
         let (rates, dirty) = lab.measure(20);
         let share = bandwidth / n as u64;
@@ -320,7 +320,7 @@ fn writers_have_equal_shares_and_no_sawtooth() {
 fn sizes_do_not_matter_for_the_share_and_who_wants_less_has_it() {
     let bandwidth = 100 * MIB;
     let writers = vec![writer(4096, u64::MAX), writer(MIB, u64::MAX)];
-    let mut lab = Lab::new(SECONDS, bandwidth, writers);
+    let mut lab = Fixture::new(SECONDS, bandwidth, writers);
     lab.run(40);
     let (rates, _) = lab.measure(20);
     for rate in rates {
@@ -328,7 +328,7 @@ fn sizes_do_not_matter_for_the_share_and_who_wants_less_has_it() {
     }
     // One wants 9 MiB/s, the other ten times as much or more.
     let writers = vec![writer(65536, 9 * MIB), writer(65536, u64::MAX)];
-    let mut lab = Lab::new(SECONDS, bandwidth, writers);
+    let mut lab = Fixture::new(SECONDS, bandwidth, writers);
     lab.run(40);
     let (rates, _) = lab.measure(20);
     within("modest", rates[0], 9 * MIB, 3);
@@ -339,7 +339,7 @@ fn sizes_do_not_matter_for_the_share_and_who_wants_less_has_it() {
 
 #[test]
 fn a_device_that_falls_to_a_tenth_stops_nobody_dead() {
-    let mut lab = Lab::new(SECONDS, 200 * MIB, vec![writer(65536, u64::MAX); 4]);
+    let mut lab = Fixture::new(SECONDS, 200 * MIB, vec![writer(65536, u64::MAX); 4]);
     lab.run(30);
     lab.bandwidth = 20 * MIB;
     let mut worst = u64::MAX;
@@ -373,7 +373,7 @@ fn limits_in_bytes_hold_whatever_the_bandwidth() {
         max_bytes: 1 << 30,
     };
     for bandwidth in [MIB, 100 * MIB, 1000 * MIB] {
-        let mut lab = Lab::new(limits, bandwidth, vec![writer(16384, u64::MAX); 3]);
+        let mut lab = Fixture::new(limits, bandwidth, vec![writer(16384, u64::MAX); 3]);
         let (_, dirty) = lab.measure(20);
         assert!(*dirty.end() <= 16 * MIB + 16384, "{dirty:?}");
         let (rates, _) = lab.measure(20);

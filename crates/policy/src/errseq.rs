@@ -76,14 +76,14 @@ struct Evicted {
 
 /// The sample of a FLUSH, taken at its submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct ErrSeqSample {
     /// The newest error that was reported to its opener.
     reported: u64,
     /// Number of changes before.
     changes: u64,
 }
 
-impl Sample {
+impl ErrSeqSample {
     /// Number of changes before the submission: the FLUSH covers these.
     pub fn changes(self) -> u64 {
         self.changes
@@ -164,18 +164,18 @@ impl<K: Copy + Ord> ErrSeq<K> {
     }
 
     /// The sample of a FLUSH of `opener` that is submitted now.
-    pub fn sample(&mut self, opener: K) -> Sample {
+    pub fn sample(&mut self, opener: K) -> ErrSeqSample {
         let changes = self.changes;
-        Sample { reported: self.opener(opener).reported, changes }
+        ErrSeqSample { reported: self.opener(opener).reported, changes }
     }
 
     /// Whether a FLUSH with this sample must fail.
-    pub fn must_report(&self, sample: Sample) -> bool {
+    pub fn must_report(&self, sample: ErrSeqSample) -> bool {
         sample.reported < self.newest
     }
 
     /// Records that a FLUSH of `opener` with this sample fails now, for any reason.
-    pub fn report(&mut self, opener: K, sample: Sample) {
+    pub fn report(&mut self, opener: K, sample: ErrSeqSample) {
         let newest = self.newest;
         let known = self.opener(opener);
         let covers = known.loss <= known.reported || sample.changes >= known.lost;

@@ -124,13 +124,13 @@ impl Ages {
         }
     }
 
-    fn of(&self, step: Who, nth: usize) -> Class {
+    fn of(&self, step: PageChoice, nth: usize) -> Class {
         let (huge, rest) = (self.huge[nth], self.rest[nth]);
         let both = || Class { pages: huge.pages + rest.pages, bytes: huge.bytes + rest.bytes };
         match step {
-            Who::Huge => huge,
-            Who::Rest => rest,
-            Who::All => both(),
+            PageChoice::Huge => huge,
+            PageChoice::Rest => rest,
+            PageChoice::All => both(),
         }
     }
 }
@@ -144,7 +144,7 @@ impl fmt::Debug for Ages {
 
 /// Pages among which a step chooses.
 #[derive(Clone, Copy)]
-enum Who {
+enum PageChoice {
     Huge,
     /// All but huge ones, which have gone before.
     Rest,
@@ -323,8 +323,10 @@ impl IdlePolicy {
             idle_secs: self.rules.idle_secs,
         };
         let steps = match self.rules.order {
-            IdleOrder::HugeFirst => [plan.step(Who::Huge, ages), plan.step(Who::Rest, ages)],
-            IdleOrder::ColdestFirst => [plan.step(Who::All, ages), None],
+            IdleOrder::HugeFirst => {
+                [plan.step(PageChoice::Huge, ages), plan.step(PageChoice::Rest, ages)]
+            }
+            IdleOrder::ColdestFirst => [plan.step(PageChoice::All, ages), None],
         };
         self.more = plan.pages_left == 0;
         let steps: Vec<Step> = steps.into_iter().flatten().collect();
@@ -374,7 +376,7 @@ struct Plan {
 
 impl Plan {
     /// Goes from the oldest pages to younger ones.
-    fn step(&mut self, who: Who, ages: &Ages) -> Option<Step> {
+    fn step(&mut self, who: PageChoice, ages: &Ages) -> Option<Step> {
         let mut step = None;
         for nth in (0..CLASSES).rev() {
             let class = ages.of(who, nth);
@@ -396,7 +398,7 @@ impl Plan {
             let bytes = class.bytes / class.pages * pages;
             self.goal_bytes = self.goal_bytes.saturating_sub(bytes);
             let max_pages = step.map_or(0, |s: Step| s.max_pages) + pages;
-            let huge = matches!(who, Who::Huge);
+            let huge = matches!(who, PageChoice::Huge);
             step = Some(Step { huge, min_age_secs, max_pages });
         }
         step

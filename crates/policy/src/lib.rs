@@ -28,7 +28,7 @@ pub use dirty::{
     Admit, Bound, DIRTY_BYTES_MIN, Dirtier, DirtyLimits, DirtyThrottle, LIMIT_MIN_BYTES,
     LIMIT_START_BYTES, PAUSE_MAX_NS, PAUSE_MIN_NS, RATIO_ONE, Thresholds,
 };
-pub use errseq::{ErrSeq, OPENERS_MAX, Sample};
+pub use errseq::{ErrSeq, ErrSeqSample, OPENERS_MAX};
 pub use evict::S3Fifo;
 pub use idle::{Ages, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Look, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use block::{Bio, Flags, Op, Opener, Status};
-use policy::{ErrSeq, Sample};
+use policy::{ErrSeq, ErrSeqSample};
 use slab::Slab;
 
 use crate::stats::Ticket;
@@ -95,7 +95,7 @@ struct Sync {
 }
 
 enum SyncKind {
-    Flush(Sample),
+    Flush(ErrSeqSample),
     /// With the number of losses at its submission.
     Fua(u32),
 }
@@ -235,7 +235,7 @@ impl FlushErrors {
         openers
     }
 
-    fn end_flush(&self, opener: Opener, sample: Sample, status: Status) -> Status {
+    fn end_flush(&self, opener: Opener, sample: ErrSeqSample, status: Status) -> Status {
         self.learn();
         let mut openers = self.openers();
         if status == Status::Ok && !openers.must_report(sample) {

@@ -2,7 +2,7 @@
 //! The production driver: files, block devices and sockets by io_uring.
 //!
 //! ```text
-//!   reactor ──submit(batch)──▶ Flight (slab: holds the buffers) ──▶ SQ ring ─┐
+//!   reactor ──submit(batch)──▶ Request (slab: holds the buffers) ──▶ SQ ring ─┐
 //!                                                                 one enter │ a park
 //!   reactor ◀──events───────── outcome, or retry for the rest ◀── CQ ring ──┘
 //!
@@ -14,7 +14,7 @@
 //!
 //! Invariants
 //! - UR-U1 Memory that the kernel may access (buffers, iovec arrays, the eight bytes of the
-//!   eventfd's read) is owned by its `Flight` or by the ring, and freed only after the completion
+//!   eventfd's read) is owned by its `Request` or by the ring, and freed only after the completion
 //!   was reaped.
 //! - UR-U2 Every request yields one event. The driver itself continues short transfers and retries
 //!   interrupted ones.
@@ -34,13 +34,13 @@ mod connect;
 mod device_id;
 mod file;
 mod files;
-mod flight;
 mod helpers;
 mod limits;
 mod lock_owner;
 mod mailbox;
 mod os_error;
 mod pmem;
+mod request;
 mod ring;
 mod socket;
 mod table;

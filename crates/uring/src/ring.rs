@@ -20,9 +20,9 @@ use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
 use crate::files::Files;
-use crate::flight::{Flight, Outcome, Vectors};
 use crate::mailbox::{Mailbox, Sender};
 use crate::pmem::MappedOutcome;
+use crate::request::{Outcome, Request, Vectors};
 use crate::socket;
 use crate::table::{CloseResult, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
@@ -45,7 +45,7 @@ static CLOCK_START: LazyLock<Instant> = LazyLock::new(Instant::now);
 pub(crate) struct Shared {
     ring: IoUring,
     pub(crate) table: Table,
-    flights: Slab<Flight>,
+    requests: Slab<Request>,
     /// Flights that wait for room in the submission ring.
     backlog: VecDeque<usize>,
     spare: Vec<Vectors>,
@@ -109,7 +109,7 @@ impl Uring {
         let shared = Shared {
             ring,
             table: Table::default(),
-            flights: Slab::with_capacity(SQ_ENTRIES as usize),
+            requests: Slab::with_capacity(SQ_ENTRIES as usize),
             backlog: VecDeque::new(),
             spare: Vec::new(),
             ready: Vec::new(),
@@ -160,17 +160,17 @@ impl Shared {
         {
             self.table.enlarge_send_buffer(file);
         }
-        let flight = Flight::new((home, key), file, what, direct);
-        if flight.is_empty() {
-            self.end(&flight, Status::Ok.into());
+        let request = Request::new((home, key), file, what, direct);
+        if request.is_empty() {
+            self.end(&request, Status::Ok.into());
         } else {
-            self.backlog.push_back(self.flights.insert(flight));
+            self.backlog.push_back(self.requests.insert(request));
         }
     }
 
-    fn end(&mut self, flight: &Flight, result: OpResult) {
-        self.ready.push(Event::Cqe { home: flight.home, key: flight.key, result });
-        if let Some((home, key)) = self.table.end(flight.file) {
+    fn end(&mut self, request: &Request, result: OpResult) {
+        self.ready.push(Event::Cqe { home: request.home, key: request.key, result });
+        if let Some((home, key)) = self.table.end(request.file) {
             self.ready.push(Event::Cqe { home, key, result: Status::Ok.into() });
         }
     }
@@ -178,14 +178,14 @@ impl Shared {
     /// Moves the backlog into the submission ring, as far as it has room.
     fn fill(&mut self) {
         while let Some(&slot) = self.backlog.front() {
-            let flight = &mut self.flights[slot];
-            let entry = flight.entry(self.table.fd(flight.file), &mut self.spare);
+            let request = &mut self.requests[slot];
+            let entry = request.entry(self.table.fd(request.file), &mut self.spare);
             let entry = entry.user_data(slot as u64);
-            let entry = match self.table.may_block(flight.file) {
+            let entry = match self.table.may_block(request.file) {
                 true => entry.flags(squeue::Flags::ASYNC), // UR-U7
                 false => entry,
             };
-            // SAFETY: UR-U1: `flights` holds buffers and arrays until the completion is reaped.
+            // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 self.backlog.pop_front();
             } else if self.ring.submit().is_err() {
@@ -228,7 +228,7 @@ impl Shared {
                 continue;
             }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
-            let result = match self.flights[slot].outcome(cqe.result()) {
+            let result = match self.requests[slot].outcome(cqe.result()) {
                 Outcome::Retry if self.ending => Status::Io.into(),
                 Outcome::Retry => {
                     self.backlog.push_back(slot);
@@ -242,9 +242,9 @@ impl Shared {
                     OpResult { status: Status::Ok, value }
                 }
             };
-            let mut flight = self.flights.remove(slot);
-            self.spare.extend(flight.take_vectors());
-            self.end(&flight, result);
+            let mut request = self.requests.remove(slot);
+            self.spare.extend(request.take_vectors());
+            self.end(&request, result);
         }
     }
 }
@@ -330,7 +330,7 @@ impl Drop for Uring {
         let shared = &mut *self.shared.borrow_mut();
         shared.ending = true;
         for slot in std::mem::take(&mut shared.backlog) {
-            shared.flights.remove(slot);
+            shared.requests.remove(slot);
         }
         shared.wait(Some(Nanos::ZERO));
         // Cancels requests on sockets and the eventfd; disk requests end by themselves.
@@ -339,14 +339,14 @@ impl Drop for Uring {
             shared.ring.submitter().register_sync_cancel(Some(second), types::CancelBuilder::any());
         for _ in 0..DRAIN_SECS_MAX {
             shared.reap();
-            if shared.flights.is_empty() && !shared.wakeup.armed {
+            if shared.requests.is_empty() && !shared.wakeup.armed {
                 return;
             }
             shared.wait(Some(Nanos::from_secs(1)));
         }
         #[expect(clippy::mem_forget, reason = "UR-U1: the kernel may still write to the buffers")]
         std::mem::forget((
-            std::mem::take(&mut shared.flights),
+            std::mem::take(&mut shared.requests),
             std::mem::take(&mut shared.wakeup.counter),
         ));
     }
@@ -355,6 +355,6 @@ impl Drop for Uring {
 impl fmt::Debug for Uring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shared = self.shared.borrow();
-        write!(f, "Uring(core {}, {} in flight)", self.id.0, shared.flights.len())
+        write!(f, "Uring(core {}, {} in flight)", self.id.0, shared.requests.len())
     }
 }

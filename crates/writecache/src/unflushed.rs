@@ -20,7 +20,7 @@
 use std::cell::{Cell, RefCell};
 
 use block::{Opener, Status};
-use policy::{ErrSeq, Sample};
+use policy::{ErrSeq, ErrSeqSample};
 
 /// See the module. Each part of a divided cache has its own.
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl UnflushedWrites {
     }
 
     /// The state at the beginning of a FLUSH of `opener`.
-    pub(crate) fn sample(&self, opener: Opener) -> Sample {
+    pub(crate) fn sample(&self, opener: Opener) -> ErrSeqSample {
         self.openers.borrow_mut().sample(opener)
     }
 
@@ -54,7 +54,7 @@ impl UnflushedWrites {
     pub(crate) fn flushed(
         &self,
         opener: Opener,
-        sample: Sample,
+        sample: ErrSeqSample,
         outcome: Result<(), Status>,
     ) -> Result<(), Status> {
         let mut openers = self.openers.borrow_mut();

@@ -59,7 +59,7 @@ impl Files for NoFiles {
 
 /// Parameters of one priority.
 #[derive(Clone, Debug, Default)]
-struct Given {
+struct Parameters {
     params: Params,
     /// Where the dictionary came from.
     dict: Option<String>,
@@ -69,7 +69,7 @@ struct Given {
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     algorithms: [Option<Algorithm>; PRIORITIES],
-    given: [Option<Given>; PRIORITIES],
+    given: [Option<Parameters>; PRIORITIES],
 }
 
 impl Default for Choice {
@@ -130,7 +130,7 @@ impl Choice {
         let what = "algorithm_params";
         let allowed = "priority= or algo=, level=, dict= and deflate.winbits=";
         let (mut priority, mut algo) = (None, None);
-        let mut given = Given::default();
+        let mut given = Parameters::default();
         for pair in pairs(what, words, allowed) {
             match pair? {
                 ("priority", p) => {
@@ -228,7 +228,7 @@ impl Choice {
             }
         }
         for (priority, given) in self.given.iter().enumerate() {
-            let Some(Given { params, dict }) = given else { continue };
+            let Some(Parameters { params, dict }) = given else { continue };
             let mut value = format!("priority={priority}");
             let known = [
                 ("level", params.level.map(|n| n.to_string())),

@@ -8,7 +8,7 @@ use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::IdleOrder;
 
-use crate::config::{BATCH_PAGES_MAX, Config, INFLIGHT_MAX, SHARDS_MAX};
+use crate::config::{BATCH_PAGES_MAX, Config, INFLIGHT_MAX, PARTS_MAX};
 
 /// Bytes of a page and of a block of the backing device.
 const PAGE: u64 = block::PAGE as u64;
@@ -187,12 +187,12 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
     Attr::new(
         setting(
             "shards",
-            number(0, SHARDS_MAX as u64),
+            number(0, PARTS_MAX as u64),
             "0",
             "parts, each on a core of its own; 0: as many as there are cores for it",
         ),
-        |c| c.shards.unwrap_or(0).into(),
-        |c, v| c.shards = Some(given(v)).filter(|shards| *shards > 0),
+        |c| c.parts.unwrap_or(0).into(),
+        |c, v| c.parts = Some(given(v)).filter(|parts| *parts > 0),
     ),
     Attr::new(
         setting(

@@ -24,8 +24,8 @@ pub const SECTORS_MAX: Sector = Sector(1 << 35);
 pub(crate) const BATCH_PAGES_MAX: u32 = 256;
 /// Batches in flight at most.
 pub(crate) const INFLIGHT_MAX: u32 = 64;
-/// Shards at most.
-pub const SHARDS_MAX: u32 = 64;
+/// Parts at most.
+pub const PARTS_MAX: u32 = 64;
 /// Largest number that `#opt_args` may give: each option of this version, those of algorithms for
 /// each priority, twice.
 const OPT_ARGS_MAX: usize = 80;
@@ -39,8 +39,8 @@ pub struct Config {
     pub backing_dev: Option<String>,
     /// Whether what is flushed survives.
     pub persist: bool,
-    /// How many shards are wanted; otherwise as many as there are cores for it.
-    pub shards: Option<u32>,
+    /// How many parts are wanted; otherwise as many as there are cores for it.
+    pub parts: Option<u32>,
     pub(crate) choice: Choice,
     /// Bytes of memory, whole pages; 0 for no limit.
     pub(crate) mem_limit: u64,
@@ -61,7 +61,7 @@ impl Default for Config {
             len: Sector::ZERO,
             backing_dev: None,
             persist: false,
-            shards: None,
+            parts: None,
             choice: Choice::default(),
             mem_limit: 0,
             compressed_writeback: false,
@@ -204,8 +204,8 @@ impl Config {
         if self.writeback_limit_enable != (self.writeback_limit > 0) {
             give("writeback_limit_enable", u8::from(self.writeback_limit_enable).to_string());
         }
-        if let Some(shards) = self.shards {
-            give("shards", shards.to_string());
+        if let Some(parts) = self.parts {
+            give("shards", parts.to_string());
         }
         let defaults = Config::default();
         let auto = ATTRIBUTES.iter().filter(|attr| attr.spec.name.starts_with("auto_"));

@@ -241,7 +241,7 @@ proptest! {
             let again = Config::parse(&shown, Sector(8000), &OneFile).unwrap();
             prop_assert_eq!(again.table(), config.table());
             let known = |c: &Config| (
-                (c.packs(), c.persist, c.shards, c.mem_limit, c.auto, c.backing_dev.clone()),
+                (c.packs(), c.persist, c.parts, c.mem_limit, c.auto, c.backing_dev.clone()),
                 (c.writeback_limit, c.writeback_limit_enable, c.writeback_batch_size),
                 (c.writeback_inflight, format!("{:?}", c.choice)),
             );

@@ -104,12 +104,12 @@ impl Zram {
         config.check()?;
         let (sectors, slots) = (config.len, config.slots());
         let given = u32::try_from(cores.len()).expect("few cores");
-        let shards = config.shards.unwrap_or(given);
-        let layout = Layout { slots, parts: shards };
-        if slots.div_ceil(u64::from(shards)) > SLOTS_MAX {
-            let most = SLOTS_MAX * u64::from(shards) * PAGE_SECTORS;
+        let parts = config.parts.unwrap_or(given);
+        let layout = Layout { slots, parts };
+        if slots.div_ceil(u64::from(parts)) > SLOTS_MAX {
+            let most = SLOTS_MAX * u64::from(parts) * PAGE_SECTORS;
             return Err(Error::invalid(format!(
-                "length {sectors}: at most {most} sectors are allowed with {shards} shards"
+                "length {sectors}: at most {most} sectors are allowed with {parts} shards"
             )));
         }
         if let Some(device) = &backing {
@@ -124,8 +124,8 @@ impl Zram {
             let region = layout.region(0, device.limits().capacity);
             if region.blocks == 0 {
                 return Err(Error::invalid(format!(
-                    "backing_dev {}: {} are too small: at least {shards} pages of {PAGE} bytes are \
-                     needed, one for each shard",
+                    "backing_dev {}: {} are too small: at least {parts} pages of {PAGE} bytes are \
+                     needed, one for each part",
                     device.name(),
                     device.limits().capacity
                 )));
@@ -133,7 +133,7 @@ impl Zram {
         }
         let memory = Arc::new(Memory::new());
         // The media of a persistent device may have any number of parts.
-        let most = if config.persist { crate::config::SHARDS_MAX.max(shards) } else { shards };
+        let most = if config.persist { crate::config::PARTS_MAX.max(parts) } else { parts };
         let shared = Shared::new(memory, most as usize);
         shared.budget.set_left(config.writeback_limit);
         apply(&config, &shared);

@@ -13,7 +13,7 @@
 //!   │   └──▶ backing: runs of blocks, batches in flight, read-back
 //!   └─────────────────────────────┘
 //! ```
-//! The option of a table line, and the media, call a part a shard.
+//! The option of a table line, and the media, call a part a part.
 //!
 //! Invariants (each part of the code has its own)
 //! - ZR-Z1 A read returns the page as it was last written, whatever happened to it since:
@@ -63,7 +63,7 @@ mod writeback;
 pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
 pub use attributes::MANUAL;
 pub use codec::Algorithm;
-pub use config::{Config, SECTORS_MAX, SHARDS_MAX};
+pub use config::{Config, PARTS_MAX, SECTORS_MAX};
 pub use device::{BeforeStart, OnReset, Zram};
 #[cfg(feature = "planted")]
 pub use planted::Fault;

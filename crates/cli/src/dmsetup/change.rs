@@ -164,7 +164,7 @@ pub(crate) async fn simple(
             let body = api::Resume { force: options.token() };
             post(client, verb, &name, verb, &body).await?;
         } else {
-            post(client, verb, &name, verb, &api::Nothing {}).await?;
+            post(client, verb, &name, verb, &api::Empty {}).await?;
         }
         show(client, options, &name).await?;
     }
@@ -218,7 +218,7 @@ pub(crate) async fn wipe_table(client: &Client, options: &Options, words: &[Stri
         let how = api::Resume { force: options.token() };
         if let Err(refused) = post(client, "resume", &name, "resume", &how).await {
             // What was refused leaves the device as it was.
-            post(client, "clear", &name, "clear", &api::Nothing {}).await?;
+            post(client, "clear", &name, "clear", &api::Empty {}).await?;
             return Err(refused);
         }
         show(client, options, &name).await?;

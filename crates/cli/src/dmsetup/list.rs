@@ -7,7 +7,7 @@ use std::process::Command;
 use control::report::{FIELDS, Field, INFO, Layout, SPLITNAME, Subject, fields, report};
 use control::report::{mangle as mangled_name, sort_by_key, split_name};
 use control::text::Naming;
-use control::tree::{self, Strokes, Style};
+use control::tree::{self, Style, TreeGlyphs};
 use control::{Failure, api, plain, text};
 
 use crate::client::Client;
@@ -86,7 +86,7 @@ pub(crate) async fn lines(
     };
     let selected = Selection::of(client, options, words).await?;
     if selected.nothing() {
-        return print(text::NO_DEVICES);
+        return print(tree::NO_DEVICES);
     }
     let concise = verb == "table" && options.has(Opt::Concise);
     let mut entries = Vec::new();
@@ -145,7 +145,7 @@ pub(crate) async fn info(client: &Client, options: &Options, words: &[String]) -
     let keys = sort_keys(options.get(Opt::Sort).unwrap_or_default())?;
     let selected = Selection::of(client, options, words).await?;
     if selected.nothing() {
-        return print(text::NO_DEVICES);
+        return print(tree::NO_DEVICES);
     }
     if selected.missing.is_some() {
         return selected.end(CommandError::does_not_exist);
@@ -290,7 +290,7 @@ pub(crate) async fn deps(client: &Client, options: &Options, words: &[String]) -
     let naming = device_naming(options)?;
     let selected = Selection::of(client, options, words).await?;
     if selected.nothing() {
-        return print(text::NO_DEVICES);
+        return print(tree::NO_DEVICES);
     }
     for d in &selected.devices {
         let deps = unless_missing(&d.name, requests::deps(client, &d.name).await)?;
@@ -333,7 +333,7 @@ pub(crate) async fn ls(client: &Client, options: &Options) -> Done {
         };
     };
     if requests::devices(client).await?.is_empty() {
-        return print(text::NO_DEVICES);
+        return print(tree::NO_DEVICES);
     }
     let found = requests::devices_with(client, target).await?;
     match options.get(Opt::Exec) {
@@ -362,13 +362,13 @@ fn exec(command: &str, devices: &[api::Device]) -> Done {
 
 /// The options of a tree.
 fn style(list: &str) -> Result<Style, CommandError> {
-    let strokes = if is_utf8_locale() { Strokes::Utf } else { Strokes::Ascii };
-    let mut style = Style { strokes, ..Style::default() };
+    let glyphs = if is_utf8_locale() { TreeGlyphs::Utf } else { TreeGlyphs::Ascii };
+    let mut style = Style { glyphs, ..Style::default() };
     for word in list.split(',').filter(|w| !w.is_empty()) {
         match word {
-            "ascii" => style.strokes = Strokes::Ascii,
-            "utf" => style.strokes = Strokes::Utf,
-            "vt100" => style.strokes = Strokes::Vt100,
+            "ascii" => style.glyphs = TreeGlyphs::Ascii,
+            "utf" => style.glyphs = TreeGlyphs::Utf,
+            "vt100" => style.glyphs = TreeGlyphs::Vt100,
             "device" => style.device = true,
             "nodevice" => style.device = false,
             "blkdevname" => style.blkdevname = true,
@@ -403,7 +403,7 @@ fn is_utf8_locale() -> bool {
 pub(crate) async fn mangle(client: &Client, options: &Options, words: &[String]) -> Done {
     let selected = Selection::of(client, options, words).await?;
     if selected.nothing() {
-        return print(text::NO_DEVICES);
+        return print(tree::NO_DEVICES);
     }
     print(&selected.devices.iter().map(text::mangled).collect::<String>())?;
     selected.end(|name| CommandError::failed(format!("Device {name} not found")))

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! 0       8     10     12    16      32    40      44     48      50         64
-//! │ magic │ ver │shard │ crc │ uuid  │ id  │ index │ link │ count │ reserved │ entries …
+//! │ magic │ ver │part │ crc │ uuid  │ id  │ index │ link │ count │ reserved │ entries …
 //! ```
 //!
 //! Invariants
@@ -48,7 +48,7 @@ pub enum Image {
 /// A slot and its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
-    /// Slot of the shard.
+    /// Slot of the part.
     pub slot: u32,
     /// Where its page is.
     pub image: Image,
@@ -59,8 +59,8 @@ pub struct MapEntry {
 pub struct MapHeader {
     /// Identity of the device.
     pub uuid: [u8; 16],
-    /// Shard that it belongs to.
-    pub shard: u16,
+    /// Part that it belongs to.
+    pub part: u16,
     /// The checkpoint.
     pub id: u64,
     /// Which unit of it, from 0.
@@ -74,7 +74,7 @@ pub struct MapHeader {
 struct HeaderMedia {
     magic: [u8; 8],
     version: U16,
-    shard: U16,
+    part: U16,
     crc: U32,
     uuid: [u8; 16],
     id: U64,
@@ -184,7 +184,7 @@ pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u
     let media = HeaderMedia {
         magic: MAGIC,
         version: U16::new(VERSION),
-        shard: U16::new(header.shard),
+        part: U16::new(header.part),
         crc: U32::ZERO,
         uuid: header.uuid,
         id: U64::new(header.id),
@@ -205,7 +205,7 @@ pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u
     seal(out)
 }
 
-/// Reads a checkpoint unit of the device `uuid`. The caller checks that shard, id, index and link
+/// Reads a checkpoint unit of the device `uuid`. The caller checks that part, id, index and link
 /// are those that belong in this place, and blocks and slots against its geometry.
 ///
 /// # Errors
@@ -242,7 +242,7 @@ pub fn decode_map<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<MapUnit<'a>, Da
     }
     let header = MapHeader {
         uuid: head.uuid,
-        shard: head.shard.get(),
+        part: head.part.get(),
         id: head.id.get(),
         index: head.index.get(),
         link: head.link.get(),

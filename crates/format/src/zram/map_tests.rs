@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 const UUID: [u8; 16] = *b"0123456789abcdef";
-const HEADER: MapHeader = MapHeader { uuid: UUID, shard: 2, id: 9, index: 5, link: 0x0a0b_0c0d };
+const HEADER: MapHeader = MapHeader { uuid: UUID, part: 2, id: 9, index: 5, link: 0x0a0b_0c0d };
 
 fn page(slot: u32) -> MapEntry {
     let image = Image::Page { block: 0x0102, offset: 8, check: 0x0f_00aa, size: 4096, priority: 3 };

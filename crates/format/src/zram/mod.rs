@@ -25,8 +25,8 @@ pub use crate::quorum::{elect, highest_generation};
 pub use geometry::{DATA_BLOCKS_MIN, Geometry, REGION_BLOCKS_MAX};
 pub use map::{Image, MAP_ENTRIES, MapEntry, MapHeader, MapUnit, decode_map, encode_map};
 pub use object::{
-    CHECK_MASK, Found, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, ObjectDamage, encode_with,
-    object_bytes, verify, walk,
+    CHECK_MASK, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, ObjectDamage, StoredObject,
+    encode_with, object_bytes, verify, walk,
 };
-pub use superblock::{CODECS, ChainStart, Checkpoint, CodecId, SHARDS_MAX, Superblock};
-pub use unit::{FoundUnit, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader, decode_unit};
+pub use superblock::{CODECS, ChainStart, Checkpoint, CodecId, PARTS_MAX, Superblock};
+pub use unit::{StoredUnit, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader, decode_unit};

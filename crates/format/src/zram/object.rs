@@ -56,7 +56,7 @@ pub enum Object<'a> {
 
 /// An intact object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found<'a> {
+pub struct StoredObject<'a> {
     /// The slot, or the first of the discarded ones.
     pub slot: u32,
     /// Counts the writes of its part, as defined by the writer.
@@ -67,7 +67,7 @@ pub struct Found<'a> {
     pub object: Object<'a>,
 }
 
-impl Found<'_> {
+impl StoredObject<'_> {
     /// Bytes that it takes with header and padding.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -207,7 +207,7 @@ fn seal_object(slot: u32, kind: u8, generation: u32, len: usize, out: &mut [u8])
 }
 
 /// Decodes the object at the front of `bytes`.
-fn decode(bytes: &[u8]) -> Result<Found<'_>, ObjectDamage> {
+fn decode(bytes: &[u8]) -> Result<StoredObject<'_>, ObjectDamage> {
     let (head, rest) = HeaderMedia::ref_from_prefix(bytes).map_err(|_| ObjectDamage::Length)?;
     let len = usize::from(head.len.get());
     let body = rest.get(..len).ok_or(ObjectDamage::Length)?;
@@ -240,7 +240,7 @@ fn decode(bytes: &[u8]) -> Result<Found<'_>, ObjectDamage> {
         }
         _ => return Err(ObjectDamage::Field("kind")),
     };
-    Ok(Found { slot, generation: head.generation.get(), check: crc & CHECK_MASK, object })
+    Ok(StoredObject { slot, generation: head.generation.get(), check: crc & CHECK_MASK, object })
 }
 
 /// Decodes the object at the front of `bytes`, which must be that of `slot` with `check` in its
@@ -248,7 +248,7 @@ fn decode(bytes: &[u8]) -> Result<Found<'_>, ObjectDamage> {
 ///
 /// # Errors
 /// [`ObjectDamage`] says why it is not that object.
-pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<Found<'_>, ObjectDamage> {
+pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<StoredObject<'_>, ObjectDamage> {
     let found = decode(bytes)?;
     if found.slot != slot {
         return Err(ObjectDamage::OtherSlot { found: found.slot });
@@ -261,7 +261,7 @@ pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<Found<'_>, ObjectDa
 
 /// The objects in `bytes` one after the other, each with its offset, up to the zeroed tail. The
 /// first that is damaged ends the walk.
-pub fn walk(bytes: &[u8]) -> impl Iterator<Item = Result<(usize, Found<'_>), ObjectDamage>> {
+pub fn walk(bytes: &[u8]) -> impl Iterator<Item = Result<(usize, StoredObject<'_>), ObjectDamage>> {
     let mut at = Some(0);
     std::iter::from_fn(move || {
         let offset = at.take()?;

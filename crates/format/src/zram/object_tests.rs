@@ -85,7 +85,7 @@ proptest! {
         let object = Object::Page { priority, bytes: &bytes };
         let (media, check) = made(slot, generation, &object);
         prop_assert_eq!(media.len() % OBJECT_ALIGN, 0);
-        let found = Found { slot, generation, check, object };
+        let found = StoredObject { slot, generation, check, object };
         prop_assert_eq!(verify(&media, slot, check), Ok(found));
         prop_assert_eq!(found.bytes(), media.len());
     }

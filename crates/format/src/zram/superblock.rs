@@ -15,10 +15,10 @@ use crate::{Damage, UNIT, check_unit, is_blank, seal};
 
 const MAGIC: [u8; 8] = *b"MPZRSUPR";
 const VERSION: u16 = 1;
-/// Shards that a device has at most.
-pub const SHARDS_MAX: u16 = 64;
+/// Parts that a device has at most.
+pub const PARTS_MAX: u16 = 64;
 /// Most slots of a device: 2^31 per part, so that counts of its bytes and sectors do not overflow.
-const SLOTS_MAX: u64 = (SHARDS_MAX as u64) << 31;
+const SLOTS_MAX: u64 = (PARTS_MAX as u64) << 31;
 /// Algorithms that a device has at most.
 pub const CODECS: usize = 4;
 
@@ -74,9 +74,9 @@ pub struct Superblock {
     /// Counts superblock writes.
     pub generation: u64,
     /// The part of this region.
-    pub shard: u16,
-    /// Shards of the device.
-    pub shards: u16,
+    pub part: u16,
+    /// Parts of the device.
+    pub parts: u16,
     /// Slots of the whole device.
     pub slots: u64,
     /// Blocks of this region and of every other of the device.
@@ -84,7 +84,7 @@ pub struct Superblock {
     /// Units of one checkpoint area.
     pub map_units: u32,
     /// Counts openings. Units of other openings do not belong to this chain.
-    pub life: u32,
+    pub incarnation: u32,
     /// What decompresses the pages, by priority.
     pub codecs: [CodecId; CODECS],
     /// The newest complete checkpoint.
@@ -116,9 +116,9 @@ struct SuperblockMedia {
     slots: U64,
     region_blocks: U32,
     map_units: U32,
-    shard: U16,
-    shards: U16,
-    life: U32,
+    part: U16,
+    parts: U16,
+    incarnation: U32,
     codecs: [CodecMedia; CODECS],
     checkpoint_id: U64,
     checkpoint_units: U32,
@@ -152,9 +152,9 @@ impl Superblock {
             slots: U64::new(self.slots),
             region_blocks: U32::new(self.region_blocks),
             map_units: U32::new(self.map_units),
-            shard: U16::new(self.shard),
-            shards: U16::new(self.shards),
-            life: U32::new(self.life),
+            part: U16::new(self.part),
+            parts: U16::new(self.parts),
+            incarnation: U32::new(self.incarnation),
             codecs: self.codecs.map(|codec| CodecMedia {
                 algorithm: codec.algorithm,
                 parameter: codec.parameter,
@@ -196,12 +196,12 @@ impl Superblock {
         let superblock = Superblock {
             uuid: media.uuid,
             generation: media.generation.get(),
-            shard: media.shard.get(),
-            shards: media.shards.get(),
+            part: media.part.get(),
+            parts: media.parts.get(),
             slots: media.slots.get(),
             region_blocks: media.region_blocks.get(),
             map_units: media.map_units.get(),
-            life: media.life.get(),
+            incarnation: media.incarnation.get(),
             codecs: media.codecs.map(|codec| CodecId {
                 algorithm: codec.algorithm,
                 parameter: codec.parameter,
@@ -233,11 +233,11 @@ impl Superblock {
 
     /// The first field whose value no writer makes.
     fn wrong_field(&self) -> Option<&'static str> {
-        if !(1..=SHARDS_MAX).contains(&self.shards) {
-            return Some("shards");
+        if !(1..=PARTS_MAX).contains(&self.parts) {
+            return Some("parts");
         }
-        if self.shard >= self.shards {
-            return Some("shard");
+        if self.part >= self.parts {
+            return Some("part");
         }
         if !(1..=SLOTS_MAX).contains(&self.slots) {
             return Some("slots");

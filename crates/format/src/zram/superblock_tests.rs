@@ -11,12 +11,12 @@ fn example() -> Superblock {
     Superblock {
         uuid: *b"0123456789abcdef",
         generation: 7,
-        shard: 1,
-        shards: 2,
+        part: 1,
+        parts: 2,
         slots: 2000,
         region_blocks: geometry.region_blocks,
         map_units: geometry.map_units,
-        life: 3,
+        incarnation: 3,
         codecs: [
             CodecId { algorithm: 1, ..CodecId::default() },
             CodecId { algorithm: 2, parameter: 9, dictionary: 0xdead_beef },
@@ -87,9 +87,9 @@ fn invalid_values_are_refused_despite_a_good_checksum() {
     };
     for (offset, byte, field) in [
         (11, 1, "reserved"),
-        (58, 0, "shards"),
-        (58, 65, "shards"),
-        (56, 2, "shard"),
+        (58, 0, "parts"),
+        (58, 65, "parts"),
+        (56, 2, "part"),
         (44, 33, "slots"),
         (47, 255, "slots"),
         (49, 0, "chain_next"),
@@ -133,7 +133,7 @@ fn two_copies_that_agree_decide_and_the_newer_pair_wins() {
     assert_eq!(elect([new.clone(), old.clone(), old.clone(), rotten()]), Ok(6));
     assert_eq!(elect([new.clone(), rotten(), rotten(), new.clone()]), Ok(7));
     assert!(elect([new.clone(), rotten(), rotten(), old.clone()]).is_err());
-    let other = Ok(Superblock { life: 99, ..example() });
+    let other = Ok(Superblock { incarnation: 99, ..example() });
     assert!(elect([new.clone(), new.clone(), other.clone(), other]).is_err());
     assert_eq!(highest_generation(&[rotten(), old, new, rotten()]), 7);
 }

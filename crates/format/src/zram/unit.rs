@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! 0       8     10      12    16     32         40        48
-//! │ magic │ ver │ shard │ crc │ uuid │ sequence │ durable │
+//! │ magic │ ver │ part │ crc │ uuid │ sequence │ durable │
 //! 48     52         56     60         64       68     72         80
-//! │ next │ next_end │ link │ body_crc │ blocks │ life │ reserved │ objects …
+//! │ next │ next_end │ link │ body_crc │ blocks │ incarnation │ reserved │ objects …
 //! ```
 //!
 //! `crc` covers the header, and `body_crc` in it covers the rest: so a header is valid even if the
@@ -38,9 +38,9 @@ pub struct UnitHeader {
     /// Identity of the device.
     pub uuid: [u8; 16],
     /// The part that it belongs to.
-    pub shard: u16,
+    pub part: u16,
     /// Number of the opening in which it was written.
-    pub life: u32,
+    pub incarnation: u32,
     /// Counts units, from 1.
     pub sequence: u64,
     /// Every unit up to this one is durable.
@@ -58,7 +58,7 @@ pub struct UnitHeader {
 
 /// A unit's header with a good checksum and valid values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FoundUnit {
+pub struct StoredUnit {
     /// What it says.
     pub header: UnitHeader,
     /// Its checksum: the `link` of the next unit.
@@ -71,7 +71,7 @@ pub struct FoundUnit {
 struct HeaderMedia {
     magic: [u8; 8],
     version: U16,
-    shard: U16,
+    part: U16,
     crc: U32,
     uuid: [u8; 16],
     sequence: U64,
@@ -81,7 +81,7 @@ struct HeaderMedia {
     link: U32,
     body_crc: U32,
     blocks: U32,
-    life: U32,
+    incarnation: U32,
     reserved: [u8; 8],
 }
 
@@ -114,7 +114,7 @@ impl UnitHeader {
         let media = HeaderMedia {
             magic: MAGIC,
             version: U16::new(VERSION),
-            shard: U16::new(self.shard),
+            part: U16::new(self.part),
             crc: U32::ZERO,
             uuid: self.uuid,
             sequence: U64::new(self.sequence),
@@ -124,7 +124,7 @@ impl UnitHeader {
             link: U32::new(self.link),
             body_crc: U32::new(checksum(&unit[UNIT_HEADER..])),
             blocks: U32::new(self.blocks),
-            life: U32::new(self.life),
+            incarnation: U32::new(self.incarnation),
             reserved: [0; 8],
         };
         unit[..UNIT_HEADER].copy_from_slice(media.as_bytes());
@@ -135,12 +135,12 @@ impl UnitHeader {
 }
 
 /// Reads the header of a unit of the device `uuid` from the first bytes of `unit`. The caller
-/// checks that shard, life, sequence and link are those that belong in this place, blocks against
-/// its geometry, and the objects by [`FoundUnit::is_whole`].
+/// checks that part, incarnation, sequence and link are those that belong in this place, blocks against
+/// its geometry, and the objects by [`StoredUnit::is_whole`].
 ///
 /// # Errors
 /// [`Damage`] says why it is none.
-pub fn decode_unit(unit: &[u8], uuid: &[u8; 16]) -> Result<FoundUnit, Damage> {
+pub fn decode_unit(unit: &[u8], uuid: &[u8; 16]) -> Result<StoredUnit, Damage> {
     let (media, _) = HeaderMedia::ref_from_prefix(unit)
         .map_err(|_| Damage::Length { found_bytes: unit.len() })?;
     if media.magic != MAGIC {
@@ -161,8 +161,8 @@ pub fn decode_unit(unit: &[u8], uuid: &[u8; 16]) -> Result<FoundUnit, Damage> {
     }
     let header = UnitHeader {
         uuid: media.uuid,
-        shard: media.shard.get(),
-        life: media.life.get(),
+        part: media.part.get(),
+        incarnation: media.incarnation.get(),
         sequence: media.sequence.get(),
         durable: media.durable.get(),
         next: media.next.get(),
@@ -171,12 +171,12 @@ pub fn decode_unit(unit: &[u8], uuid: &[u8; 16]) -> Result<FoundUnit, Damage> {
         blocks: media.blocks.get(),
     };
     match header.wrong_field() {
-        None => Ok(FoundUnit { header, crc, body_crc: media.body_crc.get() }),
+        None => Ok(StoredUnit { header, crc, body_crc: media.body_crc.get() }),
         Some(name) => Err(Damage::Field(name)),
     }
 }
 
-impl FoundUnit {
+impl StoredUnit {
     /// Whether `unit`, all blocks of the unit, is as it was written.
     #[must_use]
     pub fn is_whole(&self, unit: &[u8]) -> bool {

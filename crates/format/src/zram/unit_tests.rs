@@ -8,8 +8,8 @@ use super::*;
 const UUID: [u8; 16] = *b"0123456789abcdef";
 const HEADER: UnitHeader = UnitHeader {
     uuid: UUID,
-    shard: 2,
-    life: 0x0708,
+    part: 2,
+    incarnation: 0x0708,
     sequence: 34,
     durable: 33,
     next: 100,

@@ -14,7 +14,7 @@
 //!   lost, too: the server may have performed it before its flush failed, and have answered later.
 //!   A later flush covers only what was answered before. So the opener's next flush reports it.
 use block::Opener;
-use policy::{ErrSeq, Sample};
+use policy::{ErrSeq, ErrSeqSample};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -67,17 +67,17 @@ impl UnflushedWrites {
     }
 
     /// The losses that were reported to the opener of a submitted bio.
-    pub(crate) fn known_to(&mut self, opener: Opener) -> Sample {
+    pub(crate) fn known_to(&mut self, opener: Opener) -> ErrSeqSample {
         self.openers.sample(opener)
     }
 
     /// Whether a flush must fail that was submitted with `heard` reported (NB-C5).
-    pub(crate) fn concerns(&self, heard: Sample) -> bool {
+    pub(crate) fn concerns(&self, heard: ErrSeqSample) -> bool {
         self.openers.must_report(heard)
     }
 
     /// Records that a failed flush has reported the loss to the opener.
-    pub(crate) fn tell(&mut self, opener: Opener, heard: Sample) {
+    pub(crate) fn tell(&mut self, opener: Opener, heard: ErrSeqSample) {
         self.openers.report(opener, heard);
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Planted, Sector, Status};
-use policy::Sample;
+use policy::ErrSeqSample;
 use queue::{Stats, Ticket};
 use slab::Slab;
 
@@ -100,7 +100,7 @@ struct PendingBio {
     ticket: Ticket,
     opener: Opener,
     /// The losses that were reported to the opener when the bio was submitted.
-    heard: Sample,
+    heard: ErrSeqSample,
     /// Of a change: number of losses when the first of its acknowledged pieces was sent.
     losses: u64,
     /// Pieces that have been made and not ended.

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::model::{Door, Nature, Server};
+use crate::model::{Connector, Nature, Server};
 use block::{
     BlockDevice, Buf, Bufs, Class, Error, ErrorKind, Flags, LocalFuture, Nanos, Op, Opener, Sector,
     Status,
@@ -242,7 +242,7 @@ fn ranges_of_a_host_that_fell_silent_stay_guarded() {
 fn an_export_that_changed_meanwhile_is_not_used_on() {
     run(NATURE, |_, server| async move {
         let said: Rc<RefCell<Vec<LinkEvent>>> = Rc::default();
-        let (hear, door) = (said.clone(), Rc::new(Door(server.clone())));
+        let (hear, door) = (said.clone(), Rc::new(Connector(server.clone())));
         let tell = move |news: &LinkEvent| hear.borrow_mut().push(news.clone());
         let client = Client::open("nbd", "disk", door, Options::default(), tell).await.unwrap();
         server.size.set(SIZE as u64 / 2);

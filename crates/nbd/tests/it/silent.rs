@@ -17,9 +17,9 @@ use sim::{Machine, World, WorldRef};
 const SIZE: u64 = 64 << 20;
 const BLOCK_BYTES: usize = 4096;
 
-struct Door(WorldRef, FileId);
+struct Connector(WorldRef, FileId);
 
-impl Connect for Door {
+impl Connect for Connector {
     fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
         let file = self.0.borrow_mut().connect(self.1);
         Box::pin(async move { file.ok_or_else(|| Error::io("refused")) })
@@ -33,7 +33,7 @@ impl Connect for Door {
 /// Runs a test before a server of one connection at a time, which does as `serve` says.
 fn run<S: Future<Output = ()> + 'static, T: Future<Output = ()> + 'static>(
     serve: impl Fn(FileId) -> S + 'static,
-    test: impl FnOnce(Rc<Door>) -> T,
+    test: impl FnOnce(Rc<Connector>) -> T,
 ) {
     let world = World::calm(1);
     let machine = Machine::boot(&world, 1);
@@ -44,7 +44,7 @@ fn run<S: Future<Output = ()> + 'static, T: Future<Output = ()> + 'static>(
             spawn(serve(file));
         }
     });
-    machine.block_on(test(Rc::new(Door(world.clone(), listener)))).unwrap();
+    machine.block_on(test(Rc::new(Connector(world.clone(), listener)))).unwrap();
 }
 
 async fn recv(file: FileId, n: usize) -> Option<Vec<u8>> {

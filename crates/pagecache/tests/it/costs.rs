@@ -5,8 +5,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::common::still;
-use crate::common::{Lab, Rig, Shape, config};
+use crate::common::idle_driver;
+use crate::common::{Fixture, Rig, Shape, config};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Sector, Target};
 use pagecache::{Config, PageCache};
 use queue::{Mem, Null};
@@ -78,7 +78,7 @@ fn data() -> Bufs {
 
 #[test]
 fn a_read_hit_and_a_write_hit_allocate_nothing() {
-    let reactor = still::core();
+    let reactor = idle_driver::core();
     let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let page = |nth: u64| nth * 7 % 4096;
     let writes =
@@ -103,17 +103,17 @@ fn cache_stat(reactor: &Reactor, cache: &Rc<PageCache>, name: &'static str) -> u
 #[test]
 fn a_write_hit_reads_the_clock_once_and_a_read_hit_never() {
     const COUNT: u64 = 1000;
-    let reactor = still::core();
+    let reactor = idle_driver::core();
     let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let looks = |reads: bool| {
         let cache = cache.clone();
         reactor.block_on(async move {
             put(&*cache, 7, data()).await;
-            let before = still::looks();
+            let before = idle_driver::clock_reads();
             for _ in 0..COUNT {
                 if reads { get(&*cache, 7, data()).await } else { put(&*cache, 7, data()).await }
             }
-            still::looks() - before
+            idle_driver::clock_reads() - before
         })
     };
     assert_eq!((looks(false), looks(true)), (COUNT, 0));
@@ -123,7 +123,7 @@ fn a_write_hit_reads_the_clock_once_and_a_read_hit_never() {
 #[test]
 fn a_read_miss_starts_no_task() {
     const COUNT: u64 = 20_000;
-    let reactor = still::core();
+    let reactor = idle_driver::core();
     let cache = cache(&reactor, mem(512), config("read_ahead_kb 0", 16 << 20, None));
     // A step that is prime to the pages of the device: none comes again before all have.
     let page = |nth: u64| nth * 65_537 % (512 * 256);
@@ -139,7 +139,7 @@ fn a_read_miss_starts_no_task() {
 /// The 4096 pages of 16 MiB make 17 folios when each is as large as its writer's run.
 #[test]
 fn small_writes_in_order_make_few_folios() {
-    let reactor = still::core();
+    let reactor = idle_driver::core();
     let cache = cache(&reactor, mem(16), config(LAZY, 128 << 20, None));
     let writing = cache.clone();
     reactor.block_on(async move {
@@ -153,7 +153,7 @@ fn small_writes_in_order_make_few_folios() {
 #[test]
 fn memory_is_bound_to_one_percent() {
     const LIMIT: u64 = 256 * MIB;
-    let reactor = still::core();
+    let reactor = idle_driver::core();
     let mut made = None;
     let memory = allocation_counter::measure(|| {
         let below: Rc<dyn BlockDevice> = Rc::new(Null::new("null", Sector(4096 * 2048)));
@@ -181,9 +181,9 @@ fn memory_is_bound_to_one_percent() {
 }
 
 /// A lab with quiet disks of `pages`.
-fn lab(shape: Shape, pages: u64, options: &str) -> Lab {
+fn lab(shape: Shape, pages: u64, options: &str) -> Fixture {
     let config = config(&format!("{LAZY} {options}"), 64 << 20, None);
-    Lab::new(World::calm(1), shape, pages * 8, config, |world, name, capacity| {
+    Fixture::new(World::calm(1), shape, pages * 8, config, |world, name, capacity| {
         let model = Uniform::new(1, 20_000, 60_000);
         world.borrow_mut().add_disk(DiskSpec::new(name, capacity, Box::new(model)))
     })

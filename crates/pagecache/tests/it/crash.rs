@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::{Lab, Rig, SHAPES, Shape, config};
+use crate::common::{Fixture, Rig, SHAPES, Shape, config};
 use block::{BlockDevice, Class, Nanos, OpenDevice, Opener, Sector};
 use pagecache::Fault;
 use reactor::FileId;
@@ -30,7 +30,7 @@ enum Trouble {
 }
 
 struct Life {
-    lab: Lab,
+    lab: Fixture,
     rig: Rig,
     load: Workload,
     /// The set of disks in use.
@@ -39,7 +39,7 @@ struct Life {
     operator: OperatorState,
 }
 
-fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Lab {
+fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Fixture {
     let mut drawing = world.borrow_mut();
     let rng = &mut drawing.rng;
     let shape = rng.pick(shapes);
@@ -63,7 +63,7 @@ fn draw_lab(world: &WorldRef, fault: Option<Fault>, shapes: &[Shape]) -> Lab {
     );
     drop(drawing);
     let config = config(&options, memory, fault);
-    Lab::new(world.clone(), shape, sectors, config, |world, name, capacity| {
+    Fixture::new(world.clone(), shape, sectors, config, |world, name, capacity| {
         world.borrow_mut().add_swarm_disk(name, capacity)
     })
 }
@@ -197,7 +197,7 @@ fn simulate(
 
 /// The devices, over all lives of a seed.
 struct Lives {
-    lab: Lab,
+    lab: Fixture,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     trouble: Trouble,
@@ -310,7 +310,7 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Step {
     Ok(quiet??)
 }
 
-fn draw_faults(lab: &Lab, trouble: Trouble) {
+fn draw_faults(lab: &Fixture, trouble: Trouble) {
     let mut world = lab.world.borrow_mut();
     for disk in lab.disks() {
         let of = |wanted: bool, rates: &[u32], rng: &mut Rng| {

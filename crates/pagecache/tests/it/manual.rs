@@ -2,7 +2,7 @@
 //! The man page agrees with the code: its table lines are parsed, its defaults are those of the
 //! code, and it has all attributes of the target.
 
-use crate::common::{Lab, Shape, config};
+use crate::common::{Fixture, Shape, config};
 use pagecache::Config;
 use sim::model::Uniform;
 use sim::{DiskSpec, World};
@@ -48,7 +48,7 @@ fn the_man_page_has_every_option_with_its_default_and_no_other() {
 
 #[test]
 fn the_attributes_of_the_target_are_in_the_man_page() {
-    let lab = Lab::new(
+    let lab = Fixture::new(
         World::calm(1),
         Shape::Plain,
         4096,

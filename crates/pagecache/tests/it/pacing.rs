@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::common::{Lab, Rig, Shape, config};
+use crate::common::{Fixture, Rig, Shape, config};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, OpenDevice, Opener, Sector};
 use sim::model::FlashParams;
 use sim::{DiskSpec, World};
@@ -17,9 +17,9 @@ const SECOND: u64 = 1000 * MS;
 const PAGE: u64 = 4096;
 
 /// A disk that writes `bytes_per_s`, under a cache of 256 MiB.
-fn lab(bytes_per_s: u64, options: &str) -> Lab {
+fn lab(bytes_per_s: u64, options: &str) -> Fixture {
     let config = config(options, 256 * MIB, None);
-    Lab::new(World::calm(1), Shape::Plain, 4096 * 2048, config, |world, name, capacity| {
+    Fixture::new(World::calm(1), Shape::Plain, 4096 * 2048, config, |world, name, capacity| {
         let rates = FlashParams {
             read_bytes_per_s: bytes_per_s,
             write_bytes_per_s: bytes_per_s,
@@ -33,13 +33,19 @@ fn lab(bytes_per_s: u64, options: &str) -> Lab {
 
 /// Counts of a writer since the last look.
 #[derive(Default)]
-struct Seen {
+struct WriterCounts {
     bytes: Cell<u64>,
     longest_ns: Cell<u64>,
 }
 
 /// Writes `bytes` at a time, one after the other, until the time is up.
-async fn write_on(device: Rc<dyn BlockDevice>, at: u64, bytes: u64, until: Nanos, seen: Rc<Seen>) {
+async fn write_on(
+    device: Rc<dyn BlockDevice>,
+    at: u64,
+    bytes: u64,
+    until: Nanos,
+    seen: Rc<WriterCounts>,
+) {
     let buf: Bufs = Buf::zeroed(usize::try_from(bytes).expect("small")).into();
     // Over 512 MiB, again and again.
     let mut offset = 0;
@@ -60,7 +66,7 @@ async fn write_on(device: Rc<dyn BlockDevice>, at: u64, bytes: u64, until: Nanos
 /// Bytes per second and the longest write of each writer, and how much was dirty at most and in the
 /// mean, from second 20 to second 30.
 async fn measure(rig: &Rig, sizes: &[u64]) -> (Vec<(u64, u64)>, u64, u64) {
-    let seen: Vec<Rc<Seen>> = sizes.iter().map(|_| Rc::default()).collect();
+    let seen: Vec<Rc<WriterCounts>> = sizes.iter().map(|_| Rc::default()).collect();
     let until = Nanos(30 * SECOND);
     for ((nth, bytes), seen) in (0u32..).zip(sizes).zip(&seen) {
         let device = Rc::new(OpenDevice::new(rig.device.clone(), Opener(nth + 1)));

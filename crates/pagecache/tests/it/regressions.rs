@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const PAGES: u64 = 65536;
 
 /// A device in RAM that completes requests at once, holds them back, or fails them.
-struct Below {
+struct FaultyRam {
     mem: Mem,
     hold: RefCell<Vec<Op>>,
     held: RefCell<VecDeque<Bio>>,
@@ -29,9 +29,9 @@ struct Below {
     came: Cell<u64>,
 }
 
-impl Below {
-    fn new() -> Rc<Below> {
-        Rc::new(Below {
+impl FaultyRam {
+    fn new() -> Rc<FaultyRam> {
+        Rc::new(FaultyRam {
             mem: Mem::new("below", Sector(PAGES * 8)).unwrap(),
             hold: RefCell::default(),
             held: RefCell::default(),
@@ -59,7 +59,7 @@ impl Below {
     }
 }
 
-impl BlockDevice for Below {
+impl BlockDevice for FaultyRam {
     fn name(&self) -> &str {
         self.mem.name()
     }
@@ -76,7 +76,7 @@ impl BlockDevice for Below {
     }
 }
 
-async fn cache(below: &Rc<Below>, options: &str, memory_bytes: u64) -> Rc<PageCache> {
+async fn cache(below: &Rc<FaultyRam>, options: &str, memory_bytes: u64) -> Rc<PageCache> {
     let options = format!("read_ahead_kb 0 dirty_writeback_centisecs 0 {options}");
     let len = below.limits().capacity;
     let words: Vec<&str> = options.split_whitespace().collect();
@@ -89,12 +89,12 @@ async fn cache(below: &Rc<Below>, options: &str, memory_bytes: u64) -> Rc<PageCa
     cache
 }
 
-fn run(seed: u64, work: impl AsyncFnOnce(Rc<Below>) + 'static) {
+fn run(seed: u64, work: impl AsyncFnOnce(Rc<FaultyRam>) + 'static) {
     let world = World::calm(seed);
     let machine = Machine::boot(&world, 1);
     machine
         .block_on(async move {
-            let below = Below::new();
+            let below = FaultyRam::new();
             work(below.clone()).await;
             below.release();
         })
@@ -164,13 +164,13 @@ async fn sleep_ms(ms: u64) {
 }
 
 /// A memory of 512 pages, of which readers that wait for the device hold 480.
-async fn nearly_full(below: &Rc<Below>) -> (Rc<PageCache>, Vec<Outcome>) {
+async fn nearly_full(below: &Rc<FaultyRam>) -> (Rc<PageCache>, Vec<Outcome>) {
     let cache = cache(below, "", 3 * MIB).await;
     let readers = fill_with_readers(below, &cache).await;
     (cache, readers)
 }
 
-async fn fill_with_readers(below: &Rc<Below>, cache: &Rc<PageCache>) -> Vec<Outcome> {
+async fn fill_with_readers(below: &Rc<FaultyRam>, cache: &Rc<PageCache>) -> Vec<Outcome> {
     below.hold.replace(vec![Op::Read]);
     let read = |at: u64| send(cache, Op::Read, Class::Normal, sectors(at * 64..at * 64 + 48));
     let readers = (0..10).map(read).collect();

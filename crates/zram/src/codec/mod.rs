@@ -136,7 +136,7 @@ pub(crate) fn check(algorithm: Algorithm, params: &Params) -> Result<(), Error> 
 /// One algorithm at work. It keeps what it needs between calls, so that a page costs no set-up.
 pub(crate) struct Codec(Kind);
 
-#[expect(clippy::large_enum_variant, reason = "a shard has at most four")]
+#[expect(clippy::large_enum_variant, reason = "a part has at most four")]
 enum Kind {
     Fast(lz4::Fast),
     FastDict(lz4::FastDict),

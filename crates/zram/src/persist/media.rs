@@ -2,20 +2,20 @@
 //! Media: reads and writes superblocks and maps, and finds out whose device it is.
 //!
 //! ```text
-//!   device   │ region of shard 0            │ region of shard 1            │ ...
+//!   device   │ region of part 0            │ region of part 1            │ ...
 //!            │ superblocks │ maps │ data    │ superblocks │ maps │ data    │
 //! ```
-//! The media call a part of a device a shard.
+//! The media call a part of a device a part.
 //!
 //! Invariants
-//! - ZR-MD1 A device is formatted when shard 0 has a superblock. That is written last, and only
+//! - ZR-MD1 A device is formatted when part 0 has a superblock. That is written last, and only
 //!   over zeroes and the remains of a format that was cut. Anything else is refused (ZR-PS6).
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Sector, Status};
 use format::Damage;
 use format::zram::{
-    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader, SHARDS_MAX,
+    ChainStart, Checkpoint, CodecId, Geometry, MAP_ENTRIES, MapEntry, MapHeader, PARTS_MAX,
     Superblock, elect, encode_map, highest_generation,
 };
 use reactor::BioFuture;
@@ -32,33 +32,33 @@ const UNITS_PER_WRITE: usize = 64;
 /// there by counting, and one that begins there never counts beyond the other half.
 const COUNTER_MAX: u64 = u64::MAX / 2;
 /// The same of the count of openings.
-const LIFE_MAX: u32 = u32::MAX / 2;
+const INCARNATION_MAX: u32 = u32::MAX / 2;
 
 /// The metadata of a device, before its parts are opened; sent to their cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Media {
     uuid: [u8; 16],
-    /// As it was formatted: with so many shards, whatever the table says.
+    /// As it was formatted: with so many parts, whatever the table says.
     pub(crate) layout: Layout,
     region_blocks: u32,
 }
 
 impl Media {
-    /// A shard's region.
-    pub(super) fn region(&self, shard: u32) -> Region {
-        let first = u64::from(self.region_blocks) * u64::from(shard);
+    /// A part's region.
+    pub(super) fn region(&self, part: u32) -> Region {
+        let first = u64::from(self.region_blocks) * u64::from(part);
         Region { first, blocks: self.region_blocks }
     }
 
-    /// Whether a superblock is that of one of its shards.
-    pub(super) fn has(&self, shard: u32, superblock: &Superblock) -> bool {
+    /// Whether a superblock is that of one of its parts.
+    pub(super) fn has(&self, part: u32, superblock: &Superblock) -> bool {
         superblock.uuid == self.uuid
-            && u32::from(superblock.shard) == shard
-            && u32::from(superblock.shards) == self.layout.parts
+            && u32::from(superblock.part) == part
+            && u32::from(superblock.parts) == self.layout.parts
             && superblock.slots == self.layout.slots
             && superblock.region_blocks == self.region_blocks
             && superblock.map_units
-                >= Geometry::of_slots(self.layout.slots_of(shard), self.region_blocks).map_units
+                >= Geometry::of_slots(self.layout.slots_of(part), self.region_blocks).map_units
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) fn check_counters(copies: &Copies, elected: &Superblock) -> Result<()
         ("generation", highest_generation(copies), COUNTER_MAX),
         ("checkpoint_id", elected.checkpoint.id, COUNTER_MAX),
         ("chain_sequence", elected.chain.sequence, COUNTER_MAX),
-        ("life", elected.life.into(), LIFE_MAX.into()),
+        ("incarnation", elected.incarnation.into(), INCARNATION_MAX.into()),
     ];
     match counters.into_iter().find(|(_, found, most)| found > most) {
         Some((name, found, most)) => Err(format!("{name} is {found}, at most {most} is allowed")),
@@ -177,7 +177,7 @@ pub(super) async fn mend(
     reactor::flush(device, Class::Foreground).await
 }
 
-/// Finds out what is on `device`, and formats it if it is blank. The number of shards is that of
+/// Finds out what is on `device`, and formats it if it is blank. The number of parts is that of
 /// the media.
 ///
 /// # Errors
@@ -192,9 +192,9 @@ pub(crate) async fn prepare(
     let copies = read_copies(device, 0).await?;
     let elected = elect(&copies);
     let counters = elected.as_ref().map_or(Ok(()), |elected| check_counters(&copies, elected));
-    counters.map_err(|what| damaged(device, &format!("superblock of shard 0: {what}")))?;
+    counters.map_err(|what| damaged(device, &format!("superblock of part 0: {what}")))?;
     let elected = match elected {
-        Ok(elected) if elected.life > 0 || elected.generation > 1 => elected,
+        Ok(elected) if elected.incarnation > 0 || elected.generation > 1 => elected,
         Ok(elected) => {
             // Formatted, all but perhaps the second pair of copies; never opened.
             mend(device, |block| Sector(u64::from(block) * PAGE_SECTORS), &copies, &elected)
@@ -213,7 +213,7 @@ pub(crate) async fn prepare(
                 ));
             }
             if highest_generation(&copies) > 1 {
-                return Err(damaged(device, &format!("superblock of shard 0: {damage}")));
+                return Err(damaged(device, &format!("superblock of part 0: {damage}")));
             }
             return make(device, wanted, algorithms).await;
         }
@@ -226,15 +226,15 @@ pub(crate) async fn prepare(
             wanted.slots * PAGE_SECTORS
         )));
     }
-    let layout = Layout { slots: elected.slots, parts: u32::from(elected.shards) };
-    let of_shard = layout.slots.div_ceil(u64::from(layout.parts));
-    if of_shard > SLOTS_MAX {
-        let what = format!("slots of a shard is {of_shard}, at most {SLOTS_MAX} is allowed");
-        return Err(damaged(device, &format!("superblock of shard 0: {what}")));
+    let layout = Layout { slots: elected.slots, parts: u32::from(elected.parts) };
+    let of_part = layout.slots.div_ceil(u64::from(layout.parts));
+    if of_part > SLOTS_MAX {
+        let what = format!("slots of a part is {of_part}, at most {SLOTS_MAX} is allowed");
+        return Err(damaged(device, &format!("superblock of part 0: {what}")));
     }
-    let blocks = u64::from(elected.region_blocks) * u64::from(elected.shards);
+    let blocks = u64::from(elected.region_blocks) * u64::from(elected.parts);
     let has = device.limits().capacity.0 / PAGE_SECTORS;
-    if elected.shard != 0 || blocks > has {
+    if elected.part != 0 || blocks > has {
         return Err(Error::invalid(format!(
             "{}: it has {has} blocks of 4 KiB, of {blocks} that its superblock names: it shrank",
             named(device)
@@ -275,9 +275,9 @@ async fn make(
     layout: Layout,
     algorithms: &Algorithms,
 ) -> Result<Media, Error> {
-    let shards = u16::try_from(layout.parts).ok().filter(|shards| *shards <= SHARDS_MAX);
-    let shards = shards.ok_or_else(|| {
-        Error::invalid(format!("persist: at most {SHARDS_MAX} shards are allowed"))
+    let parts = u16::try_from(layout.parts).ok().filter(|parts| *parts <= PARTS_MAX);
+    let parts = parts.ok_or_else(|| {
+        Error::invalid(format!("persist: at most {PARTS_MAX} shards are allowed"))
     })?;
     let region = layout.region(0, device.limits().capacity);
     let region_blocks = region.blocks;
@@ -300,22 +300,22 @@ async fn make(
     uuid[..8].copy_from_slice(&halves[0]);
     uuid[8..].copy_from_slice(&halves[1]);
     let media = Media { uuid, layout, region_blocks };
-    for shard in (0..shards).rev() {
+    for part in (0..parts).rev() {
         let new = Superblock {
             uuid,
             generation: 1,
-            shard,
-            shards,
+            part,
+            parts,
             slots: layout.slots,
             region_blocks,
-            map_units: Geometry::of_slots(layout.slots_of(u32::from(shard)), region_blocks)
+            map_units: Geometry::of_slots(layout.slots_of(u32::from(part)), region_blocks)
                 .map_units,
-            life: 0,
+            incarnation: 0,
             codecs: codec_ids(algorithms),
             checkpoint: Checkpoint::default(),
             chain: ChainStart { sequence: 1, ..ChainStart::default() },
         };
-        let first = media.region(u32::from(shard)).first;
+        let first = media.region(u32::from(part)).first;
         let at = |block: u32| Sector((first + u64::from(block)) * PAGE_SECTORS);
         write_superblock(device, at, &new)
             .await
@@ -332,15 +332,15 @@ async fn check_blank(
     region_blocks: u32,
 ) -> Result<(), Error> {
     let maps = u64::from(Geometry { region_blocks, map_units: 1 }.map(0));
-    for shard in 0..layout.parts {
-        let first = u64::from(region_blocks) * u64::from(shard);
+    for part in 0..layout.parts {
+        let first = u64::from(region_blocks) * u64::from(part);
         let is_copy =
             |block: u64| (0..4).find(|copy| u64::from(Geometry::superblock(*copy)) == block);
-        for block in (0..maps).filter(|block| shard == 0 || is_copy(*block).is_some()) {
+        for block in (0..maps).filter(|block| part == 0 || is_copy(*block).is_some()) {
             let unit = read_block(device, first + block).await?;
             let ours = |b: &[u8]| {
                 let copy = is_copy(block).and_then(|copy| Superblock::decode(copy, b).ok());
-                copy.is_some_and(|found| found.generation == 1 && found.life == 0)
+                copy.is_some_and(|found| found.generation == 1 && found.incarnation == 0)
             };
             if !unit.read(|b| format::is_blank(b) || ours(b)) {
                 return Err(Error::invalid(format!(
@@ -348,7 +348,7 @@ async fn check_blank(
                      it formatted, fill the first 256 KiB{} with zeroes",
                     named(device),
                     first + block,
-                    if shard == 0 { "" } else { " of each shard's part" }
+                    if part == 0 { "" } else { " of each part" }
                 )));
             }
         }
@@ -366,8 +366,8 @@ pub(super) struct MapWriter {
 
 impl MapWriter {
     pub(super) fn new(superblock: &Superblock, checkpoint: Checkpoint) -> MapWriter {
-        let (uuid, shard, id) = (superblock.uuid, superblock.shard, checkpoint.id);
-        let header = MapHeader { uuid, shard, id, index: 0, link: 0 };
+        let (uuid, part, id) = (superblock.uuid, superblock.part, checkpoint.id);
+        let header = MapHeader { uuid, part, id, index: 0, link: 0 };
         MapWriter { header, entries: Vec::new(), units: 0 }
     }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: elects the superblock, loads the checkpoint, follows the chain, and begins a new life.
+//! Open: elects the superblock, loads the checkpoint, follows the chain, and begins a new incarnation of the chain.
 //!
 //! ```text
 //!   4 superblocks ─ elect ─▶ map ─▶ units while whole and linked ─▶ images
 //!                                                                     │ new map, if any unit
-//!   superblock: life + 1, the chain begins at a new place ◀───────────┘
+//!   superblock: incarnation + 1, the chain begins at a new place ◀───────────┘
 //! ```
 //!
 //! Nothing that the old superblock leads to is overwritten before the new one is durable, so an
@@ -36,10 +36,10 @@ const UNITS_PER_READ: u32 = 256;
 /// Objects that lie in a block, wholly or in part, at most.
 const OBJECTS_PER_BLOCK_MAX: u8 = 172;
 
-/// A part of a device that is being opened (a shard, in the words of the media).
+/// A part of a device that is being opened (a part, in the words of the media).
 pub(super) struct Opening<'a> {
     pub(super) device: &'a dyn BlockDevice,
-    pub(super) shard: u32,
+    pub(super) part: u32,
     pub(super) region: Region,
     pub(super) superblock: Superblock,
     pub(super) images: Images,
@@ -52,11 +52,11 @@ impl Opening<'_> {
     }
 
     pub(super) fn damaged(&self, what: &str) -> Error {
-        damaged(self.device, &format!("shard {}: {what}", self.shard))
+        damaged(self.device, &format!("part {}: {what}", self.part))
     }
 
     pub(super) fn failed(&self, what: &str, status: Status) -> Error {
-        io_error(self.device, &format!("{what} of shard {}", self.shard), status)
+        io_error(self.device, &format!("{what} of part {}", self.part), status)
     }
 
     /// Reads whole blocks of the region.
@@ -87,7 +87,7 @@ impl Opening<'_> {
                     Ok::<_, Error>((map.header, map.crc, map.entries()))
                         .map(|(header, crc, found)| (header, crc, found.collect::<Vec<_>>()))
                 })?;
-                let fits = u32::from(header.shard) == self.shard
+                let fits = u32::from(header.part) == self.part
                     && header.id == checkpoint.id
                     && header.index == index
                     && header.link == link;
@@ -199,21 +199,21 @@ fn codec_name(codec: &CodecId) -> String {
 pub(crate) async fn open(
     device: Rc<dyn BlockDevice>,
     media: &Media,
-    shard: u32,
+    part: u32,
     algorithms: &Algorithms,
     planted: Planted<Fault>,
 ) -> Result<(Persist, Backing), Error> {
-    let region = media.region(shard);
+    let region = media.region(part);
     let copies = read_copies(&*device, region.first).await?;
-    let lost = |what: String| damaged(&*device, &format!("superblock of shard {shard}: {what}"));
+    let lost = |what: String| damaged(&*device, &format!("superblock of part {part}: {what}"));
     let elected = elect(&copies).map_err(|damage| lost(damage.to_string()))?;
-    if !media.has(shard, &elected) {
-        return Err(lost("it is of another device or shard".to_owned()));
+    if !media.has(part, &elected) {
+        return Err(lost("it is of another device or part".to_owned()));
     }
     check_counters(&copies, &elected).map_err(lost)?;
-    let images = Images::new(media.layout.slots_of(shard));
+    let images = Images::new(media.layout.slots_of(part));
     let mut opening =
-        Opening { device: &*device, shard, region, superblock: elected, images, planted };
+        Opening { device: &*device, part, region, superblock: elected, images, planted };
     opening.load_map().await?;
     let end = replay(&mut opening).await?;
     let counts = opening.count_objects()?;
@@ -228,7 +228,7 @@ pub(crate) async fn open(
     let old = &opening.superblock;
     let mut new = Superblock {
         generation: highest_generation(&copies).max(old.generation) + 1,
-        life: old.life + 1,
+        incarnation: old.incarnation + 1,
         codecs: wanted,
         ..old.clone()
     };

@@ -7,7 +7,7 @@
 //! the same run of blocks, and in the place that its header names, if that is whole.
 use block::Error;
 use format::zram::{
-    CHECK_MASK, ChainStart, FoundUnit, OBJECT_MAX, Object, UNIT_BLOCKS_MAX, UNIT_HEADER,
+    CHECK_MASK, ChainStart, OBJECT_MAX, Object, StoredUnit, UNIT_BLOCKS_MAX, UNIT_HEADER,
     decode_unit, object_bytes, walk,
 };
 
@@ -25,9 +25,9 @@ const SLOTS_TOLD_MAX: u64 = 4;
 
 /// A unit in its place.
 enum Unit {
-    Whole(FoundUnit, block::Buf),
+    Whole(StoredUnit, block::Buf),
     /// The header fits, the rest does not.
-    Torn(FoundUnit),
+    Torn(StoredUnit),
     None,
 }
 
@@ -85,8 +85,8 @@ async fn read_unit(opening: &Opening<'_>, at: &ChainStart) -> Result<Unit, Error
     let mut buf = opening.read(at.next, first, "a unit").await?;
     let Ok(unit) = buf.read(|b| decode_unit(b, &superblock.uuid)) else { return Ok(Unit::None) };
     let header = unit.header;
-    let fits = header.shard == superblock.shard
-        && header.life == superblock.life
+    let fits = header.part == superblock.part
+        && header.incarnation == superblock.incarnation
         && header.sequence == at.sequence
         && header.link == at.link
         && header.blocks <= most;
@@ -120,7 +120,8 @@ async fn refuse_rot(
         let later = buf.read(|b| {
             b.chunks(BLOCK).find_map(|block| {
                 let header = decode_unit(block, &superblock.uuid).ok()?.header;
-                let is_ours = header.shard == superblock.shard && header.life == superblock.life;
+                let is_ours =
+                    header.part == superblock.part && header.incarnation == superblock.incarnation;
                 (is_ours && header.durable >= sequence).then_some(header.sequence)
             })
         });

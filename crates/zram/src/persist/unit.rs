@@ -229,9 +229,10 @@ impl Part {
         }
         let header = {
             let superblock = persist.superblock.borrow();
-            let (uuid, shard, life) = (superblock.uuid, superblock.shard, superblock.life);
+            let (uuid, part, incarnation) =
+                (superblock.uuid, superblock.part, superblock.incarnation);
             let durable = chain.durable;
-            UnitHeader { uuid, shard, life, sequence, durable, next, next_end, link, blocks }
+            UnitHeader { uuid, part, incarnation, sequence, durable, next, next_end, link, blocks }
         };
         chain.link = buf.write(|b| header.seal(&mut b[..blocks as usize * BLOCK]));
         chain.sequence += 1;

@@ -4,17 +4,17 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::lab::{Lab, fill, set};
+use crate::fixture::{Fixture, fill, set};
 use block::{Bio, BlockDevice, Class, Limits, Op, Target};
 use sim::Machine;
 
 /// A backing device, and for whom it was written.
-struct Heard {
+struct ClassRecorder {
     below: Rc<dyn BlockDevice>,
     classes: RefCell<Vec<Class>>,
 }
 
-impl BlockDevice for Heard {
+impl BlockDevice for ClassRecorder {
     fn name(&self) -> &str {
         self.below.name()
     }
@@ -34,11 +34,11 @@ impl BlockDevice for Heard {
 #[test]
 fn pages_are_written_back_in_the_background_class() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(256, 512, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(256, 512, &format!("compressed_writeback {packed}"));
         let machine = Machine::boot(&lab.world, 1);
         let below = lab.world.borrow().leaf(lab.disk);
-        let heard = Rc::new(Heard { below, classes: RefCell::default() });
-        let (device, zram) = (heard.clone(), lab.clone());
+        let recorder = Rc::new(ClassRecorder { below, classes: RefCell::default() });
+        let (device, zram) = (recorder.clone(), lab.clone());
         let done = machine.block_on(async move {
             let zram = zram.target_over(device);
             zram.clone().resume().await.unwrap();
@@ -49,7 +49,7 @@ fn pages_are_written_back_in_the_background_class() {
         });
         machine.shut_down();
         done.unwrap();
-        let classes = heard.classes.borrow();
+        let classes = recorder.classes.borrow();
         let all = classes.iter().all(|class| *class == Class::Background);
         assert!(!classes.is_empty() && all, "{classes:?}");
     }

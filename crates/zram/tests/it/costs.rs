@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::lab::{self, PAGE, at, page, set};
+use crate::fixture::{self, PAGE, at, page, set};
 use block::{
     Bio, BlockDevice, Buf, Class, CoreId, Flags, Limits, Nanos, Op, Ram, Sector, Status, Target,
 };
@@ -129,10 +129,10 @@ fn a_page_takes_one_read_and_a_mebibyte_eight_or_fewer() {
             set(&zram, "writeback", "page_indexes=0-4095").await.unwrap();
         });
         bench.mem.asked(Op::Write);
-        bench.run(async |zram| drop(lab::get(&*zram, 1000).await.unwrap()));
+        bench.run(async |zram| drop(fixture::get(&*zram, 1000).await.unwrap()));
         let one = bench.mem.asked(Op::Read);
         assert!(one.len() == 1 && one[0] <= 8192, "{one:?}");
-        bench.run(async |zram| drop(lab::get_run(&*zram, 2048, 256).await.unwrap()));
+        bench.run(async |zram| drop(fixture::get_run(&*zram, 2048, 256).await.unwrap()));
         let many = bench.mem.asked(Op::Read);
         assert!(many.len() <= 8, "{many:?}");
     }
@@ -161,7 +161,7 @@ fn writing_and_reading_allocates_nothing_for_any_page() {
         .map(|slot| {
             Buf::copy_of(&match slot % 3 {
                 0 => page(slot, 2, 500),
-                1 => lab::noise(slot, 2),
+                1 => fixture::noise(slot, 2),
                 _ => vec![7; PAGE],
             })
         })

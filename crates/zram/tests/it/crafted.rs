@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use crate::common::media::{BLOCK, Lab, expect, fill, flush, put, read, suspend, writeback_all};
+use crate::common::media::{
+    BLOCK, Fixture, expect, fill, flush, put, read, suspend, writeback_all,
+};
 use block::{Error, Flags, Target};
 use format::zram::{
     Geometry, Image, MapEntry, MapHeader, OBJECT_HEADER, Object, Superblock, UNIT_HEADER,
@@ -14,11 +16,11 @@ use format::zram::{
 use sim::Rng;
 
 const COUNTER_MAX: u64 = u64::MAX / 2;
-const LIFE_MAX: u32 = u32::MAX / 2;
+const INCARNATION_MAX: u32 = u32::MAX / 2;
 
 /// A device with a checkpoint, and units after it.
-fn used() -> Lab {
-    let lab = Lab::new(300, 4000);
+fn used() -> Fixture {
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..100, 1).await;
         suspend(&zram).await;
@@ -33,7 +35,7 @@ fn used() -> Lab {
 }
 
 /// Changes these copies of the superblock alike.
-fn forge_superblock(lab: &Lab, copies: &[u8], change: impl FnOnce(&mut Superblock)) {
+fn forge_superblock(lab: &Fixture, copies: &[u8], change: impl FnOnce(&mut Superblock)) {
     let mut superblock = lab.superblock();
     change(&mut superblock);
     for &copy in copies {
@@ -44,7 +46,7 @@ fn forge_superblock(lab: &Lab, copies: &[u8], change: impl FnOnce(&mut Superbloc
 }
 
 /// Changes the entries of the checkpoint, which has one unit.
-fn forge_map(lab: &Lab, change: impl FnOnce(&mut MapHeader, &mut Vec<MapEntry>)) {
+fn forge_map(lab: &Fixture, change: impl FnOnce(&mut MapHeader, &mut Vec<MapEntry>)) {
     let superblock = lab.superblock();
     assert_eq!(superblock.checkpoint.units, 1);
     let at = superblock.geometry().map(superblock.checkpoint.area);
@@ -57,7 +59,7 @@ fn forge_map(lab: &Lab, change: impl FnOnce(&mut MapHeader, &mut Vec<MapEntry>))
 }
 
 /// Changes the header of the first unit after the checkpoint.
-fn forge_unit(lab: &Lab, change: impl FnOnce(&mut UnitHeader)) {
+fn forge_unit(lab: &Fixture, change: impl FnOnce(&mut UnitHeader)) {
     let superblock = lab.superblock();
     let at = superblock.chain.next;
     let mut header = decode_unit(&lab.peek(at, 1), &superblock.uuid).expect("a unit").header;
@@ -67,7 +69,7 @@ fn forge_unit(lab: &Lab, change: impl FnOnce(&mut UnitHeader)) {
     lab.poke(at, &unit);
 }
 
-fn is_refused(lab: &Lab, wanted: &str) {
+fn is_refused(lab: &Fixture, wanted: &str) {
     let before = lab.image();
     let why: Error = lab.refusal();
     let why = why.chain().to_string();
@@ -76,7 +78,7 @@ fn is_refused(lab: &Lab, wanted: &str) {
 }
 
 /// A life of it with everything in it.
-fn is_used_on(lab: &Lab) {
+fn is_used_on(lab: &Fixture) {
     lab.life(async |zram| {
         for version in 3..6 {
             fill(&*zram, 0..120, version).await;
@@ -94,7 +96,9 @@ const COUNTERS: [(&str, u64, Change); 4] = [
     ("generation", COUNTER_MAX, |s, n| s.generation = n),
     ("checkpoint_id", COUNTER_MAX, |s, n| s.checkpoint.id = n),
     ("chain_sequence", COUNTER_MAX, |s, n| s.chain.sequence = n),
-    ("life", LIFE_MAX as u64, |s, n| s.life = u32::try_from(n).expect("a life")),
+    ("incarnation", INCARNATION_MAX as u64, |s, n| {
+        s.incarnation = u32::try_from(n).expect("within 32 bits");
+    }),
 ];
 
 /// The story, found by an attack from outside: `chain_sequence` 2^64 - 1 wrapped to 0, which the
@@ -123,7 +127,7 @@ fn a_stray_copy_without_headroom_is_refused() {
 #[test]
 fn the_largest_allowed_counters_are_used() {
     for (name, most, change) in COUNTERS {
-        let lab = Lab::new(300, 4000);
+        let lab = Fixture::new(300, 4000);
         lab.life(async |zram| {
             fill(&*zram, 0..100, 1).await;
             suspend(&zram).await;
@@ -158,7 +162,7 @@ fn an_object_of_a_checkpoint_outside_of_the_data_is_refused() {
     }
 }
 
-/// A superblock of fewer shards than the table may name more slots than a shard can have: their
+/// A superblock of fewer parts than the table may name more slots than a part can have: their
 /// number did not fit where it was put.
 #[test]
 fn more_slots_than_a_shard_can_have_are_refused() {
@@ -167,7 +171,7 @@ fn more_slots_than_a_shard_can_have_are_refused() {
     forge_superblock(&lab, &[0, 1, 2, 3], |s| s.slots = slots);
     let mut lab = lab.with("lz4 5 backing_dev disk persist shards 8");
     lab.slots = slots;
-    is_refused(&lab, "slots of a shard is 4294967296, at most 2147483648 is allowed");
+    is_refused(&lab, "slots of a part is 4294967296, at most 2147483648 is allowed");
 }
 
 #[test]
@@ -237,7 +241,7 @@ fn put_checksum(unit: &mut [u8], covered: usize) {
 }
 
 /// Spoils the superblock, the checkpoint or a unit of a device, and gives it right checksums.
-fn spoil_image(rng: &mut Rng, lab: &Lab, units: &[u32]) {
+fn spoil_image(rng: &mut Rng, lab: &Fixture, units: &[u32]) {
     let superblock = lab.superblock();
     match rng.below(3) {
         0 => {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device as a whole: shards on several cores, life cycle, memory, recompression.
+//! The device as a whole: parts on several cores, life cycle, memory, recompression.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::lab::{
-    Lab, PAGE, at, drop_pages, expect, fill, get, get_run, noise, numbers, page, put, set, told,
+use crate::fixture::{
+    Fixture, PAGE, at, drop_pages, expect, fill, get, get_run, noise, numbers, page, put, set, told,
 };
 use block::{BlockDevice, Buf, Class, ErrorKind, Flags, Sector, Status, Target};
 use sim::{Rng, World, seeds};
 
-/// Slots of a chunk: those that lie on one shard in a row.
+/// Slots of a chunk: those that lie on one part in a row.
 const CHUNK: u64 = 256;
 
 #[test]
 fn bios_across_parts_of_two_cores_touch_only_their_pages() {
     seeds::run(30, |seed| {
         let slots = 5 * CHUNK + 77;
-        let mut lab = Lab::within(World::new(seed), slots, 4096, "shards 3");
+        let mut lab = Fixture::within(World::new(seed), slots, 4096, "shards 3");
         lab.cores = 2;
         let wrong = lab.run(async move |zram| {
             let mut rng = Rng::new(seed);
@@ -33,7 +33,7 @@ fn bios_across_parts_of_two_cores_touch_only_their_pages() {
                 }
                 let data: Vec<u8> =
                     (first..first + pages).flat_map(|s| noise(s, version)).collect();
-                // A buffer of which the shards of both cores have parts at once.
+                // A buffer of which the parts of both cores have parts at once.
                 let buf = Buf::copy_of(&data);
                 let sent = reactor::write(
                     &*zram,
@@ -59,7 +59,7 @@ fn bios_across_parts_of_two_cores_touch_only_their_pages() {
 
 #[test]
 fn data_survive_a_suspend_and_commands_wait_for_resume() {
-    Lab::new(64, 64, "").run(async move |zram| {
+    Fixture::new(64, 64, "").run(async move |zram| {
         fill(&zram, 0..64, 1).await;
         zram.clone().suspend().await.unwrap();
         for (attribute, value) in [("idle", "all"), ("writeback", "idle"), ("compact", "1")] {
@@ -75,41 +75,45 @@ fn data_survive_a_suspend_and_commands_wait_for_resume() {
 
 #[test]
 fn a_writeback_delays_no_attribute_and_a_suspend_ends_it() {
-    Lab::new(4096, 4096, "writeback_batch_size 1 writeback_inflight 1").run(async move |zram| {
-        fill(&zram, 0..4096, 1).await;
-        set(&zram, "idle", "all").await.unwrap();
-        let (ended, of_task) = (Rc::new(Cell::new(None)), zram.clone());
-        let tell = ended.clone();
-        reactor::spawn(async move {
-            tell.set(Some(set(&of_task, "writeback", "idle").await));
-        });
-        while numbers(&zram, "bd_stat").await[0] < 100 {
-            reactor::sleep(block::Nanos(10_000)).await;
-        }
-        let [done, to_do] = numbers(&zram, "writeback_progress").await[..] else { panic!("two") };
-        assert!(done >= 100 && done < to_do && to_do == 4096, "{done} of {to_do}");
-        put(&*zram, 4000, &noise(4000, 2)).await.unwrap();
-        zram.clone().suspend().await.unwrap();
-        let ended = loop {
-            match ended.take() {
-                Some(ended) => break ended,
-                None => reactor::sleep(block::Nanos(10_000)).await,
+    Fixture::new(4096, 4096, "writeback_batch_size 1 writeback_inflight 1").run(
+        async move |zram| {
+            fill(&zram, 0..4096, 1).await;
+            set(&zram, "idle", "all").await.unwrap();
+            let (ended, of_task) = (Rc::new(Cell::new(None)), zram.clone());
+            let tell = ended.clone();
+            reactor::spawn(async move {
+                tell.set(Some(set(&of_task, "writeback", "idle").await));
+            });
+            while numbers(&zram, "bd_stat").await[0] < 100 {
+                reactor::sleep(block::Nanos(10_000)).await;
             }
-        };
-        let e = ended.expect_err("it was ended before its time");
-        assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
-        let written = numbers(&zram, "bd_stat").await[0];
-        assert!(written < 4000, "{written} pages were written before it ended");
-        zram.clone().resume().await.unwrap();
-        expect(&zram, 0..4000, 1).await;
-        expect(&zram, 4000..4001, 2).await;
-        expect(&zram, 4001..4096, 1).await;
-    });
+            let [done, to_do] = numbers(&zram, "writeback_progress").await[..] else {
+                panic!("two")
+            };
+            assert!(done >= 100 && done < to_do && to_do == 4096, "{done} of {to_do}");
+            put(&*zram, 4000, &noise(4000, 2)).await.unwrap();
+            zram.clone().suspend().await.unwrap();
+            let ended = loop {
+                match ended.take() {
+                    Some(ended) => break ended,
+                    None => reactor::sleep(block::Nanos(10_000)).await,
+                }
+            };
+            let e = ended.expect_err("it was ended before its time");
+            assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+            let written = numbers(&zram, "bd_stat").await[0];
+            assert!(written < 4000, "{written} pages were written before it ended");
+            zram.clone().resume().await.unwrap();
+            expect(&zram, 0..4000, 1).await;
+            expect(&zram, 4000..4001, 2).await;
+            expect(&zram, 4001..4096, 1).await;
+        },
+    );
 }
 
 #[test]
 fn a_write_beyond_the_memory_limit_keeps_the_old_page() {
-    Lab::new(4096, 64, "mem_limit 1M").run(async move |zram| {
+    Fixture::new(4096, 64, "mem_limit 1M").run(async move |zram| {
         let mut failed = 0;
         for slot in 0..512 {
             failed += u64::from(put(&*zram, slot, &noise(slot, 1)).await == Err(Status::Io));
@@ -137,7 +141,7 @@ fn a_write_beyond_the_memory_limit_keeps_the_old_page() {
 
 #[test]
 fn at_the_memory_limit_compaction_makes_room_for_a_page() {
-    Lab::new(4096, 64, "mem_limit 1M").run(async move |zram| {
+    Fixture::new(4096, 64, "mem_limit 1M").run(async move |zram| {
         let mut filled = 0;
         while put(&*zram, filled, &page(filled, 1, 300)).await.is_ok() {
             filled += 1;
@@ -160,7 +164,7 @@ fn at_the_memory_limit_compaction_makes_room_for_a_page() {
 #[test]
 fn recompression_marks_pages_that_it_cannot_shrink() {
     let options = "recomp_algorithm algo=zstd,priority=1 algorithm_params priority=1,level=9";
-    Lab::new(256, 256, options).run(async move |zram| {
+    Fixture::new(256, 256, options).run(async move |zram| {
         // Letters: zstd takes fewer bits for them, lz4 finds no repetition.
         let letters =
             |slot: u64| -> Vec<u8> { noise(slot, 1).iter().map(|b| b'a' + (b & 7)).collect() };
@@ -193,7 +197,7 @@ fn recompression_marks_pages_that_it_cannot_shrink() {
 
 #[test]
 fn compaction_gives_some_memory_back_and_discard_all() {
-    Lab::new(8192, 64, "").run(async move |zram| {
+    Fixture::new(8192, 64, "").run(async move |zram| {
         for slot in 0..8192 {
             put(&*zram, slot, &page(slot, 1, 100 + (slot % 7) as usize * 100)).await.unwrap();
         }
@@ -217,7 +221,7 @@ fn compaction_gives_some_memory_back_and_discard_all() {
 
 #[test]
 fn what_does_not_fit_the_device_is_refused() {
-    Lab::new(64, 64, "shards 2").run(async move |zram| {
+    Fixture::new(64, 64, "shards 2").run(async move |zram| {
         assert_eq!(get_run(&*zram, 63, 2).await, Err(Status::Invalid));
         assert_eq!(numbers(&zram, "io_stat").await, [0, 0, 1, 0]);
         assert_eq!(zram.limits().logical_block_bytes, 512);
@@ -231,9 +235,9 @@ fn what_does_not_fit_the_device_is_refused() {
 /// came by another one. Found by an attack from outside.
 #[test]
 fn any_sectors_are_read_and_written_wherever_the_page_is() {
-    Lab::new(600, 600, "shards 2").run(async move |zram| {
+    Fixture::new(600, 600, "shards 2").run(async move |zram| {
         let none = Flags::empty();
-        // Pages 254 to 257 lie on two shards.
+        // Pages 254 to 257 lie on two parts.
         let mut model: Vec<u8> = (254..258).flat_map(|slot| noise(slot, 1)).collect();
         let first = 254 * 8;
         for slot in 254..258 {
@@ -276,7 +280,7 @@ fn any_sectors_are_read_and_written_wherever_the_page_is() {
 #[test]
 fn the_largest_device_takes_memory_for_its_pages_only() {
     let slots = zram::SECTORS_MAX.0 / 8;
-    Lab::new(slots, 64, "shards 2").run(async move |zram| {
+    Fixture::new(slots, 64, "shards 2").run(async move |zram| {
         for slot in [0, 256, slots / 2, slots - 1] {
             put(&*zram, slot, &noise(slot, 1)).await.unwrap();
         }
@@ -297,7 +301,7 @@ async fn bd_count(zram: &Rc<zram::Zram>) -> u64 {
 
 #[test]
 fn a_suspend_ends_a_compaction_which_says_so() {
-    Lab::new(4096, 64, "").run(async move |zram| {
+    Fixture::new(4096, 64, "").run(async move |zram| {
         for slot in 0..4096 {
             put(&*zram, slot, &page(slot, 1, 300)).await.unwrap();
         }

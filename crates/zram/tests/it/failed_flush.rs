@@ -5,19 +5,19 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::common::media::{Lab, put};
+use crate::common::media::{Fixture, put};
 use block::{Bio, BlockDevice, Bufs, Class, Flags, Limits, Nanos, Op, Opener, Sector};
 use block::{Status, Target};
 use sim::Machine;
 
 /// Holds flushes, and fails those that it has held.
-struct Held {
+struct FlushHolder {
     below: Rc<dyn BlockDevice>,
     holds: Cell<bool>,
     held: RefCell<Vec<Bio>>,
 }
 
-impl BlockDevice for Held {
+impl BlockDevice for FlushHolder {
     fn name(&self) -> &str {
         self.below.name()
     }
@@ -35,13 +35,13 @@ impl BlockDevice for Held {
 #[test]
 fn flushes_beside_a_failing_one_fail() {
     for cores in [1, 2] {
-        let mut lab = Lab::new(300, 8000);
+        let mut lab = Fixture::new(300, 8000);
         lab.cores = cores;
         let machine = Machine::boot(&lab.world, cores);
         let done = machine.block_on(async move {
             let below = lab.world.borrow().leaf(lab.disk);
             let (holds, held) = Default::default();
-            let disk = Rc::new(Held { below, holds, held });
+            let disk = Rc::new(FlushHolder { below, holds, held });
             let zram = lab.target_over(disk.clone());
             zram.clone().resume().await.expect("it opens");
             put(&*zram, 3, 1, Flags::empty()).await.expect("a write");

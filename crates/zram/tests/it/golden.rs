@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::lab::{PAGE, drop_pages, get, noise, put};
+use crate::fixture::{PAGE, drop_pages, get, noise, put};
 use crate::session::{DIFFERENT, INTO_LIMIT, Step, check, compare, numbers, steps, text};
 use block::{BlockDevice, CoreId, Error, ErrorKind, Limits, Sector, Status, Target};
 use sim::model::Uniform;

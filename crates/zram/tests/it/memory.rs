@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::common::media::{Lab, fill, suspend};
+use crate::common::media::{Fixture, fill, suspend};
 use block::{Budget, Error, ErrorKind, Target};
 use sim::Machine;
 
 /// One life with a budget of so many bytes. Returns what is free while the device exists, and
 /// afterwards.
-fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
+fn life(lab: &Fixture, limit: u64) -> Result<(u64, u64), Error> {
     let machine = Machine::boot(&lab.world, lab.cores);
     let lab = lab.clone();
     let done = machine.block_on(async move {
@@ -32,7 +32,7 @@ fn life(lab: &Lab, limit: u64) -> Result<(u64, u64), Error> {
 /// the process with all of its devices when the tables were filled.
 #[test]
 fn a_device_whose_tables_have_no_room_is_not_made() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     let before = lab.image();
     let e = life(&lab, 10_000).expect_err("there is no room");
     assert_eq!(e.kind(), ErrorKind::NoMemory, "{}", e.chain());

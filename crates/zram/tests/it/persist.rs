@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What was flushed is there, under every kind of bad day: random clients, writeback,
 //! recompression, suspend and resume, injected errors, power cuts and kills at any step, torn
-//! writes, and opens that are cut themselves; with shards on two cores, and other cores the next
+//! writes, and opens that are cut themselves; with parts on two cores, and other cores the next
 //! time. All answers judged by the oracle. And the proof that the judge is awake: planted faults
 //! are each caught.
 
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
-use crate::common::{Gate, Gated, Noisy, PAGE, PAGE_SECTORS, vanish};
+use crate::common::{Gated, Noisy, PAGE, PAGE_SECTORS, SuspendGate, vanish};
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
@@ -33,18 +33,18 @@ fn draw_setup(world: &WorldRef, fault: Option<Fault>, tight: bool) -> Setup {
     let mut w = world.borrow_mut();
     let most = w.rng.pick(&[40, 120, 700]);
     let slots = w.rng.range(16, most);
-    let shards = w.rng.range(1, 4);
+    let parts = w.rng.range(1, 4);
     // Superblocks and maps, then what objects take if each has blocks to itself; twice that for
     // what can't be reused yet, and for what is being superseded.
-    let of_shard = slots.min(slots.div_ceil(shards).next_multiple_of(256)) + 16;
-    let data = if tight { w.rng.range(16, of_shard * 2) } else { of_shard * 12 + 64 };
-    let sectors = Sector((64 + 2 * slots.div_ceil(252) + data) * shards * PAGE_SECTORS);
+    let of_part = slots.min(slots.div_ceil(parts).next_multiple_of(256)) + 16;
+    let data = if tight { w.rng.range(16, of_part * 2) } else { of_part * 12 + 64 };
+    let sectors = Sector((64 + 2 * slots.div_ceil(252) + data) * parts * PAGE_SECTORS);
     let disk = w.add_swarm_disk("disk", sectors);
-    Setup { slots, disk, fault, shards_max: if tight { 1 } else { shards } }
+    Setup { slots, disk, fault, shards_max: if tight { 1 } else { parts } }
 }
 
 impl Setup {
-    /// The device, as a table of any shape makes it: the media decide about the shards.
+    /// The device, as a table of any shape makes it: the media decide about the parts.
     fn make(&self, machine: &Machine, world: &WorldRef, cores: u16) -> Rc<Zram> {
         let mut w = world.borrow_mut();
         let words = format!(
@@ -70,7 +70,7 @@ impl Setup {
 struct Operator {
     world: WorldRef,
     target: Rc<Zram>,
-    gate: Rc<Gate>,
+    gate: Rc<SuspendGate>,
     slots: u64,
     errors_allowed: bool,
     state: OperatorState,
@@ -159,7 +159,7 @@ impl Engine for Lives {
         let opening = target.clone();
         let opened = machine.block_on(async move { opening.resume().await })?;
         opened.map_err(|e| format!("open failed: {}", e.chain()))?;
-        let gate = Rc::new(Gate::default());
+        let gate = Rc::new(SuspendGate::default());
         let gated = Gated { target: target.clone(), gate: gate.clone() };
         let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
         let device: Rc<dyn BlockDevice> =

@@ -3,7 +3,7 @@
 //! operation costs.
 
 use crate::common::media::{
-    BLOCK, Lab, discard, expect, expect_zeroes, fill, flush, numbers, put, read, suspend,
+    BLOCK, Fixture, discard, expect, expect_zeroes, fill, flush, numbers, put, read, suspend,
     writeback_all,
 };
 use crate::common::{PAGE, vanish};
@@ -14,7 +14,7 @@ use sim::{DiskStats, Machine, PowerCut, RunEnd};
 #[test]
 fn all_data_survive_an_orderly_end_with_any_number_of_cores() {
     for (first, then) in [(1, 1), (1, 2), (2, 1), (2, 3)] {
-        let mut lab = Lab::new(700, 12000).with("lz4 3 backing_dev disk persist");
+        let mut lab = Fixture::new(700, 12000).with("lz4 3 backing_dev disk persist");
         lab.cores = first;
         let lived = lab.life(async |zram| {
             fill(&*zram, 0..650, 1).await;
@@ -43,7 +43,7 @@ fn all_data_survive_an_orderly_end_with_any_number_of_cores() {
 
 #[test]
 fn an_open_after_an_orderly_end_reads_little_more_than_the_map() {
-    let lab = Lab::new(500, 4000);
+    let lab = Fixture::new(500, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..500, 1).await;
         suspend(&zram).await;
@@ -61,7 +61,7 @@ fn an_open_after_an_orderly_end_reads_little_more_than_the_map() {
 
 #[test]
 fn a_lone_flush_costs_a_write_and_a_flush_and_the_next_nothing() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     let inside = lab.clone();
     let lived = lab.life(async move |zram| {
         let cost = |before: DiskStats| {
@@ -92,7 +92,7 @@ fn a_lone_flush_costs_a_write_and_a_flush_and_the_next_nothing() {
 
 #[test]
 fn writeback_stays_within_its_limit_and_flush_has_none() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..60, 1).await;
         let set =
@@ -117,7 +117,7 @@ fn writeback_stays_within_its_limit_and_flush_has_none() {
 
 #[test]
 fn discards_and_pages_of_one_word_survive_too() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..300, 1).await;
         flush(&*zram).await.unwrap();
@@ -137,7 +137,7 @@ fn discards_and_pages_of_one_word_survive_too() {
 
 #[test]
 fn checkpoints_keep_the_chain_short_and_lose_nothing() {
-    let lab = Lab::new(64, 600);
+    let lab = Fixture::new(64, 600);
     let before = lab.life(async |_| ()).map(|()| lab.superblock()).unwrap();
     lab.life(async |zram| {
         for version in 1..40 {
@@ -152,8 +152,8 @@ fn checkpoints_keep_the_chain_short_and_lose_nothing() {
 }
 
 /// Slots 0 to 9 are version 1 by the first unit, slots 10 to 19 by the second.
-fn two_units() -> Lab {
-    let lab = Lab::new(300, 4000);
+fn two_units() -> Fixture {
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..10, 1).await;
         flush(&*zram).await.expect("a flush");
@@ -211,7 +211,7 @@ fn a_unit_that_was_cut_off_never_joins_the_chain_again() {
 
 #[test]
 fn a_rotten_object_fails_its_page_only_and_is_named() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..10, 1).await;
         suspend(&zram).await;
@@ -249,7 +249,7 @@ fn damaged_superblock_copies_are_repaired_while_two_are_left() {
 
 #[test]
 fn a_rotten_checkpoint_is_refused_and_its_unit_named() {
-    let lab = Lab::new(300, 4000);
+    let lab = Fixture::new(300, 4000);
     lab.life(async |zram| {
         fill(&*zram, 0..300, 1).await;
         suspend(&zram).await;
@@ -259,14 +259,14 @@ fn a_rotten_checkpoint_is_refused_and_its_unit_named() {
     lab.flip(superblock.geometry().map(superblock.checkpoint.area) + 1, 200);
     let before = lab.image();
     let why = lab.refusal().chain();
-    assert!(why.contains("shard 0: checkpoint unit 1: checksum mismatch"), "{why}");
+    assert!(why.contains("part 0: checkpoint unit 1: checksum mismatch"), "{why}");
     assert!(lab.image() == before, "left as it is");
 }
 
 #[test]
 fn what_is_not_ours_is_refused_and_left_alone() {
     for (block, byte) in [(0, 0), (0, 1024), (1, 0), (16, 5), (63, 4095), (2000, 0)] {
-        let lab = Lab::new(300, 4000).with("lz4 5 backing_dev disk persist shards 2");
+        let lab = Fixture::new(300, 4000).with("lz4 5 backing_dev disk persist shards 2");
         lab.flip(block, byte);
         let before = lab.image();
         let e = lab.refusal();
@@ -279,23 +279,23 @@ fn what_is_not_ours_is_refused_and_left_alone() {
 
 #[test]
 fn a_device_of_another_shape_is_refused_and_left_alone() {
-    let refused = |lab: &Lab, kind: ErrorKind, part: &str| {
+    let refused = |lab: &Fixture, kind: ErrorKind, part: &str| {
         let before = lab.image();
         let e = lab.refusal();
         assert_eq!(e.kind(), kind, "{}", e.chain());
         assert!(e.chain().contains(part), "{}", e.chain());
         assert!(lab.image() == before, "left as it is");
     };
-    let lab = Lab { slots: 301, ..two_units() };
+    let lab = Fixture { slots: 301, ..two_units() };
     refused(&lab, ErrorKind::Invalid, "a zram of 2400 sectors, the table says 2408");
     let lab = two_units().with("zstd 5 backing_dev disk persist shards 1");
     refused(&lab, ErrorKind::Invalid, "compressed by lz4, which the table does not name: zstd");
-    let small = Lab::new(300, 3000);
+    let small = Fixture::new(300, 3000);
     small.poke(0, &two_units().peek(0, 3000));
     refused(&small, ErrorKind::Invalid, "it has 3000 blocks of 4 KiB, of 4000");
-    let tiny = Lab::new(300, 83);
+    let tiny = Fixture::new(300, 83);
     refused(&tiny, ErrorKind::NoSpace, "needs at least 336 KiB");
-    Lab::new(300, 84).life(async |_| ()).unwrap();
+    Fixture::new(300, 84).life(async |_| ()).unwrap();
     // The same format.
     let lab = two_units().with("lz4hc 5 backing_dev disk persist shards 1");
     lab.life(async |zram| expect(&*zram, 0..20, 1).await).unwrap();
@@ -345,7 +345,7 @@ fn a_format_of_the_future_is_refused() {
 #[test]
 fn a_full_device_says_so_and_discards_make_room() {
     // Room for about 60 pages that do not compress, which is every third.
-    let lab = Lab::new(300, 64 + 4 + 80);
+    let lab = Fixture::new(300, 64 + 4 + 80);
     let lived = lab.life(async |zram| {
         fill(&*zram, 0..90, 1).await;
         flush(&*zram).await.expect("these fit");
@@ -375,7 +375,7 @@ fn a_full_device_says_so_and_discards_make_room() {
 fn sparse_blocks_are_emptied_before_the_device_is_full() {
     // 170 pages of 2 KiB and 80 of 4 KiB: 166 blocks, packed; without packing anew each that is
     // written by itself would hold a block or two.
-    let lab = Lab::new(250, 64 + 2 + 320);
+    let lab = Fixture::new(250, 64 + 2 + 320);
     let lived = lab.life(async |zram| {
         let mut versions = vec![0; 250];
         let mut x = 1u64;
@@ -409,7 +409,7 @@ fn sparse_blocks_are_emptied_before_the_device_is_full() {
 }
 
 /// Opens with the power going after `steps`; whether it had opened by then.
-fn open_until(lab: &Lab, steps: u64) -> bool {
+fn open_until(lab: &Fixture, steps: u64) -> bool {
     let machine = Machine::boot(&lab.world, lab.cores);
     let until = lab.world.borrow().steps() + steps;
     lab.world.borrow_mut().power_cut_at(Some(PowerCut::Step(until)));
@@ -438,7 +438,7 @@ fn open_until(lab: &Lab, steps: u64) -> bool {
 fn a_format_that_is_cut_at_any_step_can_be_repeated() {
     for seed in 0..5 {
         for steps in 0.. {
-            let mut lab = Lab::seeded(seed, 300, 1000);
+            let mut lab = Fixture::seeded(seed, 300, 1000);
             lab.table = "lz4 5 backing_dev disk persist shards 2".into();
             let opened = open_until(&lab, steps);
             // And that open is cut too, somewhere else.
@@ -480,7 +480,7 @@ fn a_fua_write_of_some_sectors_survives_a_crash() {
     let data = |at: u64, len: u64| -> Vec<u8> {
         (0..len * 512).map(|byte| ((at * 31 + byte / 7) % 251) as u8).collect()
     };
-    let lab = Lab::new(64, 4000);
+    let lab = Fixture::new(64, 4000);
     let lived = lab.life(async move |zram| {
         fill(&*zram, 0..20, 1).await;
         flush(&*zram).await.expect("a flush");

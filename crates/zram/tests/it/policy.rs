@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use crate::lab::{Lab, drop_pages, expect, fill, numbers, page, put, set, told};
+use crate::fixture::{Fixture, drop_pages, expect, fill, numbers, page, put, set, told};
 use block::{CoreId, ErrorKind, Nanos, Sector, Target};
 use sim::{Faults, Machine, World};
 use zram::{Config, NoFiles, Zram};
@@ -27,7 +27,7 @@ async fn state(zram: &Rc<Zram>) -> String {
 
 #[test]
 fn pages_are_written_back_when_idle_long_enough_not_before() {
-    Lab::new(64, BLOCKS, "auto_writeback_idle 80").run(async |zram| {
+    Fixture::new(64, BLOCKS, "auto_writeback_idle 80").run(async |zram| {
         fill(&zram, 0..8, 1).await;
         seconds(40).await;
         expect(&zram, 0..2, 1).await;
@@ -50,7 +50,7 @@ fn above_the_watermark_huge_or_the_coldest_pages_go_first() {
     // 64 huge pages of 256 KiB, younger than 64 others.
     for (order, huge_left) in [("huge", 0), ("coldest", 64)] {
         let options = format!("auto_writeback_order {order}");
-        Lab::new(256, BLOCKS, &options).run(async move |zram| {
+        Fixture::new(256, BLOCKS, &options).run(async move |zram| {
             for slot in 0..64 {
                 put(&*zram, slot, &page(slot, 1, 500)).await.unwrap();
             }
@@ -72,7 +72,7 @@ fn above_the_watermark_huge_or_the_coldest_pages_go_first() {
 #[test]
 fn memory_stays_below_the_watermark_while_a_client_writes() {
     let options = "auto_writeback_watermark 1M auto_writeback_order coldest";
-    Lab::new(4096, BLOCKS, options).run(async |zram| {
+    Fixture::new(4096, BLOCKS, options).run(async |zram| {
         for round in 0..40 {
             fill(&zram, round * 64..(round + 1) * 64, 1).await;
             seconds(1).await;
@@ -87,7 +87,7 @@ fn memory_stays_below_the_watermark_while_a_client_writes() {
 #[test]
 fn a_day_has_a_budget_and_the_next_day_another() {
     let options = "auto_writeback_idle 60 auto_writeback_budget 80K";
-    Lab::new(64, BLOCKS, options).run(async |zram| {
+    Fixture::new(64, BLOCKS, options).run(async |zram| {
         fill(&zram, 0..50, 1).await;
         seconds(3600).await;
         assert_eq!(numbers(&zram, "bd_stat").await, [20, 0, 20]);
@@ -108,7 +108,7 @@ fn a_day_has_a_budget_and_the_next_day_another() {
 fn packed_pages_never_exceed_the_budget() {
     let options =
         "auto_writeback_idle 60 auto_writeback_budget 80K compressed_writeback 1 shards 2";
-    Lab::new(1024, BLOCKS, options).run(async |zram| {
+    Fixture::new(1024, BLOCKS, options).run(async |zram| {
         for slot in 0..1024 {
             put(&*zram, slot, &page(slot, 1, 100)).await.unwrap();
         }
@@ -121,7 +121,7 @@ fn packed_pages_never_exceed_the_budget() {
 
 #[test]
 fn rules_may_be_changed_at_any_time() {
-    Lab::new(64, BLOCKS, "").run(async |zram| {
+    Fixture::new(64, BLOCKS, "").run(async |zram| {
         fill(&zram, 0..8, 1).await;
         seconds(10_000).await;
         assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "off".into()));
@@ -161,7 +161,7 @@ fn rules_without_a_backing_device_are_refused() {
 
 #[test]
 fn a_suspended_device_writes_nothing_until_it_is_resumed() {
-    Lab::new(64, BLOCKS, "auto_writeback_idle 60").run(async |zram| {
+    Fixture::new(64, BLOCKS, "auto_writeback_idle 60").run(async |zram| {
         fill(&zram, 0..8, 1).await;
         zram.clone().suspend().await.unwrap();
         seconds(10_000).await;
@@ -174,7 +174,7 @@ fn a_suspended_device_writes_nothing_until_it_is_resumed() {
 
 #[test]
 fn a_full_or_failed_backing_device_is_tried_again_later() {
-    let lab = Lab::new(64, 16, "auto_writeback_idle 60");
+    let lab = Fixture::new(64, 16, "auto_writeback_idle 60");
     lab.run(async |zram| {
         fill(&zram, 0..24, 1).await;
         seconds(200).await;
@@ -183,7 +183,7 @@ fn a_full_or_failed_backing_device_is_tried_again_later() {
         seconds(200).await;
         assert_eq!(in_memory(&zram).await, 0);
     });
-    let lab = Lab::new(64, BLOCKS, "auto_writeback_idle 60");
+    let lab = Fixture::new(64, BLOCKS, "auto_writeback_idle 60");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
         fill(&zram, 0..8, 1).await;
@@ -196,7 +196,7 @@ fn a_full_or_failed_backing_device_is_tried_again_later() {
         assert_eq!((in_memory(&zram).await, state(&zram).await), (0, "waiting".into()));
         expect(&zram, 0..8, 1).await;
     });
-    let lab = Lab::new(64, BLOCKS, "auto_writeback_idle 60 writeback_limit 5");
+    let lab = Fixture::new(64, BLOCKS, "auto_writeback_idle 60 writeback_limit 5");
     lab.run(async |zram| {
         fill(&zram, 0..8, 1).await;
         seconds(200).await;
@@ -207,7 +207,7 @@ fn a_full_or_failed_backing_device_is_tried_again_later() {
 
 #[test]
 fn parts_of_two_cores_are_written_back_together() {
-    let mut lab = Lab::new(600, BLOCKS, "auto_writeback_idle 60 shards 2");
+    let mut lab = Fixture::new(600, BLOCKS, "auto_writeback_idle 60 shards 2");
     lab.cores = 2;
     lab.run(async |zram| {
         fill(&zram, 0..600, 1).await;

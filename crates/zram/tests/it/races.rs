@@ -7,15 +7,15 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::lab::dress::Dress;
-use crate::lab::{self, PAGE, drop_pages, noise, numbers, put, set};
+use crate::fixture::dress::Dress;
+use crate::fixture::{self, PAGE, drop_pages, noise, numbers, put, set};
 use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::{Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use zram::{Config, Fault, NoFiles, Zram};
 
 const CLIENTS: u64 = 4;
-/// Slots that lie on one shard in a row.
+/// Slots that lie on one part in a row.
 const CHUNK: u64 = 256;
 
 /// Which requests of the backing disk fail.
@@ -35,7 +35,7 @@ struct Setup {
     disk: FileId,
     blocks: u64,
     slots: u64,
-    shards: u64,
+    parts: u64,
     cores: u16,
     packed: bool,
     /// Writes may fail: there is a memory limit.
@@ -45,15 +45,15 @@ struct Setup {
 
 fn draw(world: &WorldRef, fault: Option<Fault>) -> Setup {
     let mut w = world.borrow_mut();
-    let shards = w.rng.range(1, 4);
+    let parts = w.rng.range(1, 4);
     let slots = w.rng.pick(&[8, 40, 300, 300, 900]);
     // Little enough that blocks are used again and again.
-    let blocks = (slots * w.rng.pick(&[1, 2, 4, 8]) / 4).max(shards);
+    let blocks = (slots * w.rng.pick(&[1, 2, 4, 8]) / 4).max(parts);
     let disk = w.add_swarm_disk("disk", Sector(blocks * 8));
     let packed = w.rng.chance_per_mille(500);
     let mem_limit = w.rng.pick(&[0, 0, 0, 1 << 20]);
     let line = format!(
-        "lz4 14 backing_dev disk shards {shards} compressed_writeback {} writeback_batch_size {} \
+        "lz4 14 backing_dev disk shards {parts} compressed_writeback {} writeback_batch_size {} \
          writeback_inflight {} recomp_algorithm algo=zstd,priority=1 mem_limit {}",
         u8::from(packed),
         w.rng.pick(&[1, 2, 7, 32, 256]),
@@ -65,7 +65,7 @@ fn draw(world: &WorldRef, fault: Option<Fault>) -> Setup {
     config.plant(fault);
     let cores = u16::try_from(w.rng.range(1, 3)).unwrap();
     let limited = mem_limit > 0;
-    Setup { disk, blocks, slots, shards, cores, packed, limited, config }
+    Setup { disk, blocks, slots, parts, cores, packed, limited, config }
 }
 
 impl Setup {
@@ -77,9 +77,9 @@ impl Setup {
 
     /// How many pages fit the backing device when each takes a block.
     fn room(&self) -> u64 {
-        let each = self.blocks / self.shards;
-        let of = |shard: u64| (0..self.slots).filter(|s| s / CHUNK % self.shards == shard).count();
-        (0..self.shards).map(|shard| each.min(of(shard) as u64)).sum()
+        let each = self.blocks / self.parts;
+        let of = |part: u64| (0..self.slots).filter(|s| s / CHUNK % self.parts == part).count();
+        (0..self.parts).map(|part| each.min(of(part) as u64)).sum()
     }
 }
 
@@ -209,7 +209,7 @@ async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String
     // The last command has ended when another gets its turn.
     set(zram, "compact", "1").await.map_err(|e| e.chain())?;
     let bd = numbers(zram, "bd_stat").await;
-    let state = lab::told(zram, "block_state").await;
+    let state = fixture::told(zram, "block_state").await;
     let backed = state.lines().filter(|line| line.rsplit(' ').next().unwrap().contains('w'));
     let backed = backed.count() as u64;
     if !setup.packed && bd[0] != backed {
@@ -230,7 +230,7 @@ async fn census(zram: &Rc<Zram>, setup: &Setup, limit: u64) -> Result<(), String
     set(zram, "mem_limit", "0").await.map_err(|e| e.chain())?;
     if setup.packed {
         // Two blocks each are enough, whatever the size of a batch, but for odd ends.
-        let each = (setup.blocks / setup.shards / 2).saturating_sub(2);
+        let each = (setup.blocks / setup.parts / 2).saturating_sub(2);
         let pages = each.min(setup.slots).min(CHUNK);
         for slot in 0..pages {
             put(&**zram, slot, &noise(slot, 1)).await.map_err(|e| e.to_string())?;
@@ -275,7 +275,7 @@ fn the_same_seed_gives_the_same_run() {
         machine
             .block_on(async move {
                 of.clone().resume().await.unwrap();
-                lab::fill(&of, 0..8, 1).await;
+                fixture::fill(&of, 0..8, 1).await;
                 set(&of, "writeback", "huge").await
             })
             .unwrap()

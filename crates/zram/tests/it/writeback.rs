@@ -5,14 +5,15 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::lab::{
-    self, Lab, PAGE, drop_pages, expect, fill, get, get_run, noise, numbers, page, put, set, told,
+use crate::fixture::{
+    self, Fixture, PAGE, drop_pages, expect, fill, get, get_run, noise, numbers, page, put, set,
+    told,
 };
 use block::{Error, ErrorKind, Nanos, Status, Target};
 use sim::{DiskStats, Faults, World};
 use zram::Zram;
 
-fn stats(lab: &Lab) -> impl Fn() -> DiskStats + 'static {
+fn stats(lab: &Fixture) -> impl Fn() -> DiskStats + 'static {
     let (world, disk) = (lab.world.clone(), lab.disk);
     move || world.borrow().stats(disk)
 }
@@ -29,7 +30,7 @@ async fn bd(zram: &Rc<Zram>) -> Vec<u64> {
 #[test]
 fn idle_pages_are_written_in_128_kib_and_read_back() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(1024, 2048, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(1024, 2048, &format!("compressed_writeback {packed}"));
         let stats = stats(&lab);
         lab.run(async move |zram| {
             fill(&zram, 0..1024, 1).await;
@@ -48,7 +49,7 @@ fn idle_pages_are_written_in_128_kib_and_read_back() {
 
 #[test]
 fn packed_pages_take_what_they_compress_to() {
-    let lab = Lab::new(1024, 1024, "compressed_writeback 1");
+    let lab = Fixture::new(1024, 1024, "compressed_writeback 1");
     let stats = stats(&lab);
     lab.run(async move |zram| {
         for slot in 0..1024 {
@@ -69,8 +70,8 @@ fn packed_pages_take_what_they_compress_to() {
 
 #[test]
 fn the_limit_is_exact_on_any_number_of_shards() {
-    for (shards, cores) in [(1, 1), (3, 1), (2, 2)] {
-        let mut lab = Lab::new(2560, 4096, &format!("shards {shards}"));
+    for (parts, cores) in [(1, 1), (3, 1), (2, 2)] {
+        let mut lab = Fixture::new(2560, 4096, &format!("shards {parts}"));
         lab.cores = cores;
         lab.run(async move |zram| {
             fill(&zram, 0..2560, 1).await;
@@ -90,9 +91,9 @@ fn the_limit_is_exact_on_any_number_of_shards() {
 
 #[test]
 fn the_budget_of_a_failed_write_is_used_for_others() {
-    for (shards, cores) in [(1, 1), (3, 2)] {
-        let options = format!("shards {shards} writeback_batch_size 4");
-        let mut lab = Lab::within(World::calm(3), 2560, 8192, &options);
+    for (parts, cores) in [(1, 1), (3, 2)] {
+        let options = format!("shards {parts} writeback_batch_size 4");
+        let mut lab = Fixture::within(World::calm(3), 2560, 8192, &options);
         lab.cores = cores;
         let (world, disk) = (lab.world.clone(), lab.disk);
         lab.run(async move |zram| {
@@ -114,7 +115,7 @@ fn the_budget_of_a_failed_write_is_used_for_others() {
 /// Linux bf989ade270d: the error of a failed write was not returned.
 #[test]
 fn a_failed_write_is_reported_and_can_be_repeated() {
-    let lab = Lab::new(64, 64, "");
+    let lab = Fixture::new(64, 64, "");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
         fill(&zram, 0..64, 1).await;
@@ -138,7 +139,7 @@ fn a_failed_write_is_reported_and_can_be_repeated() {
 #[test]
 fn blocks_of_pages_that_changed_meanwhile_are_freed() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(64, 80, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(64, 80, &format!("compressed_writeback {packed}"));
         lab.run(async move |zram| {
             for round in 1..50 {
                 fill(&zram, 0..64, round).await;
@@ -172,7 +173,7 @@ fn blocks_of_pages_that_changed_meanwhile_are_freed() {
 /// Linux 3bf1c285dc40: bytes of other pages went to the device behind a compressed one.
 #[test]
 fn nothing_but_its_objects_goes_to_a_packed_block() {
-    let lab = Lab::new(64, 64, "compressed_writeback 1");
+    let lab = Fixture::new(64, 64, "compressed_writeback 1");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
         // Buffers that have held something else.
@@ -183,7 +184,7 @@ fn nothing_but_its_objects_goes_to_a_packed_block() {
         let at = bd(&zram).await[2];
         set(&zram, "writeback", "page_index=40").await.unwrap();
         let mut block = vec![9; PAGE];
-        world.borrow().peek(disk, lab::at(at), &mut block);
+        world.borrow().peek(disk, fixture::at(at), &mut block);
         assert!(block[..16 + size].iter().any(|b| *b != 0));
         assert!(block[(16 + size).next_multiple_of(8)..].iter().all(|b| *b == 0));
     });
@@ -192,7 +193,7 @@ fn nothing_but_its_objects_goes_to_a_packed_block() {
 /// Linux bf62f69574b1: a completion used memory that the end of the command had freed.
 #[test]
 fn a_device_may_be_dropped_while_its_writes_are_in_flight() {
-    let lab = Lab::new(4096, 4096, "writeback_batch_size 2 writeback_inflight 64");
+    let lab = Fixture::new(4096, 4096, "writeback_batch_size 2 writeback_inflight 64");
     lab.run(async move |zram| {
         fill(&zram, 0..4096, 1).await;
         let of = zram.clone();
@@ -212,7 +213,7 @@ fn a_device_may_be_dropped_while_its_writes_are_in_flight() {
 /// Linux once leaked the bio of a discard that was not aligned to pages.
 #[test]
 fn every_discard_ends_and_leaves_pages_that_it_does_not_cover() {
-    let lab = Lab::new(64, 64, "");
+    let lab = Fixture::new(64, 64, "");
     lab.run(async move |zram| {
         fill(&zram, 0..64, 1).await;
         write_back(&zram).await.unwrap();
@@ -235,7 +236,7 @@ fn every_discard_ends_and_leaves_pages_that_it_does_not_cover() {
 /// Linux ba4c3698e696: the attribute was called otherwise for a while.
 #[test]
 fn compressed_writeback_is_the_attributes_name() {
-    Lab::new(8, 8, "compressed_writeback 1").run(async move |zram| {
+    Fixture::new(8, 8, "compressed_writeback 1").run(async move |zram| {
         assert_eq!(told(&zram, "compressed_writeback").await, "1");
         assert_eq!(
             set(&zram, "compressed_writeback", "0").await.unwrap_err().kind(),
@@ -246,7 +247,7 @@ fn compressed_writeback_is_the_attributes_name() {
 
 #[test]
 fn a_page_that_is_accessed_while_it_is_written_stays_in_memory() {
-    let lab = Lab::new(64, 64, "");
+    let lab = Fixture::new(64, 64, "");
     lab.run(async move |zram| {
         fill(&zram, 0..64, 1).await;
         let of = zram.clone();
@@ -277,7 +278,7 @@ fn a_page_that_is_accessed_while_it_is_written_stays_in_memory() {
 #[test]
 fn a_full_device_takes_what_fits_and_goes_on_with_more_room() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(128, 66, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(128, 66, &format!("compressed_writeback {packed}"));
         lab.run(async move |zram| {
             fill(&zram, 0..128, 1).await;
             let e = write_back(&zram).await.unwrap_err();
@@ -296,7 +297,7 @@ fn a_full_device_takes_what_fits_and_goes_on_with_more_room() {
 
 #[test]
 fn freed_blocks_are_discarded_in_runs_and_used_again() {
-    let lab = Lab::new(1024, 1024, "");
+    let lab = Fixture::new(1024, 1024, "");
     let stats = stats(&lab);
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
@@ -310,7 +311,7 @@ fn freed_blocks_are_discarded_in_runs_and_used_again() {
         reactor::sleep(Nanos::from_secs(1)).await;
         assert!((1..=2).contains(&stats().discards), "{:?}", stats());
         let mut block = vec![9; PAGE];
-        world.borrow().peek(disk, lab::at(500), &mut block);
+        world.borrow().peek(disk, fixture::at(500), &mut block);
         assert_eq!(block, vec![0; PAGE]);
         fill(&zram, 0..512, 2).await;
         write_back(&zram).await.unwrap();
@@ -322,7 +323,7 @@ fn freed_blocks_are_discarded_in_runs_and_used_again() {
 #[test]
 fn neighbours_are_read_back_together() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(1024, 1100, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(1024, 1100, &format!("compressed_writeback {packed}"));
         let stats = stats(&lab);
         lab.run(async move |zram| {
             fill(&zram, 0..1024, 1).await;
@@ -349,7 +350,7 @@ fn neighbours_are_read_back_together() {
 #[test]
 fn a_page_that_cannot_be_read_back_does_not_fail_neighbours() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(64, 80, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(64, 80, &format!("compressed_writeback {packed}"));
         let (world, disk) = (lab.world.clone(), lab.disk);
         lab.run(async move |zram| {
             for slot in 0..64 {
@@ -386,7 +387,7 @@ fn a_page_that_cannot_be_read_back_does_not_fail_neighbours() {
 #[test]
 fn a_rotten_page_is_an_error_and_no_data() {
     for packed in ["0", "1"] {
-        let lab = Lab::new(64, 80, &format!("compressed_writeback {packed}"));
+        let lab = Fixture::new(64, 80, &format!("compressed_writeback {packed}"));
         let (world, disk) = (lab.world.clone(), lab.disk);
         lab.run(async move |zram| {
             fill(&zram, 0..64, 1).await;
@@ -412,7 +413,7 @@ fn a_rotten_page_is_an_error_and_no_data() {
 
 #[test]
 fn a_small_batch_and_one_write_in_flight_do_the_same() {
-    let lab = Lab::new(256, 256, "writeback_batch_size 1 writeback_inflight 1");
+    let lab = Fixture::new(256, 256, "writeback_batch_size 1 writeback_inflight 1");
     let stats = stats(&lab);
     lab.run(async move |zram| {
         fill(&zram, 0..256, 1).await;
@@ -424,7 +425,7 @@ fn a_small_batch_and_one_write_in_flight_do_the_same() {
 
 #[test]
 fn a_fragmented_device_is_used_to_its_last_block() {
-    let lab = Lab::new(512, 256, "");
+    let lab = Fixture::new(512, 256, "");
     lab.run(async move |zram| {
         fill(&zram, 0..256, 1).await;
         write_back(&zram).await.unwrap();
@@ -444,7 +445,7 @@ fn a_fragmented_device_is_used_to_its_last_block() {
 
 #[test]
 fn sparse_blocks_are_emptied_when_no_block_is_free() {
-    let lab = Lab::new(2048, 300, "compressed_writeback 1");
+    let lab = Fixture::new(2048, 300, "compressed_writeback 1");
     lab.run(async move |zram| {
         for slot in 0..1024 {
             put(&*zram, slot, &page(slot, 1, 250)).await.unwrap();
@@ -473,7 +474,7 @@ fn sparse_blocks_are_emptied_when_no_block_is_free() {
 
 #[test]
 fn a_restored_page_that_changes_meanwhile_is_read_as_changed() {
-    let lab = Lab::new(2048, 300, "compressed_writeback 1 writeback_batch_size 4");
+    let lab = Fixture::new(2048, 300, "compressed_writeback 1 writeback_batch_size 4");
     lab.run(async move |zram| {
         for slot in 1024..2048 {
             put(&*zram, slot, &page(slot, 1, 250)).await.unwrap();
@@ -547,7 +548,7 @@ fn forged(slot: u32, len: usize, there: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_forged_object_in_a_sparse_block_fails_its_page_only() {
-    let lab = Lab::new(2048, 300, "compressed_writeback 1");
+    let lab = Fixture::new(2048, 300, "compressed_writeback 1");
     let (world, disk) = (lab.world.clone(), lab.disk);
     lab.run(async move |zram| {
         for slot in 0..1024 {
@@ -558,10 +559,10 @@ fn a_forged_object_in_a_sparse_block_fails_its_page_only() {
             drop_pages(&*zram, slot, 1).await;
         }
         let mut block = vec![0; PAGE];
-        world.borrow().peek(disk, lab::at(0), &mut block);
+        world.borrow().peek(disk, fixture::at(0), &mut block);
         // Of a length that no compressed page has.
         let other = forged(0, 3900, &block);
-        world.borrow_mut().poke(disk, lab::at(0), &other);
+        world.borrow_mut().poke(disk, fixture::at(0), &other);
         for slot in 1024..1700 {
             put(&*zram, slot, &page(slot, 1, 250)).await.unwrap();
         }

@@ -107,9 +107,9 @@ impl Conn {
 }
 
 /// The client's way in.
-pub(crate) struct Door(pub(crate) Rc<Server>);
+pub(crate) struct Connector(pub(crate) Rc<Server>);
 
-impl Connect for Door {
+impl Connect for Connector {
     fn connect(&self) -> LocalFuture<Result<FileId, Error>> {
         let server = self.0.clone();
         Box::pin(async move {
@@ -161,7 +161,7 @@ impl Server {
         fault: Option<Fault>,
     ) -> Client {
         loop {
-            let door = Rc::new(Door(self.clone()));
+            let door = Rc::new(Connector(self.clone()));
             let opened = Client::open_planted("nbd", "disk", door, options, fault).await;
             if let Ok(client) = opened {
                 return client;

@@ -2,8 +2,8 @@
 //! What the tests of the cache share: a simulated world with disks, mapped devices over them, and
 //! a cache over those, all named by tables.
 
+pub(crate) mod idle_driver;
 pub(crate) mod stable;
-pub(crate) mod still;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -84,7 +84,7 @@ impl Shape {
 
 /// What a test runs on. Two sets of disks, of which one is in use.
 #[derive(Clone)]
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) world: WorldRef,
     pub(crate) shape: Shape,
     pub(crate) sectors: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Lab {
     pub(crate) config: Config,
 }
 
-impl Lab {
+impl Fixture {
     /// A device of `sectors` or a little more, on disks that `add` makes.
     pub(crate) fn new(
         world: WorldRef,
@@ -100,13 +100,13 @@ impl Lab {
         sectors: u64,
         config: Config,
         mut add: impl FnMut(&WorldRef, &str, Sector) -> FileId,
-    ) -> Lab {
+    ) -> Fixture {
         let (disk, sectors) = shape.sizes(sectors);
         let sets = ["a", "b"].map(|set| {
             let name = |i| format!("{set}{i}");
             (0..shape.disks()).map(|i| add(&world, &name(i), Sector(disk))).collect()
         });
-        Lab { world, shape, sectors, sets, config }
+        Fixture { world, shape, sectors, sets, config }
     }
 
     /// All disks.
@@ -193,7 +193,7 @@ impl Rig {
 }
 
 struct Disks {
-    lab: Lab,
+    lab: Fixture,
     spoilt: Rc<RefCell<Option<String>>>,
 }
 

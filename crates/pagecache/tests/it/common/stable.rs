@@ -13,7 +13,7 @@ pub(crate) struct Stable {
     books: Rc<Books>,
 }
 
-struct Flight {
+struct PendingRequest {
     tag: u64,
     sectors: Range<u64>,
     op: Op,
@@ -22,7 +22,7 @@ struct Flight {
 }
 
 struct Books {
-    flights: RefCell<Vec<Flight>>,
+    pending: RefCell<Vec<PendingRequest>>,
     next: Cell<u64>,
     spoilt: Rc<RefCell<Option<String>>>,
 }
@@ -36,7 +36,7 @@ fn sum(bufs: &Bufs) -> u32 {
 
 impl Stable {
     pub(crate) fn new(below: Rc<dyn BlockDevice>, spoilt: Rc<RefCell<Option<String>>>) -> Stable {
-        let books = Books { flights: RefCell::default(), next: Cell::new(0), spoilt };
+        let books = Books { pending: RefCell::default(), next: Cell::new(0), spoilt };
         Stable { below, books: Rc::new(books) }
     }
 }
@@ -49,11 +49,11 @@ impl Books {
 
 impl OnDone for Books {
     fn on_done(&self, _: Status, tag: u64) {
-        let mut flights = self.flights.borrow_mut();
-        let at = flights.iter().position(|f| f.tag == tag).expect("it was noted");
-        let flight = flights.swap_remove(at);
-        if sum(&flight.bufs) != flight.sum {
-            self.complain(format!("sectors {:?} changed while they were written", flight.sectors));
+        let mut pending = self.pending.borrow_mut();
+        let at = pending.iter().position(|f| f.tag == tag).expect("it was noted");
+        let request = pending.swap_remove(at);
+        if sum(&request.bufs) != request.sum {
+            self.complain(format!("sectors {:?} changed while they were written", request.sectors));
         }
     }
 }
@@ -76,18 +76,19 @@ impl BlockDevice for Stable {
             let sectors = bio.sector.0..bio.end().0;
             let books = &self.books;
             let tag = books.next.replace(books.next.get() + 1);
-            let mut flights = books.flights.borrow_mut();
-            let overlaps =
-                |f: &&Flight| f.sectors.start < sectors.end && sectors.start < f.sectors.end;
-            if let Some(other) = flights.iter().find(overlaps) {
+            let mut pending = books.pending.borrow_mut();
+            let overlaps = |f: &&PendingRequest| {
+                f.sectors.start < sectors.end && sectors.start < f.sectors.end
+            };
+            if let Some(other) = pending.iter().find(overlaps) {
                 let (op, with) = (bio.op, other.op);
                 let there = &other.sectors;
                 books.complain(format!("{op} of {sectors:?} while {with} of {there:?} is below"));
             }
             let bufs = bio.bufs.clone();
             let sum = sum(&bufs);
-            flights.push(Flight { tag, sectors, op: bio.op, bufs, sum });
-            drop(flights);
+            pending.push(PendingRequest { tag, sectors, op: bio.op, bufs, sum });
+            drop(pending);
             bio.done = reactor::chain(bio.done, books.clone(), tag);
         }
         self.below.submit(bio);

@@ -16,7 +16,7 @@ pub(crate) const BLOCK: usize = 4096;
 
 /// A world with one disk, and the table of a device on it.
 #[derive(Clone)]
-pub(crate) struct Lab {
+pub(crate) struct Fixture {
     pub(crate) world: WorldRef,
     pub(crate) disk: FileId,
     pub(crate) slots: u64,
@@ -24,17 +24,17 @@ pub(crate) struct Lab {
     pub(crate) cores: u16,
 }
 
-impl Lab {
-    pub(crate) fn new(slots: u64, blocks: u64) -> Lab {
-        Lab::seeded(1, slots, blocks)
+impl Fixture {
+    pub(crate) fn new(slots: u64, blocks: u64) -> Fixture {
+        Fixture::seeded(1, slots, blocks)
     }
 
-    pub(crate) fn seeded(seed: u64, slots: u64, blocks: u64) -> Lab {
+    pub(crate) fn seeded(seed: u64, slots: u64, blocks: u64) -> Fixture {
         let world = World::calm(seed);
         let model = Uniform::new(seed, 20_000, 60_000);
         let spec = DiskSpec::new("disk", Sector(blocks * PAGE_SECTORS), Box::new(model));
         let disk = world.borrow_mut().add_disk(spec);
-        Lab {
+        Fixture {
             world,
             disk,
             slots,
@@ -43,8 +43,8 @@ impl Lab {
         }
     }
 
-    pub(crate) fn with(&self, table: &str) -> Lab {
-        Lab { table: table.to_owned(), ..self.clone() }
+    pub(crate) fn with(&self, table: &str) -> Fixture {
+        Fixture { table: table.to_owned(), ..self.clone() }
     }
 
     pub(crate) fn target(&self) -> Rc<Zram> {
@@ -121,7 +121,8 @@ impl Lab {
         let (mut at, mut sequence) = (superblock.chain.next, superblock.chain.sequence);
         let mut units = Vec::new();
         while let Ok(unit) = decode_unit(&self.peek(at, 1), &superblock.uuid) {
-            if unit.header.sequence != sequence || unit.header.life != superblock.life {
+            if unit.header.sequence != sequence || unit.header.incarnation != superblock.incarnation
+            {
                 break;
             }
             units.push(at);

@@ -26,13 +26,13 @@ pub(crate) fn vanish(machine: &Machine, target: Rc<Zram>) {
 
 /// Keeps bios away while the target is suspended, as a mapped device does.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct SuspendGate {
     pub(crate) closed: Cell<bool>,
     pub(crate) in_flight: Cell<u64>,
     pub(crate) changed: WaitList,
 }
 
-impl Gate {
+impl SuspendGate {
     pub(crate) async fn suspend_and_resume(&self, target: &Rc<Zram>) -> Result<(), Error> {
         self.closed.set(true);
         self.changed.wait_for(|| self.in_flight.get() == 0).await;
@@ -44,7 +44,7 @@ impl Gate {
     }
 }
 
-struct Leave(Rc<Gate>);
+struct Leave(Rc<SuspendGate>);
 
 impl OnDone for Leave {
     fn on_done(&self, _: Status, _: u64) {
@@ -55,7 +55,7 @@ impl OnDone for Leave {
 
 pub(crate) struct Gated {
     pub(crate) target: Rc<Zram>,
-    pub(crate) gate: Rc<Gate>,
+    pub(crate) gate: Rc<SuspendGate>,
 }
 
 impl BlockDevice for Gated {
@@ -69,7 +69,7 @@ impl BlockDevice for Gated {
 
     fn submit(&self, mut bio: Bio) {
         let (target, gate) = (self.target.clone(), self.gate.clone());
-        let enter = move |gate: Rc<Gate>| {
+        let enter = move |gate: Rc<SuspendGate>| {
             gate.in_flight.set(gate.in_flight.get() + 1);
             bio.done = reactor::chain(bio.done, Rc::new(Leave(gate)), 0);
             target.submit(bio);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A flight: one request from submission to its event; its entries for the ring, and the meaning of
+//! A request from submission to its event: its entries for the ring, and the meaning of
 //! the completions.
 use std::os::fd::RawFd;
 
@@ -31,7 +31,7 @@ impl Vectors {
     }
 }
 
-pub(crate) struct Flight {
+pub(crate) struct Request {
     pub(crate) home: CoreId,
     pub(crate) key: OpKey,
     pub(crate) file: FileId,
@@ -63,13 +63,13 @@ fn is_aligned(bufs: &Bufs, align: DirectAlign) -> bool {
     })
 }
 
-impl Flight {
+impl Request {
     pub(crate) fn new(
         (home, key): (CoreId, OpKey),
         file: FileId,
         mut what: SqeOp,
         direct: Option<DirectAlign>,
-    ) -> Flight {
+    ) -> Request {
         let mut unaligned = None;
         // UR-U4.
         if let (Some(align), SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. }) =
@@ -84,7 +84,7 @@ impl Flight {
                 unaligned = Some(client);
             }
         }
-        Flight { home, key, file, what, done: 0, tries: 0, vectors: None, unaligned }
+        Request { home, key, file, what, done: 0, tries: 0, vectors: None, unaligned }
     }
 
     /// Whether there is nothing to transfer, so that no request is made.
@@ -109,7 +109,7 @@ impl Flight {
         self.vectors.take()
     }
 
-    /// The request for the ring; it points into this flight's buffers and arrays (UR-U1).
+    /// The request for the ring; it points into its buffers and arrays (UR-U1).
     pub(crate) fn entry(&mut self, fd: RawFd, spare: &mut Vec<Vectors>) -> squeue::Entry {
         let (fd, done) = (types::Fd(fd), self.done);
         let vectors = &mut self.vectors;

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A driver that has nothing to drive: time goes to the next timer at once, and nothing is
-//! allocated. What is counted on it is the cache's own.
+//! A driver without devices: time jumps to the next timer, and nothing is allocated, so the counts
+//! taken on it are those of the cache alone.
 use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{CoreId, Nanos};
 use reactor::{Driver, Event, Msg, Reactor, Sqe};
 
-struct Still(Rc<Cell<Nanos>>);
+struct IdleDriver(Rc<Cell<Nanos>>);
 
 thread_local! {
-    static LOOKS: Cell<u64> = const { Cell::new(0) };
+    static CLOCK_READS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often the clock was read by anybody of this thread.
-pub(crate) fn looks() -> u64 {
-    LOOKS.get()
+/// How often this thread has read the clock.
+pub(crate) fn clock_reads() -> u64 {
+    CLOCK_READS.get()
 }
 
-impl Driver for Still {
+impl Driver for IdleDriver {
     fn now(&self) -> Nanos {
-        LOOKS.set(LOOKS.get() + 1);
+        CLOCK_READS.set(CLOCK_READS.get() + 1);
         self.0.get()
     }
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
@@ -30,7 +30,7 @@ impl Driver for Still {
         panic!("one core only");
     }
     fn park(&mut self, deadline: Option<Nanos>, _out: &mut Vec<Event>) {
-        let deadline = deadline.expect("somebody waits for what will never happen");
+        let deadline = deadline.expect("a task waits for an event that never comes");
         self.0.set(self.0.get().max(deadline));
     }
     fn random(&mut self) -> u64 {
@@ -40,5 +40,5 @@ impl Driver for Still {
 
 /// A core on such a driver.
 pub(crate) fn core() -> Reactor {
-    Reactor::enter(CoreId(0), Box::new(Still(Rc::default())))
+    Reactor::enter(CoreId(0), Box::new(IdleDriver(Rc::default())))
 }

@@ -6,7 +6,7 @@
 //! any entries names each of them at most once (FM-K3).
 #![no_main]
 
-use format::dm::{Entry, Geometry, HEADER_BYTES, Superblock, Survey, entries};
+use format::dm::{Entry, Geometry, HEADER_BYTES, Superblock, CacheContents, entries};
 use libfuzzer_sys::fuzz_target;
 
 /// Magic and version 1: without them nearly every input would end at the first check.
@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let _ = superblock.fit(4096, area.len() as u64).map_err(|refusal| refusal.to_string());
 
-    let mut survey = Survey::new(&superblock);
+    let mut survey = CacheContents::new(&superblock);
     let mut refused = 0;
     for entry in entries(&area[HEADER_BYTES..]) {
         assert_eq!(Entry::decode(&entry.encode()), entry);

@@ -18,7 +18,7 @@ use crate::offline::{self, Access, refusal};
 /// Make a write cache's device or image blank
 ///
 /// The next table that names it formats it anew. What would be lost is refused: dirty blocks, a
-/// cache that is damaged, and whatever is no cache. The refusal prints a token; with
+/// cache that is damaged, and a device that is no cache. The refusal prints a token; with
 /// `--force TOKEN` it is wiped all the same, if nothing of it has changed since.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -91,7 +91,7 @@ fn loss(report: &ProbeReport) -> Option<String> {
 }
 
 /// Where superblocks lie, and how much room there is for them. The first part of a divided cache
-/// comes first: without it there is none, whatever is left of the others.
+/// comes first: without it there is no cache, even if the others are left.
 fn places(report: &ProbeReport, start: Sector) -> Vec<(Sector, Sector)> {
     let Contents::Divided(cache) = &report.contents else { return vec![(start, report.area)] };
     let each = cache.first.area_sectors;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Bodies of requests and answers. Lengths and positions are sectors of 512 bytes unless the name
-//! says otherwise.
+//! has another unit.
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -134,9 +134,9 @@ pub struct Device {
     /// Whether its I/O waits.
     pub suspended: bool,
     pub read_only: bool,
-    /// Whether it goes when the last who has it open closes it.
+    /// Whether it is removed when its last opener closes it.
     pub deferred_remove: bool,
-    /// Whether there is a table that I/O goes by.
+    /// Whether there is a live table.
     pub live_table: bool,
     /// Whether a table waits for the next resume.
     pub inactive_table: bool,

@@ -49,7 +49,7 @@ const KINDS: [(ErrorKind, &str, u16); 13] = [
     (ErrorKind::NoDevice, "no_device", 409),
 ];
 
-/// Why no daemon answers: no such socket, nobody listens there, the connection was lost.
+/// Why no daemon answers: no such socket, no process listens there, the connection was lost.
 const UNREACHABLE: [(i32, &str); 3] = [(2, "ENOENT"), (111, "ECONNREFUSED"), (104, "ECONNRESET")];
 
 fn unreachable_name(errno: i32) -> Option<&'static str> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `millpond help TARGET` prints: the arguments, options and attributes of a target type,
+//! The output of `millpond help TARGET`: the arguments, options and attributes of a target type,
 //! from its tables.
 use block::Access;
 use block::attr::{Given, Kind, Manual, Spec};
@@ -67,7 +67,7 @@ fn attribute(spec: &Spec) -> String {
     format!("  {}\n      {}\n      {values}; {}\n", spec.name, spec.help, rights(spec.access))
 }
 
-/// What is allowed, as its error says it.
+/// The allowed values, as the error prints them.
 fn allowed(spec: &Spec) -> String {
     spec.kind.to_string().trim_end_matches(',').to_owned()
 }

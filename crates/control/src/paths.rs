@@ -5,7 +5,7 @@
 pub const DEVICES: &str = "/v1/devices";
 /// The target types that tables may name.
 pub const TARGETS: &str = "/v1/targets";
-/// Who answers.
+/// Version and process of the daemon.
 pub const VERSION: &str = "/v1/version";
 /// Read the configuration file again.
 pub const RELOAD: &str = "/v1/reload";

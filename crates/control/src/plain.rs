@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use block::is_control_char;
 
-/// The text as it may be printed: every character that steers a terminal is written `\u001b`, but
-/// for the ends of lines and tabs. What JSON says it says still.
+/// The text as it may be printed: control characters of terminals are escaped as `\u001b`, except
+/// for line ends and tabs. JSON keeps its meaning.
 pub fn plain(text: &str) -> Cow<'_, str> {
     let stays = |c: char| matches!(c, '\n' | '\t') || !is_control_char(c);
     if text.chars().all(stays) {

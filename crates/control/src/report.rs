@@ -75,9 +75,9 @@ pub const FIELDS: [Field; 29] = [
     text("splitname_all", "lv_layer", "LVLayer", 7),
 ];
 
-/// What `info -c` shows unless told.
+/// The default fields of `info -c`.
 pub const INFO: &str = "name,major,minor,attr,open,segments,events,uuid";
-/// What `splitname` shows unless told.
+/// The default fields of `splitname`.
 pub const SPLITNAME: &str = "vg_name,lv_name,lv_layer";
 
 /// The field that a word means; case and underscores do not matter.
@@ -256,7 +256,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The part of a UUID before its first dash: who made the device.
+/// The part of a UUID before its first dash: the subsystem that made the device.
 fn subsystem(uuid: &str) -> &str {
     uuid.split_once('-').map_or("", |(subsystem, _)| subsystem)
 }

@@ -110,7 +110,7 @@ pub fn tree(devices: &[Device], deps: &[Vec<Dependency>]) -> String {
 }
 
 /// `dmsetup status` and `dmsetup table` of one device; with `name` when several are listed. A
-/// target that has nothing to say leaves a blank at the end of its line, as with dmsetup.
+/// target without a status leaves a blank at the end of its line, as with dmsetup.
 pub fn lines(name: Option<&str>, lines: &[Line]) -> String {
     let prefix = name.map(|n| format!("{n}: ")).unwrap_or_default();
     if lines.is_empty() {

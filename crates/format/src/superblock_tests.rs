@@ -137,7 +137,7 @@ fn parts_that_cannot_be_are_refused_by_name() {
         assert_eq!(found, Err(Damage::Field(field)), "offset {offset}: {bytes:?}");
     }
     assert!(forged_of(&divided(), 112, &sectors).is_ok(), "just enough for its slots");
-    // A version says whether there are parts; one without them is as it ever was.
+    // The version shows whether there are parts; without parts it is unchanged.
     assert_eq!(forged_of(&divided(), 8, &[1, 0]), Err(Damage::Field("parts")));
     assert_eq!(forged(8, &[2, 0]), Err(Damage::Field("parts")));
     assert_eq!(forged(106, &[2]), Err(Damage::Field("parts")));

@@ -101,12 +101,12 @@ impl Export {
         let session = self.session.take().expect("an export that has started has one");
         let mounted = self.mounted.take().expect("set as long as there is a session");
         if session.guard.is_finished() {
-            return stopped; // somebody has unmounted it
+            return stopped; // it was unmounted from outside
         }
         stopped.lazily = mounted.unmount(UnmountMode::IfUnused).is_err();
         if stopped.lazily {
             // As long as a file is open the threads go on, until the process ends. It fails when
-            // somebody has unmounted it under its users, or mounted something on it: that stays.
+            // It was unmounted from outside, or another mount covers it: that stays.
             let _ = mounted.unmount(UnmountMode::Lazily);
         } else {
             let _ = session.join(); // nothing is mounted any more: nothing can be done about it
@@ -117,7 +117,7 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // When the threads have ended, somebody has unmounted it.
+        // When the threads have ended, it was unmounted from outside.
         let ended = self.session.as_ref().is_some_and(|s| s.guard.is_finished());
         if let Some(mounted) = self.mounted.take().filter(|_| !ended) {
             let _ = mounted.unmount(UnmountMode::Lazily);

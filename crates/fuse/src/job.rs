@@ -9,7 +9,7 @@ use crate::budget::Permit;
 use crate::serve;
 use crate::write_lock::WriteLock;
 
-/// What is to be done, and who waits for it.
+/// A request of the kernel for a core, and its reply.
 pub(crate) enum Work {
     Read { offset: u64, len: u32, reply: ReplyData },
     Write { offset: u64, data: Buf, fua: bool, reply: ReplyWrite },

@@ -88,7 +88,7 @@ fn is_dead(e: &io::Error) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
     dir: PathBuf,
-    /// Of its file system: nobody else's as long as that lives.
+    /// Of its file system, and unique as long as that exists.
     number: Vec<u8>,
 }
 
@@ -161,7 +161,7 @@ fn unquoted(mut quoted: &[u8]) -> Vec<u8> {
 /// Mounts at `dir`, as [`prepare`] returned it, and returns the open device to serve it by.
 pub(crate) fn mount(dir: &Path) -> Result<(OwnedFd, Mounted), Error> {
     let shown = dir.display();
-    // fusermount3 opens it with its caller's rights, so who can't open it can't mount.
+    // fusermount3 opens it with its caller's rights, so a user that can't open it can't mount.
     let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|e| {
         let why = "is needed, readable and writable (the kernel's module is fuse)";
         refused(&e, format!("--fuse {shown}: {DEVICE} {why}"))

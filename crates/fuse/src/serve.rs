@@ -325,12 +325,12 @@ mod tests {
         }
     }
 
-    /// A device that is huge and does everything at once; counts.
+    /// A huge device that completes each request at once and counts them.
     struct CountingDevice(Cell<u64>);
 
     impl BlockDevice for CountingDevice {
         fn name(&self) -> &str {
-            "at once"
+            "counting"
         }
 
         fn limits(&self) -> Limits {
@@ -352,7 +352,7 @@ mod tests {
             reactor::spawn(async move { note.set(of.0.get()) });
             zero(&*dev, &lock, 0, 100 * ZERO_STEP_BYTES, true).await.unwrap();
             assert_eq!(dev.0.get(), 100);
-            assert!(seen.get() < 100, "nobody ran before the end");
+            assert!(seen.get() < 100, "no other task ran before the end");
         });
     }
 

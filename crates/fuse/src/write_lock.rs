@@ -181,7 +181,7 @@ mod tests {
                 let mut polled = alone.as_mut().poll(&mut cx);
                 let mut looks = 0_u32;
                 while polled.is_pending() {
-                    // Only by the word of who was inside.
+                    // Only the task inside wakes it.
                     if signals.load(Ordering::Acquire) != before {
                         lock.wake_waiters();
                         polled = alone.as_mut().poll(&mut cx);

@@ -153,7 +153,7 @@ impl StandIns {
     }
 }
 
-/// Of a file or a block device. A DAX device does not tell it before it is mapped.
+/// Of a file or a block device. A DAX device does not report it before it is mapped.
 fn length(path: &Path) -> std::io::Result<Sector> {
     let mut file = std::fs::File::open(path)?;
     if file.metadata()?.file_type().is_char_device() {

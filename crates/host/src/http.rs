@@ -324,7 +324,7 @@ async fn handle(
         check_host(&request)?;
     }
     if request.headers().contains_key(ORIGIN) {
-        // A page in a browser may be anybody's: the API is for programs.
+        // Any web page may send requests from a browser: the API is for programs.
         return Err(Failure::new(ErrorKind::Denied, "requests of web pages are refused"));
     }
     let query = request.uri().query().unwrap_or_default();

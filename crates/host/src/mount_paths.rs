@@ -29,7 +29,7 @@ pub(crate) fn leads_into(path: &Path, dir: &Path) -> bool {
         if let Ok(to) = std::fs::read_link(&at) {
             links += 1;
             if links > LINKS_MAX {
-                return false; // nobody can open it
+                return false; // it can't be opened
             }
             at.pop();
             left.extend(names(&to));

@@ -102,7 +102,7 @@ impl RunDir {
         let path = self.0.join("lock");
         // HO-D2: relative to the directory that was checked.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let flags = flags | OFlags::NONBLOCK; // a pipe by that name keeps nobody waiting
+        let flags = flags | OFlags::NONBLOCK; // a pipe of that name does not block
         let file = openat(&opened, "lock", flags, Mode::RUSR | Mode::WUSR).map(File::from);
         let mut file = file.map_err(|e| match e {
             Errno::LOOP => symlink(&path.display().to_string()),

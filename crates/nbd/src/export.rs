@@ -51,7 +51,7 @@ pub struct Run {
     pub sector: Sector,
     /// Length.
     pub len: Sector,
-    /// The context's flags; whatever no run covers has none.
+    /// The context's flags; sectors outside of all runs have none.
     pub flags: u32,
 }
 
@@ -66,7 +66,7 @@ pub trait Export {
     /// Its own name, also when it was opened as the default.
     fn name(&self) -> String;
 
-    /// For people; empty when there is nothing to say.
+    /// A description for people; may be empty.
     fn description(&self) -> String {
         String::new()
     }

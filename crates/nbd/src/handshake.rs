@@ -235,7 +235,7 @@ impl Handshake {
         if request.wants(info::DESCRIPTION) && !description.is_empty() {
             reply_info_text(out, option, info::DESCRIPTION, &description);
         }
-        // Sent to everyone: who ignores it loses nothing.
+        // Sent to every client: one that ignores it loses nothing.
         reply_info_block_size(out, option, block_sizes(&session.limits));
         reply(out, option, rep::ACK, &[]);
         Ok(Some(session))
@@ -295,7 +295,7 @@ impl Handshake {
         flags.set(ExportFlags::ROTATIONAL, limits.rotational);
         flags.set(ExportFlags::DF, self.structured);
         let structured = self.structured;
-        // Chosen for one export, they say nothing about another.
+        // Chosen for one export, they do not hold for another.
         let same = self.contexts_of == name;
         let contexts = if same { self.contexts } else { Default::default() };
         let (export, device_fua) = (Rc::from(export), device.clone());

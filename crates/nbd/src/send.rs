@@ -31,7 +31,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// A reply that says why a request failed.
+    /// A reply with the reason of a failure.
     pub(crate) fn error(session: &Session, request: &Request, error: Errno, bytes: u64) -> Reply {
         let chunks = matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS) && session.structured;
         let head = if chunks {

@@ -142,7 +142,7 @@ impl Server {
         }))
     }
 
-    /// Serves clients that connect to `listener`, which the server owns from now on. `peer` says
+    /// Serves clients that connect to `listener`, which the server owns from now on. `peer` returns
     /// where they connect from.
     pub fn serve(&self, listener: FileId, peer: Peer) {
         let shared = &self.0;

@@ -18,7 +18,7 @@ use crate::planted::Fault;
 
 /// The option that only a table line can set.
 const MEMORY: &str = "memory";
-/// Memory of a cache unless the table says otherwise: 256 MiB. Chosen.
+/// Default memory of a cache: 256 MiB. Chosen.
 const MEMORY_DEFAULT: u64 = 256 << 20;
 /// The least memory, with which a folio of 2 MiB and reads beside it still fit, and the most.
 const MEMORY_MIN: u64 = 8 << 20;
@@ -300,7 +300,7 @@ impl Config {
     }
 
     /// The limits of dirty bytes: never more than half of the memory, so that there is always
-    /// something clean to let go.
+    /// something clean to evict.
     pub(crate) fn dirty_limits(&self) -> DirtyLimits {
         DirtyLimits {
             dirty: self.dirty.bound(),

@@ -40,7 +40,7 @@ impl Limit {
 }
 
 /// What [`Ioends::gather`] has done.
-pub(crate) struct Gathered {
+pub(crate) struct GatherResult {
     /// Pages taken into ioends.
     pub(crate) pages: u64,
     /// The pass has reached its end.
@@ -78,7 +78,7 @@ impl Ioends {
         from: &mut u64,
         limit: Limit,
         wanted: impl Fn(&Folio) -> bool,
-    ) -> Gathered {
+    ) -> GatherResult {
         if store.is_planted(Fault::StaleMap) {
             self.mapper.borrow_mut().trust();
         }
@@ -108,18 +108,18 @@ impl Ioends {
                 let folio = cx.folios.folio(id);
                 let (start, end) = (folio.start, folio.end());
                 if start >= limit.to {
-                    return Gathered { pages: progress.pages, end: true };
+                    return GatherResult { pages: progress.pages, end: true };
                 }
                 if wanted(folio) {
                     gather_folio(store, &mut collector, &mut cx, id, &mut progress);
                     if progress.is_full(&collector) {
-                        return Gathered { pages: progress.pages, end: false };
+                        return GatherResult { pages: progress.pages, end: false };
                     }
                 }
                 *progress.from = end.max(*progress.from);
             }
         }
-        Gathered { pages: progress.pages, end: true }
+        GatherResult { pages: progress.pages, end: true }
     }
 }
 

@@ -2,8 +2,9 @@
 //! Ioends in flight: sends them, bounds how many there are, and marks their pages when they end.
 //!
 //! Invariants
-//! - PC-IO3 An ioend goes where the mapping says at the moment when it is sent. If the generation
-//!   of the mapping has changed since it was collected, all of its pages are mapped again.
+//! - PC-IO3 An ioend goes to the place that the mapping returns at the moment when it is sent. If
+//!   the generation of the mapping has changed since it was collected, all of its pages are mapped
+//!   again.
 //! - PC-IO4 No `RefCell` is borrowed while a bio is submitted: a device may complete it at once.
 //! - PC-IO5 Ioends are numbered as they are opened. [`Sequence`] knows when all below a number have
 //!   ended.

@@ -115,7 +115,7 @@ fn scattered_pages_over_linear_are_mapped_once_too() {
         // Ascending.
         let seen = lab.disks[0].take_writes();
         assert!(seen.is_sorted_by_key(|w| w.start));
-        // Another pass goes by the same answer.
+        // Another pass uses the same answer.
         write(&cache, 5..6, 4).await;
         assert_eq!(flush(&cache).await, Ok(()));
         assert_eq!(get(&cache, |c| &c.map_calls), 1);
@@ -317,7 +317,7 @@ fn sizes_are_counted_by_powers_of_two() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
-    /// Whatever the table, each dirty page is written once, where the table says.
+    /// With any table, each dirty page is written once, at the place that the table maps it to.
     #[test]
     fn dirty_pages_land_where_the_table_says(
         table in 0usize..5,

@@ -6,7 +6,7 @@
 //!                                                       └──no──▶ ask the device below
 //! ```
 //!
-//! `map_blocks=multi` looks once for all pages of a dirty run that the answer covers, in whatever
+//! `map_blocks=multi` asks once for all pages of a dirty run that the answer covers, in whatever
 //! folios they lie; `single` looks for each page. Both ask the device below in the same way, for as
 //! long an extent as it can give: one query for each extent, however many runs lie in it.
 //!

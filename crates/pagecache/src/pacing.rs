@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use block::{Nanos, Opener};
-use policy::{Admit, Bandwidth, Dirtier, DirtyThrottle, Thresholds};
+use policy::{Admission, Bandwidth, Dirtier, DirtyThrottle, Thresholds};
 
 use crate::config::Config;
 
@@ -56,8 +56,8 @@ impl Pacing {
         let mut dirtiers = self.dirtiers.borrow_mut();
         let dirtier = dirtiers.get_mut(&opener)?;
         match self.throttle.borrow_mut().admit(dirtier, dirty_bytes, now.0) {
-            Admit::After(ns) => Some(self.count(Nanos(ns))),
-            Admit::Now | Admit::AtLimit => None,
+            Admission::After(ns) => Some(self.count(Nanos(ns))),
+            Admission::Now | Admission::AtLimit => None,
         }
     }
 

@@ -2,7 +2,7 @@
 //! Writes: copies data into folios and marks them dirty. A write completes as soon as it is copied,
 //! or a little later when writers are slowed.
 //!
-//! A write that meets no [`Obstacle`] is copied as it is submitted. Otherwise a task waits until
+//! A write that meets no [`WriteDelay`] is copied as it is submitted. Otherwise a task waits until
 //! the obstacle has gone, and continues where the copy stopped.
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::planted::Fault;
 use crate::units::{pages_of, to_usize};
 
 /// Why a write cannot be copied at once.
-enum Obstacle {
+enum WriteDelay {
     /// No memory.
     Memory,
     /// As much is dirty as may be.
@@ -72,7 +72,7 @@ impl PageCache {
         from: &Bufs,
         opener: Opener,
         fua: Option<u64>,
-        mut stopped: Result<(), (u64, Obstacle)>,
+        mut stopped: Result<(), (u64, WriteDelay)>,
     ) -> Result<(), Status> {
         // Pages that were read for this write stay until it is copied. While it waits for anything
         // else it has no pins: other tasks may wait for that memory.
@@ -85,25 +85,25 @@ impl PageCache {
         while let Err((done, obstacle)) = stopped {
             drop(pins.take());
             match obstacle {
-                Obstacle::Memory => self.writeback.wait_for_memory(store).await?,
-                Obstacle::DirtyLimit => {
+                WriteDelay::Memory => self.writeback.wait_for_memory(store).await?,
+                WriteDelay::DirtyLimit => {
                     self.store.below.writer_throttled();
                     self.writeback.wait_for_room(store).await?;
                 }
-                Obstacle::Pause(time) => {
+                WriteDelay::Pause(time) => {
                     self.store.below.writer_throttled();
                     reactor::sleep(time).await;
                 }
-                Obstacle::PartialPage(page) => {
+                WriteDelay::PartialPage(page) => {
                     let (pages, class) = (page..page + 1, Class::Foreground);
                     let read = bring_in(store, &self.writeback, pages, class, NoMemory::Wait);
                     pins = Some(read.await?);
                 }
-                Obstacle::InFlight(page) => {
+                WriteDelay::InFlight(page) => {
                     let is_in_flight = || store.folios.borrow().is_in_flight_in(&(page..page + 1));
                     store.changed.wait_for(|| !is_in_flight()).await;
                 }
-                Obstacle::Discard(pages) => {
+                WriteDelay::Discard(pages) => {
                     store.discards.wait_for(&pages, &store.changed).await;
                 }
             }
@@ -128,11 +128,11 @@ impl PageCache {
         mut done: u64,
         opener: Opener,
         now: Nanos,
-    ) -> Result<(), (u64, Obstacle)> {
+    ) -> Result<(), (u64, WriteDelay)> {
         if done == 0
             && let Some(time) = self.store.pacing.owes(opener, self.store.dirty_bytes(), now)
         {
-            return Err((0, Obstacle::Pause(time)));
+            return Err((0, WriteDelay::Pause(time)));
         }
         let mut stopped = Ok(());
         while bytes.start + done < bytes.end {
@@ -161,20 +161,20 @@ impl PageCache {
         done: u64,
         opener: Opener,
         now: Nanos,
-    ) -> Result<u64, Obstacle> {
+    ) -> Result<u64, WriteDelay> {
         let store = &self.store;
         let page = PAGE as u64;
         let pages = pages_of(&bytes);
         if store.discards.overlap(&pages) {
-            return Err(Obstacle::Discard(pages));
+            return Err(WriteDelay::Discard(pages));
         }
         if store.is_full() {
-            return Err(Obstacle::DirtyLimit);
+            return Err(WriteDelay::DirtyLimit);
         }
         let found = store.folios.borrow().find(pages.start);
         let id = match found {
             Some(id) => id,
-            None => self.folio_to_write(&pages, opener).ok_or(Obstacle::Memory)?,
+            None => self.folio_to_write(&pages, opener).ok_or(WriteDelay::Memory)?,
         };
         let mut folios = store.folios.borrow_mut();
         let folio = folios.folio(id);
@@ -186,7 +186,7 @@ impl PageCache {
         let head_partial = !bytes.start.is_multiple_of(page) || (inside.len() == 1 && !whole(end));
         let read_first = !store.is_planted(Fault::SkipPartialRead);
         if head_partial && !folio.uptodate.get(inside.start) && read_first {
-            return Err(Obstacle::PartialPage(pages.start));
+            return Err(WriteDelay::PartialPage(pages.start));
         }
         if inside.len() > 1 && !whole(end) && !folio.uptodate.get(inside.end - 1) && read_first {
             inside.end -= 1;
@@ -194,7 +194,7 @@ impl PageCache {
         }
         if folio.reading.any_in(&inside) && !store.is_planted(Fault::WriteDuringRead) {
             let first = folio.reading.next_run(inside).expect("there is one").start;
-            return Err(Obstacle::InFlight(folio.start + u64::from(first)));
+            return Err(WriteDelay::InFlight(folio.start + u64::from(first)));
         }
         if folio.writing.any_in(&inside) && !store.is_planted(Fault::WriteInPlace) {
             drop(folios);
@@ -211,13 +211,13 @@ impl PageCache {
 
     /// Moves a folio, some of whose pages are in flight below, to a copy, which may be written
     /// (PC-FO1).
-    fn copy_folio(&self, id: FolioId, pages: &Range<u32>) -> Result<(), Obstacle> {
+    fn copy_folio(&self, id: FolioId, pages: &Range<u32>) -> Result<(), WriteDelay> {
         let store = &self.store;
         let (order, wait) = {
             let folios = store.folios.borrow();
             let folio = folios.folio(id);
             let busy = folio.writing.next_run(pages.clone()).expect("the caller saw it");
-            let wait = Obstacle::InFlight(folio.start + u64::from(busy.start));
+            let wait = WriteDelay::InFlight(folio.start + u64::from(busy.start));
             if folio.reading.any() {
                 return Err(wait);
             }

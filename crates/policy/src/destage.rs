@@ -130,15 +130,15 @@ impl Batch {
 
 /// The average time of a command of a sweep, and the bytes that pass with it.
 #[derive(Clone, Copy, Debug)]
-struct Swept {
+struct SweepCost {
     ns: u64,
     bytes: u64,
 }
 
-impl Swept {
-    fn of(batch: Batch, elapsed_ns: u64) -> Swept {
+impl SweepCost {
+    fn of(batch: Batch, elapsed_ns: u64) -> SweepCost {
         let commands = batch.commands.max(1);
-        Swept { ns: elapsed_ns / commands, bytes: batch.passed_bytes / commands }
+        SweepCost { ns: elapsed_ns / commands, bytes: batch.passed_bytes / commands }
     }
 
     /// Time of a command without that in which its bytes pass; negative if a stream would take
@@ -163,7 +163,7 @@ pub struct CostModel {
     /// Samples of copies so far.
     copy_samples: u32,
     /// `None` before the first sample.
-    swept: Option<Swept>,
+    swept: Option<SweepCost>,
     /// Samples of commands so far.
     samples: u32,
     /// Fixed costs: the model does not learn.
@@ -226,8 +226,8 @@ impl CostModel {
         self.fixed.or_else(learnt)
     }
 
-    /// A batch has taken so long, its flush included. Many small commands tell what a command
-    /// costs, streams tell the rate, and copies what they cost beyond both.
+    /// A batch has taken so long, its flush included. Many small commands show what a command
+    /// costs, streams show the rate, and copies what they cost beyond both.
     pub fn wrote(&mut self, batch: Batch, elapsed_ns: u64) {
         if self.fixed.is_some() {
             return;
@@ -243,7 +243,7 @@ impl CostModel {
                 self.write_ns_per_mib = blend(self.write_ns_per_mib, sample);
             }
         } else if batch.commands >= COMMANDS_MIN && elapsed_ns >= SAMPLE_NS_MIN {
-            self.swept(Swept::of(batch, elapsed_ns));
+            self.swept(SweepCost::of(batch, elapsed_ns));
         }
     }
 
@@ -267,7 +267,7 @@ impl CostModel {
         self.copy_samples = self.copy_samples.saturating_add(1);
     }
 
-    fn swept(&mut self, sample: Swept) {
+    fn swept(&mut self, sample: SweepCost) {
         let rate = self.write_ns_per_mib;
         self.swept = Some(match self.swept {
             None => sample,
@@ -278,7 +278,7 @@ impl CostModel {
                 let command_ns = u64::try_from(average.command_ns(rate)).unwrap_or(0);
                 let expected_ns = command_ns + time_ns(sample.bytes, rate);
                 let ns = sample.ns.min(2 * expected_ns);
-                Swept { ns: mean(average.ns, ns), bytes: mean(average.bytes, sample.bytes) }
+                SweepCost { ns: mean(average.ns, ns), bytes: mean(average.bytes, sample.bytes) }
             }
         });
         self.samples = self.samples.saturating_add(1);

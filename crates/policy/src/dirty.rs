@@ -4,15 +4,15 @@
 //! ```text
 //! dirty bytes   0 ── background ── freerun ── setpoint ── limit
 //! writeback     idle     runs ────────────────────────────────
-//! position ratio   (nobody waits)     2 ──────── 1 ───────── 0     a cubic, flat in the middle
+//! position ratio   (no waiting)       2 ──────── 1 ───────── 0     a cubic, flat in the middle
 //! ```
 //!
 //! The algorithm is that of `balance_dirty_pages`: `freerun = (limit + background) / 2`,
 //! `setpoint = (freerun + limit) / 2`, `ratio = 1 + ((setpoint - dirty) / (limit - setpoint))³`
 //! between 0 and 2, and each writer goes at `base rate · ratio`. The base rate is one for all
 //! writers, and follows the device's bandwidth divided by the number of those that want more than
-//! that; nobody counts them. So writers get equal shares, one that wants less keeps what it wants,
-//! and what is dirty settles at the setpoint.
+//! that; they are not counted. So writers get equal shares, one that wants less keeps what it
+//! wants, and what is dirty settles at the setpoint.
 //!
 //! The pauses differ. The kernel lets a writer run for pages worth a sleep of 100 ms, which makes
 //! it stutter. Here each write takes `bytes / rate` of its writer's time, and completes when that
@@ -131,7 +131,7 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// Below it nobody waits.
+    /// Below it no writer waits.
     #[must_use]
     pub fn freerun(&self) -> u64 {
         self.background + (self.set_limit - self.background) / 2
@@ -174,7 +174,7 @@ impl Dirtier {
 
 /// Whether a write may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admit {
+pub enum Admission {
     /// At once.
     Now,
     /// Ask again in so many nanoseconds: the writer owes time.
@@ -188,7 +188,7 @@ pub enum Admit {
 pub struct DirtyThrottle {
     limits: DirtyLimits,
     bandwidth: Bandwidth,
-    /// What the limits come to; looked at anew once an interval.
+    /// The limits in bytes, computed once per interval.
     at: Thresholds,
     /// The base rate, in bytes per second.
     rate: u64,
@@ -256,7 +256,7 @@ impl DirtyThrottle {
         self.bandwidth.started(now_ns);
     }
 
-    /// `bytes` are written back, and `dirty` (dirty or being written) are left. `more` tells
+    /// `bytes` are written back, and `dirty` (dirty or being written) are left. `more` is
     /// whether writeback is still in flight: otherwise time does not count until it starts again.
     pub fn writeback_done(&mut self, bytes: u64, more: bool, dirty: u64, now_ns: u64) {
         let was_known = self.bandwidth.known(now_ns).is_some();
@@ -271,22 +271,22 @@ impl DirtyThrottle {
 
     /// Whether a write may be taken while `dirty` bytes are dirty or being written. A single write
     /// may go beyond the limit, so that none is too large to go at all.
-    pub fn admit(&mut self, dirtier: &mut Dirtier, dirty: u64, now_ns: u64) -> Admit {
+    pub fn admit(&mut self, dirtier: &mut Dirtier, dirty: u64, now_ns: u64) -> Admission {
         self.advance(dirty, now_ns);
         let at = self.at;
         if dirty < at.freerun() {
             dirtier.due_ns = dirtier.due_ns.min(now_ns); // PO-DT4
-            return Admit::Now;
+            return Admission::Now;
         }
         if dirty >= at.limit {
-            return Admit::AtLimit;
+            return Admission::AtLimit;
         }
         let ahead_ns = dirtier.due_ns.saturating_sub(now_ns);
         let pause_max_ns = self.pause_max_ns(dirty, now_ns);
         if ahead_ns > pause_max_ns {
-            Admit::After((ahead_ns - pause_max_ns).min(pause_max_ns))
+            Admission::After((ahead_ns - pause_max_ns).min(pause_max_ns))
         } else {
-            Admit::Now
+            Admission::Now
         }
     }
 
@@ -338,7 +338,7 @@ impl DirtyThrottle {
             self.at.limit -= self.at.limit.saturating_sub(floor).div_ceil(32);
         }
         let dirtied = u128::from(self.dirtied) * SECOND_NS / u128::from(elapsed_ns);
-        // A longer time without writes tells nothing of writers that wait for each other's space.
+        // A longer time without writes does not count for writers that wait for each other's space.
         if dirty >= self.at.freerun() && elapsed_ns < 2 * INTERVAL_NS {
             self.follow(dirty, u64::try_from(dirtied).unwrap_or(u64::MAX), now_ns);
         }
@@ -355,7 +355,7 @@ impl DirtyThrottle {
         let balanced = u128::from(task) * u128::from(bandwidth) / u128::from(dirtied.max(1));
         let balanced = u64::try_from(balanced).unwrap_or(u64::MAX).min(bandwidth);
         // Only a step that goes the way in which the dirty bytes should go, and no further than
-        // the smallest of what both intervals and the position say.
+        // the smallest of both intervals and the position.
         let step = if dirty < at.setpoint() {
             self.balanced.min(balanced).min(task).saturating_sub(self.rate)
         } else {

@@ -141,9 +141,9 @@ fn nobody_waits_below_freerun_and_debts_are_void_there() {
     assert_eq!(t.wrote(&mut writer, MIB, 2 * MIB, SECOND), 0);
     assert_eq!(writer.due_ns(), SECOND);
     writer.due_ns = 100 * SECOND;
-    assert_eq!(t.admit(&mut writer, 2 * MIB, SECOND), Admit::Now);
+    assert_eq!(t.admit(&mut writer, 2 * MIB, SECOND), Admission::Now);
     assert_eq!(writer.due_ns(), SECOND);
-    assert_eq!(t.admit(&mut writer, 4 * MIB, SECOND), Admit::AtLimit);
+    assert_eq!(t.admit(&mut writer, 4 * MIB, SECOND), Admission::AtLimit);
 }
 
 /// A writer that writes `bytes` at once, again as soon as that is done, but no more than
@@ -206,13 +206,13 @@ impl Fixture {
         for w in &mut self.writers {
             while w.next_ns <= now {
                 match self.throttle.admit(&mut w.state, self.dirty, now) {
-                    Admit::Now => {}
-                    Admit::After(ns) => {
+                    Admission::Now => {}
+                    Admission::After(ns) => {
                         assert!(0 < ns && ns <= PAUSE_MAX_NS);
                         w.next_ns = now + ns;
                         break;
                     }
-                    Admit::AtLimit => {
+                    Admission::AtLimit => {
                         w.next_ns = now + TICK;
                         break;
                     }
@@ -408,8 +408,8 @@ proptest! {
                 1 => t.writeback_done(number >> 8, number % 2 == 0, number >> 16, now),
                 2 => prop_assert!(t.wrote(&mut writer, number >> 8, number, now) <= PAUSE_MAX_NS),
                 3 => match t.admit(&mut writer, number >> (number % 40), now) {
-                    Admit::After(ns) => prop_assert!(0 < ns && ns <= PAUSE_MAX_NS),
-                    Admit::Now | Admit::AtLimit => {}
+                    Admission::After(ns) => prop_assert!(0 < ns && ns <= PAUSE_MAX_NS),
+                    Admission::Now | Admission::AtLimit => {}
                 },
                 _ => {
                     let ms = Bound::Millis(number as u32);

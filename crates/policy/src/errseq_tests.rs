@@ -131,7 +131,7 @@ fn what_was_not_told_is_told_when_all_is_durable() {
 }
 
 /// A FLUSH is under way when its opener changes something; the loss takes both. The FLUSH does not
-/// cover the change, so it must not be the one that tells of it.
+/// cover the change, so it must not be the one that reports it.
 #[test]
 fn what_is_lost_beside_a_flush_is_told_by_the_next_one() {
     for other_comes in [false, true] {
@@ -202,8 +202,8 @@ fn two_losses_beside_a_flush_are_told_by_one_that_covers_both() {
     assert!(!fails(&mut errors, A));
 }
 
-/// Found by the simulation of a leaf's openers, seed 83: what one loss had taken was told, and a
-/// FLUSH that came before it was acknowledged told of the next loss; then a third one failed, too.
+/// Found by the simulation of a leaf's openers, seed 83: one loss was reported, and a
+/// FLUSH that came before it was acknowledged reported the next loss; then a third one failed, too.
 #[test]
 fn a_change_that_was_told_of_needs_no_other_flush() {
     let mut errors = ErrSeq::default();
@@ -217,7 +217,8 @@ fn a_change_that_was_told_of_needs_no_other_flush() {
     assert!(!fails(&mut errors, A), "it was told of both");
 }
 
-/// A write is on its way when something is lost, and acknowledged when its opener has been told.
+/// A write is in flight when data are lost, and is acknowledged after the loss was reported to its
+/// opener.
 #[test]
 fn a_change_in_doubt_is_told_by_a_flush_that_comes_after_it() {
     let mut errors = ErrSeq::default();

@@ -172,8 +172,8 @@ impl S3Fifo {
         }
     }
 
-    /// Takes out the key to evict, one for which `may` says yes. Those for which it says no are as
-    /// if they had just come to their queue.
+    /// Takes out the key to evict, one for which `may` returns true. The others are treated as
+    /// if they had just entered their queue.
     pub fn victim(&mut self, mut may: impl FnMut(u32) -> bool) -> Option<u32> {
         // What passes to the main queue late in the first whole round may not be looked at in it;
         // in the second one nothing passes any more (PO-E2).

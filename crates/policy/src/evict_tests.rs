@@ -170,7 +170,7 @@ fn names_are_forgotten_after_the_weight_of_the_main_queue() {
     names.keep(7, 1);
     names.keep(9, 900);
     assert!(!names.take(7));
-    // Bounded whatever is kept.
+    // Bounded for any number of kept keys.
     (0..1_000_000).for_each(|n| names.keep(n, 1));
     assert!(names.buckets.len() * WAYS <= 1024);
 }

@@ -164,7 +164,7 @@ pub struct Step {
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum IdleAction {
     /// Nothing, for so long.
     Rest(u64),
     /// Find out the ages of all pages, then ask for [`IdlePolicy::steps`].
@@ -206,7 +206,7 @@ impl IdleState {
     }
 }
 
-/// What there is to tell of the policy.
+/// The counters and the state of the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdleTotals {
     /// What it is at.
@@ -233,7 +233,7 @@ pub struct IdlePolicy {
     more: bool,
     /// Pages that the last round has written.
     round_pages: u64,
-    told: IdleTotals,
+    totals: IdleTotals,
 }
 
 impl IdlePolicy {
@@ -250,13 +250,13 @@ impl IdlePolicy {
         self.rules = rules;
         self.scanned_ns = None;
         self.paused_until_ns = 0;
-        self.told.budget_bytes = rules.budget_bytes.unwrap_or(0);
-        self.told.state = if rules.any() { IdleState::Waiting } else { IdleState::Off };
+        self.totals.budget_bytes = rules.budget_bytes.unwrap_or(0);
+        self.totals.state = if rules.any() { IdleState::Waiting } else { IdleState::Off };
     }
 
-    /// What there is to tell.
+    /// The counters and the state now.
     pub fn totals(&self) -> IdleTotals {
-        self.told
+        self.totals
     }
 
     /// Today's budget that is left.
@@ -264,27 +264,27 @@ impl IdlePolicy {
         let days = now_ns.saturating_sub(self.day_ns) / DAY_NS;
         if days > 0 {
             self.day_ns += days * DAY_NS;
-            self.told.today_bytes = 0;
+            self.totals.today_bytes = 0;
         }
         let budget = self.rules.budget_bytes.unwrap_or(u64::MAX);
-        budget.saturating_sub(self.told.today_bytes)
+        budget.saturating_sub(self.totals.today_bytes)
     }
 
     fn is_above(&self, memory_bytes: u64) -> bool {
         self.rules.watermark_bytes.is_some_and(|mark| memory_bytes > mark)
     }
 
-    /// Whether it is time to look at the pages.
-    pub fn look(&mut self, now_ns: u64, memory_bytes: u64, packed: bool) -> Look {
+    /// Whether the pages must be scanned now.
+    pub fn next_action(&mut self, now_ns: u64, memory_bytes: u64, packed: bool) -> IdleAction {
         if !self.rules.any() {
-            return Look::Rest(SECOND_NS);
+            return IdleAction::Rest(SECOND_NS);
         }
         if now_ns < self.paused_until_ns {
-            return Look::Rest((self.paused_until_ns - now_ns).min(SECOND_NS));
+            return IdleAction::Rest((self.paused_until_ns - now_ns).min(SECOND_NS));
         }
         if self.left_bytes(now_ns) < page_bytes_max(packed) {
-            self.told.state = IdleState::Spent;
-            return Look::Rest(SECOND_NS);
+            self.totals.state = IdleState::Spent;
+            return IdleAction::Rest(SECOND_NS);
         }
         let idle_every =
             self.rules.idle_secs.map(|secs| u64::from((secs / 8).clamp(1, 60)) * SECOND_NS);
@@ -293,13 +293,13 @@ impl IdlePolicy {
         // A round in which nothing came of it is not repeated at once.
         let again = self.round_pages > 0 || due(SECOND_NS) == 0;
         if idle == Some(0) || again && (self.more || self.is_above(memory_bytes)) {
-            return Look::Scan;
+            return IdleAction::Scan;
         }
-        self.told.state = IdleState::Waiting;
+        self.totals.state = IdleState::Waiting;
         let watermark = self.rules.watermark_bytes.map(|_| WATERMARK_EVERY_NS);
         // Rules may change meanwhile.
         let soon = idle.into_iter().chain(watermark).min().unwrap_or(SECOND_NS);
-        Look::Rest(soon.min(SECOND_NS))
+        IdleAction::Rest(soon.min(SECOND_NS))
     }
 
     /// What to write back, in this order. With `packed` a page takes what its object does.
@@ -332,9 +332,9 @@ impl IdlePolicy {
         let steps: Vec<Step> = steps.into_iter().flatten().collect();
         if steps.is_empty() {
             self.more = false;
-            self.told.state = IdleState::Waiting;
+            self.totals.state = IdleState::Waiting;
         } else {
-            self.told.state = IdleState::Writing;
+            self.totals.state = IdleState::Writing;
         }
         steps
     }
@@ -348,14 +348,14 @@ impl IdlePolicy {
         in_vain: Option<IdleState>,
     ) {
         self.left_bytes(now_ns);
-        self.told.today_bytes += bytes;
-        self.told.total_bytes += bytes;
-        self.told.total_pages += pages;
+        self.totals.today_bytes += bytes;
+        self.totals.total_bytes += bytes;
+        self.totals.total_pages += pages;
         self.round_pages += pages;
         // Shards have equal parts of a step, and not all have so many pages.
         self.more |= pages < step.max_pages;
         if let Some(state) = in_vain {
-            self.told.state = state;
+            self.totals.state = state;
             self.more = false;
             self.paused_until_ns = now_ns + PAUSE_NS;
         }

@@ -108,18 +108,18 @@ fn a_day_has_a_budget() {
     };
     let cold = ages(&[(100, false, 500)]);
     let mut policy = policy(rules);
-    assert_eq!(policy.look(0, 0, false), Look::Scan);
+    assert_eq!(policy.next_action(0, 0, false), IdleAction::Scan);
     assert_eq!(policy.steps(0, 0, false, &cold), [step(false, youngest(class(100)), 10)]);
     policy.wrote(0, step(false, 0, 10), (8 * 4096, 8), None);
     assert_eq!(policy.steps(0, 0, false, &cold), [step(false, youngest(class(100)), 2)]);
     policy.wrote(0, step(false, 0, 2), (2 * 4096, 2), None);
-    assert_eq!(policy.look(5, 0, false), Look::Rest(SECOND_NS));
+    assert_eq!(policy.next_action(5, 0, false), IdleAction::Rest(SECOND_NS));
     assert_eq!(policy.totals().state, IdleState::Spent);
     let told = policy.totals();
     assert_eq!((told.today_bytes, told.total_bytes, told.total_pages), (40960, 40960, 10));
     // A new day, counted from when the device was made.
-    assert_eq!(policy.look(DAY_NS - 1, 0, false), Look::Rest(SECOND_NS));
-    assert_eq!(policy.look(DAY_NS, 0, false), Look::Scan);
+    assert_eq!(policy.next_action(DAY_NS - 1, 0, false), IdleAction::Rest(SECOND_NS));
+    assert_eq!(policy.next_action(DAY_NS, 0, false), IdleAction::Scan);
     let told = policy.totals();
     assert_eq!((told.today_bytes, told.total_bytes), (0, 40960));
     // Packed pages are counted as what they might take at most.
@@ -131,17 +131,17 @@ fn it_looks_as_often_as_its_rules_need() {
     let off = IdleRules::default();
     let idle = IdleRules { idle_secs: Some(80), ..off };
     let mark = IdleRules { watermark_bytes: Some(MIB), ..off };
-    assert_eq!(policy(off).look(0, u64::MAX, false), Look::Rest(SECOND_NS));
+    assert_eq!(policy(off).next_action(0, u64::MAX, false), IdleAction::Rest(SECOND_NS));
     assert_eq!(policy(off).totals().state, IdleState::Off);
     let mut p = policy(idle);
-    assert_eq!(p.look(0, 0, false), Look::Scan);
+    assert_eq!(p.next_action(0, 0, false), IdleAction::Scan);
     assert_eq!(p.steps(0, 0, false, &Ages::default()), []);
-    assert_eq!(p.look(1, 0, false), Look::Rest(SECOND_NS));
-    assert_eq!(p.look(10 * SECOND_NS - 7, 0, false), Look::Rest(7));
-    assert_eq!(p.look(10 * SECOND_NS, 0, false), Look::Scan);
+    assert_eq!(p.next_action(1, 0, false), IdleAction::Rest(SECOND_NS));
+    assert_eq!(p.next_action(10 * SECOND_NS - 7, 0, false), IdleAction::Rest(7));
+    assert_eq!(p.next_action(10 * SECOND_NS, 0, false), IdleAction::Scan);
     let mut p = policy(mark);
-    assert_eq!(p.look(0, MIB, false), Look::Rest(WATERMARK_EVERY_NS));
-    assert_eq!(p.look(0, MIB + 1, false), Look::Scan);
+    assert_eq!(p.next_action(0, MIB, false), IdleAction::Rest(WATERMARK_EVERY_NS));
+    assert_eq!(p.next_action(0, MIB + 1, false), IdleAction::Scan);
 }
 
 #[test]
@@ -150,10 +150,10 @@ fn a_round_is_bounded_and_the_next_follows_at_once() {
     let cold = ages(&[(100, false, ROUND_PAGES_MAX + 5)]);
     assert_eq!(p.steps(0, 0, false, &cold)[0].max_pages, ROUND_PAGES_MAX);
     p.wrote(0, step(false, 0, ROUND_PAGES_MAX), (1 << 30, ROUND_PAGES_MAX), None);
-    assert_eq!(p.look(1, 0, false), Look::Scan);
+    assert_eq!(p.next_action(1, 0, false), IdleAction::Scan);
     assert_eq!(p.steps(1, 0, false, &ages(&[(100, false, 5)]))[0].max_pages, 5);
     p.wrote(1, step(false, 0, 5), (5 * 4096, 5), None);
-    assert_eq!(p.look(2, 0, false), Look::Rest(SECOND_NS));
+    assert_eq!(p.next_action(2, 0, false), IdleAction::Rest(SECOND_NS));
 }
 
 #[test]
@@ -161,16 +161,16 @@ fn after_a_failure_it_pauses_and_says_why() {
     let mut p = policy(IdleRules { watermark_bytes: Some(MIB), ..IdleRules::default() });
     for why in [IdleState::Full, IdleState::Limited, IdleState::Failed] {
         (p.paused_until_ns, p.scanned_ns) = (0, None);
-        assert_eq!(p.look(0, 2 * MIB, false), Look::Scan);
+        assert_eq!(p.next_action(0, 2 * MIB, false), IdleAction::Scan);
         p.steps(0, 2 * MIB, false, &ages(&[(100, false, 5000)]));
         p.wrote(0, step(false, 0, 9), (0, 0), Some(why));
-        assert_eq!(p.look(1, 2 * MIB, false), Look::Rest(SECOND_NS));
+        assert_eq!(p.next_action(1, 2 * MIB, false), IdleAction::Rest(SECOND_NS));
         assert_eq!(p.totals().state, why);
-        assert_eq!(p.look(PAUSE_NS, 2 * MIB, false), Look::Scan);
+        assert_eq!(p.next_action(PAUSE_NS, 2 * MIB, false), IdleAction::Scan);
     }
     // Other rules are tried at once.
     p.set_rules(IdleRules { idle_secs: Some(9), ..IdleRules::default() });
-    assert_eq!(p.look(1, 0, false), Look::Scan);
+    assert_eq!(p.next_action(1, 0, false), IdleAction::Scan);
 }
 
 #[test]
@@ -180,14 +180,14 @@ fn a_step_that_wrote_less_is_followed_up_but_not_in_vain() {
     let mut p = policy(rules);
     let asked = p.steps(0, 0, false, &cold)[0];
     p.wrote(0, asked, (5 * 4096, 5), None);
-    assert_eq!(p.look(1, 0, false), Look::Scan);
+    assert_eq!(p.next_action(1, 0, false), IdleAction::Scan);
     // The others were accessed meanwhile.
     let asked = p.steps(1, 0, false, &cold)[0];
     p.wrote(1, asked, (0, 0), None);
-    assert_eq!(p.look(2, 0, false), Look::Rest(SECOND_NS));
-    assert_eq!(p.look(SECOND_NS + 1, 0, false), Look::Scan);
+    assert_eq!(p.next_action(2, 0, false), IdleAction::Rest(SECOND_NS));
+    assert_eq!(p.next_action(SECOND_NS + 1, 0, false), IdleAction::Scan);
     assert_eq!(p.steps(SECOND_NS + 1, 0, false, &Ages::default()), []);
-    assert_eq!(p.look(3 * SECOND_NS, 0, false), Look::Rest(SECOND_NS));
+    assert_eq!(p.next_action(3 * SECOND_NS, 0, false), IdleAction::Rest(SECOND_NS));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn shards_are_seen_together() {
 }
 
 proptest! {
-    /// PO-ID1, PO-ID2 and PO-ID3 whatever happens: ages, rules, times, and what comes of the steps.
+    /// PO-ID1, PO-ID2 and PO-ID3 hold for random ages, rules, times and outcomes of the steps.
     #[test]
     fn steps_keep_to_budget_and_age(
         idle_secs in prop::option::of(1_u32..5000),
@@ -221,7 +221,7 @@ proptest! {
             if now / DAY_NS != day {
                 (day, today) = (now / DAY_NS, 0);
             }
-            if policy.look(now, memory, packed) != Look::Scan {
+            if policy.next_action(now, memory, packed) != IdleAction::Scan {
                 continue;
             }
             let mut round = 0;

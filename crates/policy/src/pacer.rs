@@ -128,7 +128,7 @@ impl Pacer {
         self.window.get_or_insert(Window { start_ns: now_ns, blocks: 0, freed_at_ns: now_ns });
     }
 
-    /// Writeback has nothing to do: the time until it starts again says nothing of its rate.
+    /// Writeback has nothing to do: the time until it starts again does not count for its rate.
     pub fn writeback_stopped(&mut self) {
         self.window = None;
     }

@@ -35,7 +35,7 @@ impl RateLimit {
         self.next_ns = from_ns.saturating_add(cost_ns);
     }
 
-    /// The rate has been raised, or there is none any more: nobody waits for what was owed to the
+    /// The rate has been raised, or there is none any more: no request waits for the debt of the
     /// old one.
     pub fn forgive(&mut self) {
         self.next_ns = 0;

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 /// Streams kept: the least recently used one goes. Chosen: some clients with several each.
 pub const STREAMS_MAX: usize = 64;
-/// Streams of one opener, so that one who reads at random does not push out all others.
+/// Streams of one opener, so that random reads do not evict all other streams.
 const STREAMS_OF_OPENER: usize = 16;
 /// Reads of a stream may come in another order than they were sent, within so many pages. Chosen:
 /// 32 reads of 128 KiB in flight.
@@ -148,7 +148,7 @@ impl Streams {
     fn follow(&mut self, opener: u32, pages: &Range<u64>) -> Option<(&mut Stream, bool)> {
         self.clock += 1;
         // The row that is nearest, and what `start` needs if there is none: all in one pass, as
-        // who reads at random has it with every read.
+        // random reads have it every time.
         let (mut nearest, mut distance) = (None, u64::MAX);
         let mut own = Oldest::NONE;
         for (nth, s) in self.rows.iter().enumerate() {
@@ -247,8 +247,8 @@ fn next_window(size: u32, max: u32) -> u32 {
 }
 
 /// The order of the folio to begin at `page`, when `left` pages are written (or read) from there
-/// on, by one who did so in order for `run` pages before: the largest that is aligned, and that the
-/// request fills or that doubles what was written, up to [`ORDER_MAX`].
+/// on, by a writer that wrote `run` pages in order before: the largest that is aligned, and that
+/// the request fills or that doubles what was written, up to [`ORDER_MAX`].
 fn folio_order(page: u64, left: u64, run: u64) -> u8 {
     let wanted = left.max(run).max(1).ilog2();
     let order = wanted.min(page.trailing_zeros()).min(u32::from(ORDER_MAX));

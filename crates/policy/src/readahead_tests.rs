@@ -104,7 +104,7 @@ fn small_writes_in_order_make_one_run() {
     assert_eq!((run(&mut streams, 1, 68..69), streams.len()), (0, 2));
 }
 
-/// A write into a folio that is there is not told, so the stream of a writer of single pages seemed
+/// A write into a cached folio is not reported, so the stream of a writer of single pages seemed
 /// to end at each folio of more than one, and no folio was ever larger than two pages.
 #[test]
 fn a_writer_of_single_pages_gets_large_folios() {
@@ -118,7 +118,7 @@ fn a_writer_of_single_pages_gets_large_folios() {
         }
         assert_eq!(orders, [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9, 9, 9]);
         assert_eq!(streams.len(), 1);
-        // Who jumps begins anew.
+        // A jump begins a new stream.
         assert_eq!(streams.on_write(opener, &(8192..8193)), 0);
     }
 }

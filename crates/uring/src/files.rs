@@ -18,7 +18,7 @@ use crate::socket;
 use crate::table::{Kind, SharedFile};
 use crate::{device_id, helpers, limits};
 
-/// How often a patient open tries: often enough that nobody notices, at no cost worth naming.
+/// How often a patient open tries: so often that the delay is not noticed, at a negligible cost.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
 
 /// Turns of a core in which the tasks of a device that was removed end. Chosen: each has a few

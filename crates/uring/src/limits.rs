@@ -81,7 +81,7 @@ pub(crate) fn of(
 
 fn of_regular_file(fd: &OwnedFd, stat: &Statx) -> Limits {
     let block = stat.stx_blksize.clamp(SECTOR_BYTES, 1 << 20);
-    // A hole beyond the end changes nothing, but tells whether holes can be made.
+    // A hole beyond the end changes nothing, but shows whether holes can be made.
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let beyond = stat.stx_size.next_multiple_of(u64::from(block));
     let holes = fallocate(fd, hole, beyond, block.into()).is_ok();
@@ -165,7 +165,7 @@ fn attribute(device: &Path, name: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// How many requests a disk takes at once: what its queue holds, or less where its driver says
+/// How many requests a disk takes at once: what its queue holds, or less where its driver reports
 /// that the device takes less. 0 when neither is known.
 fn queue_depth(device: &Path) -> u32 {
     let number = |name| attribute(device, name)?.parse::<u32>().ok().filter(|n| *n > 0);

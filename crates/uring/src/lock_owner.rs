@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who uses a file or block device that is busy, as text for an error.
+//! The process that uses a busy file or block device, as text for an error.
 use std::fs;
 use std::path::Path;
 

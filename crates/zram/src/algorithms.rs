@@ -34,8 +34,8 @@ pub trait Files {
     /// `ENXIO` when there is none of this name, `EINVAL` when it is no regular file or too long.
     fn read(&self, path: &str) -> Result<Vec<u8>, Error>;
 
-    /// Whether `device` can be a backing device as far as a look at it tells: that a path names a
-    /// block device or a regular file, and any other word a leaf or mapped device.
+    /// Whether `device` can be a backing device as far as can be seen without opening it: that a
+    /// path names a block device or a regular file, and any other word a leaf or mapped device.
     ///
     /// # Errors
     /// `ENXIO` when there is none of this name, `EINVAL` when it is of another sort or empty,
@@ -219,7 +219,7 @@ impl Choice {
         self.algorithms[0].expect("set when made, and only ever replaced")
     }
 
-    /// The options of a table line that say the same as this, but for the primary algorithm.
+    /// The options of a table line for this choice, without the primary algorithm.
     pub(crate) fn options(&self, give: &mut impl FnMut(&str, String)) {
         for (priority, algorithm) in self.algorithms.iter().enumerate().skip(1) {
             if let Some(algorithm) = algorithm {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes: their names, who may do what with them, and how their values are written.
+//! Attributes: their names, rights, and the syntax of their values.
 //!
 //! Names and the order of numbers are those of Linux; numbers are separated by one blank, where
 //! the kernel pads them to columns.

@@ -2,7 +2,7 @@
 //! Automatic writeback: a task that asks the policy what to write back, and does it.
 //!
 //! ```text
-//!   sleep ─▶ look ─▶ ages of all parts ─▶ steps ─▶ write_back (as a command) ─▶ wrote
+//!   sleep ─▶ next_action ─▶ ages of all parts ─▶ steps ─▶ write_back (as a command) ─▶ wrote
 //!     ▲                                                                           │
 //!     └───────────────────────────────────────────────────────────────────────────┘
 //! ```
@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
-use policy::{Ages, IdlePolicy, IdleState, IdleTotals, Look, Step};
+use policy::{Ages, IdleAction, IdlePolicy, IdleState, IdleTotals, Step};
 use reactor::{now, sleep, spawn};
 
 use crate::command::{Kind, Writeback};
@@ -64,9 +64,9 @@ async fn run(zram: Weak<Zram>, generation: u64) {
             device.auto.running.set(0);
             return;
         }
-        let pause = match look(&device) {
-            Look::Rest(ns) => Nanos(ns),
-            Look::Scan => {
+        let pause = match next_action(&device) {
+            IdleAction::Rest(ns) => Nanos(ns),
+            IdleAction::Scan => {
                 round(&device).await;
                 Nanos(0)
             }
@@ -76,16 +76,16 @@ async fn run(zram: Weak<Zram>, generation: u64) {
     }
 }
 
-fn look(zram: &Zram) -> Look {
+fn next_action(zram: &Zram) -> IdleAction {
     let packed = zram.config.borrow().packs();
-    zram.auto.policy.borrow_mut().look(now().0, memory_bytes(zram), packed)
+    zram.auto.policy.borrow_mut().next_action(now().0, memory_bytes(zram), packed)
 }
 
 fn memory_bytes(zram: &Zram) -> u64 {
     zram.totals().mem_pages * PAGE as u64
 }
 
-/// Visits all pages, and writes back what the policy says.
+/// Visits all pages, and writes back those that the policy chooses.
 async fn round(zram: &Rc<Zram>) {
     let Some(parts) = zram.parts() else { return };
     let seen = parts.ask(|part| part.ages()).await;
@@ -101,7 +101,7 @@ async fn round(zram: &Rc<Zram>) {
     for step in steps {
         // The device is younger than the age of the step.
         let Some(which) = command(step, clock) else { continue };
-        // Suspended meanwhile: the task ends at its next look.
+        // Suspended meanwhile: the task ends at its next turn.
         let Ok(outcome) = zram.write_back(which).await else { return };
         let failure = failure(&outcome);
         let written = (outcome.blocks * PAGE as u64, outcome.pages);

@@ -86,7 +86,7 @@ impl Config {
     /// dictionaries; whether there is such a backing device is not asked.
     ///
     /// # Errors
-    /// `EINVAL` names the word and what is allowed; whatever reading a dictionary gives.
+    /// `EINVAL` names the word and what is allowed; or an error of reading a dictionary.
     pub fn parse(args: &[&str], len: Sector, files: &dyn Files) -> Result<Config, Error> {
         let (algorithm, rest) = args.split_first().ok_or_else(|| {
             Error::invalid("zram takes <algorithm> [<#opt_args> [<option> <value>]...]")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Table lines: what they say, what is refused, and that they come back.
+//! Table lines: parsed, refused, and printed again.
 use block::ErrorKind;
 use proptest::prelude::*;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Attributes of a live device: what is asked, and what is told to do.
+//! Attributes of a live device: reads, writes and commands.
 //!
 //! Invariants
-//! - ZR-CT1 What a command has done before it failed is told with the failure.
+//! - ZR-CT1 The error of a command reports what the command did before it failed.
 use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +28,7 @@ const STATE_BYTES: usize = 40;
 /// Lines that are written in one go.
 const LINES_AT_ONCE: usize = 2048;
 
-/// Puts into force what can be set at any time.
+/// Applies the settings that can change at any time.
 pub(crate) fn apply(config: &Config, shared: &Shared) {
     shared.memory.set_limit(config.mem_limit_pages());
     shared.batch_pages.store(config.writeback_batch_size, Relaxed);
@@ -192,7 +192,7 @@ impl Zram {
         Ok(done.into_iter().fold(Outcome::default(), Outcome::and))
     }
 
-    /// What went wrong last on each part, as far as anything did.
+    /// The last error of each part that had one.
     async fn last_error(self: &Rc<Self>) -> Option<String> {
         let errors = self.parts()?.ask(|part| async move { part.last_error() }).await;
         let errors: Vec<String> = errors.into_iter().flatten().collect();

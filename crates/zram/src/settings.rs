@@ -65,7 +65,7 @@ impl Settings {
         Ok(text.into())
     }
 
-    /// Sets an attribute. When that makes it a device the outcome says which; these settings stay
+    /// Sets an attribute. When that makes it a device, returns its table line; these settings stay
     /// as they are until [`Settings::reset`].
     ///
     /// # Errors

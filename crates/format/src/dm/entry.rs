@@ -18,7 +18,7 @@ pub struct Entry {
 
 /// The state of an entry, given the header's sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum EntryState {
     /// The block is free.
     Free,
     /// Of a commit that never ended, or half erased: the block is free after the entry was erased.
@@ -64,13 +64,13 @@ impl Entry {
     /// On persistent memory an entry may be half erased, its sector first: no block begins at that
     /// sector, so it counts as erased.
     #[must_use]
-    pub fn fate(&self, seq_count: u64) -> Fate {
+    pub fn state(&self, seq_count: u64) -> EntryState {
         if self.seq_count == u64::MAX {
-            Fate::Free
+            EntryState::Free
         } else if self.seq_count >= seq_count || self.original_sector == u64::MAX {
-            Fate::Leftover
+            EntryState::Leftover
         } else {
-            Fate::Committed
+            EntryState::Committed
         }
     }
 }

@@ -18,19 +18,19 @@
 //! - FM-K3 Of two committed entries of one sector, the one with the larger sequence number counts;
 //!   two with equal numbers are damage.
 
+mod contents;
 mod entry;
 mod geometry;
 mod superblock;
-mod survey;
 
 use std::fmt;
 
-pub use entry::{ENTRY_BYTES, Entry, Fate, entries};
+pub use contents::{CacheContents, LiveBlock};
+pub use entry::{ENTRY_BYTES, Entry, EntryState, entries};
 pub use geometry::{BLOCKS_MAX, Geometry};
 pub use superblock::{
     HEADER_BYTES, MAGIC, SEQ_COUNT_FOUND_MAX, Superblock, VERSION, has_magic, is_unformatted,
 };
-pub use survey::{Live, Survey};
 
 /// Why an area is refused. The caller adds the device. The texts begin as the kernel's do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub enum Refusal {
         /// Version on the media.
         found: u32,
     },
-    /// The table says another block size.
+    /// The table has another block size.
     BlockSize {
         /// Block size on the media.
         found: u32,
@@ -74,7 +74,7 @@ pub enum Refusal {
         /// Bytes that are needed.
         needed_bytes: u64,
     },
-    /// A header that says that there are no blocks.
+    /// A header with a number of blocks of 0.
     NoBlocks,
     /// A sequence number that no cache reaches: rot.
     SeqCount {

@@ -45,7 +45,7 @@ struct SuperblockMedia {
 
 const _: () = assert!(size_of::<SuperblockMedia>() == HEADER_BYTES);
 
-/// Whether an area that begins with these bytes says that it is of this format.
+/// Whether an area that begins with these bytes is marked as of this format.
 #[must_use]
 pub fn has_magic(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC.to_le_bytes())

@@ -129,50 +129,50 @@ fn only_no_magic_and_no_version_is_unformatted() {
 fn the_header_decides_which_entries_are_committed() {
     let entry = |original_sector, seq_count| Entry { original_sector, seq_count };
     for (entry, fate) in [
-        (Entry::FREE, Fate::Free),
-        (entry(8, u64::MAX), Fate::Free),
-        (entry(8, 1), Fate::Committed),
-        (entry(8, 2), Fate::Leftover),
-        (entry(8, 3), Fate::Leftover),
-        (entry(u64::MAX, 1), Fate::Leftover),
+        (Entry::FREE, EntryState::Free),
+        (entry(8, u64::MAX), EntryState::Free),
+        (entry(8, 1), EntryState::Committed),
+        (entry(8, 2), EntryState::Leftover),
+        (entry(8, 3), EntryState::Leftover),
+        (entry(u64::MAX, 1), EntryState::Leftover),
     ] {
-        assert_eq!(entry.fate(2), fate, "{entry:?}");
+        assert_eq!(entry.state(2), fate, "{entry:?}");
     }
 }
 
-fn survey_of(entries: &[(u64, u64)]) -> Result<Survey, Refusal> {
-    let mut survey = Survey::new(&superblock());
+fn contents_of(entries: &[(u64, u64)]) -> Result<CacheContents, Refusal> {
+    let mut contents = CacheContents::new(&superblock());
     for &(original_sector, seq_count) in entries {
-        survey.add(Entry { original_sector, seq_count })?;
+        contents.add(Entry { original_sector, seq_count })?;
     }
-    Ok(survey)
+    Ok(contents)
 }
 
 #[test]
 fn of_two_committed_entries_the_newer_counts_wherever_it_lies() {
     for entries in [[(80, 0), (8, 0), (80, 1)], [(80, 1), (8, 0), (80, 0)]] {
-        let survey = survey_of(&entries).unwrap();
+        let contents = contents_of(&entries).unwrap();
         let newer = entries.iter().position(|e| *e == (80, 1)).unwrap() as u64;
-        assert_eq!(survey.live[&80], Live { index: newer, seq: 1 });
-        assert_eq!(survey.superseded, [2 - newer]);
-        assert_eq!((survey.live.len(), survey.seen()), (2, 3));
+        assert_eq!(contents.live[&80], LiveBlock { index: newer, seq: 1 });
+        assert_eq!(contents.superseded, [2 - newer]);
+        assert_eq!((contents.live.len(), contents.seen()), (2, 3));
     }
 }
 
 #[test]
 fn an_entry_of_a_commit_that_never_ended_does_not_count() {
     // Step 6 and 7 of the trace in the reference: the cut came before the superblock.
-    let survey = survey_of(&[(80, 0), (8, 0), (80, 2)]).unwrap();
-    assert_eq!(survey.live[&80], Live { index: 0, seq: 0 });
-    assert_eq!(survey.leftovers, [2]);
+    let contents = contents_of(&[(80, 0), (8, 0), (80, 2)]).unwrap();
+    assert_eq!(contents.live[&80], LiveBlock { index: 0, seq: 0 });
+    assert_eq!(contents.leftovers, [2]);
 }
 
 #[test]
 fn twins_and_strays_are_refused() {
-    let twins = survey_of(&[(80, 1), (80, 1)]).unwrap_err();
+    let twins = contents_of(&[(80, 1), (80, 1)]).unwrap_err();
     assert_eq!(twins, Refusal::Identical { index: 1, sector: 80, seq: 1 });
     assert!(twins.to_string().starts_with("two identical entries, position 1, sector 80"));
-    let stray = survey_of(&[(81, 1)]).unwrap_err();
+    let stray = contents_of(&[(81, 1)]).unwrap_err();
     assert_eq!(stray, Refusal::Unaligned { index: 0, sector: 81 });
 }
 

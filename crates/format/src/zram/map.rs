@@ -158,7 +158,7 @@ impl MapEntry {
 /// A checkpoint unit with a good checksum and only possible values.
 #[derive(Debug)]
 pub struct MapUnit<'a> {
-    /// What it says about itself.
+    /// Its header.
     pub header: MapHeader,
     /// Its checksum: the `link` of the next.
     pub crc: u32,
@@ -209,7 +209,7 @@ pub fn encode_map(header: &MapHeader, entries: &[MapEntry], out: &mut [u8]) -> u
 /// are those that belong in this place, and blocks and slots against its geometry.
 ///
 /// # Errors
-/// [`Damage`] says why it is none.
+/// [`Damage`] names the reason why it is none.
 pub fn decode_map<'a>(unit: &'a [u8], uuid: &[u8; 16]) -> Result<MapUnit<'a>, Damage> {
     let (unit, crc) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
     let (head, body) = unit.split_at(HEADER_BYTES);

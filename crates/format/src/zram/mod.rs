@@ -10,7 +10,7 @@
 //! for persistence. The byte map is `docs/format/zram.md`; the code and that page change together.
 //!
 //! Invariants
-//! - FM-ZF1 A decoder never panics, whatever the bytes; it says what is wrong.
+//! - FM-ZF1 A decoder never panics, whatever the bytes; it returns the reason.
 //! - FM-ZF2 An encoder never writes what its decoder would refuse (asserted before bytes are made).
 //! - FM-ZF3 One flipped bit anywhere in what is read is detected.
 //! - FM-ZF4 Magic, version and checksum stay where they are in every version of a unit.

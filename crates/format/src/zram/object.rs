@@ -247,7 +247,7 @@ fn decode(bytes: &[u8]) -> Result<StoredObject<'_>, ObjectDamage> {
 /// address. Bytes after it are ignored.
 ///
 /// # Errors
-/// [`ObjectDamage`] says why it is not that object.
+/// [`ObjectDamage`] names the reason why it is not that object.
 pub fn verify(bytes: &[u8], slot: u32, check: u32) -> Result<StoredObject<'_>, ObjectDamage> {
     let found = decode(bytes)?;
     if found.slot != slot {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The superblock of a part's region: whose region it is, which checkpoint counts, and where the
-//! chain of units continues. It has four copies; `quorum` elects the one that counts.
+//! The superblock of a part's region: which part it belongs to, which checkpoint counts, and where
+//! the chain of units continues. It has four copies; `quorum` elects the one that counts.
 //!
 //! Invariants
 //! - FM-ZS1 A copy carries its own number: a copy written to another copy's place is refused.
@@ -179,7 +179,7 @@ impl Superblock {
     /// Reads the unit found in the place of `copy`.
     ///
     /// # Errors
-    /// [`Damage`] says why it is no superblock of this copy.
+    /// [`Damage`] names the reason why it is no superblock of this copy.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
         let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
         let media = SuperblockMedia::ref_from_bytes(unit)

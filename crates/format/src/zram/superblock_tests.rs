@@ -110,7 +110,7 @@ fn invalid_values_are_refused_despite_a_good_checksum() {
     assert_eq!(forged(120, 72).map(|s| s.chain.next), Ok(72));
 }
 
-/// Whoever keeps a bit for each block of a region has a number for what comes after the last word:
+/// A bitmap with a bit for each block of a region must number the end of its last word:
 /// with more blocks that was 0, and a search for a free one never ended.
 #[test]
 fn a_region_of_more_than_whole_words_of_blocks_is_refused() {

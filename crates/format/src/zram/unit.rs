@@ -59,7 +59,7 @@ pub struct UnitHeader {
 /// A unit's header with a good checksum and valid values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredUnit {
-    /// What it says.
+    /// Its header.
     pub header: UnitHeader,
     /// Its checksum: the `link` of the next unit.
     pub crc: u32,
@@ -135,11 +135,11 @@ impl UnitHeader {
 }
 
 /// Reads the header of a unit of the device `uuid` from the first bytes of `unit`. The caller
-/// checks that part, incarnation, sequence and link are those that belong in this place, blocks against
-/// its geometry, and the objects by [`StoredUnit::is_whole`].
+/// checks that part, incarnation, sequence and link are those that belong in this place, blocks
+/// against its geometry, and the objects by [`StoredUnit::is_whole`].
 ///
 /// # Errors
-/// [`Damage`] says why it is none.
+/// [`Damage`] names the reason why it is none.
 pub fn decode_unit(unit: &[u8], uuid: &[u8; 16]) -> Result<StoredUnit, Damage> {
     let (media, _) = HeaderMedia::ref_from_prefix(unit)
         .map_err(|_| Damage::Length { found_bytes: unit.len() })?;

@@ -378,7 +378,7 @@ fn write_for_ever(
                         let next = done.borrow()[lane] + 1;
                         let sector = Sector(at + lane as u64);
                         assert_eq!(put(&*device, sector, next).await, Ok(()));
-                        // The last completed write is what is there, whatever table it went by.
+                        // The last completed write is there, under any table.
                         assert_eq!(number(&*device, sector).await, next);
                         done.borrow_mut()[lane] = next;
                     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The program called as `dmsetup`: what it prints is what dmsetup 1.02.185 printed for devices
-//! like these (blanks at ends of lines included), and what it can't do it says.
+//! like these (blanks at ends of lines included), and an error for what it can't do.
 
 use std::ffi::OsString;
 use std::io::Write;

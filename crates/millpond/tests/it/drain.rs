@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond drain` against a running daemon: it writes everything back, can be stopped by a signal
-//! and taken up again, and says what is left.
+//! and continued, and reports what is left.
 
 use std::process::{Command, Stdio};
 

@@ -128,8 +128,8 @@ fn files_on_one_disk_share_a_throttle_while_one_is_open() {
     assert_eq!(target(&paths[0]), default);
 }
 
-/// Whatever is on no disk that the kernel shows has a throttle of its own: a file in memory, and
-/// persistent memory, on whatever it lies.
+/// A leaf on no disk that the kernel shows has a throttle of its own: a file in memory, and
+/// persistent memory in any case.
 #[test]
 fn what_lies_on_no_disk_shares_no_throttle() {
     let daemon = Daemon::start();
@@ -139,7 +139,7 @@ fn what_lies_on_no_disk_shares_no_throttle() {
         (format!("pmem:{}", daemon.file("mapped.img", 4)), daemon.file("c.img", 4));
     let leaves = [&a, &b, &mapped, &plain];
     for (nth, path) in leaves.iter().enumerate() {
-        // It may say that it is not persistent memory.
+        // It may print that it is not persistent memory.
         let (name, table) = (format!("d{nth}"), format!("0 8 linear {path} 0"));
         assert_eq!(daemon.cli(&["create", &name, "--table", &table]).code, Some(0), "{path}");
         let usec = (1000 + nth).to_string();

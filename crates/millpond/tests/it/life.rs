@@ -237,7 +237,7 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
     );
 }
 
-/// The file of a leaf shrinks under the daemon: whoever runs it reads what failed, where and why.
+/// The file of a leaf shrinks under the daemon: the log names what failed, where and why.
 #[test]
 fn a_failing_device_is_told_with_operation_sector_and_cause() {
     let daemon = Daemon::start();

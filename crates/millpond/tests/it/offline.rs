@@ -173,7 +173,7 @@ fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
             "{message}"
         );
     }
-    // The daemon that a verb would talk to says which of its devices it is.
+    // The daemon names the device that uses the image.
     let link = daemon.dir.path().join("link.img");
     std::os::unix::fs::symlink(&cache, &link).unwrap();
     for args in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond reproduce` as people run it, at the smallest sizes: what it says, never how fast.
+//! `millpond reproduce` as users run it, at the smallest sizes: its output, not its speed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

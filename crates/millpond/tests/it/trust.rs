@@ -112,7 +112,7 @@ fn a_second_use_of_a_live_caches_device_is_refused() {
     let refusal = daemon.cli(&["create", "w4", "--table", &second]).failed(4);
     assert!(refusal.contains("cache device of w (writecache)"), "{refusal}");
     assert!(!refusal.contains("--force"), "{refusal}");
-    // The API says the token in a field of its own.
+    // The API returns the token in a field of its own.
     let body = format!("{{\"name\": \"m\", \"table\": \"{map}\"}}");
     let (_, answer) = daemon.curl("POST", "/v1/devices", &["-d", &body]);
     assert!(answer.contains("\"token\":\""), "{answer}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Every verb against a running daemon: what it prints, what it says when it fails, how it exits.
+//! Every verb against a running daemon: its output, its errors and its exit codes.
 
 use crate::common::{self, Daemon};
 

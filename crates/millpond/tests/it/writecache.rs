@@ -195,7 +195,7 @@ fn a_bad_cache_device_is_refused_in_the_kernels_words() {
     assert_refused(&daemon, &args, INVALID, &["Overflow in size calculation", "cache.img"]);
 }
 
-/// Sets an attribute by the API; returns the status and what the body says.
+/// Sets an attribute by the API; returns the status and the body.
 fn put(daemon: &Daemon, option: &str, value: &str) -> (String, String) {
     let body = json!({ "value": value }).to_string();
     let path = format!("/v1/devices/wc/attributes/{option}");
@@ -205,7 +205,7 @@ fn put(daemon: &Daemon, option: &str, value: &str) -> (String, String) {
     (status, output.as_str().map_or_else(|| output.to_string(), str::to_owned))
 }
 
-/// A write cache in this mode. Returns what its table line says before the options.
+/// A write cache in this mode. Returns its table line without the options.
 fn live(daemon: &Daemon, mode: &str) -> String {
     let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
     let head = format!("0 8192 writecache {mode} {origin} {cache} 4096");

@@ -115,7 +115,8 @@ mod tests {
         losses.connection_lost();
         assert!(!losses.concerns(heard), "it was flushed");
     }
-    /// A client whose connection to us has gone before it heard is another opener when it is back.
+    /// A client that disconnected before the loss was reported to it has another opener when it
+    /// connects again.
     #[test]
     fn a_new_opener_gets_the_report_of_a_gone_one() {
         let mut losses = UnflushedWrites::default();

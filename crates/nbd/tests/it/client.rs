@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The client, moment by moment: what it asks for, whom it believes, and what it tells of a loss.
+//! The client, step by step: what it sends, which answers it accepts, and how it reports a loss.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::model::{Connector, Nature, Server};
+use crate::model::{Connector, Server, ServerTraits};
 use block::{
     BlockDevice, Buf, Bufs, Class, Error, ErrorKind, Flags, LocalFuture, Nanos, Op, Opener, Sector,
     Status,
@@ -22,12 +22,12 @@ const ALL: ExportFlags = ExportFlags::HAS_FLAGS
     .union(ExportFlags::FUA)
     .union(ExportFlags::TRIM)
     .union(ExportFlags::WRITE_ZEROES);
-const NATURE: Nature =
-    Nature { flags: ALL, structured: true, slow_ns: 100_000, again_per_mille: 0 };
+const NATURE: ServerTraits =
+    ServerTraits { flags: ALL, structured: true, slow_ns: 100_000, again_per_mille: 0 };
 const SIZE: usize = 1 << 20;
 
 fn run<F: Future<Output = ()> + 'static>(
-    nature: Nature,
+    nature: ServerTraits,
     test: impl FnOnce(WorldRef, Rc<Server>) -> F,
 ) {
     let world = World::calm(1);
@@ -99,7 +99,7 @@ fn many_requests_share_a_connection_that_ends_by_disc() {
 
 #[test]
 fn without_fua_a_write_and_a_flush_stand_for_it() {
-    let nature = Nature { flags: ALL - ExportFlags::FUA, ..NATURE };
+    let nature = ServerTraits { flags: ALL - ExportFlags::FUA, ..NATURE };
     run(nature, |_, server| async move {
         let client = server.clone().open(Options::default()).await;
         write(&client, Flags::FUA, Class::Normal, Sector(0), pattern(512, 1)).await.unwrap();
@@ -111,7 +111,7 @@ fn without_fua_a_write_and_a_flush_stand_for_it() {
 
 #[test]
 fn an_export_that_takes_no_writes_is_read() {
-    let nature = Nature { flags: ALL | ExportFlags::READ_ONLY, ..NATURE };
+    let nature = ServerTraits { flags: ALL | ExportFlags::READ_ONLY, ..NATURE };
     run(nature, |_, server| async move {
         let client = server.clone().open(Options::default()).await;
         assert!(client.is_read_only());
@@ -120,8 +120,8 @@ fn an_export_that_takes_no_writes_is_read() {
     });
 }
 
-/// The server may have forgotten what it acknowledged: who wrote, and everybody else who was there,
-/// hears of it at the next flush, once; who comes later does not.
+/// The server may have lost acknowledged data: the writer, and every other opener at that time,
+/// gets an error at its next flush, once; later openers do not.
 #[test]
 fn a_flush_after_a_lost_connection_fails_once_for_each_opener() {
     run(NATURE, |_, server| async move {
@@ -147,8 +147,8 @@ fn a_flush_after_a_lost_connection_fails_once_for_each_opener() {
     });
 }
 
-/// Opener 1 has written what is lost, and goes before it hears of that: the client is opener 3 when
-/// it is back.
+/// Opener 1 has written the lost data, and disconnects before that is reported: the client is
+/// opener 3 when it is back.
 #[test]
 fn who_connects_again_hears_of_a_loss() {
     run(NATURE, |_, server| async move {
@@ -203,7 +203,7 @@ fn an_outage_is_waited_out_and_a_long_one_is_an_error() {
 
 #[test]
 fn a_newer_write_waits_for_the_old_connection_others_do_not() {
-    let nature = Nature { slow_ns: 5_000_000_000, ..NATURE };
+    let nature = ServerTraits { slow_ns: 5_000_000_000, ..NATURE };
     run(nature, |world, server| async move {
         let client = Rc::new(server.clone().open(Options::default()).await);
         let first = client.clone();
@@ -221,7 +221,7 @@ fn a_newer_write_waits_for_the_old_connection_others_do_not() {
 
 #[test]
 fn ranges_of_a_host_that_fell_silent_stay_guarded() {
-    let nature = Nature { slow_ns: 1_000_000_000, ..NATURE };
+    let nature = ServerTraits { slow_ns: 1_000_000_000, ..NATURE };
     for fence in [None, Some(Nanos::from_secs(15))] {
         run(nature, move |world, server| async move {
             let options = Options { fence, ..Options::default() };
@@ -258,7 +258,7 @@ fn an_export_that_changed_meanwhile_is_not_used_on() {
     });
 }
 
-/// A server that says what it is told to.
+/// A server that sends scripted answers.
 struct Script {
     world: WorldRef,
     listener: FileId,
@@ -334,8 +334,8 @@ fn data(offset: u64, len: usize) -> Vec<u8> {
 
 /// What a server answers to a read of 1024 bytes at 4096; every one must end the connection, and
 /// the read be asked again of the next, which is honest.
-type Lie = fn(u64) -> Vec<u8>;
-const LIES: [(bool, Lie); 21] = [
+type WrongReply = fn(u64) -> Vec<u8>;
+const LIES: [(bool, WrongReply); 21] = [
     (true, |_| vec![0; 20]),
     (true, |c| simple(0, c)),
     (true, |c| simple(5, c + 1)),
@@ -388,7 +388,7 @@ fn no_lie_of_a_server_is_believed() {
                         say(file, &if first { lie(cookie) } else { honest }).await;
                     }
                     if first {
-                        // It is told to go.
+                        // It is asked to disconnect.
                         let end = SqeOp::Recv { into: Buf::alloc(64).all() };
                         assert_eq!(driver_io(file, end).await.value, 0, "lie {nth}");
                         let _ = driver_io(file, SqeOp::Close).await;
@@ -487,7 +487,7 @@ fn a_flush_sent_while_one_fails_fails_as_well() {
 /// A write is at the server together with a FLUSH of its opener, which fails. The FLUSH need not
 /// cover the write, and the server may have lost it, whichever it answers first: the specification
 /// has a FLUSH cover what was answered before, so the server may have done the write first and have
-/// answered it last. The next FLUSH tells of it, although it succeeds at the server.
+/// answered it last. The next FLUSH reports it, although it succeeds at the server.
 #[test]
 fn the_next_flush_reports_a_write_beside_a_failed_flush() {
     // The FLUSH and the write are the first two.

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The option phase as clients see it.
 
-use crate::common::{Disk, One, info, meta, with_server};
+use crate::common::{Disk, SingleExport, info, meta, with_server};
 use block::{Limits, Nanos, Sector};
 use nbd::Options;
 use nbd::wire::{opt, rep};
 use reactor::{now, sleep};
 
-fn one() -> One {
-    One::new(&Disk::new(2048, Nanos::ZERO))
+fn one() -> SingleExport {
+    SingleExport::new(&Disk::new(2048, Nanos::ZERO))
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn go_tells_size_flags_name_description_and_block_sizes() {
 fn a_device_that_keeps_nothing_offers_no_flush_and_no_fua() {
     let volatile = || {
         let limits = Limits { keeps: false, ..Limits::new(Sector(2048)) };
-        One::new(&Disk::with(limits, Nanos::ZERO))
+        SingleExport::new(&Disk::with(limits, Nanos::ZERO))
     };
     with_server(1, Options::default(), volatile, |net, listener, _| async move {
         let mut c = net.connect(listener);
@@ -136,7 +136,7 @@ fn what_is_no_option_ends_the_connection() {
 
 #[test]
 fn contexts_are_listed_and_set_by_name() {
-    let dirty = || One { dirty: Some(vec![]), ..one() };
+    let dirty = || SingleExport { dirty: Some(vec![]), ..one() };
     with_server(1, Options::default(), dirty, |net, listener, _| async move {
         let mut c = net.connect(listener);
         c.greet().await;

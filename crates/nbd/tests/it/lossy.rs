@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::model::{Nature, Server};
+use crate::model::{Server, ServerTraits};
 use block::{BlockDevice, Nanos, Sector, Target};
 use nbd::Fault;
 use nbd::client::Options;
@@ -23,7 +23,7 @@ const BLOCK_BYTES: usize = 4096;
 #[derive(Clone, Copy)]
 struct Plan {
     fault: Option<Fault>,
-    /// The server says things twice.
+    /// The server sends replies twice.
     confused: bool,
     /// What a server that restarts loses.
     loss: bool,
@@ -43,7 +43,7 @@ fn options(world: &WorldRef) -> Options {
     Options { timeout: Nanos::from_millis(timeout), silence, fence }
 }
 
-/// Cuts the connection again and again, until told to stop.
+/// Cuts the connection again and again, until asked to stop.
 async fn chaos(world: WorldRef, server: Rc<Server>, loss: bool, stop: Rc<Cell<bool>>) {
     let pause = world.borrow_mut().rng.pick(&[300_000, 3_000_000, 30_000_000]);
     while !stop.get() {
@@ -77,8 +77,10 @@ async fn chaos(world: WorldRef, server: Rc<Server>, loss: bool, stop: Rc<Cell<bo
 /// Random clients of the bare device: errors are allowed, wrong data are not.
 fn bare(seed: u64, plan: Plan) -> Result<(), String> {
     let world = World::new(seed);
-    let nature =
-        Nature { again_per_mille: if plan.confused { 100 } else { 0 }, ..Nature::draw(&world) };
+    let nature = ServerTraits {
+        again_per_mille: if plan.confused { 100 } else { 0 },
+        ..ServerTraits::draw(&world)
+    };
     let server = Server::new(&world, BLOCKS as usize * BLOCK_BYTES, nature);
     let machine = Machine::boot(&world, 1);
     machine.spawn(0, server.clone().serve());
@@ -130,7 +132,7 @@ fn bare(seed: u64, plan: Plan) -> Result<(), String> {
 /// not flushed: above the cache nothing of that may be seen.
 fn cached(seed: u64, plan: Plan) -> Result<(), String> {
     let world = World::new(seed);
-    let nature = Nature::draw(&world);
+    let nature = ServerTraits::draw(&world);
     let server = Server::new(&world, BLOCKS as usize * BLOCK_BYTES, nature);
     let machine = Machine::boot(&world, 1);
     machine.spawn(0, server.clone().serve());
@@ -164,7 +166,7 @@ fn cached(seed: u64, plan: Plan) -> Result<(), String> {
     stop.set(true);
     load.verdict.result()?;
     machine.block_on(load.read_all(cache.clone())).unwrap()?;
-    // All of it to the origin, and there it must be whatever the server forgets then.
+    // All of it to the origin, and it must be there although the server then loses data.
     let flushed = async move {
         for _ in 0..100 {
             if cache.clone().message(vec!["flush".into()]).await.is_ok() {

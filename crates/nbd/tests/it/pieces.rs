@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::model::{Fate, Nature, Server};
+use crate::model::{RequestOutcome, Server, ServerTraits};
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Opener, Sector, Status};
 use nbd::Fault;
 use nbd::client::{Client, Options};
@@ -15,7 +15,7 @@ use queue::MergingLeaf;
 use reactor::{io_by, sleep, spawn};
 use sim::{Machine, World, WorldRef};
 
-const NATURE: Nature = Nature {
+const NATURE: ServerTraits = ServerTraits {
     flags: ExportFlags::HAS_FLAGS.union(ExportFlags::FLUSH).union(ExportFlags::FUA),
     structured: true,
     slow_ns: 100_000,
@@ -92,15 +92,15 @@ fn sectors(server: &Server, range: std::ops::Range<usize>) -> Vec<Option<u8>> {
 }
 
 /// Gate 0 holds the last of three pieces; gate 1 holds flushes, if they are to wait.
-fn hold_last(server: &Server, flush: Fate) {
+fn hold_last(server: &Server, flush: RequestOutcome) {
     *server.fate.borrow_mut() = Box::new(move |request: &Request| match request.kind {
-        cmd::WRITE if request.offset == 2 * PIECE as u64 => Fate::Waits(0),
+        cmd::WRITE if request.offset == 2 * PIECE as u64 => RequestOutcome::Waits(0),
         cmd::FLUSH => flush,
-        _ => Fate::Usual,
+        _ => RequestOutcome::Usual,
     });
 }
 
-/// Two pieces are acknowledged, a FLUSH fails, and then the third one is. The FLUSH told of the
+/// Two pieces are acknowledged, a FLUSH fails, and then the third one is. The FLUSH reported the
 /// first two at most: the write was not acknowledged when it came.
 #[test]
 fn a_flush_that_fails_between_pieces_is_told_once_more() {
@@ -108,7 +108,7 @@ fn a_flush_that_fails_between_pieces_is_told_once_more() {
         run(move |_, server| async move {
             let opened = server.clone().open_planted(Options::default(), fault).await;
             let client = Rc::new(opened);
-            hold_last(&server, Fate::Fails);
+            hold_last(&server, RequestOutcome::Fails);
             let write = begin_put(&client, 1, (0, 96), 7);
             settle().await;
             assert_eq!(flush(&*client, 1).await, LOST);
@@ -116,7 +116,7 @@ fn a_flush_that_fails_between_pieces_is_told_once_more() {
             server.open_gate(0);
             settle().await;
             assert_eq!(write.get(), Some(Ok(())));
-            *server.fate.borrow_mut() = Box::new(|_| Fate::Usual);
+            *server.fate.borrow_mut() = Box::new(|_| RequestOutcome::Usual);
             assert_eq!(flush(&*client, 1).await, told, "{fault:?}");
             assert_eq!(put(&*client, 1, (0, 96), 8).await, Ok(()));
             assert_eq!(flush(&*client, 1).await, Ok(()), "all of it came after the loss");
@@ -130,7 +130,7 @@ fn a_flush_that_fails_between_pieces_is_told_once_more() {
 fn a_connection_lost_between_pieces_is_told_once_more() {
     run(|_, server| async move {
         let client = Rc::new(server.clone().open(Options::default()).await);
-        hold_last(&server, Fate::Waits(1));
+        hold_last(&server, RequestOutcome::Waits(1));
         let write = begin_put(&client, 1, (0, 96), 7);
         settle().await;
         let first = begin_flush(&client, 1);
@@ -169,17 +169,17 @@ fn with(mut contents: Vec<Option<u8>>, at: usize, of: u8) -> Vec<Option<u8>> {
 }
 
 /// The first write that comes meets this.
-fn next_write(server: &Server, fate: Fate) {
+fn next_write(server: &Server, fate: RequestOutcome) {
     let mut fate = Some(fate);
     *server.fate.borrow_mut() = Box::new(move |request| match request.kind {
-        cmd::WRITE => fate.take().unwrap_or(Fate::Usual),
-        _ => Fate::Usual,
+        cmd::WRITE => fate.take().unwrap_or(RequestOutcome::Usual),
+        _ => RequestOutcome::Usual,
     });
 }
 
 #[test]
 fn a_merge_whose_connection_is_lost_before_its_write_goes_on() {
-    for fate in [Fate::KillsBefore, Fate::KillsAfter] {
+    for fate in [RequestOutcome::KillsBefore, RequestOutcome::KillsAfter] {
         run(move |_, server| async move {
             let dev = merging(&server).await;
             next_write(&server, fate);
@@ -209,9 +209,9 @@ fn a_merge_whose_server_stays_away_fails_and_lets_others_go() {
         *server.fate.borrow_mut() = Box::new(move |request| {
             if request.kind == cmd::WRITE && std::mem::take(&mut first) {
                 away.0.borrow_mut().set_listening(away.1.listener, false);
-                return Fate::KillsBefore;
+                return RequestOutcome::KillsBefore;
             }
-            Fate::Usual
+            RequestOutcome::Usual
         });
         let part = begin_put(&dev, 1, (3, 1), 50);
         let behind = begin_put(&dev, 1, (4, 1), 51);

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::common::{Client, Disk, One, with_server};
+use crate::common::{Client, Disk, SingleExport, with_server};
 use block::{Limits, Nanos, Sector};
 use nbd::request::Request;
 use nbd::wire::cmd;
@@ -14,8 +14,8 @@ use reactor::{now, sleep, spawn};
 const MIB: u64 = 1 << 20;
 const MS: Nanos = Nanos::from_millis(1);
 
-fn one() -> One {
-    One::new(&Disk::new(2048, MS))
+fn one() -> SingleExport {
+    SingleExport::new(&Disk::new(2048, MS))
 }
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -68,7 +68,7 @@ fn pipelined_requests_keep_their_data_in_any_fragmentation() {
 
 #[test]
 fn a_batch_costs_few_receives_and_few_sends() {
-    let disk = || One::new(&Disk::new(2048, MS));
+    let disk = || SingleExport::new(&Disk::new(2048, MS));
     with_server(1, Options::default(), disk, |net, listener, server| async move {
         let mut c = net.connect(listener);
         c.go(false).await;
@@ -82,7 +82,7 @@ fn a_batch_costs_few_receives_and_few_sends() {
 
 #[test]
 fn the_largest_request_goes_both_ways() {
-    let big = || One::new(&Disk::new(64 << 11, MS));
+    let big = || SingleExport::new(&Disk::new(64 << 11, MS));
     with_server(1, Options::default(), big, |net, listener, _| async move {
         let mut c = net.connect(listener);
         c.go(true).await;
@@ -137,7 +137,7 @@ fn a_wrong_request_gets_its_error_and_the_next_one_is_served() {
 
 #[test]
 fn writing_is_refused_on_a_read_only_export() {
-    let read_only = || One { read_only: true, ..one() };
+    let read_only = || SingleExport { read_only: true, ..one() };
     with_server(1, Options::default(), read_only, |net, listener, _| async move {
         let mut c = net.connect(listener);
         c.go(false).await;
@@ -174,7 +174,7 @@ fn a_device_error_is_told_and_carries_no_data() {
         let disk = || {
             let disk = Disk::new(2048, MS);
             disk.bad.set(Some(Sector(3)));
-            One::new(&disk)
+            SingleExport::new(&disk)
         };
         with_server(1, Options::default(), disk, move |net, listener, _| async move {
             let mut c = net.connect(listener);
@@ -208,7 +208,7 @@ fn the_guard_of_a_lost_client_lives_until_its_last_bio_ends() {
     let disk = Rc::new(Cell::new(None));
     let seen = disk.clone();
     let exports = move || {
-        let one = One::new(&Disk::new(2048, Nanos::from_secs(1)));
+        let one = SingleExport::new(&Disk::new(2048, Nanos::from_secs(1)));
         seen.set(Some((one.disk.clone(), one.opened.clone())));
         one
     };
@@ -238,7 +238,7 @@ fn a_slow_reader_is_bounded_and_holds_nobody_else() {
     let disk = Rc::new(Cell::new(None));
     let seen = disk.clone();
     let exports = move || {
-        let one = One::new(&Disk::new(4 << 11, MS));
+        let one = SingleExport::new(&Disk::new(4 << 11, MS));
         seen.set(Some(one.disk.clone()));
         one
     };
@@ -269,7 +269,7 @@ fn requests_in_flight_are_bounded() {
     let disk = Rc::new(Cell::new(None));
     let seen = disk.clone();
     let exports = move || {
-        let one = One::new(&Disk::new(2048, Nanos::from_secs(1)));
+        let one = SingleExport::new(&Disk::new(2048, Nanos::from_secs(1)));
         seen.set(Some(one.disk.clone()));
         one
     };
@@ -292,7 +292,7 @@ fn requests_in_flight_are_bounded() {
 
 #[test]
 fn requests_that_wait_on_a_stuck_device_keep_no_others_waiting() {
-    let stuck = || One::new(&Disk::new(2048, Nanos::from_secs(3600)));
+    let stuck = || SingleExport::new(&Disk::new(2048, Nanos::from_secs(3600)));
     with_server(1, Options::default(), stuck, |net, listener, server| async move {
         let request = Request { flags: 0, kind: cmd::READ, cookie: 1, offset: 0, len: 512 };
         for _ in 0..20 {
@@ -314,7 +314,8 @@ fn requests_that_wait_on_a_stuck_device_keep_no_others_waiting() {
 #[test]
 fn block_status_replies_that_nobody_takes_count_as_data() {
     let runs = (0..4096).map(|n| Run { sector: Sector(n * 2), len: Sector(1), flags: 1 });
-    let exports = || One { dirty: Some(runs.collect()), ..One::new(&Disk::new(8192, MS)) };
+    let exports =
+        || SingleExport { dirty: Some(runs.collect()), ..SingleExport::new(&Disk::new(8192, MS)) };
     let options = Options { connection_bytes_max: 32 << 20, ..Options::default() };
     with_server(1, options, exports, |net, listener, server| async move {
         let mut c = net.connect(listener);
@@ -333,15 +334,15 @@ fn block_status_replies_that_nobody_takes_count_as_data() {
     });
 }
 
-/// Found by an attack from outside: a flush that stood for FUA of zeroes told of an error of the
-/// device below, as an error of the zeroes; the client's FLUSH was told no more and succeeded,
+/// Found by an attack from outside: a flush that stood for FUA of zeroes reported an error of the
+/// device below, as an error of the zeroes; the client's FLUSH got no error and succeeded,
 /// though other writes were lost.
 #[test]
 fn a_flush_that_stands_for_fua_has_another_opener() {
     let disk = Rc::new(Cell::new(None));
     let seen = disk.clone();
     let exports = move || {
-        let one = One::new(&Disk::with(Limits::new(Sector(8192)), MS));
+        let one = SingleExport::new(&Disk::with(Limits::new(Sector(8192)), MS));
         seen.set(Some(one.disk.clone()));
         one
     };
@@ -368,7 +369,7 @@ fn flush_fua_trim_and_zeroes_reach_the_device_as_it_needs_them() {
         let seen = disk.clone();
         let exports = move || {
             let limits = Limits { write_zeroes, ..Limits::new(Sector(8192)) };
-            let one = One::new(&Disk::with(limits, MS));
+            let one = SingleExport::new(&Disk::with(limits, MS));
             seen.set(Some(one.disk.clone()));
             one
         };
@@ -398,7 +399,8 @@ fn flush_fua_trim_and_zeroes_reach_the_device_as_it_needs_them() {
 #[test]
 fn block_status_tells_allocation_and_dirty_runs() {
     let run = |sector, len| Run { sector: Sector(sector), len: Sector(len), flags: 1 };
-    let exports = move || One { dirty: Some(vec![run(0, 8), run(8, 8), run(100, 10)]), ..one() };
+    let exports =
+        move || SingleExport { dirty: Some(vec![run(0, 8), run(8, 8), run(100, 10)]), ..one() };
     with_server(1, Options::default(), exports, |net, listener, _| async move {
         let mut c = net.connect(listener);
         c.go(true).await;
@@ -427,7 +429,7 @@ fn block_status_needs_a_context() {
 
 #[test]
 fn shutdown_answers_what_is_in_flight_and_closes_the_rest() {
-    let slow = || One::new(&Disk::new(2048, Nanos::from_secs(1)));
+    let slow = || SingleExport::new(&Disk::new(2048, Nanos::from_secs(1)));
     with_server(1, Options::default(), slow, |net, listener, server| async move {
         let mut busy = net.connect(listener);
         busy.go(false).await;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What one client can keep from the others: memory, places, time. Each was found by an attack.
 
-use crate::common::{Client, Disk, Net, One, with_server};
+use crate::common::{Client, Disk, Net, SingleExport, with_server};
 use block::Nanos;
 use nbd::wire::cmd;
 use nbd::{Options, Peer, Server};
@@ -11,8 +11,8 @@ const MIB: u64 = 1 << 20;
 const MS: Nanos = Nanos::from_millis(1);
 const SECOND: Nanos = Nanos::from_secs(1);
 
-fn disk() -> One {
-    One::new(&Disk::new(64 << 11, MS))
+fn disk() -> SingleExport {
+    SingleExport::new(&Disk::new(64 << 11, MS))
 }
 
 /// Clients that ask for 40 x 2 MiB each, and read nothing.
@@ -168,7 +168,7 @@ fn handshakes_that_go_nowhere_make_room_for_clients() {
 /// What a device has in hand is no idleness, however long it takes.
 #[test]
 fn a_session_with_a_request_keeps_its_place() {
-    let stuck = || One::new(&Disk::new(2048, Nanos::from_secs(3600)));
+    let stuck = || SingleExport::new(&Disk::new(2048, Nanos::from_secs(3600)));
     let options = Options { connections_max: 1, local_connections: 0, ..Options::default() };
     with_server(1, options, stuck, |net, listener, server| async move {
         let mut waits = newcomer(&net, listener).await;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The client before a server that accepts connections and says nothing, from the beginning or in
-//! the middle: an error in bounded time, which names who was silent and what was waited for.
+//! The client with a server that accepts connections and is silent, from the beginning or in
+//! the middle: an error in bounded time, which names the server and what it owed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,7 +30,7 @@ impl Connect for Connector {
     }
 }
 
-/// Runs a test before a server of one connection at a time, which does as `serve` says.
+/// Runs a test before a server of one connection at a time, which behaves as `serve`.
 fn run<S: Future<Output = ()> + 'static, T: Future<Output = ()> + 'static>(
     serve: impl Fn(FileId) -> S + 'static,
     test: impl FnOnce(Rc<Connector>) -> T,
@@ -65,7 +65,7 @@ async fn say(file: FileId, bytes: &[u8]) {
     let _ = driver_io(file, SqeOp::Send { bufs }).await; // the client may be gone
 }
 
-/// As many of the three messages of a handshake as `messages` says.
+/// The first `messages` of the three messages of a handshake.
 async fn greet(file: FileId, messages: usize) {
     let mut structured = Vec::new();
     reply(&mut structured, opt::STRUCTURED_REPLY, rep::ERR_UNSUP, &[]);

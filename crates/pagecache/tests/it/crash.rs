@@ -19,9 +19,9 @@ const LIVES: u32 = 3;
 const RANDOM: u64 = 3;
 const SEQUENTIAL: u64 = 1;
 
-/// What goes wrong with disks.
+/// Which requests of the disks fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum DiskErrors {
     None,
     /// Reads and writes fail now and then: nothing is ever lost by that.
     Io,
@@ -35,7 +35,7 @@ struct Life {
     load: Workload,
     /// The set of disks in use.
     set: Rc<Cell<usize>>,
-    trouble: Trouble,
+    disk_errors: DiskErrors,
     operator: OperatorState,
 }
 
@@ -95,7 +95,7 @@ impl Life {
                 }
                 _ => Ok(()),
             };
-            if let (Err(e), Trouble::None) = (&outcome, self.trouble) {
+            if let (Err(e), DiskErrors::None) = (&outcome, self.disk_errors) {
                 self.operator.fail(e.chain());
             }
             // Whether it was suspended or that failed, clients go on.
@@ -172,13 +172,13 @@ impl Life {
 fn simulate(
     seed: u64,
     fault: Option<Fault>,
-    trouble: Trouble,
+    disk_errors: DiskErrors,
     shapes: &[Shape],
 ) -> Result<(), String> {
     let world = World::new(seed);
     let lab = draw_lab(&world, fault, shapes);
     let oracle = Rc::new(RefCell::new(Oracle::new(lab.sectors, 512, seed)));
-    let mut mix = Mix { errors_allowed: trouble != Trouble::None, ..Mix::default() };
+    let mut mix = Mix { errors_allowed: disk_errors != DiskErrors::None, ..Mix::default() };
     {
         let rng = &mut world.borrow_mut().rng;
         mix.fua_per_mille = rng.pick(&[0, 50, 500]);
@@ -186,26 +186,26 @@ fn simulate(
         mix.blocks_max = rng.pick(&[4, 40, 40, 700]);
         mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
     }
-    if trouble == Trouble::Flushes {
+    if disk_errors == DiskErrors::Flushes {
         oracle.borrow_mut().expect_flush_errors();
         mix.flushes_beside = world.borrow_mut().rng.pick(&[0, 1, 3]);
     }
     let (lives, cut_after) = (LIVES, &[200, 2_000, 20_000][..]);
     let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { lab, oracle, mix, trouble, set: Rc::default() })
+    test.run(&mut CacheEngine { lab, oracle, mix, disk_errors, set: Rc::default() })
 }
 
 /// The devices, over all lives of a seed.
-struct Lives {
+struct CacheEngine {
     lab: Fixture,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
-    trouble: Trouble,
+    disk_errors: DiskErrors,
     /// The set of disks in use.
     set: Rc<Cell<usize>>,
 }
 
-impl Engine for Lives {
+impl Engine for CacheEngine {
     fn live(&mut self, machine: &Machine) -> Step {
         let lab = &self.lab;
         let (inner, set) = (lab.clone(), self.set.get());
@@ -217,11 +217,11 @@ impl Engine for Lives {
             rig: rig.clone(),
             load: load.clone(),
             set: self.set.clone(),
-            trouble: self.trouble,
+            disk_errors: self.disk_errors,
             operator: OperatorState::default(),
         });
         machine.block_on(read_all(load.clone(), rig.device.clone()))??;
-        draw_faults(lab, self.trouble);
+        draw_faults(lab, self.disk_errors);
         machine.spawn(0, life.clone().operate());
         let opened = |nth: u64| -> Rc<dyn BlockDevice> {
             Rc::new(OpenDevice::new(rig.device.clone(), opener(nth)))
@@ -283,13 +283,13 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Step {
             }
         }
         // So does the opener of the test itself. Failed pages are still dirty and are written now.
-        if life.trouble == Trouble::None {
+        if life.disk_errors == DiskErrors::None {
             load.flush(&*rig.device).await?;
         } else {
             let _ = load.flush(&*rig.device).await;
         }
         let mut suspended = rig.dm.suspend("cached").await;
-        if life.trouble != Trouble::None && suspended.is_err() {
+        if life.disk_errors != DiskErrors::None && suspended.is_err() {
             suspended = rig.dm.suspend("cached").await;
         }
         suspended.map_err(|e| e.chain())?;
@@ -310,7 +310,7 @@ fn finish(machine: &Machine, life: &Rc<Life>) -> Step {
     Ok(quiet??)
 }
 
-fn draw_faults(lab: &Fixture, trouble: Trouble) {
+fn draw_faults(lab: &Fixture, disk_errors: DiskErrors) {
     let mut world = lab.world.borrow_mut();
     for disk in lab.disks() {
         let of = |wanted: bool, rates: &[u32], rng: &mut Rng| {
@@ -318,9 +318,9 @@ fn draw_faults(lab: &Fixture, trouble: Trouble) {
         };
         let rng = &mut world.rng;
         let faults = Faults {
-            read_error_per_mille: of(trouble != Trouble::None, &[0, 5, 50], rng),
-            write_error_per_mille: of(trouble != Trouble::None, &[0, 5, 50, 500], rng),
-            flush_error_per_mille: of(trouble == Trouble::Flushes, &[0, 20, 200], rng),
+            read_error_per_mille: of(disk_errors != DiskErrors::None, &[0, 5, 50], rng),
+            write_error_per_mille: of(disk_errors != DiskErrors::None, &[0, 5, 50, 500], rng),
+            flush_error_per_mille: of(disk_errors == DiskErrors::Flushes, &[0, 20, 200], rng),
             ..Faults::default()
         };
         world.set_faults(disk, faults);
@@ -329,30 +329,31 @@ fn draw_faults(lab: &Fixture, trouble: Trouble) {
 
 #[test]
 fn flushed_data_survive_a_crash_and_written_data_are_read() {
-    seeds::run(300, |seed| simulate(seed, None, Trouble::None, &SHAPES));
+    seeds::run(300, |seed| simulate(seed, None, DiskErrors::None, &SHAPES));
 }
 
 #[test]
 fn errors_of_reads_and_writes_lose_nothing() {
-    seeds::run(200, |seed| simulate(seed, None, Trouble::Io, &SHAPES));
+    seeds::run(200, |seed| simulate(seed, None, DiskErrors::Io, &SHAPES));
 }
 
 #[test]
 fn failed_flushes_are_reported_and_nothing_else_is_lost() {
-    seeds::run(200, |seed| simulate(seed, None, Trouble::Flushes, &SHAPES));
+    seeds::run(200, |seed| simulate(seed, None, DiskErrors::Flushes, &SHAPES));
 }
 
-fn is_caught_with(fault: Fault, trouble: Trouble, shapes: &[Shape]) {
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), trouble, shapes));
+fn is_caught_with(fault: Fault, disk_errors: DiskErrors, shapes: &[Shape]) {
+    let found =
+        seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), disk_errors, shapes));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     // Without the fault the same seed passes.
-    let without = simulate(found.seed, None, trouble, shapes);
+    let without = simulate(found.seed, None, disk_errors, shapes);
     assert_eq!(without, Ok(()), "seed {} without the fault", found.seed);
 }
 
 fn is_caught(fault: Fault) {
-    is_caught_with(fault, Trouble::None, &SHAPES);
+    is_caught_with(fault, DiskErrors::None, &SHAPES);
 }
 
 #[test]
@@ -362,7 +363,7 @@ fn a_flush_that_does_not_wait_is_caught() {
 
 #[test]
 fn a_flush_that_samples_errors_at_its_end_is_caught() {
-    is_caught_with(Fault::SampleAtEnd, Trouble::Flushes, &SHAPES);
+    is_caught_with(Fault::SampleAtEnd, DiskErrors::Flushes, &SHAPES);
 }
 
 #[test]
@@ -382,17 +383,17 @@ fn cleaning_a_rewritten_page_is_caught() {
 
 #[test]
 fn dropping_failed_pages_is_caught() {
-    is_caught_with(Fault::DropFailed, Trouble::Io, &SHAPES);
+    is_caught_with(Fault::DropFailed, DiskErrors::Io, &SHAPES);
 }
 
 #[test]
 fn reporting_an_error_twice_is_caught() {
-    is_caught_with(Fault::ReportTwice, Trouble::Io, &SHAPES);
+    is_caught_with(Fault::ReportTwice, DiskErrors::Io, &SHAPES);
 }
 
 #[test]
 fn changing_pages_in_flight_is_caught() {
-    is_caught_with(Fault::WriteInPlace, Trouble::None, &[Shape::Watched]);
+    is_caught_with(Fault::WriteInPlace, DiskErrors::None, &[Shape::Watched]);
 }
 
 #[test]

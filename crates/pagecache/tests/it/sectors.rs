@@ -11,9 +11,9 @@ use sim::{Machine, World};
 const PAGES: u64 = 64;
 
 /// Memory that refuses what is not of whole blocks.
-struct Coarse(Mem);
+struct LargeBlockRam(Mem);
 
-impl BlockDevice for Coarse {
+impl BlockDevice for LargeBlockRam {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -28,7 +28,7 @@ impl BlockDevice for Coarse {
     }
 }
 
-fn open(below: &Rc<Coarse>, len: Sector) -> Result<Rc<PageCache>, block::Error> {
+fn open(below: &Rc<LargeBlockRam>, len: Sector) -> Result<Rc<PageCache>, block::Error> {
     let config = Config::parse(&["0"]).unwrap();
     PageCache::new("cache", config, below.clone(), len)
 }
@@ -37,7 +37,7 @@ fn open(below: &Rc<Coarse>, len: Sector) -> Result<Rc<PageCache>, block::Error> 
 fn sectors_are_merged_over_a_device_of_larger_blocks() {
     let machine = Machine::boot(&World::calm(1), 1);
     let done = machine.block_on(async {
-        let below = Rc::new(Coarse(Mem::new("below", Sector(PAGES * 8)).unwrap()));
+        let below = Rc::new(LargeBlockRam(Mem::new("below", Sector(PAGES * 8)).unwrap()));
         assert!(open(&below, Sector(PAGES * 8 - 1)).is_err());
         let cache = open(&below, Sector(PAGES * 8)).unwrap();
         cache.clone().resume().await.unwrap();

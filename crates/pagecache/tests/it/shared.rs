@@ -12,7 +12,8 @@ use pagecache::{Config, PageCache};
 use queue::Mem;
 use sim::{Machine, World};
 
-/// Each engine has a page that it has written, and the disk fails a flush when the test says so.
+/// Each engine has a page that it has written, and the disk fails a flush when the test asks for
+/// it.
 struct Disk {
     mem: Mem,
     flushes_fail: Cell<bool>,

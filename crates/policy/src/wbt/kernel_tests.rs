@@ -288,8 +288,8 @@ proptest! {
         }
     }
 
-    /// Without requests the step returns to 0 and the timer stops, whatever came before. Exception:
-    /// the quirk above, a boost that led to depth 1.
+    /// Without requests the step returns to 0 and the timer stops, after any sequence of events.
+    /// Exception: the quirk above, a boost that led to depth 1.
     #[test]
     fn silence_ends_the_timer(
         queue_depth in 3_u32..2000,

@@ -103,18 +103,18 @@ pub fn copy_and_fence(method: Method, to: &mut [u8], from: &[u8]) {
 pub fn copy_parts_and_fence(method: Method, to: &mut [u8], from: &[u8], part: usize) {
     assert_eq!(to.len(), from.len(), "copy of {} bytes to {}", from.len(), to.len());
     for (to, from) in to.chunks_mut(part).zip(from.chunks(part)) {
-        // SAFETY: two slices of one length; the fence orders the weak stores before whoever looks.
+        // SAFETY: two slices of one length; the fence orders the weak stores before any later load.
         unsafe { copy(method, to.as_mut_ptr(), from.as_ptr(), from.len()) };
     }
     fence();
 }
 
-/// Copies `len` bytes as UR-C1 says.
+/// Copies `len` bytes (UR-C1).
 ///
 /// # Safety
 /// `to` is writable and `from` readable for `len` bytes, the two do not overlap, nobody has a
 /// reference to what is written of them meanwhile, and `method` came from [`methods`] or from what
-/// [`detect`] said. Until a [`fence`] only this thread may look at `to`.
+/// [`detect`] returned. Until a [`fence`] only this thread may look at `to`.
 pub(super) unsafe fn copy(method: Method, to: *mut u8, from: *const u8, len: usize) {
     match method {
         Method::WriteBack(flush) => {

@@ -52,7 +52,7 @@ static PLACES: [Place; MAPPINGS_MAX] = [const {
     }
 }; MAPPINGS_MAX];
 
-/// Who handled SIGBUS before: Rust's own look for stack overflows, as a rule.
+/// The previous handler of SIGBUS: as a rule Rust's own, which detects stack overflows.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping's place in the table; given back when dropped, which must be before it is unmapped.

@@ -236,9 +236,9 @@ impl Mapping {
         let Some(range) = self.range(offset, bufs.len_bytes()) else { return Status::Invalid };
         let mut at = range.start;
         for slice in bufs.iter() {
-            // SAFETY: UR-P1 bounds the source, and nobody has a reference to it; the slice is
+            // SAFETY: UR-P1 bounds the source, and there is no reference to it; the slice is
             // borrowed to copy there. Another process that writes to the file meanwhile, locked as
-            // it is, gives bytes that nobody vouches for.
+            // it is, returns bytes without a guarantee.
             slice.with_destination(|to, len| unsafe {
                 copy_shared(to.cast(), self.region.base.add(at).cast(), len);
             });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Cores and threads: bios cross by mailbox, other threads call in, and what is gone says so.
+//! Cores and threads: bios cross by mailbox, other threads call in, and calls to a core that has
+//! ended return an error.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -28,7 +29,7 @@ fn mem() -> Rc<dyn BlockDevice> {
     Rc::new(Mem::new("mem", Sector(1 << 16)).unwrap())
 }
 
-/// The core that owns a device, until it is told to stop.
+/// The core that owns a device, until it is asked to stop.
 fn serve(mailboxes: &[Mailbox], exported: &mpsc::Sender<Export>, stop: &AtomicBool) {
     let reactor = enter(1, mailboxes);
     exported.send(reactor.on(|| export(mem()))).unwrap();

@@ -24,15 +24,15 @@ use uring::OpenOptions;
 const THREADS_MAX: usize = 32;
 const MS: Nanos = Nanos::from_millis(1);
 
-/// A file system that does not answer until it is told to.
+/// A file system that does not answer before `answer` is called.
 #[derive(Default)]
-struct Hang {
+struct StuckFileSystem {
     answers: Mutex<bool>,
     changed: Condvar,
     asked: AtomicUsize,
 }
 
-impl Hang {
+impl StuckFileSystem {
     fn ask(&self) -> Result<(), Error> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         drop(self.changed.wait_while(self.answers.lock().unwrap(), |answers| !*answers).unwrap());
@@ -53,7 +53,7 @@ fn stuck_threads_are_bounded_and_hold_up_only_what_needs_one() {
         // Two calls, one of which hangs, while one thread has nothing to do: both begin.
         for nth in 0..20 {
             files.away("/warm", || Ok(())).await.unwrap();
-            let hang = Arc::new(Hang::default());
+            let hang = Arc::new(StuckFileSystem::default());
             let (asked, beside) = (hang.clone(), files.clone());
             let (hung, quick) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
             let tell = hung.clone();
@@ -82,7 +82,7 @@ fn stuck_threads_are_bounded_and_hold_up_only_what_needs_one() {
             &folder.path("disk"),
             OpenOptions { create_size: Some(4096), ..OpenOptions::default() },
         );
-        let hang = Arc::new(Hang::default());
+        let hang = Arc::new(StuckFileSystem::default());
         let ended = Rc::new(Cell::new(0));
         let all = THREADS_MAX + 8;
         for nth in 0..all {
@@ -107,7 +107,7 @@ fn stuck_threads_are_bounded_and_hold_up_only_what_needs_one() {
         }));
         assert!(poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx))).await.is_pending());
         drop(gone);
-        // A close has no thread: it is not refused, and who waits for it waits.
+        // A close has no thread: it is not refused; it waits.
         let mark = files.closes_begun();
         files.close(file.unwrap().file);
         let closed = Rc::new(Cell::new(false));

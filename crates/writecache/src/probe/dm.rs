@@ -46,7 +46,7 @@ pub(super) async fn probe(
             return Ok(());
         }
     };
-    let mut entries = format::dm::Survey::new(&superblock);
+    let mut entries = format::dm::CacheContents::new(&superblock);
     let mut memory = reactor::memory().reserve(0, "")?;
     let (mut reads, end) = (
         ReadAhead::new(&place.config, &*place.device, "read entries"),

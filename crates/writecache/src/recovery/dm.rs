@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
-use format::dm::{ENTRY_BYTES, Entry, Fate, Geometry, HEADER_BYTES, Refusal, Superblock};
+use format::dm::{ENTRY_BYTES, Entry, EntryState, Geometry, HEADER_BYTES, Refusal, Superblock};
 use format::{SUPERBLOCK_COPIES, UNIT};
 
 use super::RecoveredCache;
@@ -225,11 +225,11 @@ async fn load(
     while let Some(buf) = reads.next().await? {
         buf.read(|bytes| {
             for (entry, slot) in format::dm::entries(&bytes[skip..]).zip(slots.by_ref()) {
-                match entry.fate(dm.seq.get()) {
-                    Fate::Free => {}
-                    Fate::Leftover if config.planted.is(Fault::LeftoversKept) => {}
-                    Fate::Leftover => stale.push(slot),
-                    Fate::Committed => {
+                match entry.state(dm.seq.get()) {
+                    EntryState::Free => {}
+                    EntryState::Leftover if config.planted.is(Fault::LeftoversKept) => {}
+                    EntryState::Leftover => stale.push(slot),
+                    EntryState::Committed => {
                         let seq = dm.seq.get();
                         stale.extend(add_entry(config, &mut map, entry, slot, seq, blocks)?);
                     }

@@ -3,7 +3,7 @@
 //! the format, and nothing of the engine.
 
 use block::Sector;
-use format::dm::{Fate, HEADER_BYTES, Superblock, Survey, entries, is_unformatted};
+use format::dm::{CacheContents, EntryState, HEADER_BYTES, Superblock, entries, is_unformatted};
 use reactor::FileId;
 use sim::WorldRef;
 use writecache::Config;
@@ -16,7 +16,7 @@ pub(crate) fn survey(
     world: &WorldRef,
     file: FileId,
     config: &Config,
-) -> Result<Option<Survey>, String> {
+) -> Result<Option<CacheContents>, String> {
     let peek = |offset: u64, len: u64| {
         let mut out = vec![0; usize::try_from(len).unwrap()];
         let at = config.start_sector + Sector::from_bytes(offset);
@@ -30,12 +30,12 @@ pub(crate) fn survey(
     let superblock = Superblock::decode(&header).map_err(|refusal| refusal.to_string())?;
     let geometry = superblock.geometry();
     let bytes = peek(0, geometry.data_offset());
-    let mut survey = Survey::new(&superblock);
+    let mut survey = CacheContents::new(&superblock);
     let count = usize::try_from(geometry.n_blocks()).unwrap();
     for entry in entries(&bytes[HEADER_BYTES..]).take(count) {
         survey.add(entry).map_err(|refusal| refusal.to_string())?;
         // A commit ahead of the superblock by more than one would come back in two steps.
-        if entry.fate(superblock.seq_count) == Fate::Leftover
+        if entry.state(superblock.seq_count) == EntryState::Leftover
             && entry.seq_count > superblock.seq_count
         {
             return Err(format!("{entry:?} is ahead of {superblock:?}"));

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::common::sha256::sha256_hex;
 use crate::common::{self, Fixture, fields, number, say};
 use block::{BlockDevice, Buf, Class, ErrorKind, Flags, Sector, Target};
-use format::dm::{Entry, HEADER_BYTES, Superblock, Survey, entries};
+use format::dm::{CacheContents, Entry, HEADER_BYTES, Superblock, entries};
 use writecache::WriteCache;
 
 const ORIGIN_BYTES: usize = 4 << 20;
@@ -69,10 +69,10 @@ async fn view(dev: &dyn BlockDevice) -> Vec<u8> {
     buf.read(<[u8]>::to_vec)
 }
 
-fn survey(fixture: &Fixture) -> (Superblock, Survey) {
+fn survey(fixture: &Fixture) -> (Superblock, CacheContents) {
     let image = fixture.image();
     let superblock = Superblock::decode(&image).unwrap();
-    let mut survey = Survey::new(&superblock);
+    let mut survey = CacheContents::new(&superblock);
     let n = usize::try_from(superblock.n_blocks).unwrap();
     for entry in entries(&image[HEADER_BYTES..]).take(n) {
         survey.add(entry).unwrap();

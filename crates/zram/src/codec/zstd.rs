@@ -27,7 +27,7 @@ impl Zstd {
         };
         let (mut to, mut from) = (CCtx::create(), DCtx::create());
         to.set_parameter(CParameter::CompressionLevel(level)).map_err(refused("level"))?;
-        // Every page has one object and one dictionary: a frame need not say which.
+        // Every page has one object and one dictionary: a frame does not name it.
         to.set_parameter(CParameter::DictIdFlag(false)).map_err(refused("level"))?;
         if let Some(dict) = dict {
             to.load_dictionary(dict).map_err(refused("dict"))?;

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants
-//! - ZR-CH1 A unit is built without an `.await` (`unit`): what it says of its slots was true at one
-//!   moment, and its place in the chain is that of its building.
-//! - ZR-CH2 A unit begins where the unit before it says. That place is chosen before the unit
-//!   before it is written.
+//! - ZR-CH1 A unit is built without an `.await` (`unit`): its contents were true of its slots at
+//!   one moment, and its place in the chain is that of its building.
+//! - ZR-CH2 A unit begins at the place that the unit before it names. That place is chosen before
+//!   the unit before it is written.
 //! - ZR-CH3 Units become durable in order.
 use std::collections::VecDeque;
 use std::ops::Range;

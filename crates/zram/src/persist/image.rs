@@ -2,7 +2,7 @@
 //! Image: the state of a slot according to the chain of units; ten bytes each.
 //!
 //! Invariants
-//! - ZR-IM1 The image of a slot is what the last unit says that names the slot. The slot differs
+//! - ZR-IM1 The image of a slot is its state in the last unit that names the slot. The slot differs
 //!   from its image only while it is dirty.
 //! - ZR-IM2 The blocks of an image lie in the data blocks of its region, so that no sum of block
 //!   numbers wraps: images of a checkpoint are checked, those of a unit lie within the unit.

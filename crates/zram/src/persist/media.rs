@@ -38,7 +38,7 @@ const INCARNATION_MAX: u32 = u32::MAX / 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Media {
     uuid: [u8; 16],
-    /// As it was formatted: with so many parts, whatever the table says.
+    /// As it was formatted: with the number of parts of the media, not of the table.
     pub(crate) layout: Layout,
     region_blocks: u32,
 }
@@ -134,7 +134,7 @@ fn write_copy(device: &dyn BlockDevice, at: Sector, copy: u8, new: &Superblock) 
 }
 
 /// Writes a superblock: copies 0 and 1, flush, 2 and 3, flush, so that at every moment one pair is
-/// whole. `at` says where a block of the region lies.
+/// whole. `at` returns the place of a block of the region.
 pub(super) async fn write_superblock(
     device: &dyn BlockDevice,
     at: impl Fn(u32) -> Sector,

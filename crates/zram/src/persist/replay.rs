@@ -2,7 +2,7 @@
 //! Replay: applies the units after the checkpoint, as far as they are whole and linked.
 //!
 //! The chain ends at the first unit that does not fit. That is its torn end, unless a later unit
-//! says that this unit was durable: then the device is damaged, and is refused, because
+//! shows that this unit was durable: then the device is damaged, and is refused, because
 //! acknowledged data would be lost. Later units are looked for where they may be: after the unit in
 //! the same run of blocks, and in the place that its header names, if that is whole.
 use block::Error;
@@ -104,7 +104,7 @@ async fn read_unit(opening: &Opening<'_>, at: &ChainStart) -> Result<Unit, Error
     Ok(Unit::Torn(unit))
 }
 
-/// Looks in a run of blocks for a unit that says that the one of `sequence`, which is not whole,
+/// Searches a run of blocks for a unit which shows that the one of `sequence`, which is not whole,
 /// was durable.
 async fn refuse_rot(
     opening: &Opening<'_>,

@@ -28,7 +28,7 @@ use crate::slot::Flags as SlotFlags;
 use crate::store::Handle;
 
 /// The outcome of building a unit.
-pub(super) enum Built {
+pub(super) enum BuildOutcome {
     /// It is being written, and takes so many blocks.
     Unit(u32),
     /// No slot is dirty.
@@ -62,18 +62,18 @@ impl Part {
         slots: &mut DirtySlots,
         blocks_max: u32,
         how: UnitWrite,
-    ) -> Built {
+    ) -> BuildOutcome {
         let persist = self.persist();
         if slots.next(persist).is_none() {
-            return Built::NothingDirty;
+            return BuildOutcome::NothingDirty;
         }
         let mut chain = persist.chain.borrow_mut();
-        let Some(run) = chain.next.clone() else { return Built::NoPlace };
+        let Some(run) = chain.next.clone() else { return BuildOutcome::NoPlace };
         let collected = self.collect(slots, &run, blocks_max, chain.sequence);
         let mut wide = None;
         if collected.packer.bytes() == UNIT_HEADER {
             if slots.next(persist).is_none() {
-                return Built::NothingDirty;
+                return BuildOutcome::NothingDirty;
             }
             // A page that did not compress needs two blocks, and one is left: a unit without
             // objects leads on to a run of two.
@@ -81,7 +81,7 @@ impl Part {
                 wide = take_wide_run(self.space());
             }
             if wide.is_none() {
-                return Built::TooFewBlocks;
+                return BuildOutcome::TooFewBlocks;
             }
         }
         let Collected { packer, mut superseded, moved, object_bytes } = collected;
@@ -101,7 +101,7 @@ impl Part {
         }
         self.counters.bd_object_bytes.add(object_bytes);
         self.send_unit(buf, unit, sequence, how);
-        Built::Unit(blocks)
+        BuildOutcome::Unit(blocks)
     }
 
     /// Packs dirty slots into a unit that begins with `run`. They are as their images then.

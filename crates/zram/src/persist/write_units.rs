@@ -8,7 +8,7 @@ use reactor::yield_now;
 
 use super::chain::UNIT_BLOCKS_MIN;
 use super::dirty_slots::DirtySlots;
-use super::unit::{Built, UnitWrite};
+use super::unit::{BuildOutcome, UnitWrite};
 use crate::part::Part;
 use crate::planted::Fault;
 
@@ -56,16 +56,16 @@ impl Part {
                 granted = blocks;
             }
             let built = match granted {
-                0 => Built::TooFewBlocks,
+                0 => BuildOutcome::TooFewBlocks,
                 _ => self.build_unit(slots, granted, how),
             };
             if let UnitsFor::Writeback(written) = &mut purpose {
-                let used = if let Built::Unit(blocks) = built { blocks } else { 0 };
+                let used = if let BuildOutcome::Unit(blocks) = built { blocks } else { 0 };
                 self.shared.budget.refund(u64::from(granted - used));
                 **written += u64::from(used);
             }
             match built {
-                Built::Unit(_) => {
+                BuildOutcome::Unit(_) => {
                     tries = 0;
                     if !tidying {
                         self.checkpoint_if_due();
@@ -73,10 +73,10 @@ impl Part {
                     }
                     yield_now().await;
                 }
-                Built::NothingDirty => return Ok(true),
-                Built::TooFewBlocks if granted < wanted => return Ok(false),
-                Built::NoPlace => self.make_room(tidying).await?,
-                Built::TooFewBlocks => self.make_wide_room(&mut tries, tidying).await?,
+                BuildOutcome::NothingDirty => return Ok(true),
+                BuildOutcome::TooFewBlocks if granted < wanted => return Ok(false),
+                BuildOutcome::NoPlace => self.make_room(tidying).await?,
+                BuildOutcome::TooFewBlocks => self.make_wide_room(&mut tries, tidying).await?,
             }
         }
     }

@@ -157,35 +157,35 @@ impl Part {
             }
             let from = (blocks.start - range.start) as usize * PAGE;
             match buf.read(|b| self.restore(*nth, slot, &b[from..])) {
-                Restored::Yes => restored.push(*nth),
-                Restored::Damaged => {}
-                Restored::NoMemory => break,
+                RestoreOutcome::Yes => restored.push(*nth),
+                RestoreOutcome::Damaged => {}
+                RestoreOutcome::NoMemory => break,
             }
         }
         restored
     }
 
     /// Puts the object of a slot, which begins in the first of these blocks, into memory (ZR-SC1).
-    fn restore(&self, nth: u32, slot: Slot, blocks: &[u8]) -> Restored {
+    fn restore(&self, nth: u32, slot: Slot, blocks: &[u8]) -> RestoreOutcome {
         let at = Address(slot.place);
         let Ok(found) = verify(&blocks[at.offset()..], nth, at.object_check()) else {
-            return Restored::Damaged;
+            return RestoreOutcome::Damaged;
         };
-        let Object::Page { priority, bytes } = found.object else { return Restored::Damaged };
+        let Object::Page { priority, bytes } = found.object else { return RestoreOutcome::Damaged };
         if (bytes.len(), priority) != (slot.size(), slot.priority()) {
-            return Restored::Damaged; // Another object with the same checksum.
+            return RestoreOutcome::Damaged; // Another object with the same checksum.
         }
         let Ok(handle) = self.store.borrow_mut().insert(nth, bytes) else {
-            return Restored::NoMemory;
+            return RestoreOutcome::NoMemory;
         };
         let flags = slot.flags() & (Flags::IDLE | Flags::INCOMPRESSIBLE);
         let new = Slot::object(handle.0, bytes.len(), priority, slot.accessed).with(flags);
         self.replace(nth, new);
-        Restored::Yes
+        RestoreOutcome::Yes
     }
 }
 
-enum Restored {
+enum RestoreOutcome {
     Yes,
     Damaged,
     NoMemory,

@@ -8,7 +8,7 @@ use crate::fixture::{Fixture, fill, set};
 use block::{Bio, BlockDevice, Class, Limits, Op, Target};
 use sim::Machine;
 
-/// A backing device, and for whom it was written.
+/// A backing device that records the class of each write.
 struct ClassRecorder {
     below: Rc<dyn BlockDevice>,
     classes: RefCell<Vec<Class>>,

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
-use crate::common::{Gated, Noisy, PAGE, PAGE_SECTORS, SuspendGate, vanish};
+use crate::common::{GatedDevice, NoiseFilter, PAGE, PAGE_SECTORS, SuspendGate, vanish};
 use block::{BlockDevice, CoreId, Error, Nanos, Sector, Target};
 use reactor::FileId;
 use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Work};
@@ -124,11 +124,11 @@ fn simulate(seed: u64, fault: Option<Fault>, with_faults: bool, tight: bool) -> 
     }
     let (lives, cut_after) = (LIVES, &[200, 2_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { world, setup, oracle, mix, with_faults, cores: 0, target: None })
+    test.run(&mut ZramEngine { world, setup, oracle, mix, with_faults, cores: 0, target: None })
 }
 
 /// The device over all lives of a seed.
-struct Lives {
+struct ZramEngine {
     world: WorldRef,
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
@@ -139,14 +139,14 @@ struct Lives {
     target: Option<Rc<Zram>>,
 }
 
-impl Drop for Lives {
+impl Drop for ZramEngine {
     /// After a panic in a life its machine is gone, and a device cannot be dropped without one.
     fn drop(&mut self) {
         let _leaked = self.target.take().map(ManuallyDrop::new);
     }
 }
 
-impl Engine for Lives {
+impl Engine for ZramEngine {
     fn begin_life(&mut self) -> u16 {
         self.cores = self.world.borrow_mut().rng.pick(&[1, 2]);
         self.cores
@@ -160,8 +160,8 @@ impl Engine for Lives {
         let opened = machine.block_on(async move { opening.resume().await })?;
         opened.map_err(|e| format!("open failed: {}", e.chain()))?;
         let gate = Rc::new(SuspendGate::default());
-        let gated = Gated { target: target.clone(), gate: gate.clone() };
-        let device: Rc<dyn BlockDevice> = Rc::new(Noisy(Rc::new(gated)));
+        let gated = GatedDevice { target: target.clone(), gate: gate.clone() };
+        let device: Rc<dyn BlockDevice> = Rc::new(NoiseFilter(Rc::new(gated)));
         let device: Rc<dyn BlockDevice> =
             if self.with_faults { device } else { Rc::new(ReadsDoNotFail(device)) };
         let load = Workload::new(world, &self.oracle, mix);
@@ -216,7 +216,7 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
 fn finish(machine: &Machine, load: &Workload, target: &Rc<Zram>, errors_allowed: bool) -> Step {
     let (load, target) = (load.clone(), target.clone());
     let quiet = machine.block_on(async move {
-        let device: Rc<dyn BlockDevice> = Rc::new(Noisy(target.clone()));
+        let device: Rc<dyn BlockDevice> = Rc::new(NoiseFilter(target.clone()));
         load.read_all(device.clone()).await?;
         let suspended: Result<(), Error> = target.clone().suspend().await;
         match suspended {

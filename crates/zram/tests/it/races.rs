@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::fixture::dress::Dress;
+use crate::fixture::pattern_filter::PatternFilter;
 use crate::fixture::{self, PAGE, drop_pages, noise, numbers, put, set};
 use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector, Target};
 use reactor::FileId;
@@ -180,7 +180,7 @@ fn simulate_in(seed: u64, fault: Option<Fault>, bad: Bad, unit: usize) -> Result
         })
         .expect("no power cut was planned");
     let load = Workload::new(&world, &oracle, mix);
-    let dressed: Rc<dyn BlockDevice> = Dress::by_units(zram.clone(), unit);
+    let dressed: Rc<dyn BlockDevice> = PatternFilter::by_units(zram.clone(), unit);
     for _ in 0..CLIENTS {
         machine.spawn(0, load.client(dressed.clone(), 120));
     }

@@ -489,7 +489,7 @@ fn a_restored_page_that_changes_meanwhile_is_read_as_changed() {
         let (of, done) = (zram.clone(), Rc::new(Cell::new(false)));
         let tell = done.clone();
         reactor::spawn(async move {
-            // The walk comes to the pages that were brought back after they were written again.
+            // The walk reaches the pages that were read back after they were written again.
             drop(set(&of, "writeback", "page_indexes=0-2047").await);
             tell.set(true);
         });

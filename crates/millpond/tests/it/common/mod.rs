@@ -75,7 +75,7 @@ impl Daemon {
         Daemon::start_in(folder(), options)
     }
 
-    /// Starts a daemon and waits until it says that it is ready.
+    /// Starts a daemon and waits until it reports that it is ready.
     pub(crate) fn start_in(dir: TempDir, options: &[&str]) -> Daemon {
         Daemon::start_with_env(dir, options, &[])
     }

@@ -220,7 +220,7 @@ pub(crate) struct Disk {
     pub(crate) started: Cell<usize>,
     pub(crate) finished: Cell<usize>,
     pub(crate) flushes: Cell<usize>,
-    /// Who has sent them.
+    /// Their openers.
     pub(crate) flushed_by: RefCell<Vec<Opener>>,
     pub(crate) fuas: Cell<usize>,
     /// Reads and writes of this sector fail.
@@ -296,7 +296,7 @@ impl BlockDevice for Disk {
 }
 
 /// One disk under the name `disk`, also the default; counts who has it open.
-pub(crate) struct One {
+pub(crate) struct SingleExport {
     pub(crate) disk: Rc<Disk>,
     pub(crate) opened: Rc<Cell<usize>>,
     pub(crate) read_only: bool,
@@ -304,9 +304,9 @@ pub(crate) struct One {
     pub(crate) dirty: Option<Vec<Run>>,
 }
 
-impl One {
-    pub(crate) fn new(disk: &Rc<Disk>) -> One {
-        One { disk: disk.clone(), opened: Rc::default(), read_only: false, dirty: None }
+impl SingleExport {
+    pub(crate) fn new(disk: &Rc<Disk>) -> SingleExport {
+        SingleExport { disk: disk.clone(), opened: Rc::default(), read_only: false, dirty: None }
     }
 }
 
@@ -323,7 +323,7 @@ impl Drop for Opened {
     }
 }
 
-impl Exports for One {
+impl Exports for SingleExport {
     fn list(&self) -> Vec<String> {
         vec!["disk".into(), "ghost".into()]
     }
@@ -378,7 +378,7 @@ impl Export for Opened {
 pub(crate) fn with_server<F>(
     seed: u64,
     options: Options,
-    exports: impl FnOnce() -> One,
+    exports: impl FnOnce() -> SingleExport,
     test: impl FnOnce(Net, FileId, Server) -> F,
 ) where
     F: Future<Output = ()> + 'static,
@@ -394,7 +394,7 @@ pub(crate) fn with_server<F>(
     reactor.block_on(future);
 }
 
-/// A client that says what it is told to, and checks little.
+/// A client that sends scripted requests, and checks little.
 pub(crate) struct Client {
     pub(crate) net: Net,
     pub(crate) file: FileId,
@@ -444,7 +444,7 @@ impl Client {
         self.send(&option_bytes(option, payload)).await;
     }
 
-    /// One option reply: its type and payload.
+    /// SingleExport option reply: its type and payload.
     pub(crate) async fn option_reply(&mut self) -> (u32, Vec<u8>) {
         let head = self.recv(20).await;
         assert_eq!(head[..8], 0x0003_e889_0455_65a9_u64.to_be_bytes());

@@ -19,7 +19,7 @@ use sim::WorldRef;
 
 /// What a server is like.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nature {
+pub(crate) struct ServerTraits {
     pub(crate) flags: ExportFlags,
     pub(crate) structured: bool,
     /// Requests take up to this; one of sixteen ten times as long.
@@ -28,13 +28,13 @@ pub(crate) struct Nature {
     pub(crate) again_per_mille: u32,
 }
 
-impl Nature {
-    pub(crate) fn draw(world: &WorldRef) -> Nature {
+impl ServerTraits {
+    pub(crate) fn draw(world: &WorldRef) -> ServerTraits {
         let rng = &mut world.borrow_mut().rng;
         let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::FLUSH;
         flags |= ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
         flags.set(ExportFlags::FUA, rng.below(2) == 0);
-        Nature {
+        ServerTraits {
             flags,
             structured: rng.below(2) == 0,
             slow_ns: rng.pick(&[10_000, 300_000, 3_000_000]),
@@ -45,7 +45,7 @@ impl Nature {
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum RequestOutcome {
     Usual,
     /// It is answered with an error and not done.
     Fails,
@@ -56,13 +56,13 @@ pub(crate) enum Fate {
     KillsAfter,
 }
 
-type Fates = Box<dyn FnMut(&Request) -> Fate>;
+type OutcomeOf = Box<dyn FnMut(&Request) -> RequestOutcome>;
 
 /// The server; its disk outlives its processes.
 pub(crate) struct Server {
     world: WorldRef,
     pub(crate) listener: FileId,
-    pub(crate) nature: Nature,
+    pub(crate) nature: ServerTraits,
     pub(crate) size: Cell<u64>,
     now: RefCell<Vec<u8>>,
     durable: RefCell<Vec<u8>>,
@@ -79,7 +79,7 @@ pub(crate) struct Server {
     /// Its smallest, preferred and largest request.
     pub(crate) block_sizes: Cell<[u32; 3]>,
     /// What becomes of each request, in the order in which they come.
-    pub(crate) fate: RefCell<Fates>,
+    pub(crate) fate: RefCell<OutcomeOf>,
     pub(crate) open_gates: Cell<[bool; 2]>,
     gates: WaitList,
 }
@@ -126,7 +126,7 @@ impl Connect for Connector {
 }
 
 impl Server {
-    pub(crate) fn new(world: &WorldRef, size: usize, nature: Nature) -> Rc<Server> {
+    pub(crate) fn new(world: &WorldRef, size: usize, nature: ServerTraits) -> Rc<Server> {
         let listener = world.borrow_mut().listen();
         Rc::new(Server {
             world: world.clone(),
@@ -143,7 +143,7 @@ impl Server {
             connections: Cell::new(0),
             flushes: Cell::new(0),
             block_sizes: Cell::new([512, 4096, 16 << 10]),
-            fate: RefCell::new(Box::new(|_| Fate::Usual)),
+            fate: RefCell::new(Box::new(|_| RequestOutcome::Usual)),
             open_gates: Cell::default(),
             gates: WaitList::new(),
         })
@@ -335,19 +335,19 @@ impl Server {
         };
         let fate = (self.fate.borrow_mut())(&request);
         sleep(Nanos(before)).await;
-        if let Fate::Waits(nth) = fate {
+        if let RequestOutcome::Waits(nth) = fate {
             let over = || conn.process != self.process.get();
             self.gates.wait_for(|| self.open_gates.get()[nth] || over()).await;
         }
-        if fate == Fate::KillsBefore {
+        if fate == RequestOutcome::KillsBefore {
             self.restart(false);
         }
         if conn.process == self.process.get() {
-            let answer = match fate == Fate::Fails {
+            let answer = match fate == RequestOutcome::Fails {
                 true => answer_of(request.cookie, Some(Errno::Io)),
                 false => self.perform(&conn, &request, &data),
             };
-            if fate == Fate::KillsAfter {
+            if fate == RequestOutcome::KillsAfter {
                 self.restart(false);
             }
             sleep(Nanos(after)).await;

@@ -14,7 +14,7 @@ use pagecache::{Config, Fault, PageCache};
 use queue::FileLeaf;
 use reactor::FileId;
 use sim::{Machine, WorldRef};
-use stable::Stable;
+use stable::StabilityCheck;
 
 /// How the device under the cache is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Resolver for Disks {
         let opened: Result<Rc<dyn BlockDevice>, Error> = match (found, lab.shape) {
             (None, _) => Err(Error::not_found(format!("no disk {word}"))),
             (Some((_, disk)), Shape::Watched) => {
-                Ok(Rc::new(Stable::new(disk, self.spoilt.clone())))
+                Ok(Rc::new(StabilityCheck::new(disk, self.spoilt.clone())))
             }
             (Some((file, disk)), _) => Ok(Rc::new(FileLeaf::new(word, file, disk.limits()))),
         };
@@ -215,7 +215,7 @@ impl Resolver for Disks {
     }
 }
 
-/// A config with `memory_bytes` smaller than a table line may say.
+/// A config with `memory_bytes` smaller than a table line allows.
 pub(crate) fn config(options: &str, memory_bytes: u64, fault: Option<Fault>) -> Config {
     let words: Vec<&str> = options.split_whitespace().collect();
     let count = words.len().to_string();

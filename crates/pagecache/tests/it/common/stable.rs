@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A device that looks whether what is being written changes before it has been, and whether two
-//! writes of one sector are in flight at a time.
+//! A device that checks that data in flight do not change before their write ends, and that no two
+//! writes of one sector are in flight at the same time.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -8,9 +8,9 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Bufs, Limits, Op, Status};
 use reactor::OnDone;
 
-pub(crate) struct Stable {
+pub(crate) struct StabilityCheck {
     below: Rc<dyn BlockDevice>,
-    books: Rc<Books>,
+    ledger: Rc<Ledger>,
 }
 
 struct PendingRequest {
@@ -21,7 +21,7 @@ struct PendingRequest {
     sum: u32,
 }
 
-struct Books {
+struct Ledger {
     pending: RefCell<Vec<PendingRequest>>,
     next: Cell<u64>,
     spoilt: Rc<RefCell<Option<String>>>,
@@ -34,20 +34,23 @@ fn sum(bufs: &Bufs) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
 }
 
-impl Stable {
-    pub(crate) fn new(below: Rc<dyn BlockDevice>, spoilt: Rc<RefCell<Option<String>>>) -> Stable {
-        let books = Books { pending: RefCell::default(), next: Cell::new(0), spoilt };
-        Stable { below, books: Rc::new(books) }
+impl StabilityCheck {
+    pub(crate) fn new(
+        below: Rc<dyn BlockDevice>,
+        spoilt: Rc<RefCell<Option<String>>>,
+    ) -> StabilityCheck {
+        let ledger = Ledger { pending: RefCell::default(), next: Cell::new(0), spoilt };
+        StabilityCheck { below, ledger: Rc::new(ledger) }
     }
 }
 
-impl Books {
+impl Ledger {
     fn complain(&self, why: String) {
         self.spoilt.borrow_mut().get_or_insert(why);
     }
 }
 
-impl OnDone for Books {
+impl OnDone for Ledger {
     fn on_done(&self, _: Status, tag: u64) {
         let mut pending = self.pending.borrow_mut();
         let at = pending.iter().position(|f| f.tag == tag).expect("it was noted");
@@ -58,7 +61,7 @@ impl OnDone for Books {
     }
 }
 
-impl BlockDevice for Stable {
+impl BlockDevice for StabilityCheck {
     fn name(&self) -> &str {
         self.below.name()
     }
@@ -74,22 +77,22 @@ impl BlockDevice for Stable {
         };
         if changes {
             let sectors = bio.sector.0..bio.end().0;
-            let books = &self.books;
-            let tag = books.next.replace(books.next.get() + 1);
-            let mut pending = books.pending.borrow_mut();
+            let ledger = &self.ledger;
+            let tag = ledger.next.replace(ledger.next.get() + 1);
+            let mut pending = ledger.pending.borrow_mut();
             let overlaps = |f: &&PendingRequest| {
                 f.sectors.start < sectors.end && sectors.start < f.sectors.end
             };
             if let Some(other) = pending.iter().find(overlaps) {
                 let (op, with) = (bio.op, other.op);
                 let there = &other.sectors;
-                books.complain(format!("{op} of {sectors:?} while {with} of {there:?} is below"));
+                ledger.complain(format!("{op} of {sectors:?} while {with} of {there:?} is below"));
             }
             let bufs = bio.bufs.clone();
             let sum = sum(&bufs);
             pending.push(PendingRequest { tag, sectors, op: bio.op, bufs, sum });
             drop(pending);
-            bio.done = reactor::chain(bio.done, books.clone(), tag);
+            bio.done = reactor::chain(bio.done, ledger.clone(), tag);
         }
         self.below.submit(bio);
     }

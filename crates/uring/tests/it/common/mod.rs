@@ -95,7 +95,7 @@ pub(crate) fn open_descriptors() -> usize {
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    /// Nothing where loop devices can't be had; says why.
+    /// `None` where loop devices are not available; prints the reason.
     pub(crate) fn on(file: &Path) -> Option<Loop> {
         let made =
             std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();

@@ -44,21 +44,21 @@ impl SuspendGate {
     }
 }
 
-struct Leave(Rc<SuspendGate>);
+struct GateExit(Rc<SuspendGate>);
 
-impl OnDone for Leave {
+impl OnDone for GateExit {
     fn on_done(&self, _: Status, _: u64) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
         self.0.changed.wake_all();
     }
 }
 
-pub(crate) struct Gated {
+pub(crate) struct GatedDevice {
     pub(crate) target: Rc<Zram>,
     pub(crate) gate: Rc<SuspendGate>,
 }
 
-impl BlockDevice for Gated {
+impl BlockDevice for GatedDevice {
     fn name(&self) -> &str {
         "gated"
     }
@@ -71,7 +71,7 @@ impl BlockDevice for Gated {
         let (target, gate) = (self.target.clone(), self.gate.clone());
         let enter = move |gate: Rc<SuspendGate>| {
             gate.in_flight.set(gate.in_flight.get() + 1);
-            bio.done = reactor::chain(bio.done, Rc::new(Leave(gate)), 0);
+            bio.done = reactor::chain(bio.done, Rc::new(GateExit(gate)), 0);
             target.submit(bio);
         };
         if gate.closed.get() {
@@ -86,7 +86,7 @@ impl BlockDevice for Gated {
 }
 
 /// Every third page below is noise: it does not compress. Zeroes stay zeroes.
-pub(crate) struct Noisy(pub(crate) Rc<dyn BlockDevice>);
+pub(crate) struct NoiseFilter(pub(crate) Rc<dyn BlockDevice>);
 
 fn noise(page: u64, bytes: &mut [u8]) {
     if !page.is_multiple_of(3) || bytes.iter().all(|b| *b == 0) {
@@ -109,7 +109,7 @@ fn noisy(first: u64, bytes: &mut [u8]) {
     }
 }
 
-impl BlockDevice for Noisy {
+impl BlockDevice for NoiseFilter {
     fn name(&self) -> &str {
         self.0.name()
     }

@@ -2,7 +2,7 @@
 //! A session with a real kernel's zram, step by step, and in what ours differs on purpose.
 //!
 //! `kernel.txt` was taken of Linux 6.1. Its lines are the script: writes of attributes are done as
-//! they stand there, and headings (`-- 100 zero pages`) tell what a client did.
+//! they stand there, and headings (`-- 100 zero pages`) name what a client did.
 
 const SESSION: &str = include_str!("kernel.txt");
 
@@ -30,11 +30,11 @@ pub(crate) const DIFFERENT: [&str; 7] = [
 
 /// One line of the session.
 pub(crate) enum Step {
-    /// An attribute is written; the kernel said `ok` or an errno.
+    /// An attribute is written; the kernel returned `ok` or an errno.
     Write { name: &'static str, value: &'static str, kernel: &'static str },
     /// What a client does: one of the headings.
     Act(&'static str),
-    /// An attribute is read, after what the heading says: numbers.
+    /// An attribute is read, after the step of the heading: numbers.
     Row { heading: &'static str, name: &'static str, kernel: Vec<u64> },
     /// An attribute is read: words.
     Shown { name: &'static str, kernel: &'static str },
@@ -91,7 +91,8 @@ pub(crate) fn steps() -> Vec<Step> {
     steps
 }
 
-/// Checks an answer; tells what was written when it differs on purpose. `ours` is `ok` or an errno.
+/// Checks an answer; prints the write when the answers differ on purpose. `ours` is `ok` or an
+/// errno.
 pub(crate) fn check(name: &str, value: &str, kernel: &str, ours: &str) -> Option<String> {
     if ours == kernel {
         return None;

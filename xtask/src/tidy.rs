@@ -186,7 +186,7 @@ impl File<'_> {
                 self.finding(n, &format!("{name} is unfinished work"));
             }
         }
-        self.report(words::code_findings(self.path, &code));
+        self.report(words::code_findings(&code));
         self.report(sizes::findings(&code));
         self.unsafe_code(text, &code);
         self.floor_rules(&code);

@@ -6,7 +6,7 @@
 //! any entries names each of them at most once (FM-K3).
 #![no_main]
 
-use format::dm::{Entry, Geometry, HEADER_BYTES, Superblock, CacheContents, entries};
+use format::dm::{CacheContents, Entry, Geometry, HEADER_BYTES, Superblock, entries};
 use libfuzzer_sys::fuzz_target;
 
 /// Magic and version 1: without them nearly every input would end at the first check.

@@ -10,8 +10,9 @@
 #![no_main]
 
 use format::zram::{
-    Checkpoint, CodecId, StoredObject, Geometry, MapHeader, OBJECT_HEADER, ObjectDamage, Superblock,
-    UNIT_HEADER, UnitHeader, decode_map, decode_unit, encode_map, object_bytes, verify, walk,
+    Checkpoint, CodecId, Geometry, MapHeader, OBJECT_HEADER, ObjectDamage, StoredObject,
+    Superblock, UNIT_HEADER, UnitHeader, decode_map, decode_unit, encode_map, object_bytes, verify,
+    walk,
 };
 use format::{SUPERBLOCK_COPIES, UNIT};
 use libfuzzer_sys::fuzz_target;

@@ -65,7 +65,7 @@ impl Client {
             Failure::unreachable(ECONNRESET, text)
         };
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        // It ends with the exchange; what goes wrong on it comes out of `send_request` too.
+        // It ends with the exchange; `send_request` returns its errors, too.
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)

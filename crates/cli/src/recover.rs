@@ -227,7 +227,7 @@ fn hex(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What there is to do.
+/// The work to do.
 #[derive(Debug)]
 struct Plan {
     blocks: u64,

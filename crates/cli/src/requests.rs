@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Requests to the daemon that the verbs of both command lines make: ours and dmsetup's. Each
-//! command line has its own grammar and its own way to report errors; what is asked is here.
+//! command line has its own grammar and its own way to report errors; the requests are here.
 use block::ErrorKind;
 use control::{Failure, api, paths, plain};
 use serde::Serialize;

@@ -44,11 +44,11 @@ pub(crate) struct Summary {
     open_count: u32,
     /// Target types of its table, each once.
     targets: Vec<String>,
-    /// What the table stands on.
+    /// The devices below its table.
     devices: Vec<String>,
     /// Figures of its targets; which there are depends on the targets.
     figures: BTreeMap<&'static str, u64>,
-    /// What went wrong last, by the target that reports it.
+    /// The last error, as the target reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
 }

@@ -72,7 +72,7 @@ pub struct Reloaded {
     /// What the file has differently, and was not changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// New devices that could not be created: where they stand in the file, and why.
+    /// New devices that could not be created: their place in the file, and the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<String>,
 }
@@ -156,7 +156,7 @@ pub struct Line {
     pub params: String,
 }
 
-/// What a device's table stands on.
+/// A device below another device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dependency {
     /// A mapped device's name, or the word that opens the leaf.

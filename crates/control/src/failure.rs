@@ -25,7 +25,7 @@ pub struct Failure {
     pub kind: String,
     /// Linux errno.
     pub errno: i32,
-    /// What was wrong, where, and what is allowed.
+    /// What was wrong, where, and the allowed values.
     pub message: String,
     /// What `force` has to be for the request to be done all the same, if it can be forced.
     #[serde(default, skip_serializing_if = "Option::is_none")]

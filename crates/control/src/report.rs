@@ -19,11 +19,11 @@ use crate::plain;
 pub struct Field {
     /// The word that asks for it.
     pub id: &'static str,
-    /// What stands above it.
+    /// The title of its column.
     pub heading: &'static str,
     /// How wide it is at least.
     pub width: usize,
-    /// Numbers stand on the right.
+    /// Numbers are aligned to the right.
     pub number: bool,
     /// The word that asks for all of its kind: `name_all`, ...
     pub group: &'static str,
@@ -108,15 +108,15 @@ pub fn fields(list: &str) -> Result<Vec<&'static Field>, String> {
 pub struct Layout {
     /// Columns are as wide as their widest value.
     pub aligned: bool,
-    /// Their names stand first.
+    /// The first line has their names.
     pub headings: bool,
-    /// What stands between two values.
+    /// The separator of two values.
     pub separator: String,
     /// A line is a field of all devices.
     pub rows: bool,
-    /// Values stand behind `DM_NAME=`, and so on.
+    /// Each value follows `DM_NAME=` and so on.
     pub prefixes: bool,
-    /// With prefixes, values stand in quotes.
+    /// With prefixes, values are quoted.
     pub quoted: bool,
 }
 
@@ -186,14 +186,14 @@ pub fn sort_by_key<T>(rows: &mut [T], key: &Field, descending: bool, value: impl
     });
 }
 
-/// A device and what stands around it.
+/// A device and its neighbours.
 #[derive(Clone, Debug)]
 pub struct Subject<'a> {
     /// The device.
     pub device: &'a Device,
-    /// What it stands on.
+    /// The devices below it.
     pub deps: &'a [Dependency],
-    /// What stands on it.
+    /// The devices above it.
     pub users: Vec<&'a Device>,
 }
 
@@ -300,7 +300,7 @@ fn attr(d: &Device) -> String {
     ])
 }
 
-/// A name with every byte outside `0-9 A-Z a-z # + - . : = @ _` as `\xNN`: how it stands in a path.
+/// A name with every byte outside `0-9 A-Z a-z # + - . : = @ _` as `\xNN`, as in a path.
 pub fn mangle(name: &str) -> String {
     mangle_but(name, b"")
 }

@@ -2,7 +2,7 @@
 //! Sizes as people write them: `4096`, `4K`, `64MiB`, `8s`.
 use std::fmt;
 
-/// A size that could not be read, with what is allowed.
+/// A size that could not be parsed; the text names the allowed form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeError(String);
 

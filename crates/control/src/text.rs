@@ -139,7 +139,7 @@ pub fn deps(name: Option<&str>, deps: &[Dependency], naming: Naming) -> String {
 }
 
 /// `dmsetup table --concise` of one device: it can be given to `create --concise`. A backslash
-/// stands before each separator that belongs to a value.
+/// precedes each separator that belongs to a value.
 pub fn concise(d: &Device, lines: &[Line]) -> String {
     let quoted = |value: &str| {
         value.chars().fold(String::new(), |mut out, c| {

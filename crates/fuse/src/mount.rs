@@ -281,7 +281,7 @@ mod tests {
 ";
 
     #[test]
-    fn mounts_are_told_by_place_and_number() {
+    fn mounts_are_identified_by_place_and_number() {
         let top = |dir: &str| {
             let top = mounts(TABLE).rfind(|m| m.dir == Path::new(dir))?;
             Some((top.number.to_vec(), top.kind.to_vec()))

@@ -194,7 +194,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
 }
 
 impl DeviceConfig {
-    /// Whether both make the same device, wherever they stand in the file.
+    /// Whether both make the same device, at any place in the file.
     pub(crate) fn is_same_device(&self, other: &DeviceConfig) -> bool {
         let made_of = |d: &DeviceConfig| (d.uuid.clone(), d.table.clone(), d.attributes.clone());
         made_of(self) == made_of(other)

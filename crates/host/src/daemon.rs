@@ -254,7 +254,7 @@ fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
     addrs.filter_map(path).collect()
 }
 
-/// Makes a panic end the process at once. That is as a power cut: what is on the media is
+/// Makes a panic end the process at once, like a power cut: the data on the media are
 /// consistent.
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();

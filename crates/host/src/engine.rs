@@ -495,7 +495,7 @@ fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
     )
 }
 
-/// The path that a word of a table means, if a tool can open what it means.
+/// The path of the file that a word of a table names, if a tool can open it.
 fn path_of(word: &str) -> Option<PathBuf> {
     match parse(word) {
         Ok(LeafWord::Path(path) | LeafWord::Pmem(path)) => Some(path),

@@ -46,18 +46,18 @@ pub(crate) fn set(option: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sets the budget of a verb on images: all that there is.
+/// Sets the budget of a verb on images: all memory.
 pub fn set_for_tools() {
     // A second one of this process, in tests, keeps the budget of the first.
     let _ = BUDGET.set(Arc::new(Budget::new(all().unwrap_or(u64::MAX), FOR_TOOLS)));
 }
 
-/// Half of what there is; no limit where that can't be read.
+/// Half of the memory; no limit where that can't be read.
 fn half() -> u64 {
     all().map_or(u64::MAX, |all| all / 2)
 }
 
-/// What there is: of the machine, or of the control groups, whichever is less.
+/// The memory of the machine, or the limit of the control groups if that is less.
 fn all() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text));
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok();

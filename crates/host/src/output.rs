@@ -24,7 +24,7 @@ pub struct Listing {
     pub format: Format,
 }
 
-/// Prints text, of which parts may come from outside.
+/// Prints text, parts of which may be input from outside.
 pub fn print(text: &str) -> Result<(), Failure> {
     print_as_is(&plain(text))
 }

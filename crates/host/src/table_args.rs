@@ -27,7 +27,7 @@ impl TableArgs {
     }
 }
 
-/// All of standard input. What is longer than the daemon takes is refused, never cut: a part of a
+/// All of standard input. Input that is too long for the daemon is refused, never cut: a part of a
 /// table may be another table.
 pub fn read_stdin() -> Result<String, Failure> {
     let mut text = String::new();

@@ -54,7 +54,7 @@ fn given<T: TryFrom<u64>>(value: &Value) -> T {
     number.expect("checked by the setting's kind")
 }
 
-/// All attributes: first what the kernel has, then what it has not.
+/// All attributes: first those of the kernel, then the others.
 pub(crate) static ATTRIBUTES: [Setting; 33] = [
     Attr {
         spec: Spec::new("disksize", SIZE, "its size, which makes it a device")

@@ -209,7 +209,7 @@ impl PageSelection {
     }
 }
 
-/// The share of `total` for one `part` of `parts`; `u64::MAX` stands for no bound.
+/// The share of `total` for one `part` of `parts`; `u64::MAX` is no bound.
 pub(crate) fn share(total: u64, part: u32, parts: u32) -> u64 {
     if total == u64::MAX {
         return total;

@@ -37,7 +37,7 @@ pub struct Config {
     pub len: Sector,
     /// The backing device, as the table names it.
     pub backing_dev: Option<String>,
-    /// Whether what is flushed survives.
+    /// Whether flushed data survive.
     pub persist: bool,
     /// How many parts are wanted; otherwise as many as there are cores for it.
     pub parts: Option<u32>,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants
-//! - ZR-SE1 What is refused changes nothing.
+//! - ZR-SE1 A refused value changes nothing.
 //! - ZR-SE2 A [`Start`] is a table line that parses, as long as its dictionary is still there.
 use block::attr::{self, Spec};
 use block::value::{Value, number, page_bytes};

@@ -122,7 +122,7 @@ struct InFlight {
     object_bytes: u64,
 }
 
-/// What is used up.
+/// The limit or the space that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shortage {
     Limit,

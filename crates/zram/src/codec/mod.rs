@@ -133,7 +133,7 @@ pub(crate) fn check(algorithm: Algorithm, params: &Params) -> Result<(), Error> 
     deflate::check_winbits(winbits)
 }
 
-/// One algorithm at work. It keeps what it needs between calls, so that a page costs no set-up.
+/// A compressor of one algorithm. It keeps its state between calls, so that a page needs no set-up.
 pub(crate) struct Codec(Kind);
 
 #[expect(clippy::large_enum_variant, reason = "a part has at most four")]

@@ -6,8 +6,9 @@
 //!  map:             └─ images 0..n, each as it stands ─┘
 //! ```
 //!
-//! The map is fuzzy: each image is written as it is at its turn. This is right because every image
-//! that changes after L is in a unit from L on, and a replay applies these units to the map.
+//! The map is fuzzy: each image is written with its state at that moment. This is right because
+//! every image that changes after L is in a unit from L on, and a replay applies these units to the
+//! map.
 //!
 //! When there is no place for a unit, only a checkpoint frees blocks. Then slots that have become
 //! empty or same-filled, which need no block, go into its map directly, so that discards make room

@@ -177,7 +177,7 @@ pub(super) async fn mend(
     reactor::flush(device, Class::Foreground).await
 }
 
-/// Finds out what is on `device`, and formats it if it is blank. The number of parts is that of
+/// Reads the superblocks of `device`, and formats it if it is blank. The number of parts is that of
 /// the media.
 ///
 /// # Errors

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: elects the superblock, loads the checkpoint, follows the chain, and begins a new incarnation of the chain.
+//! Open: elects the superblock, loads the checkpoint, follows the chain, and begins a new
+//! incarnation.
 //!
 //! ```text
 //!   4 superblocks ─ elect ─▶ map ─▶ units while whole and linked ─▶ images
 //!                                                                     │ new map, if any unit
-//!   superblock: incarnation + 1, the chain begins at a new place ◀───────────┘
+//!   superblock: incarnation + 1, the chain begins at a new place ◀────┘
 //! ```
 //!
 //! Nothing that the old superblock leads to is overwritten before the new one is durable, so an

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The state of persistence of one part of a device. The files beside this one work on it.
+//! The state of persistence of one part of a device. The other files of this folder work on it.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -6,7 +6,7 @@
 //! - ZR-ME2 `max_used` is never less than any `used` since it was reset.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What stands for no limit.
+/// No limit.
 const UNLIMITED: u64 = u64::MAX;
 
 /// Pages of 4 KiB that the stores of a device hold, which may be on several cores.

@@ -172,7 +172,7 @@ fn the_system_gets_memory_back_after_discards_and_compaction() {
     let before = resident();
     let mut device = Device::filled(SLOTS, ordinary);
     let used = usize::try_from(device.memory.used()).unwrap();
-    // What the test and the store keep beside, in pages.
+    // Other memory of the test and the store, in pages.
     let beside = 1500;
     assert!((used..used + beside).contains(&(resident() - before)), "{used} pages");
     for slot in (0..SLOTS).filter(|slot| slot % 4 != 0) {

@@ -3,7 +3,7 @@
 //! a cache over those, all named by tables.
 
 pub(crate) mod idle_driver;
-pub(crate) mod stable;
+pub(crate) mod stability_check;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use pagecache::{Config, Fault, PageCache};
 use queue::FileLeaf;
 use reactor::FileId;
 use sim::{Machine, WorldRef};
-use stable::StabilityCheck;
+use stability_check::StabilityCheck;
 
 /// How the device under the cache is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use block::{CoreId, Sector, Target};
 use queue::{FileLeaf, Null};
 use reactor::Reactor;
 use reproduce::clock;
+use reproduce::cpu::cpu_seconds;
 use reproduce::median::median;
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use uring::{OpenOptions, Uring};
 use writecache::{Config, WriteCache};
@@ -79,11 +79,6 @@ pub(crate) struct Args {
     /// With the option `ordered`, for --open
     #[arg(long, hide = true)]
     ordered: bool,
-}
-
-fn cpu_seconds() -> f64 {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 /// A line of /proc/self/status, in bytes.

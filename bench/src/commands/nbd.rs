@@ -14,7 +14,7 @@ use bench::peers::TestBed;
 use bench::peers::client::{Client, Job, Run, RunLength, run};
 use bench::peers::serve::{FILL, Group, Served};
 use reproduce::cpu::{cpus, pin};
-use reproduce::median::{median, spread_percent};
+use reproduce::median::{median, median_of, spread_percent};
 use serde_json::{Map, Value, json};
 
 /// Compares our NBD server with nbdkit and qemu-storage-daemon, in turns
@@ -70,8 +70,7 @@ struct Cell {
 
 impl Cell {
     fn median(&self, nth: usize, field: impl Fn(&Run) -> f64) -> f64 {
-        let runs: Vec<f64> = self.runs[nth].iter().map(field).collect();
-        median(&runs)
+        median_of(&self.runs[nth], field)
     }
 }
 

@@ -37,6 +37,14 @@ pub struct ServeArgs {
     /// default half of the machine's memory, or of the control group's limit
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
+    /// Permissions of the NBD sockets, octal: 0600 to 0666 with read and write only. By default
+    /// 0600: the daemon's user. The control socket is always the daemon's user's. When others may
+    /// connect, RUN_DIR gets the search permission for all
+    #[arg(long, value_name = "MODE")]
+    pub(crate) socket_mode: Option<String>,
+    /// Group of the NBD sockets, a name or a number; mode 0660 unless --socket-mode says otherwise
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) socket_group: Option<String>,
     /// The device that is the export with the empty name
     #[arg(long, value_name = "NAME")]
     pub(crate) default_export: Option<String>,
@@ -90,6 +98,8 @@ struct File {
     allow_remote: bool,
     cores: Option<u32>,
     memory: Option<String>,
+    socket_mode: Option<String>,
+    socket_group: Option<String>,
     default_export: Option<String>,
     shutdown_timeout: Option<String>,
     #[serde(default)]
@@ -137,6 +147,8 @@ impl Config {
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
             memory: given.memory.or(file.memory),
+            socket_mode: given.socket_mode.or(file.socket_mode),
+            socket_group: given.socket_group.or(file.socket_group),
             default_export: given.default_export.or(file.default_export),
             shutdown_timeout: given.shutdown_timeout.or(file.shutdown_timeout),
         };
@@ -187,6 +199,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         allow_remote: file.allow_remote,
         cores: file.cores,
         memory: file.memory,
+        socket_mode: file.socket_mode,
+        socket_group: file.socket_group,
         default_export: file.default_export,
         shutdown_timeout: file.shutdown_timeout,
     };

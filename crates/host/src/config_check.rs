@@ -29,6 +29,7 @@ use crate::core_thread::CoreHandle;
 use crate::daemon::shutdown_time;
 use crate::engine::Engine;
 use crate::leaf_word::{LeafWord, OwnMount, file_error, parse};
+use crate::socket_access::socket_access;
 use crate::{memory, targets};
 
 /// Returns all that is wrong with a configuration, in the order of the file.
@@ -43,6 +44,7 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
         found.extend(Addr::parse(option, text, serve.allow_remote).err());
     }
     found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());
+    found.extend(socket_access(&serve).err());
     found.extend(memory::set(serve.memory.as_deref()).err());
     if let Some(name) = &serve.default_export
         && !devices.iter().any(|device| device.name == *name)

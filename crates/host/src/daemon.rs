@@ -17,6 +17,7 @@ use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
+use uring::SocketAccess;
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig};
@@ -32,6 +33,7 @@ use crate::reload::ConfigFile;
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
+use crate::socket_access::socket_access;
 use crate::units::time;
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
@@ -83,9 +85,13 @@ impl Daemon {
         let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
         let cores = options.cores.unwrap_or(1);
         memory::set(options.memory.as_deref())?;
+        let access = socket_access(&options)?;
         let lock = run_dir.take()?;
+        if access.mode != SocketAccess::OWNER.mode {
+            run_dir.let_others_pass()?;
+        }
         let (core, threads) = CoreHandle::start(options.default_export.clone(), cores)?;
-        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd).await).await??;
+        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd, access).await).await??;
         let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
         let created = create(&core, devices).await?;
         let sockets = unix_paths(nbd.iter().chain(&http));

@@ -20,7 +20,7 @@ use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
-use uring::Files;
+use uring::{Files, SocketAccess};
 
 use crate::addr::Addr;
 use crate::claims::Claims;
@@ -42,9 +42,6 @@ const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
 const DRAIN_POLL: Nanos = Nanos::from_millis(5);
 /// How often `wait` reads the event number. A person or a script waits there.
 const EVENT_POLL: Nanos = Nanos::from_millis(20);
-/// Only its owner may connect.
-const SOCKET_MODE: u32 = 0o600;
-
 /// Data of NBD clients in flight: no more than a quarter of what devices may take, but always two
 /// of the largest requests. Chosen.
 fn nbd_bytes_max(most: u64, memory: u64) -> u64 {
@@ -97,14 +94,16 @@ impl Engine {
     }
 
     /// Listens at addresses for the NBD server, without serving yet; returns the actual ones.
+    /// `access` is that of Unix sockets.
     pub(crate) async fn listen(
         &self,
         addrs: &[Addr],
+        access: SocketAccess,
     ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
         let mut taken = Vec::new();
         for addr in addrs {
             let listening =
-                retry_while_busy(START_RETRY_TIME, async || self.listen_once(addr)).await;
+                retry_while_busy(START_RETRY_TIME, async || self.listen_once(addr, access)).await;
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
             let (file, addr) = listening.map_err(failed)?;
             let peer = match addr {
@@ -116,9 +115,9 @@ impl Engine {
         Ok(taken)
     }
 
-    fn listen_once(&self, addr: &Addr) -> Result<(FileId, Addr), Error> {
+    fn listen_once(&self, addr: &Addr, access: SocketAccess) -> Result<(FileId, Addr), Error> {
         match addr {
-            Addr::Unix(path) => Ok((self.files.listen_unix(path, SOCKET_MODE)?, addr.clone())),
+            Addr::Unix(path) => Ok((self.files.listen_unix(path, access)?, addr.clone())),
             Addr::Tcp(tcp) => self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp))),
         }
     }

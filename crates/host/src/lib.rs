@@ -43,6 +43,7 @@ mod routes;
 mod run_command;
 mod rundir;
 mod secondary;
+mod socket_access;
 mod sysfs;
 mod table_args;
 mod targets;

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
 use control::Failure;
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, openat};
 use rustix::io::Errno;
 
 use crate::io_failure::io_failure;
@@ -78,6 +78,16 @@ impl RunDir {
     }
     pub(crate) fn nbd(&self) -> PathBuf {
         self.0.join("nbd.sock")
+    }
+
+    /// Lets every user reach the sockets in it, whose own permissions decide. They can't list it.
+    pub(crate) fn let_others_pass(&self) -> Result<(), Failure> {
+        let failed = |e: Errno| io_failure(&e.into(), format!("run dir {}", self.0.display()));
+        // HO-D2
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(CWD, &self.0, flags, Mode::empty()).map_err(failed)?;
+        let mode = Mode::from_raw_mode(fstat(&opened).map_err(failed)?.st_mode);
+        fchmod(&opened, mode | Mode::XGRP | Mode::XOTH).map_err(failed)
     }
 
     /// Makes the directory if it is not there, checks that it is ours, and takes the lock.

@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
     let (files, sender) = (driver.files(), driver.sender());
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     let server = Server::new(Rc::new(SingleExport(device)), Options::default());
-    let listener = files.listen_unix(Path::new(socket), 0o600)?;
+    let listener = files.listen_unix(Path::new(socket), uring::SocketAccess::OWNER)?;
     reactor.on(|| server.serve(listener, Peer::Network));
 
     let (end, ended) = std::sync::mpsc::channel();

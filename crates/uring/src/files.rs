@@ -14,7 +14,7 @@ use reactor::{FileId, now, sleep, yield_now};
 use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
 use crate::ring::Shared;
-use crate::socket;
+use crate::socket::{self, SocketAccess};
 use crate::table::{Kind, SharedFile};
 use crate::{device_id, helpers, limits};
 
@@ -222,10 +222,10 @@ impl Files {
         Ok(socket::insert(&mut self.0.borrow_mut().table, fd))
     }
 
-    /// Listens on a Unix socket at `path`, made with `mode` (0600: its owner only). Replaces a
-    /// stale socket of ours. A close leaves the path.
-    pub fn listen_unix(&self, path: &Path, mode: u32) -> Result<FileId, Error> {
-        let fd = socket::listen_unix(path, mode)?;
+    /// Listens on a Unix socket at `path`. Replaces a stale socket of ours. A close leaves the
+    /// path.
+    pub fn listen_unix(&self, path: &Path, access: SocketAccess) -> Result<FileId, Error> {
+        let fd = socket::listen_unix(path, access)?;
         Ok(self.0.borrow_mut().table.insert(fd, Kind::Socket))
     }
 

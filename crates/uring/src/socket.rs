@@ -9,7 +9,7 @@ use std::{fs, io};
 
 use block::{Error, ErrorKind};
 use reactor::FileId;
-use rustix::fs::{Mode, OFlags, chmod, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Gid, Mode, OFlags, chmod, chown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_send_buffer_size, set_tcp_nodelay, socket_domain, socket_peercred,
@@ -55,9 +55,23 @@ pub(crate) fn set_blocking(fd: &OwnedFd) -> Result<(), Error> {
     fcntl_setfl(fd, flags - OFlags::NONBLOCK).map_err(failed)
 }
 
-/// Listens on `path`, which gets `mode` before clients can connect. Replaces a stale socket of
-/// ours.
-pub(crate) fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, Error> {
+/// Who may connect to a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Permission bits: 0600 is its owner only.
+    pub mode: u32,
+    /// The group that it gets; that of the process without.
+    pub group: Option<u32>,
+}
+
+impl SocketAccess {
+    /// Its owner only.
+    pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
+}
+
+/// Listens on `path`, which gets its group and its mode before clients can connect. Replaces a
+/// stale socket of ours.
+pub(crate) fn listen_unix(path: &Path, access: SocketAccess) -> Result<OwnedFd, Error> {
     let failed = |doing: &'static str| move |e: Errno| os_error(path, doing, e);
     let address = SocketAddrUnix::new(path).map_err(|e| {
         let allowed = "a socket's path has at most 107 bytes";
@@ -73,7 +87,11 @@ pub(crate) fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, Error> {
         other => other.map_err(failed("listen there"))?,
     }
     // Until `listen` every connection is refused, so no client connects before the mode is set.
-    chmod(path, Mode::from_raw_mode(mode)).map_err(failed("set its mode"))?;
+    if let Some(group) = access.group {
+        let group = Gid::from_raw(group);
+        chown(path, None, Some(group)).map_err(failed("set its group"))?;
+    }
+    chmod(path, Mode::from_raw_mode(access.mode)).map_err(failed("set its mode"))?;
     listen(&fd, LISTEN_BACKLOG).map_err(failed("listen there"))?;
     Ok(fd)
 }

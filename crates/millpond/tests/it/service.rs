@@ -104,3 +104,37 @@ fn completions_name_every_verb() {
         }
     }
 }
+
+/// The permission bits and the group of a file.
+fn mode_and_group(path: &Path) -> (u32, u32) {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::metadata(path).unwrap();
+    (meta.mode() & 0o777, meta.gid())
+}
+
+#[test]
+fn only_the_nbd_socket_is_shared_with_a_group() {
+    // A group that this process is in: another one takes root.
+    let group = rustix::process::getgid().as_raw();
+    let daemon = Daemon::start_with(&["--socket-group", &group.to_string()]);
+    let run_dir = daemon.run_dir();
+    assert_eq!(mode_and_group(&run_dir.join("nbd.sock")), (0o660, group));
+    assert_eq!(mode_and_group(&run_dir.join("control.sock")).0, 0o600);
+    assert_eq!(mode_and_group(&run_dir).0, 0o711);
+    drop(daemon);
+    let daemon = Daemon::start();
+    assert_eq!(mode_and_group(&daemon.run_dir().join("nbd.sock")).0, 0o600);
+    assert_eq!(mode_and_group(&daemon.run_dir()).0, 0o700);
+}
+
+#[test]
+fn a_socket_mode_in_the_configuration_is_taken() {
+    let dir = folder();
+    std::fs::write(dir.path().join("c.toml"), "socket_mode = '0666'\n").unwrap();
+    let daemon = Daemon::start_in(dir, &["--config", "c.toml"]);
+    assert_eq!(mode_and_group(&daemon.run_dir().join("nbd.sock")).0, 0o666);
+    let dir = folder();
+    let (code, log) = crate::common::start_fails(dir.path(), &["--socket-mode", "0777"]);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("--socket-mode 0777: octal, 0600 to 0666"), "{log}");
+}

@@ -17,7 +17,7 @@ use crate::common::{Folder, bytes, on_core};
 use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
 use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
 use rustix::net::sockopt::socket_send_buffer_size;
-use uring::{Files, Peer, Uring};
+use uring::{Files, Peer, SocketAccess, Uring};
 
 async fn accept(listener: FileId) -> FileId {
     let taken = driver_io(listener, SqeOp::Accept).await;
@@ -79,7 +79,7 @@ fn many_clients_are_echoed_at_once() {
     let folder = Folder::on_disk();
     on_core(async move |files| {
         let path = folder.path("sock");
-        let listener = files.listen_unix(&path, 0o600).unwrap();
+        let listener = files.listen_unix(&path, SocketAccess::OWNER).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let clients: Vec<FileId> = (0..CLIENTS)
             .map(|_| UnixStream::connect(&path).unwrap().into())
@@ -190,7 +190,7 @@ fn shutdown_ends_a_receive_and_accepts_that_wait() {
         let ended = waiting.await;
         assert_eq!((ended.status, ended.value), (Status::Ok, 0));
 
-        let unix = files.listen_unix(&folder.path("sock"), 0o600).unwrap();
+        let unix = files.listen_unix(&folder.path("sock"), SocketAccess::OWNER).unwrap();
         let (tcp, _) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
         for listener in [unix, tcp] {
             let waiting = driver_io(listener, SqeOp::Accept);
@@ -223,8 +223,8 @@ fn a_stale_socket_is_taken_over_and_nothing_else_is() {
     on_core(async move |files| {
         let path = folder.path("sock");
         drop(UnixListener::bind(&path).unwrap());
-        let first = files.listen_unix(&path, 0o600).unwrap();
-        let error = files.listen_unix(&path, 0o600).unwrap_err();
+        let first = files.listen_unix(&path, SocketAccess::OWNER).unwrap();
+        let error = files.listen_unix(&path, SocketAccess::OWNER).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         let said = format!("{}: another server listens there", path.display());
         assert_eq!(error.to_string(), said);
@@ -232,12 +232,15 @@ fn a_stale_socket_is_taken_over_and_nothing_else_is() {
 
         let plain = folder.path("plain");
         std::fs::write(&plain, "precious").unwrap();
-        let error = files.listen_unix(&plain, 0o600).unwrap_err();
+        let error = files.listen_unix(&plain, SocketAccess::OWNER).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exists);
         assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
 
         let long = folder.path(&"x".repeat(120));
-        assert_eq!(files.listen_unix(&long, 0o600).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            files.listen_unix(&long, SocketAccess::OWNER).unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
     });
 }
 
@@ -311,7 +314,7 @@ fn a_connection_is_made_while_the_core_goes_on() {
     let folder = Folder::on_disk();
     on_core(async move |files| {
         let path = folder.path("sock");
-        let listener = files.listen_unix(&path, 0o600).unwrap();
+        let listener = files.listen_unix(&path, SocketAccess::OWNER).unwrap();
         let (tcp, bound) = files.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
         let peers = [
             (listener, Peer::Unix(path)),

@@ -24,6 +24,7 @@ mod completion;
 mod component;
 mod control_chars;
 mod device;
+mod edges;
 mod error;
 mod limits;
 mod memory;
@@ -45,6 +46,7 @@ pub use device::{
     Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, MappedExtent, OnIoError,
     OpenDevice, Target, same_device,
 };
+pub use edges::{Edges, block_end, block_start};
 pub use error::{Error, ErrorKind, without_errno};
 pub use limits::Limits;
 pub use memory::{Budget, Reservation};

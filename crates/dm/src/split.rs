@@ -45,13 +45,7 @@ impl Split {
         if parts.is_empty() {
             return parent.complete(Status::Ok);
         }
-        reactor::spawn(async move {
-            let mut worst = Status::Ok;
-            for part in parts {
-                worst = worst.worst(part.await.into());
-            }
-            parent.complete(worst);
-        });
+        reactor::complete_after(parent, parts);
     }
 }
 

@@ -288,7 +288,7 @@ impl Leaves {
                 retry_while_busy(self.0.retry_time.get(), open).await?
             }
         };
-        leaf.stats().set_alarm(self.0.failure_alarm.clone());
+        leaf.stats().wake_on_failure(self.0.failure_alarm.clone());
         let mut open = self.0.open.borrow_mut();
         // Not at each one: a table opens as many as it has lines.
         if open.len() >= self.0.prune_at.get() {

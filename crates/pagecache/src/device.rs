@@ -111,7 +111,7 @@ impl PageCache {
     }
 
     fn flush(&self, bio: Bio) {
-        let (me, round) = (self.rc(), self.writeback.rounds.next());
+        let (me, round) = (self.rc(), self.writeback.rounds.next_run());
         let sample = self.store.errors.sample(bio.opener); // PC-E1
         reactor::spawn(async move {
             let done = me.writeback.flush(&me.store, bio.opener, round, sample).await;

@@ -45,7 +45,7 @@ const ALL: Range<u64> = 0..u64::MAX;
 
 impl Writeback {
     /// FLUSH: when it succeeds, everything is durable that had completed before `round`, which is
-    /// what `rounds.next()` was when it was submitted. Fails if that could not be done, and if
+    /// what `rounds.next_run()` was when it was submitted. Fails if that could not be done, and if
     /// there is an error newer than `sample`, of the same time: also one that another FLUSH of
     /// `opener` has reported since. That FLUSH's round may have begun later and not know of the
     /// error.
@@ -68,11 +68,11 @@ impl Writeback {
 
     /// As a FLUSH that reports only the failures of its own work.
     pub(crate) async fn write_back_all(&self, store: &Store) -> Result<(), Status> {
-        self.join_round(store, self.rounds.next()).await
+        self.join_round(store, self.rounds.next_run()).await
     }
 
     async fn join_round(&self, store: &Store, round: u64) -> Result<(), Status> {
-        self.rounds.join(round, async || self.flush_round(store).await).await
+        self.rounds.join_fallible(round, async || self.flush_round(store).await).await
     }
 
     async fn flush_round(&self, store: &Store) -> Result<(), Status> {
@@ -187,7 +187,7 @@ impl Writeback {
                 store.errors.flush_failed(error);
             })
         };
-        self.device_flush.join(self.device_flush.next(), flush).await?; // PC-FL2
+        self.device_flush.join_fallible(self.device_flush.next_run(), flush).await?; // PC-FL2
         // PC-FL1: another flush that failed may have destroyed this data.
         if store.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
     }

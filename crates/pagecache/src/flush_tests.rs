@@ -7,7 +7,6 @@ use block::{BlockDevice, Flags, Nanos, PAGE, Target};
 
 use super::*;
 use crate::device::PageCache;
-use crate::group::Group;
 use crate::testing::{
     Fixture, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write,
 };
@@ -550,35 +549,5 @@ fn fua_does_not_trust_a_flush_after_a_failed_one() {
         assert_eq!(cache.writeback.sync_range(&cache.store, 0..1, before).await, Err(Status::Io));
         let now = cache.store.errors.flush_errors();
         assert_eq!(cache.writeback.sync_range(&cache.store, 0..1, now).await, Ok(()));
-    });
-}
-
-#[test]
-fn a_group_run_serves_callers_that_came_before_it_began() {
-    Fixture::new(1, 8).run(async |_| {
-        let group = Rc::new(Group::default());
-        let runs = Rc::new(Cell::new(0));
-        let join = |fails: bool| {
-            let (group, runs) = (group.clone(), runs.clone());
-            begin(async move {
-                let work = async || {
-                    runs.set(runs.get() + 1);
-                    sleep_ms(10).await;
-                    if fails { Err(Status::Io) } else { Ok(()) }
-                };
-                group.join(group.next(), work).await
-            })
-        };
-        let first = join(false);
-        sleep_ms(1).await;
-        let rest: Vec<_> = (0..5).map(|_| join(true)).collect();
-        sleep_ms(15).await;
-        assert_eq!((first.get(), runs.get()), (Some(Status::Ok), 2));
-        sleep_ms(100).await;
-        assert!(rest.iter().all(|r| r.get() == Some(Status::Io)));
-        assert_eq!(runs.get(), 2);
-        let after = join(false);
-        sleep_ms(20).await;
-        assert_eq!((after.get(), runs.get()), (Some(Status::Ok), 3));
     });
 }

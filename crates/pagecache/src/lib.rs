@@ -49,7 +49,6 @@ mod flusher;
 mod folio;
 mod folio_map;
 mod gather;
-mod group;
 mod ioend;
 mod ioends;
 mod iomap;

@@ -9,10 +9,9 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Sector, Status};
-use reactor::OnDone;
+use reactor::{GroupCommit, OnDone};
 
 use crate::flusher::Flusher;
-use crate::group::Group;
 use crate::ioends::Ioends;
 use crate::store::Store;
 
@@ -21,9 +20,9 @@ pub(crate) struct Writeback {
     pub(crate) ioends: Ioends,
     pub(crate) flusher: Flusher,
     /// FLUSHes that share a round.
-    pub(crate) rounds: Group,
+    pub(crate) rounds: GroupCommit,
     /// Flushes of the device below.
-    pub(crate) device_flush: Group,
+    pub(crate) device_flush: GroupCommit,
 }
 
 impl Writeback {
@@ -32,8 +31,8 @@ impl Writeback {
         Writeback {
             ioends: Ioends::new(below, len, on_done),
             flusher: Flusher::new(),
-            rounds: Group::default(),
-            device_flush: Group::default(),
+            rounds: GroupCommit::default(),
+            device_flush: GroupCommit::default(),
         }
     }
 

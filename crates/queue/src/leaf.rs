@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Leaf: what a device at the bottom of a stack has besides I/O; and how it is opened on another
-//! core.
+//! What a leaf has besides I/O, and how it is opened on another core.
 //!
 //! ```text
 //!   core 0                                   another core
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use block::Base;
 use reactor::FileId;
 
-use crate::stats::{Elsewhere, Stats};
+use crate::stats::{OtherCores, Stats};
 use crate::wbt::Wbt;
 
 /// A device at the bottom of a stack: a file, memory, an export of a server.
@@ -23,7 +22,7 @@ use crate::wbt::Wbt;
 /// Bios reach it as any other device, by [`block::BlockDevice::submit`] or [`Base::submit_at`];
 /// the methods here are for its opener.
 pub trait Leaf: Base {
-    /// Its counters, of which every request in flight is one.
+    /// Its counters; they count every request in flight.
     fn stats(&self) -> &Stats;
 
     /// The throttle of its writeback. Memory has none, as nothing queues there, and an export has
@@ -43,8 +42,8 @@ pub trait Leaf: Base {
         false
     }
 
-    /// Whether it merges parts of blocks. Then every client that writes parts of blocks must write
-    /// through this instance.
+    /// Whether it merges parts of blocks. Then all clients that write parts of blocks must use this
+    /// instance.
     fn merges(&self) -> bool {
         false
     }
@@ -71,18 +70,18 @@ pub struct OpenFile {
 
 type OpenLeaf = dyn Fn(Option<OpenFile>) -> Rc<dyn Leaf> + Send + Sync;
 
-/// What another core needs to open a leaf, too: the same file, the same memory.
+/// What another core needs to open the same leaf: the same file or memory.
 #[derive(Clone)]
 pub struct SharedLeaf {
     name: String,
     is_in_memory: bool,
-    /// The counters of the first leaf, for those of the others.
-    elsewhere: Elsewhere,
+    /// The counters of the first leaf that those of the others join.
+    other_cores: OtherCores,
     open: Arc<OpenLeaf>,
 }
 
 impl SharedLeaf {
-    /// `leaf`, of which `open` makes another on the core of its caller.
+    /// Of `leaf`; `open` makes another one on the core of its caller.
     pub(crate) fn new(
         leaf: &dyn Leaf,
         open: impl Fn(Option<OpenFile>) -> Rc<dyn Leaf> + Send + Sync + 'static,
@@ -90,7 +89,7 @@ impl SharedLeaf {
         SharedLeaf {
             name: leaf.name().to_owned(),
             is_in_memory: leaf.is_in_memory(),
-            elsewhere: leaf.stats().elsewhere(),
+            other_cores: leaf.stats().other_cores(),
             open: Arc::new(open),
         }
     }
@@ -100,11 +99,11 @@ impl SharedLeaf {
         self.is_in_memory
     }
 
-    /// Opens the leaf on this core. `file` is the driver's file on this core, of a leaf that is on
-    /// one. Dropping the leaf ends only this core's use.
+    /// Opens the leaf on this core. `file` is the file of this core's driver, for a leaf on a file.
+    /// Dropping the leaf ends only the use on this core.
     pub fn open(&self, file: Option<OpenFile>) -> Rc<dyn Leaf> {
         let leaf = (self.open)(file);
-        leaf.stats().stand_for(&self.elsewhere);
+        leaf.stats().count_for(&self.other_cores);
         leaf
     }
 }

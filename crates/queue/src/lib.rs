@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Queue: the bottom of every stack. Leaf devices, what they count, and how a bio leaves for the
-//! driver.
+//! The bottom of every stack: leaf devices, their counters, and their throttle.
 //!
 //! ```text
 //!        bio ──── where blocks are larger than sectors ──▶ MergingLeaf
@@ -14,14 +13,14 @@
 //! ```
 //!
 //! Invariants
-//! - QU-Q1 Every bio that enters is counted in flight once and counted done once, also when
-//!   refused.
-//! - QU-Q2 What passes the limits of a leaf reaches the driver in order of submission and whole,
-//!   but for writes and discards that its throttle lets wait, and writes that it cuts (`wbt`).
-//! - QU-Q3 A leaf keeps the border contract by itself: FUA on an operation for which the driver has
-//!   no FUA is that operation and then a flush.
-//! - QU-Q4 Each opener of a file leaf that has changed something gets an error from a FLUSH after a
-//!   failed one (`flush_errors`).
+//! - QU-Q1 Every bio that enters a leaf is counted in flight once and counted done once, also when
+//!   it is refused.
+//! - QU-Q2 A bio that a leaf accepts reaches the driver whole and in order of submission.
+//!   Exceptions: the throttle delays writes and discards, and sends large writes in pieces (`wbt`).
+//! - QU-Q3 A leaf keeps the border contract by itself: where the driver has no FUA for an
+//!   operation, the leaf sends the operation and then a flush.
+//! - QU-Q4 After a failed FLUSH, each opener of a file leaf that has changed something gets an
+//!   error from one FLUSH (`flush_errors`).
 #![warn(missing_docs)]
 
 mod file;
@@ -43,4 +42,4 @@ pub use leaf::{Leaf, OpenFile, SharedLeaf};
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;
-pub use stats::{Counts, Elsewhere, Stats, Ticket};
+pub use stats::{Counts, OtherCores, Stats, Ticket};

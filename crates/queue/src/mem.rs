@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mem: a device in RAM, sparse, that completes at once (`mem:SIZE`).
+//! `Mem`: a sparse device in RAM (`mem:SIZE`); its bios complete as they are submitted.
 //!
-//! Several of them, on several cores, may stand on one [`Ram`]: they are the same device, each with
-//! its core's own counters.
+//! Several of them, on several cores, may use one [`Ram`]: they are the same device, each with the
+//! counters of its core.
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -15,19 +15,18 @@ use block::{
 use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
 
-/// A device in RAM. Memory is taken at the first write of each page and given back by discard and
-/// write zeroes.
+/// A device in RAM. The first write to a page takes memory; discard and write zeroes return it.
 pub struct Mem {
     limits: Limits,
     stats: Stats,
     ram: Arc<Ram>,
-    /// Its memory was made for it, not by another `Mem`.
+    /// The first device on its memory.
     is_first: bool,
 }
 
 impl Mem {
-    /// A device of `capacity`, all zeroes. It may become as large as it is: all of that is reserved
-    /// of this core's budget. Fails when that, or the system, has no room for it.
+    /// A device of `capacity`, all zeroes. Reserves all of that of this core's budget. Fails when
+    /// the budget or the system has no room for it.
     pub fn new(name: impl Into<String>, capacity: Sector) -> Result<Mem, Error> {
         let name = name.into();
         let memory = reactor::memory().reserve(capacity.bytes(), &name)?;
@@ -42,9 +41,9 @@ impl Mem {
         let limits = Limits {
             discard_granularity_bytes: 512,
             write_zeroes: true,
-            // A flush adds nothing: what a process keeps in RAM goes with the process.
+            // A flush has no effect: the contents end with the process.
             volatile_cache: false,
-            // A whole number of sectors; what is beyond them is not reached.
+            // Bytes beyond the last whole sector are not used.
             ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };
         Mem { limits, stats: Stats::new(name.into()), ram, is_first: false }
@@ -55,7 +54,7 @@ impl Mem {
         &self.ram
     }
 
-    /// What it has counted.
+    /// Its counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -67,7 +66,7 @@ impl Mem {
     }
 }
 
-/// A sector's place in memory. Where it does not fit, the bounds of the memory refuse it.
+/// The byte of a sector in memory; beyond its bounds when it does not fit.
 fn index(at: Sector) -> usize {
     usize::try_from(at.0 << SECTOR_SHIFT).unwrap_or(usize::MAX)
 }
@@ -109,7 +108,7 @@ impl Base for Mem {
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
-        // Nothing is ever in flight: a bio ends as it is submitted.
+        // Nothing is in flight: a bio ends as it is submitted.
         Box::pin(std::future::ready(()))
     }
 
@@ -135,8 +134,7 @@ impl Leaf for Mem {
 
 impl Drop for Mem {
     fn drop(&mut self) {
-        // Another core that runs seldom may keep its device on the memory for long, but not what
-        // the memory holds.
+        // A device on another core may keep the region for long, but not its pages.
         if self.is_first && Arc::strong_count(&self.ram) > 1 {
             self.ram.punch(0..self.ram.len());
         }
@@ -215,8 +213,8 @@ mod tests {
             let bad = read(&dev, Class::Normal, Sector(4), pattern(4096, 0)).await;
             assert_eq!(bad, Err(Status::Invalid));
             assert_eq!(dev.stats().of(Op::Read).errors, 1);
-            let said = dev.stats().last_error().unwrap().to_string();
-            assert_eq!(said, "mem:4K: read at sector 4: invalid range or alignment");
+            let error = dev.stats().last_error().unwrap().to_string();
+            assert_eq!(error, "mem:4K: read at sector 4: invalid range or alignment");
         });
     }
 

@@ -1,40 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Merge: a leaf whose block is larger than a sector, as a device that takes sectors.
+//! `MergingLeaf`: a leaf whose blocks are larger than a sector, as a device that takes sectors.
 //!
 //! ```text
 //!   read     |....rrrr|rrrrrrrr|rr......|   whole blocks are read, the sectors are copied out
 //!   write    |....wwww|wwwwwwww|ww......|   the blocks at the edges are read, one write follows
-//!   zeroes   |....zzzz|zzzzzzzz|zz......|   the edges are merged, what lies between is zeroed
+//!   zeroes   |....zzzz|zzzzzzzz|zz......|   the edges are merged, the whole blocks are zeroed
 //!   discard  |........|dddddddd|........|   the edges stay as they are
 //!
-//!   merge:  line ─▶ turn ─▶ changes in flight end ─▶ read ─▶ put the sectors in ─▶ write ─▶ leave
+//!   merge:  lock the blocks ─▶ changes in flight end ─▶ read ─▶ put sectors in ─▶ write ─▶ unlock
 //! ```
 //!
-//! All who write to the file or the export go through one instance: it belongs to the open leaf.
-//! An engine on another core may have a leaf of its own on the same file, without merges: its
-//! sectors are its own (DM-O1, DM-O2) and are whole blocks.
+//! All writers of a file or an export use one instance, which belongs to the open leaf. An engine
+//! on another core may have a leaf of its own on the same file, without merges: its sectors belong
+//! to it alone (DM-O1, DM-O2) and are whole blocks.
 //!
 //! Invariants
-//! - QU-ML1 From before a merge reads its blocks until its write has ended, no other change of them
-//!   is with the leaf: those in flight before it are waited for, those that come later wait in
-//!   line. So no sector of another write is put back.
-//! - QU-ML2 Who is in the line waits only for those that came before, so nobody waits for ever.
+//! - QU-ML1 From before a merge reads its blocks until its write has ended, the leaf has no other
+//!   change of these blocks: the merge waits for those in flight, and later ones wait for their
+//!   lock. So no merge writes back an old version of another write's sector.
+//! - QU-ML2 A change waits only for changes that came before it, so none waits for ever.
 //! - QU-ML3 A merge writes the neighbours as it has read them: a crash that tears the write at a
-//!   sector harms none. Its error, of a read or of the write, is that of the small request.
-//! - QU-ML4 What waits or merges is in flight for [`MergingLeaf::quiesced`], and keeps the leaf
-//!   open.
+//!   sector harms none. An error of its read or its write is the error of the small request.
+//! - QU-ML4 A change that waits or merges is in flight for [`MergingLeaf::quiesced`], and keeps the
+//!   leaf open.
 //!
-//! Cost of a merge: a read of one or two blocks, at once, before the write. A request of whole
-//! blocks tests one word. Of a request in flight that overlaps a merge all that was in flight with
-//! it is waited for, too: that is rare, and the leaf need not tell of each end.
+//! Cost of a merge: a read of one or two blocks before the write; the two reads are sent together.
+//! A request of whole blocks tests one word. When a request in flight overlaps a merge, the merge
+//! waits for everything that is in flight with it: that is rare, and the leaf need not report each
+//! end.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Buf, Bufs, Limits, LocalFuture, OnIoError, Op, Planted, SECTOR_SIZE,
-    Sector, Status,
+    Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, OnIoError, Op, Planted,
+    SECTOR_SIZE, Sector, Status, block_end, block_start,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
@@ -49,18 +50,18 @@ pub trait BlockLeaf: Leaf {
     fn is_changing(&self, sectors: &Range<Sector>) -> bool;
 }
 
-/// Changes of blocks that wait or merge, in the order in which they came. As many as there are bios
-/// at most.
+/// A range lock: the changes of blocks that wait or merge, in the order in which they came. At most
+/// as many as there are bios.
 #[derive(Default)]
-struct Line {
+struct RangeLocks {
     entries: Vec<(u64, Range<Sector>)>,
     next: u64,
 }
 
-impl Line {
-    /// Whether one of those before `turn` has some of these sectors.
-    fn has_before(&self, turn: u64, sectors: &Range<Sector>) -> bool {
-        let before = self.entries.iter().take_while(|(nth, _)| *nth < turn);
+impl RangeLocks {
+    /// Whether a lock before the `nth` has some of these sectors.
+    fn overlap_before(&self, nth: u64, sectors: &Range<Sector>) -> bool {
+        let before = self.entries.iter().take_while(|(other, _)| *other < nth);
         before.into_iter().any(|(_, other)| overlap(other, sectors))
     }
 }
@@ -71,19 +72,19 @@ fn overlap(a: &Range<Sector>, b: &Range<Sector>) -> bool {
 
 struct Shared<D> {
     /// Bits of a sector or a length that a bio must have clear to go straight to the leaf: those
-    /// below a block, and all while anybody is in the line.
+    /// below a block, and all while there is a lock.
     mask: Cell<u64>,
     leaf: D,
     limits: Limits,
     block: Sector,
-    line: RefCell<Line>,
-    left: WaitList,
+    locks: RefCell<RangeLocks>,
+    unlocked: WaitList,
     /// QU-ML4.
-    held: QuiesceCounter,
+    in_flight: QuiesceCounter,
     planted: Cell<Planted<Fault>>,
 }
 
-/// A leaf with larger blocks as a device that takes sectors. See the module.
+/// A leaf with larger blocks, as a device that takes sectors.
 pub struct MergingLeaf<D>(Rc<Shared<D>>);
 
 impl<D: BlockLeaf + 'static> MergingLeaf<D> {
@@ -109,9 +110,9 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
             leaf,
             limits,
             block,
-            line: RefCell::default(),
-            left: WaitList::new(),
-            held: QuiesceCounter::default(),
+            locks: RefCell::default(),
+            unlocked: WaitList::new(),
+            in_flight: QuiesceCounter::default(),
             planted: Cell::default(),
         }))
     }
@@ -125,88 +126,88 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
     #[inline]
     fn enter(&self, bits: u64, sector: Sector, bio: Bio) {
         if bits & self.0.mask.get() != 0 {
-            return self.submit_beside(sector, bio);
+            return self.submit_locked(sector, bio);
         }
         self.0.leaf.submit_at(sector, bio);
     }
 
-    /// What the mask stops: parts of blocks, and all while anybody is in the line.
+    /// A bio that the mask stops: parts of blocks, and all bios while there is a lock.
     #[cold]
-    fn submit_beside(&self, sector: Sector, bio: Bio) {
+    fn submit_locked(&self, sector: Sector, bio: Bio) {
         let shared = &self.0;
         let sectors = shared.blocks_of(sector..sector + bio.len);
         let is_whole = sectors == (sector..sector + bio.len);
-        let waits = || shared.line.borrow().has_before(u64::MAX, &sectors);
-        let goes = is_whole && (!bio.op.is_write() || !waits() || shared.is(Fault::NoRangeLock));
-        if goes || !shared.takes(&bio) {
+        let waits = || shared.locks.borrow().overlap_before(u64::MAX, &sectors);
+        let passes = is_whole && (!bio.op.is_write() || !waits() || shared.is(Fault::NoRangeLock));
+        if passes || !shared.accepts(&bio) {
             return shared.leaf.submit_at(sector, bio);
         }
-        let generation = shared.held.enter();
+        let generation = shared.in_flight.enter();
         let shared = shared.clone();
         if bio.op == Op::Read {
             spawn(async move {
                 let status = shared.read(sector, &bio).await;
                 bio.complete(status.into());
-                shared.held.leave(generation);
+                shared.in_flight.leave(generation);
             });
             return;
         }
-        let turn = Turn::take(&shared, sectors);
+        let lock = RangeLock::new(&shared, sectors);
         spawn(async move {
-            turn.comes().await;
+            lock.acquire().await;
             if is_whole {
                 shared.leaf.submit_at(sector, bio);
                 // QU-ML1: from here on it is in flight.
-                drop(turn);
+                drop(lock);
             } else {
-                let status = shared.change(&turn, sector, &bio).await;
-                drop(turn);
+                let status = shared.change(&lock, sector, &bio).await;
+                drop(lock);
                 bio.complete(status.into());
             }
-            shared.held.leave(generation);
+            shared.in_flight.leave(generation);
         });
     }
 }
 
-/// A place in the line.
-struct Turn<D> {
+/// A lock of some blocks, waited for or owned.
+struct RangeLock<D> {
     shared: Rc<Shared<D>>,
     nth: u64,
     sectors: Range<Sector>,
 }
 
-impl<D> Turn<D> {
-    fn take(shared: &Rc<Shared<D>>, sectors: Range<Sector>) -> Turn<D> {
-        let mut line = shared.line.borrow_mut();
-        let nth = line.next;
-        line.next += 1;
-        line.entries.push((nth, sectors.clone()));
+impl<D> RangeLock<D> {
+    fn new(shared: &Rc<Shared<D>>, sectors: Range<Sector>) -> RangeLock<D> {
+        let mut locks = shared.locks.borrow_mut();
+        let nth = locks.next;
+        locks.next += 1;
+        locks.entries.push((nth, sectors.clone()));
         shared.mask.set(u64::MAX);
-        Turn { shared: shared.clone(), nth, sectors }
+        RangeLock { shared: shared.clone(), nth, sectors }
     }
 
-    /// Waits for those that came before (QU-ML2).
-    async fn comes(&self) {
-        let (line, nth) = (&self.shared.line, self.nth);
-        let free = || !line.borrow().has_before(nth, &self.sectors);
+    /// Waits for overlapping locks that came before (QU-ML2).
+    async fn acquire(&self) {
+        let (locks, nth) = (&self.shared.locks, self.nth);
+        let free = || !locks.borrow().overlap_before(nth, &self.sectors);
         if !self.shared.is(Fault::NoRangeLock) {
-            self.shared.left.wait_for(free).await;
+            self.shared.unlocked.wait_for(free).await;
         }
     }
 }
 
-impl<D> Drop for Turn<D> {
+impl<D> Drop for RangeLock<D> {
     fn drop(&mut self) {
         if block::crashing() {
             return;
         }
-        let mut line = self.shared.line.borrow_mut();
-        line.entries.retain(|(nth, _)| *nth != self.nth);
-        if line.entries.is_empty() {
+        let mut locks = self.shared.locks.borrow_mut();
+        locks.entries.retain(|(nth, _)| *nth != self.nth);
+        if locks.entries.is_empty() {
             self.shared.mask.set(self.shared.block.0 - 1);
         }
-        drop(line);
-        self.shared.left.wake_all();
+        drop(locks);
+        self.shared.unlocked.wake_all();
     }
 }
 
@@ -215,29 +216,21 @@ impl<D> Shared<D> {
         self.planted.get().is(fault)
     }
 
-    fn down(&self, at: Sector) -> Sector {
-        Sector(at.0 & !(self.block.0 - 1))
-    }
-
-    fn up(&self, at: Sector) -> Sector {
-        self.down(at + (self.block - Sector(1)))
-    }
-
     /// The whole blocks that hold these sectors.
     fn blocks_of(&self, sectors: Range<Sector>) -> Range<Sector> {
-        self.down(sectors.start)..self.up(sectors.end)
+        block_start(sectors.start, self.block.0)..block_end(sectors.end, self.block.0)
     }
 }
 
 impl<D: BlockLeaf> Shared<D> {
-    /// What the leaf refuses whatever its range is, it is to refuse itself.
-    fn takes(&self, bio: &Bio) -> bool {
-        let knows = match bio.op {
+    /// Whether the leaf accepts such a request, whatever its range is. Others it refuses itself.
+    fn accepts(&self, bio: &Bio) -> bool {
+        let is_supported = match bio.op {
             Op::Read | Op::Write | Op::Flush => true,
             Op::Discard => self.limits.discard_granularity_bytes > 0,
             Op::WriteZeroes => self.limits.write_zeroes,
         };
-        knows && bio.check_bufs().is_ok()
+        is_supported && bio.check_bufs().is_ok()
     }
 
     /// Sends the leaf a request for whole blocks on behalf of `bio`.
@@ -259,28 +252,32 @@ impl<D: BlockLeaf> Shared<D> {
         Ok(())
     }
 
-    /// A change that is not of whole blocks, whose turn it is.
-    async fn change(&self, turn: &Turn<D>, sector: Sector, bio: &Bio) -> Result<(), Status> {
-        let (start, end) = (sector, sector + bio.len);
-        let (from, to) = (self.up(start), self.down(end));
+    /// A change that is not of whole blocks; its blocks are locked.
+    async fn change(&self, lock: &RangeLock<D>, sector: Sector, bio: &Bio) -> Result<(), Status> {
+        let sectors = sector..sector + bio.len;
         // QU-ML1.
-        if self.leaf.is_changing(&turn.sectors) && !self.is(Fault::IgnoreInFlight) {
+        if self.leaf.is_changing(&lock.sectors) && !self.is(Fault::IgnoreInFlight) {
             self.leaf.stats().requests().quiesced().await;
         }
         match bio.op {
-            Op::Write => self.merge(bio, start..end, |out| bio.bufs.copy_to(out)).await,
-            Op::Discard if from < to => self.send(bio, bio.op, from..to, Bufs::new()).await,
-            Op::Discard => Ok(()),
-            Op::WriteZeroes if from > to => self.merge(bio, start..end, |out| out.fill(0)).await,
+            Op::Write => self.merge(bio, sectors, |out| bio.bufs.copy_to(out)).await,
+            Op::Discard => {
+                let whole = Edges::of(sectors, self.block.0).whole;
+                if whole.is_empty() {
+                    return Ok(());
+                }
+                self.send(bio, bio.op, whole, Bufs::new()).await
+            }
             Op::WriteZeroes => {
-                if start < from {
-                    self.merge(bio, start..from, |out| out.fill(0)).await?;
+                let Edges { head, whole, tail } = Edges::of(sectors, self.block.0);
+                if !head.is_empty() {
+                    self.merge(bio, head, |out| out.fill(0)).await?;
                 }
-                if from < to {
-                    self.send(bio, bio.op, from..to, Bufs::new()).await?;
+                if !whole.is_empty() {
+                    self.send(bio, bio.op, whole, Bufs::new()).await?;
                 }
-                if to < end {
-                    self.merge(bio, to..end, |out| out.fill(0)).await?;
+                if !tail.is_empty() {
+                    self.merge(bio, tail, |out| out.fill(0)).await?;
                 }
                 Ok(())
             }
@@ -288,7 +285,7 @@ impl<D: BlockLeaf> Shared<D> {
         }
     }
 
-    /// Reads the blocks at the edges of `part`, puts in what `fill` gives, and writes all.
+    /// Reads the blocks at the edges of `part`, puts the data of `fill` in, and writes all.
     async fn merge(
         &self,
         bio: &Bio,
@@ -334,7 +331,7 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
         let bits = bio.sector.0 | bio.len.0;
         match self.0.limits.check_range(&bio) {
             Ok(()) => self.enter(bits, bio.sector, bio),
-            // It counts what it refuses.
+            // The leaf refuses it, and counts that.
             Err(_) => self.0.leaf.submit(bio),
         }
     }
@@ -360,7 +357,7 @@ impl<D: BlockLeaf + 'static> Base for MergingLeaf<D> {
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
-            self.0.held.quiesced().await;
+            self.0.in_flight.quiesced().await;
             self.0.leaf.stats().requests().quiesced().await;
         })
     }
@@ -398,8 +395,8 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
 
 impl<D: BlockLeaf> fmt::Debug for MergingLeaf<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let waiting = self.0.line.borrow().entries.len();
-        write!(f, "MergingLeaf({}, {waiting} in line)", self.0.leaf.name())
+        let locks = self.0.locks.borrow().entries.len();
+        write!(f, "MergingLeaf({}, {locks} locks)", self.0.leaf.name())
     }
 }
 

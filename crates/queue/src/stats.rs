@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a leaf counts: requests, bytes and errors by operation, what is in flight, the last error.
+//! The counters of a leaf: requests, bytes and errors by operation, requests in flight, the last
+//! error.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::ops::Range;
@@ -24,8 +25,8 @@ pub struct Counts {
     pub errors: u64,
 }
 
-/// Where and what a request in flight is: all that counting its end needs.
-#[must_use = "what begins must end"]
+/// A request in flight: what counting its end needs.
+#[must_use = "a request that has begun must end"]
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     op: Op,
@@ -46,7 +47,7 @@ impl Ticket {
     }
 }
 
-/// What was done by operation. Written by one core only, with plain loads and stores; others read.
+/// Totals by operation. One core writes them, with plain loads and stores; others read.
 #[derive(Debug, Default)]
 struct Done {
     ios: [AtomicU64; OPS],
@@ -67,37 +68,37 @@ impl Done {
     }
 }
 
-/// What other cores' devices on the same file or memory have done. It belongs to the leaf that they
-/// stand for, which adds it to its own totals; their failures it is told one by one
-/// ([`Stats::failed_elsewhere`]).
+/// The counters of leaves on other cores on the same file or memory. They belong to the first leaf,
+/// which adds them to its own totals. Failures are reported to it one by one
+/// ([`Stats::failed_on_other_core`]).
 #[derive(Clone, Debug, Default)]
-pub struct Elsewhere(Arc<Mutex<Others>>);
+pub struct OtherCores(Arc<Mutex<OtherCounters>>);
 
 #[derive(Debug, Default)]
-struct Others {
-    there: Vec<Arc<Done>>,
-    /// Totals of those that are gone.
-    gone: [(u64, u64); OPS],
+struct OtherCounters {
+    open: Vec<Arc<Done>>,
+    /// Totals of those that are closed.
+    closed: [(u64, u64); OPS],
 }
 
-impl Elsewhere {
-    fn lock(&self) -> MutexGuard<'_, Others> {
+impl OtherCores {
+    fn lock(&self) -> MutexGuard<'_, OtherCounters> {
         // Nothing under the lock can panic half way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn of(&self, op: usize) -> (u64, u64) {
         let others = self.lock();
-        let there = others.there.iter().map(|done| done.of(op));
-        there.fold(others.gone[op], |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
+        let open = others.open.iter().map(|done| done.of(op));
+        open.fold(others.closed[op], |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
     }
 
     fn leave(&self, done: &Arc<Done>) {
         let mut others = self.lock();
-        others.there.retain(|d| !Arc::ptr_eq(d, done));
-        for (op, gone) in others.gone.iter_mut().enumerate() {
+        others.open.retain(|d| !Arc::ptr_eq(d, done));
+        for (op, closed) in others.closed.iter_mut().enumerate() {
             let (ios, bytes) = done.of(op);
-            *gone = (gone.0 + ios, gone.1.wrapping_add(bytes));
+            *closed = (closed.0 + ios, closed.1.wrapping_add(bytes));
         }
     }
 }
@@ -107,29 +108,29 @@ pub struct Stats {
     device: String,
     done: Arc<Done>,
     errors: [Cell<u64>; OPS],
-    elsewhere: Elsewhere,
-    /// The leaf for which this one counts, too.
-    stands_for: OnceCell<Elsewhere>,
+    other_cores: OtherCores,
+    /// The first leaf on the same file or memory, which adds these counters to its own.
+    counts_for: OnceCell<OtherCores>,
     in_flight: QuiesceCounter,
     last_error: RefCell<Option<IoError>>,
     failures: Cell<u64>,
-    alarm: OnceCell<Rc<WaitList>>,
+    on_failure: OnceCell<Rc<WaitList>>,
     watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
 
 impl Stats {
-    /// Counters of a leaf that people call `device`.
+    /// Counters of the leaf with the name `device`.
     pub fn new(device: String) -> Stats {
         Stats {
             device,
             done: Arc::default(),
             errors: Default::default(),
-            elsewhere: Elsewhere::default(),
-            stands_for: OnceCell::new(),
+            other_cores: OtherCores::default(),
+            counts_for: OnceCell::new(),
             in_flight: QuiesceCounter::default(),
             last_error: RefCell::new(None),
             failures: Cell::new(0),
-            alarm: OnceCell::new(),
+            on_failure: OnceCell::new(),
             watchers: RefCell::default(),
         }
     }
@@ -142,23 +143,23 @@ impl Stats {
     /// Totals of one operation, on all cores.
     pub fn of(&self, op: Op) -> Counts {
         let op = index(op);
-        let (here, elsewhere) = (self.done.of(op), self.elsewhere.of(op));
+        let (here, others) = (self.done.of(op), self.other_cores.of(op));
         Counts {
-            ios: here.0 + elsewhere.0,
-            bytes: here.1.wrapping_add(elsewhere.1),
+            ios: here.0 + others.0,
+            bytes: here.1.wrapping_add(others.1),
             errors: self.errors[op].get(),
         }
     }
 
-    /// For the stats of other cores' devices on the same file or memory.
-    pub fn elsewhere(&self) -> Elsewhere {
-        self.elsewhere.clone()
+    /// The counters that leaves of other cores on the same file or memory join.
+    pub fn other_cores(&self) -> OtherCores {
+        self.other_cores.clone()
     }
 
-    /// Counts for the leaf whose [`Stats::elsewhere`] it is, too, from now on.
-    pub fn stand_for(&self, elsewhere: &Elsewhere) {
-        if self.stands_for.set(elsewhere.clone()).is_ok() {
-            elsewhere.lock().there.push(self.done.clone());
+    /// From now on, counts also for the leaf that these [`Stats::other_cores`] belong to.
+    pub fn count_for(&self, leaf: &OtherCores) {
+        if self.counts_for.set(leaf.clone()).is_ok() {
+            leaf.lock().open.push(self.done.clone());
         }
     }
 
@@ -177,25 +178,25 @@ impl Stats {
         self.last_error.borrow().clone()
     }
 
-    /// Requests that the device itself failed: those that it does not know or that did not fit are
-    /// their sender's mistake and are left out.
+    /// Requests that the device itself failed. Unsupported and invalid requests are mistakes of
+    /// their sender and do not count.
     pub fn failures(&self) -> u64 {
         self.failures.get()
     }
 
-    /// Wakes `alarm` whenever [`Stats::failures`] grows. The first alarm stays.
-    pub fn set_alarm(&self, alarm: Rc<WaitList>) {
-        let _ = self.alarm.set(alarm);
+    /// Wakes `list` whenever [`Stats::failures`] grows. The first list stays.
+    pub fn wake_on_failure(&self, list: Rc<WaitList>) {
+        let _ = self.on_failure.set(list);
     }
 
-    /// Tells `watcher`, as long as it lives, of every request that fails from now on.
+    /// Reports every request that fails from now on to `watcher`, as long as that lives.
     pub fn watch(&self, watcher: Weak<dyn OnIoError>) {
         let mut watchers = self.watchers.borrow_mut();
         watchers.retain(|w| w.strong_count() > 0);
         watchers.push(watcher);
     }
 
-    /// The requests in flight, for who waits until they have ended.
+    /// The requests in flight, to wait until they have ended.
     pub fn requests(&self) -> &QuiesceCounter {
         &self.in_flight
     }
@@ -219,8 +220,8 @@ impl Stats {
         self.done.add(index(op), len.0 << SECTOR_SHIFT);
     }
 
-    /// Counts and tells a request that failed on another core's device on the same file or memory.
-    pub fn failed_elsewhere(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
+    /// Counts and reports a request that failed on another core's leaf on the same file or memory.
+    pub fn failed_on_other_core(&self, op: Op, sector: Sector, len: Sector, cause: Status) {
         self.failed(op, sector, len, cause);
     }
 
@@ -232,8 +233,8 @@ impl Stats {
         *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause });
         if !matches!(cause, Status::NotSupported | Status::Invalid) {
             self.failures.set(self.failures.get() + 1);
-            if let Some(alarm) = self.alarm.get() {
-                alarm.wake_all();
+            if let Some(list) = self.on_failure.get() {
+                list.wake_all();
             }
         }
         for watcher in self.watchers.borrow().iter().filter_map(Weak::upgrade) {
@@ -244,8 +245,8 @@ impl Stats {
 
 impl Drop for Stats {
     fn drop(&mut self) {
-        if let Some(elsewhere) = self.stands_for.get() {
-            elsewhere.leave(&self.done);
+        if let Some(leaf) = self.counts_for.get() {
+            leaf.leave(&self.done);
         }
     }
 }
@@ -265,18 +266,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_other_cores_do_adds_up_and_stays_when_they_go() {
+    fn counters_of_other_cores_add_up_and_stay_when_they_close() {
         let leaf = Stats::new("disk".into());
         leaf.count(Op::Read, Sector(0), Sector(8), Status::Ok);
-        let elsewhere = leaf.elsewhere();
+        let other_cores = leaf.other_cores();
         for _ in 0..2 {
-            let twin = Stats::new("disk".into());
-            twin.stand_for(&elsewhere);
-            twin.count(Op::Read, Sector(8), Sector(1), Status::Ok);
-            twin.count(Op::Read, Sector(8), Sector(1), Status::Io);
-            assert_eq!(twin.of(Op::Read).ios, 1, "its own only");
+            let other = Stats::new("disk".into());
+            other.count_for(&other_cores);
+            other.count(Op::Read, Sector(8), Sector(1), Status::Ok);
+            other.count(Op::Read, Sector(8), Sector(1), Status::Io);
+            assert_eq!(other.of(Op::Read).ios, 1, "its own only");
         }
-        leaf.failed_elsewhere(Op::Read, Sector(8), Sector(1), Status::Io);
+        leaf.failed_on_other_core(Op::Read, Sector(8), Sector(1), Status::Io);
         assert_eq!(leaf.of(Op::Read), Counts { ios: 3, bytes: 10 * 512, errors: 1 });
         assert_eq!(leaf.of(Op::Write), Counts::default());
     }

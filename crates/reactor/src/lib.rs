@@ -26,6 +26,8 @@ mod core;
 mod core_local;
 mod driver;
 mod exports;
+mod fan_out;
+mod group_commit;
 mod io;
 mod op_table;
 mod outbox;
@@ -44,6 +46,8 @@ pub use crate::core::{
 pub use core_local::CoreLocal;
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
+pub use fan_out::complete_after;
+pub use group_commit::GroupCommit;
 pub use io::{
     BioFuture, IoFuture, chain, discard, driver_io, flush, io, io_by, push_bio, read, watched,
     write, write_zeroes,

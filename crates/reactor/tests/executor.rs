@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The executor by itself, on a driver that does nothing but tell a clock of its own.
+//! The executor by itself, on a driver that has nothing but a clock of its own.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, Class, CoreId, Flags, Limits, Nanos, Op, Sector, Status};
-use reactor::{Driver, Event, Msg, OnDone, OpResult, Reactor, Sqe, TaskPool, WaitList};
+use reactor::{
+    Driver, Event, GroupCommit, Msg, OnDone, OpResult, Reactor, Sqe, TaskPool, WaitList,
+};
 
 /// Ends every request at the next `park`; time jumps to whatever is waited for.
 #[derive(Default)]
@@ -322,4 +324,54 @@ fn all_of_a_turn_share_its_time_and_the_next_has_another() {
         }
     });
     reactor.on(|| assert!(reactor::loop_time() < reactor::loop_time(), "no turn: now"));
+}
+
+#[test]
+fn a_group_run_serves_callers_that_came_before_it_began() {
+    reactor().block_on(async {
+        let group = Rc::new(GroupCommit::default());
+        let runs = Rc::new(Cell::new(0));
+        let join = |fails: bool| {
+            let (group, runs) = (group.clone(), runs.clone());
+            let outcome = Rc::new(Cell::new(None));
+            let set = outcome.clone();
+            reactor::spawn(async move {
+                let work = async || {
+                    runs.set(runs.get() + 1);
+                    reactor::sleep(Nanos::from_millis(10)).await;
+                    if fails { Err(Status::Io) } else { Ok(()) }
+                };
+                set.set(Some(group.join_fallible(group.next_run(), work).await));
+            });
+            outcome
+        };
+        let first = join(false);
+        reactor::sleep(Nanos::from_millis(1)).await;
+        let rest: Vec<_> = (0..5).map(|_| join(true)).collect();
+        reactor::sleep(Nanos::from_millis(15)).await;
+        assert_eq!((first.get(), runs.get()), (Some(Ok(())), 2));
+        reactor::sleep(Nanos::from_millis(100)).await;
+        assert!(rest.iter().all(|r| r.get() == Some(Err(Status::Io))));
+        assert_eq!(runs.get(), 2);
+        let after = join(false);
+        reactor::sleep(Nanos::from_millis(20)).await;
+        assert_eq!((after.get(), runs.get()), (Some(Ok(())), 3));
+    });
+}
+
+#[test]
+fn a_bio_sent_on_as_several_ends_with_the_worst_status() {
+    reactor().block_on(async {
+        let (above, below) = (Rc::new(Shelf::default()), Rc::new(Shelf::default()));
+        let outcome = flush(&*above);
+        let parts: Vec<_> = (0..3).map(|_| flush(&*below)).collect();
+        reactor::complete_after(above.0.borrow_mut().remove(0).done, parts);
+        let mut left = below.0.take();
+        left.remove(2).complete(Status::Io);
+        left.remove(0).complete(Status::NotSupported);
+        reactor::yield_now().await;
+        assert_eq!(outcome.outcome(), None, "one has not ended");
+        left.remove(0).complete(Status::Ok);
+        assert_eq!(outcome.await, Err(Status::Io));
+    });
 }

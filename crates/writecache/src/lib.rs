@@ -57,7 +57,6 @@ mod device_limits;
 mod dm_target;
 mod events;
 mod figures;
-mod group;
 mod lifecycle;
 mod manual;
 mod map;

@@ -4,14 +4,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Limits, Nanos};
-
-use crate::group::Group;
+use reactor::GroupCommit;
 
 /// The slow device below.
 pub(crate) struct Origin {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) limits: Limits,
-    pub(crate) flush: Group,
+    pub(crate) flush: GroupCommit,
     /// When a client last read from it.
     pub(crate) last_read_ns: Cell<Option<u64>>,
     pub(crate) around: WriteAround,
@@ -22,7 +21,7 @@ impl Origin {
         Origin {
             limits: device.limits(),
             device,
-            flush: Group::default(),
+            flush: GroupCommit::default(),
             last_read_ns: Cell::default(),
             around: WriteAround::default(),
         }

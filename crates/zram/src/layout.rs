@@ -8,7 +8,7 @@
 //! ```
 use std::ops::Range;
 
-use block::{Bio, Sector};
+use block::{Bio, Sector, block_end};
 use format::zram::REGION_BLOCKS_MAX;
 
 use crate::slot::PAGE;
@@ -28,19 +28,9 @@ pub(crate) fn is_whole(bio: &Bio) -> bool {
     (bio.sector.0 | bio.len.0) & (PAGE_SECTORS - 1) == 0
 }
 
-/// The page boundary at or before a sector.
-pub(crate) fn page_floor(at: Sector) -> Sector {
-    Sector(at.0 / PAGE_SECTORS * PAGE_SECTORS)
-}
-
-/// The page boundary at or after a sector.
-pub(crate) fn page_ceil(at: Sector) -> Sector {
-    Sector(at.0.next_multiple_of(PAGE_SECTORS))
-}
-
 /// The slots of its part that a bio touches.
 pub(crate) fn slots_of_any(bio: &Bio) -> Range<u32> {
-    slot(bio.sector)..slot(page_ceil(bio.end()))
+    slot(bio.sector)..slot(block_end(bio.end(), PAGE_SECTORS))
 }
 
 /// The slots of a bio of whole pages.

@@ -16,9 +16,9 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, Buf, Bufs, Op, Sector, Status};
+use block::{Bio, Buf, Bufs, Edges, Op, Sector, Status, block_start};
 
-use crate::layout::{PAGE_SECTORS, page_ceil, page_floor};
+use crate::layout::PAGE_SECTORS;
 use crate::part::Part;
 use crate::planted::Fault;
 use crate::read::BackedPages;
@@ -32,38 +32,25 @@ impl Part {
     /// Makes a bio one of whole pages: a read is widened, the edges of a write or of zeroes are
     /// merged, those of a discard are dropped. Returns whether any page is left to do.
     pub(crate) async fn merge_edges(self: &Rc<Self>, bio: &mut Bio) -> Result<bool, Status> {
-        let (start, end) = (bio.sector, bio.end());
         if bio.op == Op::Read {
-            widen(bio);
+            bio.widen(PAGE_SECTORS);
             return Ok(true);
         }
-        let (from, to) = (page_ceil(start), page_floor(end));
-        if bio.op == Op::Discard {
-            (bio.sector, bio.len) = (from, to.saturating_sub(from));
-            return Ok(from < to);
+        let Edges { head, whole, tail } = Edges::of(bio.sector..bio.end(), PAGE_SECTORS);
+        if bio.op != Op::Discard {
+            for edge in [head, tail].into_iter().filter(|edge| !edge.is_empty()) {
+                self.merge(bio, edge).await?;
+            }
         }
-        if from > to {
-            // Within one page.
-            self.merge(bio, start..end).await?;
-            return Ok(false);
-        }
-        if start < from {
-            self.merge(bio, start..from).await?;
-        }
-        if to < end {
-            self.merge(bio, to..end).await?;
-        }
-        if bio.op == Op::Write && from < to {
-            bio.bufs = bio.bufs.slice(bytes(from - start)..bytes(to - start));
-        }
-        (bio.sector, bio.len) = (from, to - from);
-        Ok(from < to)
+        let is_left = !whole.is_empty();
+        bio.narrow(whole);
+        Ok(is_left)
     }
 
     /// Merges some `sectors` of a bio, a part of one page (ZR-MG1).
     async fn merge(self: &Rc<Self>, bio: &Bio, sectors: Range<Sector>) -> Result<(), Status> {
         let nth = u32::try_from(sectors.start.0 / PAGE_SECTORS).expect("checked at its entry");
-        let first = bytes(sectors.start - page_floor(sectors.start));
+        let first = bytes(sectors.start - block_start(sectors.start, PAGE_SECTORS));
         let within = first..first + bytes(sectors.end - sectors.start);
         let put = |page: &mut [u8]| match bio.op {
             Op::Write => bio.bufs.take_at(bytes(sectors.start - bio.sector), &mut page[within]),
@@ -97,16 +84,4 @@ impl Part {
         let page = Bufs::from(Buf::copy_of(&page));
         self.write_pages(&page, nth..nth + 1, 0).ok()
     }
-}
-
-/// Extends a read to whole pages.
-fn widen(bio: &mut Bio) {
-    let (from, to) = (page_floor(bio.sector), page_ceil(bio.end()));
-    let scratch = |len: Sector| (len > Sector::ZERO).then(|| Buf::alloc(bytes(len)).all());
-    let (front, back) = (scratch(bio.sector - from), scratch(to - bio.end()));
-    let mut bufs = Bufs::new();
-    bufs.extend(front);
-    bufs.extend(bio.bufs.iter().cloned());
-    bufs.extend(back);
-    (bio.sector, bio.len, bio.bufs) = (from, to - from, bufs);
 }

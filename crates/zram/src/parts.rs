@@ -8,15 +8,17 @@
 //! ```
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, Class, Completion, CoreId, Error, Flags, Op, Sector, Status};
+use block::{Bio, BlockDevice, Bufs, Class, CoreId, Edges, Error, Flags, Op, Sector};
 use reactor::{
-    BioFuture, CoreLocal, Export, Msg, Remote, call, core_id, export, io, post, spawn, unexport,
+    BioFuture, CoreLocal, Export, Msg, Remote, call, complete_after, core_id, export, io, post,
+    unexport,
 };
 use smallvec::SmallVec;
 
-use crate::layout::{Layout, PAGE_SECTORS, is_whole, page_ceil, page_floor};
+use crate::layout::{Layout, PAGE_SECTORS, is_whole};
 use crate::part::{Part, Plan};
 use crate::slot::PAGE;
 
@@ -148,11 +150,9 @@ impl Parts {
     /// Sends a bio that is not of whole pages: its edges are bios of their own.
     fn submit_sectors(&self, bio: Bio) {
         let Bio { op, flags, class, bufs, done, sector: start, .. } = bio;
-        let end = start + bio.len;
-        let (from, to) =
-            (page_ceil(start).min(end), page_floor(end).max(page_ceil(start)).min(end));
+        let Edges { head, whole, tail } = Edges::of(start..start + bio.len, PAGE_SECTORS);
         let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
-        for (piece, piece_end) in [(start, from), (from, to), (to, end)] {
+        for Range { start: piece, end: piece_end } in [head, whole.clone(), tail] {
             if piece == piece_end {
                 continue;
             }
@@ -162,7 +162,7 @@ impl Parts {
                 _ => Bufs::new(),
             };
             let (slot, len) = (piece.0 / PAGE_SECTORS, piece_end - piece);
-            if (piece, piece_end) == (from, to) {
+            if (piece..piece_end) == whole {
                 sent.extend(self.send_pages((op, flags, class), slot, len.0 / PAGE_SECTORS, &data));
                 continue;
             }
@@ -171,13 +171,13 @@ impl Parts {
             let device = &*self.parts[part as usize].device;
             sent.push(io(device, op, flags, class, (at, len), data));
         }
-        complete_when_ended(done, sent);
+        complete_after(done, sent);
     }
 
     /// Sends one bio a part, and completes when all have ended.
     fn split(&self, bio: Bio, slot: u64, pages: u64) {
         let Bio { op, flags, class, bufs, done, .. } = bio;
-        complete_when_ended(done, self.send_pages((op, flags, class), slot, pages, &bufs));
+        complete_after(done, self.send_pages((op, flags, class), slot, pages, &bufs));
     }
 
     /// Sends one bio a part.
@@ -213,17 +213,6 @@ impl Parts {
         }
         sent
     }
-}
-
-/// Completes a bio when all bios that it was divided into have ended: with the first real failure.
-fn complete_when_ended(done: Completion, sent: SmallVec<[BioFuture; 8]>) {
-    spawn(async move {
-        let mut worst = Status::Ok;
-        for bio in sent {
-            worst = worst.worst(bio.await.into());
-        }
-        done.complete(worst);
-    });
 }
 
 impl Drop for Parts {

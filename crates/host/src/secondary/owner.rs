@@ -162,7 +162,7 @@ pub(super) fn core_has_left(core: usize, generation: u64) {
 pub(super) fn leaf_has_failed(leaf: u64, (op, sector, len): (Op, Sector, Sector), cause: Status) {
     with_owner(|owner| {
         if let Some(leaf) = owner.leaves.by_id(leaf) {
-            leaf.stats().failed_elsewhere(op, sector, len, cause);
+            leaf.stats().failed_on_other_core(op, sector, len, cause);
         }
     });
 }

@@ -178,7 +178,7 @@ fn a_merge_and_a_write_of_its_block_wait_for_each_other() {
             script.release(1);
             settle().await;
             assert_eq!(behind.get(), 1);
-            assert_eq!(dev.0.mask.get(), 7, "nobody is left in the line");
+            assert_eq!(dev.0.mask.get(), 7, "no lock is left");
         }
     });
 }
@@ -206,7 +206,7 @@ fn a_write_that_the_throttle_keeps_waiting_is_waited_for_too() {
             assert!(sent < 8, "some wait: {sent} of 8 were sent");
             let part = begin(&dev, NONE, 7 * 8 + 1, 1);
             settle().await;
-            assert_eq!(script.take_seen(), [""; 0], "its block waits in the line of the throttle");
+            assert_eq!(script.take_seen(), [""; 0], "its block waits at the throttle");
             for _ in 0..8 {
                 script.release(1);
                 settle().await;
@@ -232,7 +232,7 @@ fn an_error_of_the_read_or_of_the_write_is_that_of_the_part() {
             script.fail_next(Status::Io);
             assert_eq!(part().await, Err(Status::Io));
             assert_eq!(script.take_seen(), ["read 0+4096"], "nothing is written");
-            assert_eq!(part().await, Ok(()), "the line goes on");
+            assert_eq!(part().await, Ok(()), "later locks are granted");
             script.fail_next(Status::Io);
             let back = read(&*dev, NORMAL, Sector(1), pattern(512, 1)).await;
             assert_eq!(back, Err(Status::Io));
@@ -369,15 +369,15 @@ fn simulate(seed: u64, fault: Option<Fault>) -> Result<bool, String> {
         match ended {
             RunEnd::Idle => return Err("clients wait for ever".into()),
             RunEnd::PowerCut => {
-                cut_merging |= !dev.0.line.borrow().entries.is_empty();
+                cut_merging |= !dev.0.locks.borrow().entries.is_empty();
                 machine.power_cut();
                 oracle.borrow_mut().crash();
             }
             RunEnd::Until => {
                 world.borrow_mut().power_cut_at(None);
                 assert_eq!(machine.run(|| false), RunEnd::Idle);
-                assert!(dev.0.line.borrow().entries.is_empty());
-                assert_eq!((dev.0.mask.get(), dev.0.held.in_flight()), (7, 0));
+                assert!(dev.0.locks.borrow().entries.is_empty());
+                assert_eq!((dev.0.mask.get(), dev.0.in_flight.in_flight()), (7, 0));
                 machine.kill();
                 oracle.borrow_mut().kill();
             }

@@ -18,9 +18,9 @@ fn limits() -> Limits {
     Limits { queue_depth: 128, ..Limits::new(Sector(1 << 20)) }
 }
 
-/// What both cores' drivers share: a clock, and the mail of each.
+/// The state that the drivers of two cores share: a clock, and the mail of each.
 #[derive(Clone, Default)]
-struct Both {
+struct TwoCores {
     now: Rc<Cell<Nanos>>,
     mail: Rc<RefCell<Vec<(CoreId, Msg)>>>,
 }
@@ -28,13 +28,13 @@ struct Both {
 /// Ends whatever it is given at the next park.
 struct Quick {
     core: CoreId,
-    both: Both,
+    cores: TwoCores,
     done: Vec<Event>,
 }
 
 impl Driver for Quick {
     fn now(&self) -> Nanos {
-        self.both.now.get()
+        self.cores.now.get()
     }
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
         let end = |sqe: Sqe| Event::Cqe {
@@ -45,17 +45,17 @@ impl Driver for Quick {
         self.done.extend(batch.drain(..).map(end));
     }
     fn post(&mut self, to: CoreId, msg: Msg) {
-        self.both.mail.borrow_mut().push((to, msg));
+        self.cores.mail.borrow_mut().push((to, msg));
     }
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         out.append(&mut self.done);
         let (mine, others) =
-            self.both.mail.take().into_iter().partition(|(to, _)| *to == self.core);
-        self.both.mail.replace(others);
+            self.cores.mail.take().into_iter().partition(|(to, _)| *to == self.core);
+        self.cores.mail.replace(others);
         let mine: Vec<(CoreId, Msg)> = mine;
         out.extend(mine.into_iter().map(|(_, msg)| Event::Msg(msg)));
         if let (true, Some(deadline)) = (out.is_empty(), deadline) {
-            self.both.now.set(self.both.now.get().max(deadline));
+            self.cores.now.set(self.cores.now.get().max(deadline));
         }
     }
     fn random(&mut self) -> u64 {
@@ -66,9 +66,9 @@ impl Driver for Quick {
 /// A core that serves threads runs while they wait for it, and its timers with it.
 #[test]
 fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
-    let both = Both::default();
+    let cores = TwoCores::default();
     let core = |nth| {
-        let driver = Quick { core: CoreId(nth), both: both.clone(), done: Vec::new() };
+        let driver = Quick { core: CoreId(nth), cores: cores.clone(), done: Vec::new() };
         Reactor::enter(CoreId(nth), Box::new(driver))
     };
     let (home, other) = (core(0), core(1));
@@ -96,9 +96,9 @@ fn windows_do_not_stand_still_with_the_core_that_wrote_first() {
 /// A held FLUSH of one core goes on when the last sync beside it ends at another core.
 #[test]
 fn the_end_of_a_sync_wakes_a_success_held_at_another_core() {
-    let both = Both::default();
+    let cores = TwoCores::default();
     let core = |nth| {
-        let driver = Quick { core: CoreId(nth), both: both.clone(), done: Vec::new() };
+        let driver = Quick { core: CoreId(nth), cores: cores.clone(), done: Vec::new() };
         Reactor::enter(CoreId(nth), Box::new(driver))
     };
     let (home, other) = (core(0), core(1));

@@ -41,14 +41,14 @@ fn keeping<F: Future<Output = ()> + 'static>(test: impl FnOnce(Script) -> F) {
     with_core(script.driver(), test(script));
 }
 
-/// How bios that nobody has looked at have ended.
+/// Counts how bios have ended that no task waits for.
 #[derive(Clone, Default)]
-struct Ends {
+struct Endings {
     ok: Rc<Cell<u32>>,
     failed: Rc<Cell<u32>>,
 }
 
-impl Ends {
+impl Endings {
     /// Sends a write of `bytes` whose end is counted.
     fn write(&self, leaf: &Rc<FileLeaf>, flags: Flags, class: Class, at: u64, bytes: u64) {
         let sent = write(&**leaf, flags, class, Sector::from_bytes(at), data(bytes));
@@ -95,7 +95,7 @@ fn check_idle(leaf: &FileLeaf) {
 #[test]
 fn background_writes_wait_in_order_and_each_end_lets_one_go() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 16), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 16), Endings::default());
         for nth in 0..20 {
             ends.background(&leaf, nth * BLOCK, BLOCK);
         }
@@ -121,7 +121,7 @@ fn background_writes_wait_in_order_and_each_end_lets_one_go() {
 #[test]
 fn limits_go_by_who_writes() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 16), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 16), Endings::default());
         let sent = |flags, class, count: u64| {
             (0..count).for_each(|nth| ends.write(&leaf, flags, class, nth * BLOCK, BLOCK));
         };
@@ -146,7 +146,7 @@ fn limits_go_by_who_writes() {
 fn reads_of_writeback(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(move |script| async move {
-            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            let (leaf, ends) = (leaf(mode, 16), Endings::default());
             leaf.wbt().throttle().planted.set(fault.into());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
@@ -187,7 +187,7 @@ fn reads_of_writeback_that_pass_would_be_found() {
 fn reads_flushes_zeroes_and_direct_writes_never_wait() {
     for mode in Mode::ALL {
         keeping(|script| async move {
-            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            let (leaf, ends) = (leaf(mode, 16), Endings::default());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;
             for nth in 0..40 {
@@ -220,7 +220,7 @@ fn reads_flushes_zeroes_and_direct_writes_never_wait() {
 fn switched_off(turn: fn(&FileLeaf), fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
-            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            let (leaf, ends) = (leaf(mode, 16), Endings::default());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             for nth in 0..100 {
                 ends.background(&leaf, nth << 20, 1 << 20);
@@ -256,7 +256,7 @@ fn a_switch_that_wakes_nobody_would_be_found() {
 fn with_another_law_goes_who_may_by_it() {
     for first in Mode::ALL {
         keeping(|script| async move {
-            let (leaf, ends) = (leaf(first, 1), Ends::default());
+            let (leaf, ends) = (leaf(first, 1), Endings::default());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             for nth in 0..10 {
                 ends.background(&leaf, nth << 20, 1 << 20);
@@ -280,7 +280,7 @@ fn with_another_law_goes_who_may_by_it() {
 fn all_end(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
-            let (leaf, ends) = (leaf(mode, 4), Ends::default());
+            let (leaf, ends) = (leaf(mode, 4), Endings::default());
             leaf.wbt().throttle().planted.set(fault.into());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             for nth in 0..50 {
@@ -316,10 +316,10 @@ fn a_token_that_is_not_given_back_would_be_found() {
 }
 
 /// A long write beside reads, in pieces that the driver ends as they come.
-async fn cut(script: &Script, leaf: &Rc<FileLeaf>, fault: Option<Fault>) -> (Vec<String>, Ends) {
-    let ends = Ends::default();
+async fn cut(script: &Script, leaf: &Rc<FileLeaf>, fault: Option<Fault>) -> (Vec<String>, Endings) {
+    let ends = Endings::default();
     leaf.wbt().throttle().planted.set(fault.into());
-    let first = Ends::default();
+    let first = Endings::default();
     first.count(read(&**leaf, Class::Foreground, Sector(0), data(BLOCK)));
     settle().await;
     script.take_seen();
@@ -389,7 +389,7 @@ fn a_forgotten_error_would_be_found() {
 #[test]
 fn who_waits_is_waited_for() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 1), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 1), Endings::default());
         for nth in 0..5 {
             ends.background(&leaf, nth * BLOCK, BLOCK);
         }
@@ -416,8 +416,8 @@ fn who_waits_is_waited_for() {
 #[test]
 fn nobody_starves_by_our_law() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
-        let reads = Ends::default();
+        let (leaf, ends) = (leaf(Mode::Tail, 16), Endings::default());
+        let reads = Endings::default();
         reads.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
         settle().await;
         let urgent = Rc::new(Cell::new(0));
@@ -452,7 +452,7 @@ fn nobody_starves_by_our_law() {
 #[test]
 fn a_leaf_may_go_while_somebody_waits_for_it() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 1), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 1), Endings::default());
         for nth in 0..5 {
             ends.background(&leaf, nth * BLOCK, BLOCK);
         }
@@ -473,7 +473,7 @@ fn a_power_cut_takes_who_waits_along_whoever_holds_the_leaf() {
         script.keep();
         let core = reactor::Reactor::enter(block::CoreId(0), script.driver());
         let leaf = core.block_on(async move {
-            let (leaf, ends) = (leaf(mode, 1), Ends::default());
+            let (leaf, ends) = (leaf(mode, 1), Endings::default());
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             for nth in 0..5 {
                 ends.background(&leaf, nth << 20, 1 << 20);
@@ -539,7 +539,7 @@ fn attributes_say_what_is_and_what_is_allowed() {
 #[test]
 fn off_it_is_as_if_it_were_not_there() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Tail, 1), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Tail, 1), Endings::default());
         leaf.wbt().set_target(LatencyTarget::Off);
         for nth in 0..100 {
             ends.background(&leaf, nth << 20, 1 << 20);
@@ -562,7 +562,7 @@ fn off_it_is_as_if_it_were_not_there() {
 fn two_leaves(fault: Option<Fault>) {
     for mode in Mode::ALL {
         keeping(|script| async move {
-            let (one, ends) = (leaf(mode, 1), Ends::default());
+            let (one, ends) = (leaf(mode, 1), Endings::default());
             let two = FileLeaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt());
             let two = Rc::new(two);
             one.wbt().throttle().planted.set(fault.into());

@@ -8,15 +8,15 @@ use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
 use queue::FileLeaf;
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe, read, write};
 
-/// Ends everything at the next park; its clock goes on with every look.
+/// Ends every request at the next park; its clock advances by 20 us with every look.
 #[derive(Default)]
-struct AtOnce {
+struct InstantDriver {
     now_ns: Cell<u64>,
     looks: Rc<Cell<u64>>,
     done: Vec<Event>,
 }
 
-impl Driver for AtOnce {
+impl Driver for InstantDriver {
     fn now(&self) -> Nanos {
         self.looks.set(self.looks.get() + 1);
         self.now_ns.set(self.now_ns.get() + 20_000);
@@ -56,7 +56,7 @@ fn allocations(reactor: &Reactor, count: u64) -> u64 {
 
 #[test]
 fn a_request_that_starts_at_once_allocates_nothing() {
-    let reactor = Reactor::enter(CoreId(0), Box::new(AtOnce::default()));
+    let reactor = Reactor::enter(CoreId(0), Box::new(InstantDriver::default()));
     let (few, many) = (allocations(&reactor, 1000), allocations(&reactor, 11_000));
     assert!(few > 0, "making a leaf allocates, so the counter counts");
     // A window ends after some hundred requests and has its own.
@@ -66,7 +66,7 @@ fn a_request_that_starts_at_once_allocates_nothing() {
 
 /// Looks at the clock in `count` rounds of sixteen requests at once to a throttled leaf.
 fn looks(count: u64, send: fn(&FileLeaf, Sector) -> BioFuture) -> u64 {
-    let driver = AtOnce::default();
+    let driver = InstantDriver::default();
     let looks = driver.looks.clone();
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     reactor.block_on(async move {

@@ -89,13 +89,13 @@ async fn operate(world: WorldRef, leaf: Rc<FileLeaf>, alone: bool, stop: Rc<Cell
     }
 }
 
-struct Seen {
+struct RunCounts {
     splits: u64,
     waits: u64,
     cut_waiting: bool,
 }
 
-fn simulate(seed: u64) -> Result<Seen, String> {
+fn simulate(seed: u64) -> Result<RunCounts, String> {
     let world = World::new(seed);
     let capacity = Sector::from_bytes(BLOCKS * BLOCK as u64);
     let file = world.borrow_mut().add_swarm_disk("disk", capacity);
@@ -117,7 +117,7 @@ fn simulate(seed: u64) -> Result<Seen, String> {
         oracle.borrow_mut().expect_flush_errors();
     }
     let mix = Mix { errors_allowed: faulty, blocks_max: 256, writes: 80, ..Mix::default() };
-    let mut seen = Seen { splits: 0, waits: 0, cut_waiting: false };
+    let mut counts = RunCounts { splits: 0, waits: 0, cut_waiting: false };
     for life in 0..2 {
         let machine = Machine::boot(&world, cores);
         let load = Workload::new(&world, &oracle, mix);
@@ -148,13 +148,13 @@ fn simulate(seed: u64) -> Result<Seen, String> {
         let ended = machine.run(|| load.verdict.is_settled(CLIENTS));
         load.verdict.result()?;
         let report = first.wbt().report();
-        seen.splits += report.splits;
-        seen.waits += report.waits;
+        counts.splits += report.splits;
+        counts.waits += report.waits;
         let waiting = |leaf: &Rc<FileLeaf>| leaf.wbt().report().waiting.iter().sum::<usize>();
         match ended {
             RunEnd::Idle => return Err(format!("clients wait for ever: {report:?}")),
             RunEnd::PowerCut => {
-                seen.cut_waiting |= leaves.iter().any(|leaf| waiting(leaf) > 0);
+                counts.cut_waiting |= leaves.iter().any(|leaf| waiting(leaf) > 0);
                 machine.power_cut();
                 oracle.borrow_mut().crash();
             }
@@ -175,7 +175,7 @@ fn simulate(seed: u64) -> Result<Seen, String> {
             }
         }
     }
-    Ok(seen)
+    Ok(counts)
 }
 
 #[test]
@@ -183,10 +183,10 @@ fn throttled_writes_keep_the_contract_whatever_is_switched() {
     let (mut splits, mut waits, mut cuts_waiting) = (0, 0, 0);
     let runs = seeds::count(100);
     seeds::run(100, |seed| {
-        let seen = simulate(seed)?;
-        splits += seen.splits;
-        waits += seen.waits;
-        cuts_waiting += u64::from(seen.cut_waiting);
+        let counts = simulate(seed)?;
+        splits += counts.splits;
+        waits += counts.waits;
+        cuts_waiting += u64::from(counts.cut_waiting);
         Ok(())
     });
     println!("{runs} seeds: {waits} waits, {splits} in pieces, {cuts_waiting} cuts with waiters");

@@ -69,7 +69,8 @@ impl WholeCache {
         }
         match self.cache.limits.check(&bio) {
             Ok(()) => {
-                self.cache.writer.widen_to_blocks(&mut bio);
+                // A checksum covers a block.
+                bio.widen(self.cache.store.config.block_sectors());
                 self.prompt.push(bio);
             }
             Err(status) => bio.complete(status),

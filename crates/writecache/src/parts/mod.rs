@@ -36,7 +36,8 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, CoreId, Error, Limits, Op, Planted, Sector, Status};
 use reactor::{
-    BioFuture, CoreLocal, Export, Msg, Remote, call, core_id, export, io_by, post, spawn, unexport,
+    BioFuture, CoreLocal, Export, Msg, Remote, call, complete_after, core_id, export, io_by, post,
+    spawn, unexport,
 };
 use smallvec::SmallVec;
 
@@ -407,22 +408,12 @@ impl Parts {
         };
         if op == Op::Flush {
             let first_only = self.planted.is(Fault::FlushOfFirstPart);
-            let sent: SmallVec<[BioFuture; 4]> =
+            let mut sent: SmallVec<[BioFuture; 4]> =
                 devices.iter().map(|d| send(d, Sector::ZERO, Sector::ZERO, Bufs::new())).collect();
-            spawn(async move {
-                let mut worst = Status::Ok;
-                let mut done = Some(done);
-                for flush in sent {
-                    worst = worst.worst(flush.await.into());
-                    if first_only && let Some(done) = done.take() {
-                        done.complete(worst);
-                    }
-                }
-                if let Some(done) = done {
-                    done.complete(worst);
-                }
-            });
-            return;
+            if first_only {
+                sent.truncate(1);
+            }
+            return complete_after(done, sent);
         }
         spawn(async move {
             let mut worst = Status::Ok;

@@ -18,11 +18,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Bufs, Planted, Sector, Status};
+use reactor::GroupCommit;
 
 use self::media::{Media, SlotArea};
 use crate::config::{Config, Tuning};
 use crate::events::{CacheEvent, Health};
-use crate::group::Group;
 use crate::lifecycle::Lifecycle;
 use crate::map::{Counts, Slots};
 use crate::planted::Fault;
@@ -39,8 +39,8 @@ pub(crate) struct Store {
     pub(crate) geometry: SlotArea,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) media: Media,
-    pub(crate) commits: Group,
-    device_flush: Group,
+    pub(crate) commits: GroupCommit,
+    device_flush: GroupCommit,
     pub(crate) health: Health,
     pub(crate) unflushed: UnflushedWrites,
     pub(crate) life: Lifecycle,
@@ -62,8 +62,8 @@ impl Store {
             geometry: media.slot_area(),
             slots: RefCell::new(slots),
             media,
-            commits: Group::default(),
-            device_flush: Group::default(),
+            commits: GroupCommit::default(),
+            device_flush: GroupCommit::default(),
             health: Health::default(),
             unflushed: UnflushedWrites::default(),
             life: Lifecycle::default(),

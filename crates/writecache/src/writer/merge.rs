@@ -30,7 +30,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use block::{Bio, Buf, Bufs, Class, Flags, Op, SECTOR_SIZE, Sector, Status};
+use block::{Bio, Buf, Bufs, Class, Edges, Flags, Op, SECTOR_SIZE, Sector, Status};
 use reactor::WaitList;
 
 use super::Writer;
@@ -136,53 +136,19 @@ enum MergeOutcome {
 }
 
 impl Writer {
-    /// The first sector of a sector's block.
-    fn round_down(&self, at: Sector) -> Sector {
-        Sector(at.0 / self.store.config.block_sectors() * self.store.config.block_sectors())
-    }
-
-    /// Where the first block at or after a sector begins.
-    fn round_up(&self, at: Sector) -> Sector {
-        Sector(at.0.next_multiple_of(self.store.config.block_sectors()))
-    }
-
     /// Reduces a bio to whole blocks. The edges of a write or of zeroes are merged first; those of
     /// a discard are ignored. Returns false if no whole block is left.
     pub(crate) async fn merge_edges(&self, bio: &mut Bio) -> Result<bool, Status> {
-        let (start, end) = (bio.sector, bio.end());
-        let (from, to) = (self.round_up(start), self.round_down(end));
-        if bio.op == Op::Discard {
-            (bio.sector, bio.len) = (from, to.saturating_sub(from));
-            return Ok(from < to);
+        let block_sectors = self.store.config.block_sectors();
+        let Edges { head, whole, tail } = Edges::of(bio.sector..bio.end(), block_sectors);
+        if bio.op != Op::Discard {
+            for edge in [head, tail].into_iter().filter(|edge| !edge.is_empty()) {
+                self.write_part_of(bio, edge).await?;
+            }
         }
-        if from > to {
-            // Within one block.
-            self.write_part_of(bio, start..end).await?;
-            return Ok(false);
-        }
-        if start < from {
-            self.write_part_of(bio, start..from).await?;
-        }
-        if to < end {
-            self.write_part_of(bio, to..end).await?;
-        }
-        if bio.op == Op::Write && from < to {
-            bio.bufs = bio.bufs.slice(bytes(from - start)..bytes(to - start));
-        }
-        (bio.sector, bio.len) = (from, to - from);
-        Ok(from < to)
-    }
-
-    /// Extends a read to whole blocks, because a checksum covers a block.
-    pub(crate) fn widen_to_blocks(&self, bio: &mut Bio) {
-        let (from, to) = (self.round_down(bio.sector), self.round_up(bio.end()));
-        let scratch = |len: Sector| (len > Sector::ZERO).then(|| Buf::alloc(bytes(len)).all());
-        let (front, back) = (scratch(bio.sector - from), scratch(to - bio.end()));
-        let mut bufs = Bufs::new();
-        bufs.extend(front);
-        bufs.extend(bio.bufs.iter().cloned());
-        bufs.extend(back);
-        (bio.sector, bio.len, bio.bufs) = (from, to - from, bufs);
+        let is_left = !whole.is_empty();
+        bio.narrow(whole);
+        Ok(is_left)
     }
 
     /// Writes the sectors `part` of a bio, which are some sectors of one block.

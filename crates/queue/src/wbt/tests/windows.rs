@@ -6,7 +6,7 @@ use block::{BlockDevice, Bufs, Class, Flags, Nanos, Op, Sector};
 use policy::wbt::Mode;
 use reactor::{FileId, flush, io, read, sleep, write, write_zeroes};
 
-use super::{BLOCK, Ends, check_idle, data, keeping, leaf, settle};
+use super::{BLOCK, Endings, check_idle, data, keeping, leaf, settle};
 use crate::FileLeaf;
 use crate::planted::Fault;
 use crate::testing::{Script, with_core};
@@ -20,7 +20,7 @@ fn an_idle_device_has_no_timer() {
             let script = Script::default();
             let core = reactor::Reactor::enter(block::CoreId(0), script.driver());
             let leaf = core.block_on(async move {
-                let (leaf, ends) = (leaf(mode, queue_depth), Ends::default());
+                let (leaf, ends) = (leaf(mode, queue_depth), Endings::default());
                 for nth in 0..10 {
                     ends.background(&leaf, nth * BLOCK, BLOCK);
                     sleep(Nanos::from_millis(90)).await;
@@ -39,7 +39,7 @@ fn an_idle_device_has_no_timer() {
 /// Writes alone are boosted window by window, and each lets more of them go; nothing has ended.
 fn windows_raise_the_limits(fault: Option<Fault>) {
     keeping(move |script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 128), Endings::default());
         leaf.wbt().throttle().planted.set(fault.into());
         (0..40).for_each(|nth| ends.background(&leaf, nth * BLOCK, BLOCK));
         settle().await;
@@ -71,7 +71,7 @@ fn a_leaf_that_keeps_to_what_was_in_force_would_be_found() {
 
 /// Whether the law has seen reads beside which nothing else was in flight.
 async fn clean_reads(beside: Option<Op>) -> bool {
-    let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
+    let (leaf, ends) = (leaf(Mode::Tail, 16), Endings::default());
     let send = |op| {
         let len = if op == Op::Flush { Sector(0) } else { Sector(8) };
         let bufs = if op == Op::Write { data(BLOCK) } else { Bufs::new() };
@@ -121,7 +121,7 @@ fn reads_are_clean_again_when_the_others_have_ended() {
 #[test]
 fn windows_go_on_when_the_leaf_that_began_them_goes() {
     keeping(|script| async move {
-        let (one, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        let (one, ends) = (leaf(Mode::Kernel, 128), Endings::default());
         let two = Rc::new(FileLeaf::with_wbt("twin", FileId(7), one.limits(), &one.shared_wbt()));
         ends.background(&two, 0, BLOCK);
         settle().await;
@@ -150,7 +150,7 @@ fn windows_go_on_when_the_leaf_that_began_them_goes() {
 #[test]
 fn a_read_is_watched_while_it_is_with_the_device() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Kernel, 128), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Kernel, 128), Endings::default());
         ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
         settle().await;
         ends.background(&leaf, 0, BLOCK);
@@ -177,7 +177,7 @@ fn reads_of_writeback_and_reads_ahead_are_not_measured() {
         [Class::Foreground, Class::Background, Class::Idle].map(|class| (mode, class))
     }) {
         keeping(move |script| async move {
-            let (leaf, ends) = (leaf(mode, 16), Ends::default());
+            let (leaf, ends) = (leaf(mode, 16), Endings::default());
             ends.background(&leaf, 0, BLOCK);
             for _ in 0..10 {
                 ends.count(read(&*leaf, class, Sector(8), data(BLOCK)));
@@ -201,7 +201,7 @@ fn reads_of_writeback_and_reads_ahead_are_not_measured() {
 #[test]
 fn a_read_is_not_clean_if_a_write_was_in_flight_beside_it() {
     keeping(|script| async move {
-        let (leaf, ends) = (leaf(Mode::Tail, 16), Ends::default());
+        let (leaf, ends) = (leaf(Mode::Tail, 16), Endings::default());
         for _ in 0..20 {
             ends.count(read(&*leaf, Class::Foreground, Sector(0), data(BLOCK)));
             settle().await;

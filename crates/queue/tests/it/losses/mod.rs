@@ -14,7 +14,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Op, Opener, Sector, Status};
-use judge::{Home, Judge, Seen, Who};
+use judge::{FlushCounts, Home, Judge, LeafOpener};
 use queue::FileLeaf;
 use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe, SqeOp, io_by, spawn, yield_now};
 use sim::{Rng, seeds};
@@ -77,7 +77,7 @@ impl Driver for Disk {
 
 /// A request of an opener.
 struct Request {
-    who: Who,
+    by: LeafOpener,
     op: Op,
     flags: Flags,
     begun: u64,
@@ -154,43 +154,43 @@ impl Run {
         self.leaves.push((Rc::new(leaf), Home { file, made }));
     }
 
-    fn draw_who(&mut self) -> Who {
+    fn draw_who(&mut self) -> LeafOpener {
         // Most of what happens is at the first leaf, so that openers meet there.
         let leaf =
             if self.rng.chance_per_mille(600) { 0 } else { self.rng.index(self.leaves.len()) };
         let opener = u32::try_from(self.rng.below(self.openers)).expect("few");
-        Who { leaf, opener: Opener(opener) }
+        LeafOpener { leaf, opener: Opener(opener) }
     }
 
-    fn begin(&mut self, who: Who, op: Op, flags: Flags) {
+    fn begin(&mut self, by: LeafOpener, op: Op, flags: Flags) {
         let begun = self.judge.tick();
-        let (leaf, home) = &self.leaves[who.leaf];
+        let (leaf, home) = &self.leaves[by.leaf];
         if op == Op::Flush {
-            self.judge.flush_begins(who, *home);
+            self.judge.flush_begins(by, *home);
         }
         let nth = self.requests.len();
-        self.lines.push(format!("{begun}: #{nth} {op} {flags:?} of {who:?} is submitted"));
+        self.lines.push(format!("{begun}: #{nth} {op} {flags:?} of {by:?} is submitted"));
         self.disk.current.set(nth);
         let place = if op == Op::Flush { (0, 0) } else { (nth as u64, 1) };
         let place = (Sector(place.0), Sector(place.1));
         let data = if op == Op::Write { Buf::zeroed(512).into() } else { Bufs::new() };
-        let sent = io_by(who.opener, &**leaf, op, flags, Class::Normal, place, data);
+        let sent = io_by(by.opener, &**leaf, op, flags, Class::Normal, place, data);
         let outcome = Rc::new(Cell::new(None));
         let ended = outcome.clone();
         spawn(async move { ended.set(Some(Status::from(sent.await))) });
         let (ended, beside, is_judged) = (None, Vec::new(), false);
-        self.requests.push(Request { who, op, flags, begun, ended, beside, outcome, is_judged });
+        self.requests.push(Request { by, op, flags, begun, ended, beside, outcome, is_judged });
     }
 
     fn begin_any(&mut self) {
-        let who = self.draw_who();
+        let by = self.draw_who();
         let fua = if self.rng.chance_per_mille(150) { Flags::FUA } else { Flags::empty() };
         // Some go past the throttle, which is no matter of who is told.
         let direct = self.rng.pick(&[Flags::empty(), Flags::SYNC | Flags::IDLE]);
         match self.rng.below(10) {
-            0..3 => self.begin(who, Op::Flush, Flags::empty()),
-            3..9 => self.begin(who, Op::Write, fua | direct),
-            _ => self.begin(who, Op::WriteZeroes, fua),
+            0..3 => self.begin(by, Op::Flush, Flags::empty()),
+            3..9 => self.begin(by, Op::Write, fua | direct),
+            _ => self.begin(by, Op::WriteZeroes, fua),
         }
     }
 
@@ -234,14 +234,14 @@ impl Run {
     }
 
     fn file_of(&self, nth: usize) -> u32 {
-        self.leaves[self.requests[nth].who.leaf].1.file
+        self.leaves[self.requests[nth].by.leaf].1.file
     }
 
     fn judge_end(&mut self, nth: usize) -> Result<(), String> {
         let request = &self.requests[nth];
-        let &Request { who, op, begun, .. } = request;
+        let &Request { by, op, begun, .. } = request;
         let status = request.ended.expect("the driver has ended it");
-        let home = self.leaves[who.leaf].1;
+        let home = self.leaves[by.leaf].1;
         let unsure = request.beside.iter().any(|n| self.disk.given.borrow().contains_key(n));
         let may_wait = op == Op::Flush && status == Status::Ok && unsure;
         let Some(outcome) = request.outcome.get() else {
@@ -257,7 +257,7 @@ impl Run {
         self.requests[nth].is_judged = true;
         let fails = outcome != Status::Ok;
         if op == Op::Flush {
-            return self.judge.flush_ends(who, home, begun, (status == Status::Ok, fails));
+            return self.judge.flush_ends(by, home, begun, (status == Status::Ok, fails));
         }
         if status != Status::Ok {
             return Ok(());
@@ -268,7 +268,7 @@ impl Run {
         if fails {
             return Err("a change fails for nothing".into());
         }
-        self.judge.acknowledge(who, home, begun);
+        self.judge.acknowledge(by, home, begun);
         Ok(())
     }
 
@@ -277,7 +277,7 @@ impl Run {
         format!("#{nth}: {why}\n{}", self.lines[from..].join("\n"))
     }
 
-    async fn work(mut self) -> Result<Seen, String> {
+    async fn work(mut self) -> Result<FlushCounts, String> {
         let (steps, deep) = (self.rng.range(50, 300), self.rng.pick(&[2, 5, 12]));
         for _ in 0..steps {
             if self.rng.below(100) == 0 && self.leaves.len() < 5 {
@@ -297,7 +297,7 @@ impl Run {
                 for opener in 0..self.openers {
                     let opener = Opener(u32::try_from(opener).expect("few"));
                     let before = self.requests.len();
-                    self.begin(Who { leaf, opener }, Op::Flush, Flags::empty());
+                    self.begin(LeafOpener { leaf, opener }, Op::Flush, Flags::empty());
                     settle().await;
                     self.end_all().await?;
                     let ended = self.requests[before].outcome.get();
@@ -310,7 +310,7 @@ impl Run {
         for (leaf, _) in &self.leaves {
             assert_eq!(leaf.stats().in_flight(), 0);
         }
-        Ok(self.judge.seen)
+        Ok(self.judge.counts)
     }
 
     async fn end_all(&mut self) -> Result<(), String> {
@@ -325,27 +325,27 @@ fn on_core<T: 'static>(disk: Disk, work: impl Future<Output = T> + 'static) -> T
     Reactor::enter(CoreId(0), Box::new(disk)).block_on(work)
 }
 
-fn simulate(seed: u64) -> Result<Seen, String> {
+fn simulate(seed: u64) -> Result<FlushCounts, String> {
     let disk = Disk::default();
     on_core(disk.clone(), async move { Run::new(seed, disk).work().await })
 }
 
 #[test]
 fn each_opener_gets_the_errors_that_the_history_asks_for() {
-    let mut all = Seen::default();
+    let mut all = FlushCounts::default();
     seeds::run(1000, |seed| {
-        let seen = simulate(seed)?;
-        all.there += seen.there;
-        all.changed += seen.changed;
-        all.came += seen.came;
-        all.inherited += seen.inherited;
-        all.fua += seen.fua;
-        all.good += seen.good;
+        let counts = simulate(seed)?;
+        all.there += counts.there;
+        all.changed += counts.changed;
+        all.came += counts.came;
+        all.inherited += counts.inherited;
+        all.fua += counts.fua;
+        all.good += counts.good;
         Ok(())
     });
     eprintln!("{all:?}");
     if seeds::count(1000) >= 1000 {
-        let Seen { there, changed, came, inherited, fua, good } = all;
+        let FlushCounts { there, changed, came, inherited, fua, good } = all;
         let least = [there, changed, came, inherited, fua, good].into_iter().min();
         assert!(least > Some(50), "each reason is met: {all:?}");
     }

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Buf, Nanos};
-use common::{Disk, One, with_server};
+use common::{Disk, SingleExport, with_server};
 use libfuzzer_sys::fuzz_target;
 use nbd::Options;
 use nbd::request::REQUEST_BYTES;
@@ -55,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
     let one = move || {
         let disk = Disk::new(256, Nanos::from_micros(u64::from(choice & 4) * 100));
         let (read_only, dirty) = (choice & 8 != 0, Some(Vec::new()));
-        One { disk, opened: count, read_only, dirty }
+        SingleExport { disk, opened: count, read_only, dirty }
     };
     let options = Options { requests_max: 1 + usize::from(choice >> 6), ..Options::default() };
     let seed = u64::from(choice);

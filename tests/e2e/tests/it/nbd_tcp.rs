@@ -184,7 +184,7 @@ fn a_hung_server_is_an_error_and_its_late_write_is_harmless() {
     assert!(clock() - began < WAIT.as_secs_f64());
     let (log, peer) = (daemon.log(), origin.peer());
     let lost = format!(
-        "connection lost: {peer}: the server text nothing for 2 s: waited for the answer to write \
+        "connection lost: {peer}: the server said nothing for 2 s: waited for the answer to write \
          of 4096 bytes at 0, the oldest of 1"
     );
     assert!(log.contains(&lost), "{log}");

@@ -110,13 +110,13 @@ impl fmt::Display for CacheEvent {
             CacheEvent::Bug { what } => write!(
                 f,
                 "writecache: this is a bug, please report it: {what}; the cache stops so that \
-                 nothing comes of it"
+                 no data are damaged"
             ),
             CacheEvent::Lost { requests } => write!(
                 f,
-                "writecache: the cache of the table before had failed: up to {requests} writes \
-                 that it had acknowledged, and that no FLUSH came after, are lost; the next FLUSH \
-                 of each client that had sent some and was not told yet fails"
+                "writecache: the cache of the previous table had failed: up to {requests} writes \
+                 that it had acknowledged, and that no FLUSH had made durable, are lost; the next \
+                 FLUSH of each client that had sent some of them fails, if none has failed yet"
             ),
             CacheEvent::Writeback { status, sector } => write!(
                 f,

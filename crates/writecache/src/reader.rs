@@ -47,7 +47,7 @@ impl Reader {
         let mut done = 0;
         let mut outcome = Ok(());
         let (installs, failed_fills) =
-            (self.writeback.pacing.installs.get(), self.writeback.failed_fills());
+            (self.writeback.pacing.installs.get(), self.writeback.fills.failed());
         while done < count {
             match self.next_piece(bio, first, done..count) {
                 Ok(piece) => {
@@ -66,7 +66,8 @@ impl Reader {
             let of_origin = piece.slot_ref.is_empty();
             let blocks = first + piece.blocks.start as u64..first + piece.blocks.end as u64;
             // WC-SP2
-            let must_reread = of_origin && self.writeback.must_reread(blocks, failed_fills).await;
+            let must_reread = of_origin
+                && self.writeback.fills.must_reread(blocks, failed_fills, &self.store).await;
             if of_origin && !must_reread {
                 outcome = outcome.and(read);
             }
@@ -184,10 +185,15 @@ impl Reader {
             let found = self.store.slots.borrow().find(block);
             let Some(found) = found else {
                 let (at, failed_fills) =
-                    (self.store.sector_of(block), self.writeback.failed_fills());
+                    (self.store.sector_of(block), self.writeback.fills.failed());
                 let read =
                     reactor::read(&*self.writeback.origin.device, class, at, data.clone()).await;
-                if self.writeback.must_reread(block..block + 1, failed_fills).await {
+                if self
+                    .writeback
+                    .fills
+                    .must_reread(block..block + 1, failed_fills, &self.store)
+                    .await
+                {
                     continue;
                 }
                 read?;

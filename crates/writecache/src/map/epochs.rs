@@ -448,8 +448,8 @@ impl Epochs {
             // Most of the dirty blocks, perhaps millions: take all dirty blocks, less those of
             // later epochs.
             let mut blocks = slots.dirty.clone();
-            let fresh = self.unlogged.iter().filter(|f| slots.is_unlogged(f)).map(|f| f.slot);
-            let later = self.pending.later().chain(fresh).map(slot);
+            let unlogged = self.unlogged.iter().filter(|f| slots.is_unlogged(f)).map(|f| f.slot);
+            let later = self.pending.later().chain(unlogged).map(slot);
             for s in later.filter(|s| s.state == State::Dirty) {
                 blocks.remove(s.block());
             }

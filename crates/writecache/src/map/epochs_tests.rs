@@ -3,7 +3,8 @@
 use super::super::rebuild::Rebuild;
 use super::*;
 
-/// A version that the log never knew, kept for its epoch, goes with it: nothing is left to say.
+/// A version that was kept for its epoch and never logged leaves with its epoch: nothing is left to
+/// log.
 #[test]
 fn an_unlogged_version_kept_for_an_epoch_is_dropped_with_it() {
     for rots in [false, true] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a map tells by its commits and checkpoints makes, when the cache is opened, the same map.
+//! Commits and checkpoints of a map give the same map when the cache is opened.
 use format::{ENTRIES_PER_UNIT, Entry, Op};
 
 use super::{Dump, MergeRule, PhaseState, Rebuild, Slots, State};
@@ -10,9 +10,9 @@ struct Checked {
     blocks: u64,
     checkpoint: Vec<Vec<Entry>>,
     log: Vec<Vec<Entry>>,
-    /// A checkpoint that is being told, and how long the log was when it began.
+    /// A checkpoint in progress, and the length of the log when it began.
     dump: Option<(Dump, Vec<Vec<Entry>>, usize)>,
-    /// Slots whose data were rotten: opening may find what nobody waits for.
+    /// Slots whose data were rotten: recovery may find pending versions that no epoch waits for.
     rotten: Vec<u32>,
 }
 
@@ -90,7 +90,7 @@ impl Checked {
         }
     }
 
-    /// A block leaves: without epochs any does; with them when it is clean, or its data are rotten.
+    /// Drops a block: without epochs any, with epochs a clean one or one whose data are rotten.
     fn drop_some(&mut self, rng: &mut sim::Rng, ordered: bool) {
         let first = rng.below(self.blocks);
         for block in first..(first + rng.pick(&[1, 1, 3, 100])).min(self.blocks) {
@@ -148,9 +148,9 @@ impl Checked {
         found.check();
         let place = |slots: &Slots, block| {
             let at = slots.find(block)?;
-            // What was rotten gets another chance.
+            // Recovery reads rotten blocks again.
             let state = if at.state == State::Bad { State::Dirty } else { at.state };
-            // Of zeroes that overlap in an epoch it does not matter which.
+            // If zeroes of an epoch overlap, either slot is right.
             let slot = (state != State::Zero).then_some(at.slot_ref.slot);
             Some((slot, state, at.crc))
         };
@@ -165,7 +165,7 @@ impl Checked {
         };
         let (opened, lived) = (olds(&found), olds(&self.slots));
         match self.slots.phase_state() {
-            // Of the phase some versions only wait for its end.
+            // Some versions of the phase only wait for its end.
             PhaseState::Writing | PhaseState::Written => {
                 assert!(opened.iter().all(|slot| lived.contains(slot)), "{what}");
             }
@@ -176,7 +176,7 @@ impl Checked {
 }
 
 #[test]
-fn opening_a_cache_finds_what_its_commits_and_checkpoints_told() {
+fn opening_a_cache_finds_what_it_has_logged() {
     let (mut olds, mut zeroes, mut checkpoints) = (0, 0, 0);
     for seed in 0..4_000 {
         let mut rng = sim::Rng::new(seed);

@@ -8,7 +8,7 @@ fn entry(op: Op, block: u64, slot: u32) -> Entry {
     Entry { op, block, slot, crc: slot ^ 0xabcd }
 }
 
-/// What recovery means, in the plainest words: of each block the last entry counts.
+/// The plainest form of recovery: of each block the last entry counts.
 fn plain(
     entries: &[Entry],
     slots: u32,
@@ -135,8 +135,8 @@ fn the_last_entry_of_each_block_counts() {
     assert!(maps.iter().chain(&refusals).all(|&n| n > 30), "{maps:?} maps, {refusals:?} refused");
 }
 
-/// As a block that is written in each of many epochs, or in a crafted checkpoint: a look at all
-/// versions for each of them takes minutes.
+/// A block that is written in each of many epochs, or in a crafted checkpoint: comparing each
+/// version with all others would take minutes.
 #[test]
 fn a_block_that_every_slot_claims_is_in_the_last_one() {
     let count = 300_000;
@@ -172,7 +172,7 @@ fn two_versions_of_one_epoch_are_refused() {
 /// What was written before the order of epochs was taken up is of the oldest, and the media do not
 /// say so yet.
 #[test]
-fn writes_that_tell_no_epoch_make_a_checkpoint_due() {
+fn writes_without_an_epoch_make_a_checkpoint_due() {
     for before in [false, true] {
         let mut rebuild = Rebuild::new(2);
         if before {
@@ -191,7 +191,7 @@ fn writes_that_tell_no_epoch_make_a_checkpoint_due() {
 fn the_dirty_blocks_of_more_than_one_sorted_run_are_all_found() {
     let count = u32::try_from(SORT_BLOCKS).unwrap() + 1000;
     for blocks in [u64::from(count) * 2, 1 << 34] {
-        // In an order with no sense: an odd factor takes no block twice.
+        // In a scattered order: an odd factor takes no block twice.
         let block = |slot: u32| (u64::from(slot) * 7_368_787) % blocks;
         let entries: Vec<Entry> = (0..count).map(|s| entry(Op::Write, block(s), s)).collect();
         let found = rebuilt(&entries, &[], count, blocks).unwrap();
@@ -225,9 +225,9 @@ fn zero(rng: &mut sim::Rng, slot: u32, blocks: u64) -> Entry {
     Entry { op: Op::Zero, block, slot, crc }
 }
 
-/// A checkpoint as a cache with epochs tells it: clean blocks by their slots, then versions by
-/// their epochs, wherever they lie. Each unit tells the oldest epoch that is pending, which may
-/// have been retired meanwhile.
+/// A checkpoint as a cache with epochs writes it: clean blocks in the order of slots, then versions
+/// in the order of epochs. Each unit has the oldest pending epoch, which may have been retired
+/// meanwhile.
 fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<Entry>> {
     let mut vacant: Vec<u32> = (0..slots).collect();
     rng.shuffle(&mut vacant);
@@ -257,7 +257,7 @@ fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<
             epoch += 1;
             units.push(vec![epoch_entry(epoch), zero(rng, slot, blocks)]);
         }
-        // The next one, told one way or the other; or some later one.
+        // The next epoch, in one of its two encodings; or some later one.
         if rng.below(2) == 0
             && let Some(slot) = vacant.pop()
         {
@@ -274,8 +274,8 @@ fn checkpoint_of_epochs(rng: &mut sim::Rng, slots: u32, blocks: u64) -> Vec<Vec<
 /// A version in the model: its entry, its epoch.
 type Version = (Entry, u64);
 
-/// What recovery means in a cache with epochs, in the plainest words: the current version of each
-/// block, and those that were superseded by a write of a later epoch.
+/// The plainest form of recovery with epochs: the newest version of each block, and those that a
+/// write of a later epoch superseded.
 #[derive(Default)]
 struct Plain {
     current: BTreeMap<u64, Version>,
@@ -286,7 +286,7 @@ struct Plain {
 
 impl Plain {
     fn apply(&mut self, unit: &[Entry]) {
-        let mut epoch = 0; // of a write that tells none
+        let mut epoch = 0; // of a write without an epoch
         for e in unit {
             match e.op {
                 Op::Epoch => {
@@ -314,7 +314,7 @@ impl Plain {
                     epoch += u64::from(e.op == Op::WriteNext);
                     let op = if e.op == Op::WriteNext { Op::Write } else { e.op };
                     let old = self.current.insert(e.block, (Entry { op, ..*e }, epoch));
-                    // Whoever claims the slot of a version that was kept gets it.
+                    // A version that claims the slot of a kept one gets it.
                     self.claim(e.slot);
                     let is_kept = |(old, before): &Version| {
                         old.op == Op::Write && old.slot != e.slot && *before < epoch
@@ -356,9 +356,8 @@ impl Plain {
     }
 }
 
-/// A log that follows a checkpoint, as a cache tells it: writes to slots that nobody holds or
-/// needs, in epochs that end now and then and are retired from the front, blocks that are written
-/// back, and that leave.
+/// A log after a checkpoint, as a cache writes it: writes to free slots, in epochs that end now and
+/// then and are retired in order; and blocks that are written back or leave.
 fn log_of_epochs(
     rng: &mut sim::Rng,
     model: &mut Plain,
@@ -380,7 +379,7 @@ fn log_of_epochs(
                 model.current.values().find(|(e, of)| e.op == Op::Write && *of < model.oldest);
             let gone = model.current.values().find(|(e, _)| e.op == Op::Clean);
             let first = rng.below(blocks);
-            // Only what is clean leaves.
+            // Only clean blocks leave.
             let count = rng.pick(&[2, 5, 200]);
             let mut leaving = model.current.range(first..first + u64::from(count));
             let leaves = leaving.all(|(_, (e, _))| e.op == Op::Clean);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tests of what commits have still to say (WC-M3), in whatever order things happen to a map.
+//! Tests of what commits still have to log (WC-M3), with operations in any order.
 use std::collections::BTreeMap;
 
 use super::*;
 
 const BLOCKS: u64 = 40;
 
-/// What the log says, by block: the slot, and how the block is in it.
+/// The log's version of each block: its slot, and the operation of its entry.
 type Log = BTreeMap<u64, (u32, Op)>;
 
 fn log(batch: &Batch, log: &mut Log) {

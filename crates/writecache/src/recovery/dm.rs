@@ -55,15 +55,15 @@ pub(crate) async fn open(
     let superblock = match first.read(Superblock::decode) {
         Ok(found) => found,
         Err(refusal) => {
-            let fresh = fresh(&config, area)?;
-            if !first.read(|first| is_blank(first, &fresh)) {
+            let new_superblock = new_superblock(&config, area)?;
+            if !first.read(|first| is_blank(first, &new_superblock)) {
                 return Err(refused(&config, &refusal));
             }
             refuse_native(&config, &*device, area).await?;
             // Checked before anything is written: a cache that can't be opened is not made.
-            reserved = Some(map_memory(&config, fresh.n_blocks)?);
-            format_device(&config, &*device, &fresh).await.map_err(not_initialized)?;
-            fresh
+            reserved = Some(map_memory(&config, new_superblock.n_blocks)?);
+            format_device(&config, &*device, &new_superblock).await.map_err(not_initialized)?;
+            new_superblock
         }
     };
     let geometry = superblock
@@ -129,9 +129,9 @@ fn too_many(geometry: &Geometry) -> Refusal {
 /// Whether a first unit is blank, or left by an interrupted format: it has no magic, and each other
 /// word is zero or that of the new header or of free entries. The kernel checks only eight bytes,
 /// and would format anything that begins with them, even a file system.
-fn is_blank(first: &[u8], fresh: &Superblock) -> bool {
+fn is_blank(first: &[u8], new_superblock: &Superblock) -> bool {
     let mut formatted = Entry::FREE.encode().repeat(first.len() / ENTRY_BYTES);
-    formatted[..HEADER_BYTES].copy_from_slice(&header_after_magic(fresh));
+    formatted[..HEADER_BYTES].copy_from_slice(&header_after_magic(new_superblock));
     let words = |bytes| <[u8]>::as_chunks::<8>(bytes).0.iter();
     words(first).zip(words(&formatted)).all(|(a, b)| *a == [0; 8] || a == b)
 }
@@ -145,7 +145,7 @@ fn header_after_magic(superblock: &Superblock) -> [u8; HEADER_BYTES] {
 }
 
 /// The superblock of a new cache.
-fn fresh(config: &Config, area: u64) -> Result<Superblock, Error> {
+fn new_superblock(config: &Config, area: u64) -> Result<Superblock, Error> {
     let geometry =
         Geometry::compute(area, config.block_size).map_err(|refusal| no_space(config, &refusal))?;
     if geometry.n_blocks() > SLOTS_MAX {

@@ -43,11 +43,11 @@ pub(crate) fn ownership(
 ) -> Result<Option<Adoption>, Error> {
     let counts = slots.counts();
     let dirty = counts.dirty + counts.zero;
-    let held = dirty + counts.clean + counts.bad + counts.old;
+    let cached = dirty + counts.clean + counts.bad + counts.old;
     let (has, cache) = (superblock.origin_sectors, &config.cache);
-    if has != sectors.0 && held > 0 {
+    if has != sectors.0 && cached > 0 {
         return Err(Error::invalid(format!(
-            "cache device {cache} holds {held} blocks ({dirty} dirty) of an origin of {has} \
+            "cache device {cache} holds {cached} blocks ({dirty} dirty) of an origin of {has} \
              sectors, the table maps {sectors}: it is another origin's cache, or the origin was \
              resized. Make a table of {has} sectors, `message NAME 0 flush` it, and the empty \
              cache takes any size; nothing was changed"
@@ -60,11 +60,11 @@ pub(crate) fn ownership(
     if superblock.origin_id == id {
         return Ok(unchanged);
     }
-    if superblock.origin_id == NO_ORIGIN || held == 0 || config.adopt_origin {
+    if superblock.origin_id == NO_ORIGIN || cached == 0 || config.adopt_origin {
         return Ok(Some(Adoption { origin_id: id, ..resized }));
     }
     Err(Error::invalid(format!(
-        "cache device {cache} holds {held} blocks ({dirty} dirty) of another origin: its own has \
+        "cache device {cache} holds {cached} blocks ({dirty} dirty) of another origin: its own has \
          identity {}, {} has {} ({identity}): it is another device, or a copy. If it does take \
          the place of the cache's own, say so by the option adopt_origin; nothing was changed",
         hex(&superblock.origin_id),

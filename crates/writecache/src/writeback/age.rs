@@ -24,9 +24,11 @@
 //! sweep takes longer than 15/16 of `max_age`, a block is dirty for at most two sweeps: the disk
 //! can't do better in sorted order. At a start all blocks count as new, because the media do not
 //! have their age.
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use block::Nanos;
+use roaring::RoaringTreemap;
 
 use super::Writeback;
 use crate::planted::Fault;
@@ -37,15 +39,62 @@ fn period(max_age: Nanos) -> Nanos {
     Nanos(max_age.0 - max_age.0 / 16).max(Nanos::from_millis(1))
 }
 
+/// Which blocks are old enough to be written back first.
+#[derive(Default)]
+pub(super) struct Ages {
+    /// The marked blocks. Some may not be dirty any more.
+    marked: RefCell<RoaringTreemap>,
+    /// All dirty blocks are to be marked when the sweep over the marked ones has ended (WC-G2).
+    is_due: Cell<bool>,
+    /// Ordered: the epochs before this one are marked.
+    marked_before: Cell<u64>,
+    /// The number of the task that counts periods; a change of `max_age` starts a new task.
+    task: Cell<u64>,
+}
+
+impl Ages {
+    /// The marked blocks; the picking task removes their marks.
+    pub(super) fn marked(&self) -> &RefCell<RoaringTreemap> {
+        &self.marked
+    }
+
+    /// Ordered: the epochs before this one are marked.
+    pub(super) fn marked_before(&self) -> u64 {
+        self.marked_before.get()
+    }
+
+    /// Whether blocks are marked, or are to be marked next.
+    pub(super) fn has_marks(&self) -> bool {
+        self.is_due.get() || !self.marked.borrow().is_empty()
+    }
+
+    /// Marks `dirty` blocks, if that is due and the last sweep over marked blocks has ended.
+    /// Returns whether it did. Blocks that wait for their next try are not marked: they must not
+    /// delay the sweep.
+    pub(super) fn mark_if_due(&self, dirty: &RoaringTreemap, waiting: &RoaringTreemap) -> bool {
+        let marks = self.marked.borrow().is_empty() && self.is_due.replace(false);
+        if marks {
+            *self.marked.borrow_mut() = dirty - waiting;
+        }
+        marks
+    }
+
+    fn clear(&self) {
+        self.is_due.set(false);
+        self.marked.borrow_mut().clear();
+        self.marked_before.set(0);
+    }
+}
+
 impl Writeback {
     /// Begins to count periods: at a start, and when `max_age` has changed.
     pub(crate) fn start_ages(self: &Rc<Writeback>) {
-        let turn = self.picker.age_task.get() + 1;
-        self.picker.age_task.set(turn);
+        let number = self.picker.ages.task.get() + 1;
+        self.picker.ages.task.set(number);
         if self.store.tuning().max_age.is_none() {
-            self.unmark();
+            self.picker.ages.clear();
         } else if !self.store.life.stopping.get() {
-            reactor::spawn(Writeback::age_task(Rc::downgrade(self), turn));
+            reactor::spawn(Writeback::age_task(Rc::downgrade(self), number));
         }
     }
 
@@ -61,19 +110,21 @@ impl Writeback {
         if !ignored && self.store.config.ordered {
             // With epochs all blocks that are dirty now belong to the epochs that are marked.
             self.store.slots.borrow_mut().close_epoch();
-            self.mark_before(self.store.slots.borrow().open_epoch());
+            self.picker.ages.marked_before.set(self.store.slots.borrow().open_epoch());
+            self.recheck();
         } else if !ignored {
-            self.mark();
+            self.picker.ages.is_due.set(true);
+            self.recheck();
         }
     }
 
     /// A task: marks all dirty blocks every period. Suspend does not wait for this task, because it
     /// may sleep for long. While it sleeps it holds no reference to the cache.
-    async fn age_task(weak: Weak<Writeback>, turn: u64) {
+    async fn age_task(weak: Weak<Writeback>, number: u64) {
         let over = |c: &Writeback| {
             c.store.life.stopping.get()
                 || c.store.health().is_err()
-                || c.picker.age_task.get() != turn
+                || c.picker.ages.task.get() != number
         };
         while let Some(wb) = weak.upgrade() {
             // Sleep only while a block is dirty: an idle cache has no timer.

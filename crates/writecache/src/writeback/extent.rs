@@ -211,9 +211,8 @@ impl Writeback {
 
     /// Where the data of a gap would come from.
     fn contents(&self, gap: &Range<u64>) -> Contents {
-        let overlaps = |r: &Range<u64>| r.start < gap.end && gap.start < r.end;
-        let awaited = self.locks.awaited.borrow().iter().any(overlaps);
-        if gap.end - gap.start > self.io_blocks() / GAP_PART || awaited || !self.is_free(gap) {
+        let is_locked = self.locks.is_awaited(gap) || !self.locks.is_free(gap);
+        if gap.end - gap.start > self.io_blocks() / GAP_PART || is_locked {
             return Contents::Closed;
         }
         // WC-GF4
@@ -253,7 +252,7 @@ impl Writeback {
                 extent.reads |= **fill == Fill::Read;
             }
             let filled: u64 = extent.gaps.iter().map(|gap| gap.end - gap.start).sum();
-            self.locks.busy.borrow_mut().insert_range(at..cut);
+            self.locks.lock_run(Run { start: at, end: cut });
             if self.store.has_fault(Fault::GapFillUnlocked) {
                 extent.gaps.iter().for_each(|gap| self.locks.remove(gap));
             }
@@ -339,7 +338,7 @@ impl Writeback {
         self.release((run.start..run.end).filter(|&block| !in_gap(block) && which(block)));
         if !self.store.has_fault(Fault::GapFillUnlocked) {
             for gap in gaps {
-                self.unlock(gap.clone());
+                self.locks.unlock(gap, &self.store);
             }
         }
     }

@@ -10,11 +10,9 @@
 //! After an error the range of a write is undefined. Then the data of the gaps exist only in the
 //! buffer of the write.
 //!
-//! Invariants
+//! Invariant
 //! - WC-SP1 Before the gaps of a failed write are unlocked, their data are in the cache, dirty and
 //!   committed, or durably on the origin again. A newer version of a block stays.
-//! - WC-SP2 Data that a client read from the origin count only if no filled write was in progress
-//!   over them when they arrived, and none has failed since the read was submitted.
 //!
 //! A power cut between the error and the commit loses the data of the gaps, which are only in
 //! memory then (decision 0022 says what can be lost, and when).
@@ -116,41 +114,5 @@ impl Writeback {
             at = end;
         }
         at
-    }
-
-    /// A filled write begins (WC-SP2).
-    pub(super) fn begin_fill(&self, gaps: &[Range<u64>]) {
-        let mut filling = self.fills.under_way.borrow_mut();
-        for gap in gaps {
-            filling.insert_range(gap.clone());
-        }
-    }
-
-    /// A filled write has ended, and if it failed the data of its gaps are kept.
-    pub(super) fn end_fill(&self, gaps: &[Range<u64>], failed: bool) {
-        for gap in gaps {
-            self.fills.under_way.borrow_mut().remove_range(gap.clone());
-        }
-        self.fills.failed.set(self.fills.failed.get() + u64::from(failed));
-        self.store.waits.fills.wake_all();
-    }
-
-    /// A counter to be read before a read of the origin is submitted, for
-    /// [`Writeback::must_reread`].
-    pub(crate) fn failed_fills(&self) -> u64 {
-        self.fills.failed.get()
-    }
-
-    /// WC-SP2. Waits while a filled write is in flight over any of `blocks`, which were read from
-    /// the origin. Returns whether they have to be read again.
-    pub(crate) async fn must_reread(&self, blocks: Range<u64>, since: u64) -> bool {
-        if self.store.has_fault(Fault::ReadFailedGaps) {
-            return false;
-        }
-        if !self.fills.under_way.borrow().is_empty() {
-            let filled = || self.fills.under_way.borrow().range_cardinality(blocks.clone()) == 0;
-            self.store.waits.fills.wait_for(filled).await;
-        }
-        self.failed_fills() != since
     }
 }

@@ -28,11 +28,13 @@ pub(crate) mod age;
 mod drain;
 mod extent;
 mod failed_gaps;
+mod fills;
 mod flush;
 mod gaps;
 pub(crate) mod jobs;
 mod limit_state;
 mod limits;
+mod locks;
 mod origin_errors;
 mod pause;
 mod phase;
@@ -44,17 +46,17 @@ mod zeroes;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::rc::Rc;
 
-use block::Status;
 use policy::destage::Costs;
 use policy::{Run, Sweep};
-use roaring::RoaringTreemap;
 
+use self::age::Ages;
+use self::fills::Fills;
 use self::gaps::{Destage, Extent};
 use self::jobs::{DrainJob, FlushJob};
 use self::limit_state::LimitState;
+use self::locks::Locks;
 use self::retry::Retry;
 use crate::config::Tuning;
 use crate::map::SlotRef;
@@ -113,34 +115,13 @@ pub(super) struct ZeroProgress {
 struct Picker {
     sweep: RefCell<Sweep>,
     lru: RefCell<VecDeque<u64>>,
-    /// Blocks that are old enough to be written first (`age`). Some may not be dirty any more.
-    aged: RefCell<RoaringTreemap>,
-    mark_due: Cell<bool>,
-    /// Ordered: the epochs before this one are old enough to be written first.
-    aged_before: Cell<u64>,
-    /// The number of the task that counts periods of `max_age`; a change of the option starts a new
-    /// task.
-    age_task: Cell<u64>,
+    ages: Ages,
     /// The progress of the zeroes of the epoch that is written back.
     zero_progress: Cell<Option<ZeroProgress>>,
     /// Occupancy has reached the high watermark and not yet fallen below the low one.
     draining: Cell<bool>,
     /// The picking task has nothing to pick.
     idle: Cell<bool>,
-}
-
-/// Blocks that are locked against other origin writes (WC-WB1).
-#[derive(Default)]
-struct Locks {
-    busy: RefCell<RoaringTreemap>,
-    /// Ranges that wait to be locked: no block of them is picked meanwhile.
-    awaited: RefCell<Vec<Range<u64>>>,
-}
-
-impl Locks {
-    fn remove(&self, range: &Range<u64>) {
-        self.busy.borrow_mut().remove_range(range.clone());
-    }
 }
 
 /// Runs that have been picked and are not written yet.
@@ -196,27 +177,20 @@ struct Jobs {
     begun: Cell<u64>,
 }
 
-/// Gaps of filled writes in flight, and how many filled writes have failed (WC-SP2).
-#[derive(Default)]
-struct Fills {
-    under_way: RefCell<RoaringTreemap>,
-    failed: Cell<u64>,
-}
-
 /// Writeback of one cache, and its origin. No borrow of it is held across an await.
 pub(crate) struct Writeback {
     pub(crate) store: Rc<Store>,
     pub(crate) origin: Origin,
     pub(crate) pacing: Pacing,
     picker: Picker,
-    locks: Locks,
+    pub(crate) locks: Locks,
     in_flight: InFlight,
     settling: Settling,
     jobs: Jobs,
     pub(crate) limits: LimitState,
     pub(crate) retry: Retry,
     destage: Destage,
-    fills: Fills,
+    pub(crate) fills: Fills,
 }
 
 impl Writeback {
@@ -274,67 +248,18 @@ impl Writeback {
         self.settling.written.borrow().len() as u64 + self.settling.blocks.get()
     }
 
-    /// Marks all dirty blocks: they are written back first, after those marked before.
-    pub(crate) fn mark(&self) {
-        self.picker.mark_due.set(true);
-        self.recheck();
-    }
-
-    /// Marks the epochs before this one: they are written back first.
-    pub(crate) fn mark_before(&self, epoch: u64) {
-        self.picker.aged_before.set(epoch);
-        self.recheck();
-    }
-
-    pub(crate) fn unmark(&self) {
-        self.picker.mark_due.set(false);
-        self.picker.aged.borrow_mut().clear();
-        self.picker.aged_before.set(0);
-    }
-
-    /// Marks all dirty blocks, if that is due and the last sweep over marked blocks has ended.
-    fn mark_if_due(&self, dirty: &RoaringTreemap) {
-        if self.picker.aged.borrow().is_empty() && self.picker.mark_due.replace(false) {
-            // Blocks that wait for their next try are not marked: they must not delay the sweep.
-            *self.picker.aged.borrow_mut() = dirty - &*self.retry.waiting();
-            self.picker.lru.borrow_mut().clear();
-        }
-    }
-
     /// Blocks may have become eligible for writeback.
     pub(crate) fn recheck(&self) {
         self.store.waits.recheck();
     }
 
-    fn is_free(&self, range: &Range<u64>) -> bool {
-        self.locks.busy.borrow().range_cardinality(range.clone()) == 0
-    }
-
-    pub(crate) fn unlock(&self, range: Range<u64>) {
-        self.locks.remove(&range);
-        self.recheck();
-        self.store.waits.unlocked.wake_all();
-    }
-
-    /// WC-WB1. Scattered blocks are runs of one block: inserting a block costs a third of a range.
-    fn lock_run(&self, run: Run) {
-        let mut busy = self.locks.busy.borrow_mut();
-        if run.blocks() == 1 {
-            busy.insert(run.start);
-        } else {
-            busy.insert_range(run.start..run.end);
-        }
-    }
-
+    /// Unlocks picked blocks.
     fn release(&self, blocks: impl Iterator<Item = u64>) {
-        let mut busy = self.locks.busy.borrow_mut();
-        let before = self.in_flight.picked_blocks.get();
-        for block in blocks {
-            busy.remove(block);
-            self.in_flight.picked_blocks.set(self.in_flight.picked_blocks.get() - 1);
-        }
+        let released = self.locks.remove_blocks(blocks);
+        let picked = &self.in_flight.picked_blocks;
+        picked.set(picked.get() - released);
         // Otherwise the picking task would search all busy blocks without result.
-        if self.in_flight.picked_blocks.get() != before {
+        if released > 0 {
             self.recheck();
             self.store.waits.unlocked.wake_all();
         }
@@ -372,27 +297,6 @@ impl Writeback {
         let left = job.todo.len();
         let done = job.total - left + pending.min(left.saturating_sub(1));
         Some((done, job.total))
-    }
-    /// Locks a range for a direct origin write: waits until no block of it is busy (WC-WB1).
-    pub(crate) async fn lock_origin(&self, range: Range<u64>) -> Result<(), Status> {
-        let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
-        if self.is_free(&range) && !self.locks.awaited.borrow().iter().any(overlaps) {
-            self.locks.busy.borrow_mut().insert_range(range);
-            return Ok(());
-        }
-        self.locks.awaited.borrow_mut().push(range.clone());
-        self.store.waits.settle.wake_all();
-        self.store
-            .waits
-            .unlocked
-            .wait_for(|| self.is_free(&range) || self.store.health().is_err())
-            .await;
-        let mut awaited = self.locks.awaited.borrow_mut();
-        let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
-        awaited.swap_remove(mine);
-        self.store.health()?;
-        self.locks.busy.borrow_mut().insert_range(range);
-        Ok(())
     }
 
     /// Whether a background task or a waiting writer may depend on this write. Usually none does,

@@ -58,14 +58,14 @@ impl Writeback {
 
     /// Whether there are epochs that are old enough to be written first (`age`).
     pub(super) fn is_epoch_aged(&self) -> bool {
-        let before = self.picker.aged_before.get();
+        let before = self.picker.ages.marked_before();
         before > 0 && !self.store.slots.borrow().is_retired_before(before)
     }
 
     /// The first block at or after `from` that the phase has to write, and that is not busy.
     pub(super) fn next_in_phase(&self, mut from: u64) -> Option<u64> {
         let (slots, busy, awaited) =
-            (self.store.slots.borrow(), self.locks.busy.borrow(), self.locks.awaited.borrow());
+            (self.store.slots.borrow(), self.locks.busy(), self.locks.awaited());
         let blocks = slots.phase_blocks()?;
         while let Some(ready) = self.retry.next_ready(from).filter(|&ready| !blocks.contains(ready))
         {

@@ -39,8 +39,7 @@ impl Writeback {
 
     /// Whether certain blocks must be written back.
     fn is_asked_for(&self) -> bool {
-        let aged = !self.picker.aged.borrow().is_empty() || self.is_epoch_aged();
-        let marked = self.picker.mark_due.get() || aged;
+        let marked = self.picker.ages.has_marks() || self.is_epoch_aged();
         self.jobs.flush.borrow().is_some() || marked || self.retry.has_ready()
     }
 
@@ -106,7 +105,7 @@ impl Writeback {
                 };
                 self.count_run(run.blocks());
                 if extent.is_none() {
-                    self.lock_run(run);
+                    self.locks.lock_run(run);
                     self.in_flight
                         .picked_blocks
                         .set(self.in_flight.picked_blocks.get() + run.blocks());
@@ -148,10 +147,10 @@ impl Writeback {
         if let Some((from, extent)) = self.next_of_stretch() {
             let Some(extent) = extent else {
                 let run = self.pick_from(from)?;
-                self.picker.aged.borrow_mut().remove_range(run.start..run.end);
+                self.picker.ages.marked().borrow_mut().remove_range(run.start..run.end);
                 return Some((run, None));
             };
-            let mut aged = self.picker.aged.borrow_mut();
+            let mut aged = self.picker.ages.marked().borrow_mut();
             for range in extent.dirty_ranges() {
                 aged.remove_range(range);
             }
@@ -172,7 +171,11 @@ impl Writeback {
     }
 
     fn pick_run(&self) -> Option<Run> {
-        self.mark_if_due(self.store.slots.borrow().dirty());
+        let (slots, waiting) = (self.store.slots.borrow(), self.retry.waiting());
+        if self.picker.ages.mark_if_due(slots.dirty(), &waiting) {
+            self.picker.lru.borrow_mut().clear();
+        }
+        drop((slots, waiting));
         let asked = self.is_asked_for().then(|| self.pick_from(Source::Asked)).flatten();
         let any = || self.jobs.flush.borrow().is_none() && self.needs_any();
         let run = asked.or_else(|| any().then(|| self.pick_from(Source::Any)).flatten());
@@ -182,7 +185,7 @@ impl Writeback {
         });
         if let Some(run) = run {
             // WC-G2. Later versions of these blocks are new.
-            self.picker.aged.borrow_mut().remove_range(run.start..run.end);
+            self.picker.ages.marked().borrow_mut().remove_range(run.start..run.end);
         } else if self.jobs.flush.borrow().is_some() || self.jobs.drain.borrow().is_some() {
             // The job may be done.
             self.store.waits.jobs.wake_all();
@@ -220,9 +223,10 @@ impl Writeback {
         if self.store.config.ordered {
             return self.next_in_phase(at);
         }
-        let (slots, busy) = (self.store.slots.borrow(), self.locks.busy.borrow());
-        let (mut job, mut aged) = (self.jobs.flush.borrow_mut(), self.picker.aged.borrow_mut());
-        let (mut drain, awaited) = (self.jobs.drain.borrow_mut(), self.locks.awaited.borrow());
+        let (slots, busy) = (self.store.slots.borrow(), self.locks.busy());
+        let (mut job, mut aged) =
+            (self.jobs.flush.borrow_mut(), self.picker.ages.marked().borrow_mut());
+        let (mut drain, awaited) = (self.jobs.drain.borrow_mut(), self.locks.awaited());
         let only_failing = self.retry.is_full();
         loop {
             let block = match from {

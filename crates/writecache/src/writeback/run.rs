@@ -45,7 +45,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
     let flush_errors = wb.origin_flush_errors();
     let mut parts = PerBlock::new();
     let mut failed = false;
-    wb.begin_fill(&good.gaps);
+    wb.fills.begin(&good.gaps);
     for part in good.parts() {
         let data = slice(&part.range);
         let sector = store.sector_of(part.range.start);
@@ -93,7 +93,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
     if failed {
         store.commit().await.ok(); // WC-SP1; after an error they stay in memory
     }
-    wb.end_fill(&good.gaps, failed);
+    wb.fills.end(&good.gaps, failed, &wb.store);
     // Blocks that were not written stay dirty and may be picked again.
     let gaps = extent.map_or(Vec::new(), |extent| extent.gaps);
     wb.release_extent(run, &gaps, |b| {

@@ -32,7 +32,7 @@ impl Writeback {
                 let written = self.settling.written.borrow().len() as u64;
                 let wants_quiet = self.picker.idle.get() || self.destage.wants_quiet.get();
                 let last = wants_quiet && self.in_flight.runs.get() == 0;
-                let wanted = !self.locks.awaited.borrow().is_empty();
+                let wanted = !self.locks.awaited().is_empty();
                 let sample = written > 0 && self.in_flight.runs.get() == 0 && self.needs_sample();
                 written >= many() || sample || (written > 0 && (last || wanted))
             };

@@ -87,7 +87,7 @@ impl Writeback {
         }
         // WC-MG1. A merge that reads the block from the origin holds its lock: it must end before
         // the zeroes reach the origin.
-        self.lock_origin(piece.clone()).await?;
+        self.locks.lock(piece.clone(), &self.store).await?;
         let (at, len) =
             (self.store.sector_of(piece.start), self.store.sector_of(piece.end - piece.start));
         let (flags, class) = (Flags::BACKGROUND, Class::Background);
@@ -102,7 +102,7 @@ impl Writeback {
         } else {
             reactor::write_zeroes(&*self.origin.device, flags, class, at, len).await
         };
-        self.unlock(piece.clone());
+        self.locks.unlock(piece, &self.store);
         written
     }
 

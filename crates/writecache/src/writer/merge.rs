@@ -186,7 +186,7 @@ impl Writer {
         class: Class,
     ) -> Result<(), Status> {
         self.pace(1).await;
-        let turn = self.merges.begin(block).await;
+        let guard = self.merges.begin(block).await;
         let whole = Buf::alloc(self.store.block_bytes());
         loop {
             self.wait_for_slot().await?;
@@ -196,14 +196,17 @@ impl Writer {
             // free one.
             let (range, is_absent) =
                 (block..block + 1, self.store.slots.borrow().find(block).is_none());
-            let locked =
-                if is_absent { self.writeback.lock_origin(range.clone()).await } else { Ok(()) };
+            let locked = if is_absent {
+                self.writeback.locks.lock(range.clone(), &self.store).await
+            } else {
+                Ok(())
+            };
             let merged = match locked {
-                Ok(()) => self.merge_locked(&turn, is_absent, at, data, &whole, class, slot).await,
+                Ok(()) => self.merge_locked(&guard, is_absent, at, data, &whole, class, slot).await,
                 Err(status) => Err(status),
             };
             if is_absent && locked.is_ok() {
-                self.writeback.unlock(range);
+                self.writeback.locks.unlock(&range, &self.store);
             }
             if !matches!(merged, Ok(MergeOutcome::Installed)) {
                 self.store.slots.borrow_mut().abandon(slot);
@@ -222,7 +225,7 @@ impl Writer {
     )]
     async fn merge_locked(
         &self,
-        turn: &MergeGuard<'_>,
+        guard: &MergeGuard<'_>,
         is_locked: bool,
         at: Sector,
         data: &Bufs,
@@ -230,7 +233,7 @@ impl Writer {
         class: Class,
         slot: u32,
     ) -> Result<MergeOutcome, Status> {
-        let block = turn.block;
+        let block = guard.block;
         let from = self.reader.reread(class, block, whole.all().into()).await?;
         let start = bytes(at - self.store.sector_of(block));
         whole.write(|b| data.take_at(0, &mut b[start..start + data.len_bytes()]));
@@ -239,7 +242,7 @@ impl Writer {
         reactor::write(&*self.store.device, Flags::empty(), class, sector, bufs.clone()).await?;
         self.store.reserve_unlogged(1).await;
         if !self.store.has_fault(Fault::MergeUnchecked) {
-            if turn.is_overtaken() {
+            if guard.is_overtaken() {
                 return Ok(MergeOutcome::Overtaken);
             }
             let newest = self.store.slots.borrow().find(block).map(|found| found.slot_ref);

@@ -199,7 +199,7 @@ impl Writer {
                 map.forget_unlogged(block);
             }
             if self.store.has_fault(Fault::TwoWritesInFlight) {
-                self.writeback.unlock(block..block + 1);
+                self.writeback.locks.unlock(&(block..block + 1), &self.store);
             }
             self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
             if self.store.has_fault(Fault::ReuseBeforeCommit) {
@@ -262,11 +262,11 @@ impl Writer {
             false => Some(self.merges.block_merges(range.clone()).await),
         };
         if locks {
-            self.writeback.lock_origin(range.clone()).await?;
+            self.writeback.locks.lock(range.clone(), &self.store).await?;
         }
         let cleared = self.clear_locked(bio, &range).await;
         if locks {
-            self.writeback.unlock(range);
+            self.writeback.locks.unlock(&range, &self.store);
         }
         self.writeback.forget_failures();
         self.store.waits.blocks_changed();

@@ -123,9 +123,9 @@ impl Writer {
         flags: Flags,
     ) -> Result<u64, Status> {
         // WC-I4: no origin write of these blocks is in flight, and none begins.
-        self.writeback.lock_origin(range.clone()).await?;
+        self.writeback.locks.lock(range.clone(), &self.store).await?;
         let written = self.write_locked(&range, skip, data, class, flags).await;
-        self.writeback.unlock(range);
+        self.writeback.locks.unlock(&range, &self.store);
         self.store.waits.blocks_changed();
         written
     }

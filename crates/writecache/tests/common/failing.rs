@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A device that refuses what it is told to refuse, requests of one kind in one range of sectors;
-//! and that keeps writes waiting.
+//! A device that fails requests of one kind in one range of blocks, and that can delay writes.
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,39 +11,39 @@ pub(crate) struct FailingDevice {
     refused: RefCell<Vec<(Op, Range<u64>)>>,
     /// Requests that were refused.
     pub(crate) count: Cell<u64>,
-    /// Writes that wait, while writes are held.
-    held: RefCell<Option<Vec<Bio>>>,
-    /// The writes that were let through or refused, as ranges of 4096-byte blocks.
+    /// Delayed writes.
+    delayed: RefCell<Option<Vec<Bio>>>,
+    /// The writes that were passed on or refused, as ranges of 4096-byte blocks.
     writes: RefCell<Vec<Range<u64>>>,
 }
 
 impl FailingDevice {
     pub(crate) fn over(below: Rc<dyn BlockDevice>) -> Rc<FailingDevice> {
-        let (refused, held, writes) = Default::default();
-        Rc::new(FailingDevice { below, refused, count: Cell::new(0), held, writes })
+        let (refused, delayed, writes) = Default::default();
+        Rc::new(FailingDevice { below, refused, count: Cell::new(0), delayed, writes })
     }
 
-    /// From now on `op` on any of these blocks of 4096 bytes ends in an error.
+    /// Requests `op` for any of these blocks of 4096 bytes fail from now on.
     pub(crate) fn refuse(&self, op: Op, blocks: Range<u64>) {
         self.refused.borrow_mut().push((op, blocks.start * 8..blocks.end * 8));
     }
 
-    pub(crate) fn mend(&self) {
+    pub(crate) fn repair(&self) {
         self.refused.borrow_mut().clear();
     }
 
-    /// From now on writes wait.
+    /// Delays writes from now on.
     pub(crate) fn hold_writes(&self) {
-        self.held.borrow_mut().get_or_insert_default();
+        self.delayed.borrow_mut().get_or_insert_default();
     }
 
     pub(crate) fn held_writes(&self) -> usize {
-        self.held.borrow().as_ref().map_or(0, Vec::len)
+        self.delayed.borrow().as_ref().map_or(0, Vec::len)
     }
 
-    /// Writes that wait go on, and are refused if they are to be.
+    /// Passes delayed writes on, or fails them.
     pub(crate) fn release_writes(&self) {
-        self.held.take().into_iter().flatten().for_each(|bio| self.submit(bio));
+        self.delayed.take().into_iter().flatten().for_each(|bio| self.submit(bio));
     }
 
     /// The writes since the last call.
@@ -61,8 +60,8 @@ impl BlockDevice for FailingDevice {
         self.below.limits()
     }
     fn submit(&self, bio: Bio) {
-        if let Some(held) = self.held.borrow_mut().as_mut().filter(|_| bio.op == Op::Write) {
-            return held.push(bio);
+        if let Some(delayed) = self.delayed.borrow_mut().as_mut().filter(|_| bio.op == Op::Write) {
+            return delayed.push(bio);
         }
         let (start, end) = (bio.sector.0, bio.end().0);
         if bio.op == Op::Write {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache whose two devices can be told to fail, and what it told of that.
+//! A cache on two devices that fail on request, and the events that it has reported.
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ pub(crate) struct FaultyCache {
     pub(crate) cache: Rc<WriteCache>,
     pub(crate) origin: Rc<FailingDevice>,
     pub(crate) device: Rc<FailingDevice>,
-    pub(crate) told: Rc<RefCell<Vec<CacheEvent>>>,
+    pub(crate) events: Rc<RefCell<Vec<CacheEvent>>>,
 }
 
 fn faulty_cache(fixture: &Fixture) -> FaultyCache {
@@ -23,10 +23,10 @@ fn faulty_cache(fixture: &Fixture) -> FaultyCache {
     let (below, above) = (origin.clone(), device.clone());
     let cache =
         WriteCache::new("wc", fixture.config.clone(), below, above, fixture.sectors).unwrap();
-    let told = Rc::new(RefCell::new(Vec::new()));
-    let tell = told.clone();
-    cache.on_event(move |trouble| tell.borrow_mut().push(trouble));
-    FaultyCache { cache, origin, device, told }
+    let events = Rc::new(RefCell::new(Vec::new()));
+    let sink = events.clone();
+    cache.on_event(move |event| sink.borrow_mut().push(event));
+    FaultyCache { cache, origin, device, events }
 }
 
 /// One life of such a cache.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the kernel would say of a cache of its format: the media as a reader sees them that knows
-//! the format, and nothing of the engine.
+//! A reader of the kernel's format that shares no code with the engine: what the kernel would find
+//! on the media.
 
 use block::Sector;
 use format::dm::{CacheContents, EntryState, HEADER_BYTES, Superblock, entries, is_unformatted};
@@ -8,10 +8,10 @@ use reactor::FileId;
 use sim::WorldRef;
 use writecache::Config;
 
-/// What all entries say together; nothing before the first format has ended.
+/// The blocks according to all entries; `None` before the first format has ended.
 ///
 /// # Errors
-/// What the kernel would refuse, or could not live with.
+/// Contents that the kernel would refuse, or could not use.
 pub(crate) fn survey(
     world: &WorldRef,
     file: FileId,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The steps of a life that the crash tests share: open, verify, work, a quiet end.
+//! The steps of a life that the crash tests share: open, verify, work, end quietly.
 use std::rc::Rc;
 
 use block::{BlockDevice, Target};
@@ -21,7 +21,7 @@ pub(crate) fn verify(machine: &Machine, load: &Workload, device: &Rc<dyn BlockDe
     Ok(machine.block_on(load.read_all(device.clone()))??)
 }
 
-/// Clients at work beside an operator, until all is done; then no disk fails any more.
+/// Clients and an operator work concurrently until all have ended; then disks stop failing.
 pub(crate) fn work(
     machine: &Machine,
     world: &WorldRef,
@@ -44,7 +44,7 @@ pub(crate) fn work(
     harness::work(machine, world, &work)
 }
 
-/// Everything that the cache counts, for a failure report.
+/// All counters of the cache, for the report of a failure.
 fn counters(cache: &WriteCache) -> String {
     let figures = cache.attributes().into_iter().map(|spec| {
         let value = cache.attribute(spec.name).map_or_else(|_| String::new(), |v| v.to_string());
@@ -53,8 +53,8 @@ fn counters(cache: &WriteCache) -> String {
     figures.collect()
 }
 
-/// A quiet end: everything reads right, and a `flush` and a suspend bring it to the origin. False
-/// if that is not to be had: errors, where they are `allowed`, have left their mark.
+/// A quiet end: all blocks read right, and a `flush` and a suspend bring them to the origin.
+/// Returns false if earlier errors, where they are `allowed`, prevent that.
 pub(crate) async fn end(
     cache: &Rc<WriteCache>,
     load: &Workload,
@@ -66,7 +66,7 @@ pub(crate) async fn end(
     let suspended = cache.clone().suspend().await;
     cache.check();
     let is_zero = |name| cache.attribute(name).is_ok_and(|value| value == "0");
-    // Origin and cache work again: only what they can't mend keeps blocks dirty.
+    // Origin and cache device work again: only permanent errors keep blocks dirty.
     let hurt = allowed && (!is_zero("error") || !is_zero("bad_blocks"));
     match (flushed, suspended) {
         (Err(_), _) | (_, Err(_)) if hurt => return Ok(false),
@@ -82,7 +82,7 @@ pub(crate) async fn end(
     Ok(true)
 }
 
-/// The origin alone is the device.
+/// The origin alone has the contents of the device.
 pub(crate) async fn read_origin(
     origin: Rc<dyn BlockDevice>,
     load: &Workload,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the tests of the cache share: a small world with an origin and a cache device, block
-//! contents that tell which block and version they are, and a look at the media.
+//! Shared by the tests of the cache: a small world with an origin and a cache device, block
+//! contents that identify block and version, and access to the media.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod failing;
@@ -52,7 +52,7 @@ impl Fixture {
         Fixture::within(World::calm(seed), seed, blocks, cache_kib, options)
     }
 
-    /// In a world of your own.
+    /// In a world that the caller provides.
     pub(crate) fn within(
         world: WorldRef,
         seed: u64,
@@ -70,7 +70,7 @@ impl Fixture {
         Fixture { world, origin, cache, config: config(4096, options), sectors }
     }
 
-    /// The usual one: 256 blocks, and a cache device of 1 MiB.
+    /// The default: 256 blocks, and a cache device of 1 MiB.
     pub(crate) fn small(options: &str) -> Fixture {
         Fixture::new(256, 1024, options)
     }
@@ -100,7 +100,7 @@ impl Fixture {
         done.expect("no power cut was planned")
     }
 
-    /// Why the cache does not open.
+    /// The error with which the cache refuses to open.
     pub(crate) fn refusal(&self) -> String {
         self.life(async |_| ()).expect_err("the cache opened").chain()
     }
@@ -146,7 +146,7 @@ impl Fixture {
         self.superblock().geometry()
     }
 
-    /// Record `seq`, if the log holds it.
+    /// Record `seq`, if the log has it.
     pub(crate) fn record(&self, seq: u64) -> Option<(RecordHeader, Vec<Entry>)> {
         let unit = self.area(self.geometry().log_offset(seq), UNIT);
         let record = decode_record(&unit, &self.superblock().uuid).ok()?;
@@ -160,7 +160,7 @@ impl Fixture {
         (start..).take_while(|&seq| self.record(seq).is_some()).last().expect("a record")
     }
 
-    /// Where the log says that a block is.
+    /// The slot of a block according to the log.
     pub(crate) fn slot_of(&self, block: u64) -> u32 {
         let start = self.superblock().checkpoint.log_start_seq;
         let entries = (start..).map_while(|seq| self.record(seq)).flat_map(|r| r.1);
@@ -173,7 +173,7 @@ impl Fixture {
         self.flip(self.geometry().slot_offset(self.slot_of(block)) + 1234, 5);
     }
 
-    /// What the origin holds of a block.
+    /// The data of a block on the origin.
     pub(crate) fn origin_block(&self, block: u64) -> Vec<u8> {
         self.peek(self.origin, block * BLOCK as u64, BLOCK)
     }

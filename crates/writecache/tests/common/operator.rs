@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whoever works on a device beside its clients: messages, suspends, changes of options, drains.
+//! The operator, who works concurrently with clients: messages, suspends, changes of options,
+//! drains.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -12,7 +13,7 @@ use writecache::WriteCache;
 use super::random_options;
 use super::suspend_gate::{GatedTarget, SuspendGate};
 
-/// Drains for which nobody waits; they may be stopped, late, or one too many.
+/// Drains that run in the background; they may be stopped, be late, or be refused.
 #[derive(Default)]
 pub(crate) struct Drains {
     running: Cell<u64>,
@@ -36,7 +37,7 @@ impl Drains {
     }
 }
 
-/// One who does whatever there is to do, at random, until told to stop.
+/// Performs random operations until it is stopped.
 pub(crate) struct Operator {
     world: WorldRef,
     cache: Rc<WriteCache>,
@@ -48,7 +49,7 @@ pub(crate) struct Operator {
 }
 
 impl Operator {
-    /// With `around` it may let writes go around the cache.
+    /// With `around` it may also make writes go around the cache.
     pub(crate) fn of(
         world: &WorldRef,
         device: &GatedTarget,
@@ -85,7 +86,7 @@ impl Operator {
             4 | 5 => self.gate.suspend_and_resume(cache).await,
             6 if self.around => say("cleaner").await.map(drop),
             7..=10 => {
-                // Drawn beforehand: nothing of the world is borrowed while it runs.
+                // Drawn first: the world must not be borrowed while the operation runs.
                 let mut rng = Rng::new(self.world.borrow_mut().rng.next_u64());
                 random_options::change(cache, &mut rng, self.around).await
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an ordered cache promises of its origin alone: a history of everything that clients asked
-//! for and were told, and the judge of what the origin holds without its cache.
+//! What an ordered cache promises about its origin alone: the history of all requests and answers,
+//! and the judge of the origin without its cache.
 //!
 //! The origin may hold `c` if there is a moment T at which a disk that lost its power could have
 //! held `c`: every block holds a version that was submitted before T, and none that was
@@ -44,9 +44,9 @@ pub(crate) struct History {
     block_bytes: usize,
     clock: u64,
     blocks: Vec<Vec<Version>>,
-    /// Good flushes: began and ended.
+    /// Flushes that succeeded: when they began and ended.
     flushes: Vec<(u64, u64)>,
-    /// What recoveries have found, and when.
+    /// What each recovery has found, and when.
     found: Vec<(u64, Vec<u64>)>,
     requests: Vec<Request>,
 }
@@ -123,13 +123,13 @@ impl History {
         }
     }
 
-    /// The machine stopped: what was in flight has ended, if not well.
+    /// The machine has stopped: requests in flight have ended, perhaps without effect.
     pub(crate) fn stop(&mut self) {
         let now = self.tick();
         self.blocks.iter_mut().flatten().for_each(|v| v.ended = v.ended.min(now));
     }
 
-    /// Whatever is read through the cache, in order of blocks, was found by a recovery.
+    /// A recovery has found these contents, in the order of blocks.
     pub(crate) fn recovered(&mut self, device: &[u8]) -> Result<(), String> {
         let blocks = device.chunks_exact(self.block_bytes).enumerate();
         let found: Result<Vec<u64>, String> =
@@ -139,7 +139,7 @@ impl History {
         Ok(())
     }
 
-    /// Judges what the origin holds without its cache.
+    /// Judges the contents of the origin without its cache.
     pub(crate) fn judge(&self, origin: &[u8]) -> Result<(), String> {
         let mut holds = Vec::with_capacity(self.blocks.len());
         for (block, data) in origin.chunks_exact(self.block_bytes).enumerate() {
@@ -153,8 +153,8 @@ impl History {
             let found = self.blocks[block].iter().find(|v| v.content == c);
             found.map(|v| v.began).ok_or_else(|| format!("block {block}: unknown version {c}"))
         };
-        // The earliest moment at which all of these had been submitted, and if it is not that one,
-        // one at which more zeroes had.
+        // The moment T is the earliest at which all of these had been submitted, or one at which
+        // more zeroes had.
         let mut least = 0;
         for (block, contents) in holds.iter().enumerate() {
             for &c in contents.iter().filter(|&&c| c != ZEROES) {
@@ -183,7 +183,7 @@ impl History {
         let found = self.found.iter().rev().find(|(at, _)| *at < moment);
         for (block, contents) in holds.iter().enumerate() {
             let versions = &self.blocks[block];
-            // What was lost in a crash is not required, though a later flush comes after it.
+            // A version that was lost in a crash is not required, though a later flush follows it.
             let lasts = |v: &Version| found.is_none_or(|(at, _)| v.began > *at);
             let durable = |v: &&Version| {
                 let flushed = v.ended < flushed || (v.fua && v.ended <= moment);
@@ -209,8 +209,8 @@ impl History {
     }
 }
 
-/// A device whose requests go into a history; it can be closed, as a mapped device is while it is
-/// suspended.
+/// A device that records its requests in a history. It can be closed, like a mapped device while it
+/// is suspended.
 pub(crate) struct Recorded {
     below: Rc<dyn BlockDevice>,
     history: Rc<RefCell<History>>,

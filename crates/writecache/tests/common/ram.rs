@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A driver with RAM disks that end every request at the next park, in order, and allocate nothing
-//! in steady state: what is counted above them is the engine's own.
+//! in steady state: allocations above them are the engine's.
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -127,7 +127,7 @@ impl Bench {
         Bench { reactor, origin, cache, state }
     }
 
-    /// How often tasks are polled until `work` has ended and nothing more is to be done at once.
+    /// How many times tasks are polled until `work` has ended and no task is ready.
     pub(crate) fn polls(&self, work: impl Future<Output = ()> + 'static) -> usize {
         let (core, mut events, mut polls) = (self.reactor.core(), Vec::new(), 0);
         self.reactor.on(|| reactor::spawn(work));

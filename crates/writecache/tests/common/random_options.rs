@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Options as a seed draws them: for a table line, and as changes of a live device; and the words
-//! of drains.
+//! Random options of a seed: for a table line, and as changes of a live device; and arguments of
+//! drains.
 use std::rc::Rc;
 
 use block::{Error, Target};
@@ -43,7 +43,7 @@ pub(crate) fn draw_limits(rng: &mut Rng) -> String {
 const RATES: [&str; 2] = ["300000", "10000000"];
 const P99S: [&str; 2] = ["50", "3000"];
 
-/// What is said to the attribute `drain`.
+/// A value for the attribute `drain`.
 pub(crate) fn draw_drain(rng: &mut Rng) -> String {
     let mut words = vec![format!("within={}", rng.pick(&[1, 2]))];
     if rng.below(2) == 0 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A tap: passes every bio on and notes what it was, in order of submission.
+//! A device that passes every bio on and records it, in the order of submission.
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ impl RecordingDevice {
         self.flags.take()
     }
 
-    /// For whom the writes since the last call were.
+    /// The classes of the writes since the last call.
     pub(crate) fn take_write_classes(&self) -> Vec<Class> {
         let writes = self.seen.take().into_iter().filter(|(op, _, _)| *op == Op::Write);
         writes.map(|(_, _, class)| class).collect()

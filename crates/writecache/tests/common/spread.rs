@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Simulated cores for the parts of a cache, and disks that are reached from all of them.
+//! Simulated cores for the parts of a cache, and disks that all of them can use.
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId};
@@ -12,7 +12,7 @@ pub(crate) fn cores(cores: u16) -> Vec<CoreId> {
     (0..cores).map(CoreId).collect()
 }
 
-/// Lends the disks to whatever core.
+/// Shares the disks with any core.
 pub(crate) fn share(world: &WorldRef, disks: [FileId; 2]) -> ShareDevice {
     let disks: Vec<Disk> = disks.map(|file| Disk::clone(&world.borrow().leaf(file))).into();
     Rc::new(move |device| {
@@ -22,19 +22,19 @@ pub(crate) fn share(world: &WorldRef, disks: [FileId; 2]) -> ShareDevice {
     })
 }
 
-/// Lends nothing: everything goes by messages to core 0.
+/// Shares no disk: all requests go by messages to core 0.
 pub(crate) fn share_nothing() -> ShareDevice {
     Rc::new(|_| None)
 }
 
-/// The status fields, brought up to date.
+/// The status fields, after a refresh.
 pub(crate) async fn fields(cache: &Rc<WriteCache>) -> Vec<i64> {
     use block::Target;
     cache.clone().refresh().await;
     cache.status().split(' ').map(|field| field.parse().unwrap()).collect()
 }
 
-/// An attribute that is a number, brought up to date.
+/// An attribute that is a number, after a refresh.
 pub(crate) async fn number(cache: &Rc<WriteCache>, name: &str) -> u64 {
     use block::Target;
     let value = cache.clone().get_attribute(name.to_owned()).await.unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A gate before a target: no bio enters while it is suspended, as a mapped device does it.
+//! A gate in front of a target: no bio enters while it is suspended, as in a mapped device.
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ pub(crate) struct SuspendGate {
 }
 
 impl SuspendGate {
-    /// Lets nothing in, and waits until nothing is in flight.
+    /// Admits no more bios, and waits until none is in flight.
     pub(crate) async fn close(&self) {
         self.closed.set(true);
         self.changed.wait_for(|| self.in_flight.get() == 0).await;
@@ -26,7 +26,7 @@ impl SuspendGate {
         self.changed.wake_all();
     }
 
-    /// Lets a bio in as soon as the gate is open.
+    /// Admits a bio as soon as the gate is open.
     pub(crate) fn pass(self: &Rc<Self>, mut bio: Bio, submit: impl FnOnce(Bio) + 'static) {
         let gate = self.clone();
         let enter = move || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A disk of larger blocks, of which sectors are to be read: it is asked for whole blocks.
+//! A disk of larger blocks, and a wrapper that reads whole blocks where sectors are wanted.
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Buf, Limits, Op, Sector};

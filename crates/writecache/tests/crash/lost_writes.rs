@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache fails with changes that it has acknowledged and not made durable, and its table is
-//! loaded again. FLUSH works then, and the changes are gone: each client that may miss some is told
-//! by its next FLUSH (WC-LO1), once.
+//! loaded again. Then FLUSH works, and the changes are lost: the next FLUSH of each client that may
+//! have lost some fails (WC-LO1), once.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -86,7 +86,7 @@ fn run(fixture: &Fixture, work: impl AsyncFnOnce(Fixture) + 'static) {
     machine.kill();
 }
 
-fn each_client_is_told_once(parts: u64) {
+fn each_client_gets_one_error(parts: u64) {
     run(&fixture(1, parts), async move |fixture| {
         let cache = load(&fixture).await;
         let lost = Rc::new(Cell::new(0));
@@ -108,8 +108,8 @@ fn each_client_is_told_once(parts: u64) {
             }
         });
         next.clone().take_over(cache).await;
-        assert_eq!(lost.get(), 2, "the operator is told of blocks 5 and 9");
-        assert_eq!(flush(&next, 1).await, Ok(()), "it was told before");
+        assert_eq!(lost.get(), 2, "the event counts blocks 5 and 9");
+        assert_eq!(flush(&next, 1).await, Ok(()), "it had its error before");
         assert_eq!(flush(&next, 2).await, Err(Status::Io), "block 9 is gone");
         assert_eq!(flush(&next, 2).await, Ok(()), "once");
         assert_eq!(flush(&next, 7).await, Ok(()), "it came later");
@@ -117,17 +117,17 @@ fn each_client_is_told_once(parts: u64) {
 }
 
 #[test]
-fn each_client_of_a_failed_cache_is_told_once() {
-    each_client_is_told_once(0);
+fn each_client_of_a_failed_cache_gets_one_error() {
+    each_client_gets_one_error(0);
 }
 
 #[test]
-fn each_client_of_a_failed_divided_cache_is_told_once() {
-    each_client_is_told_once(3);
+fn each_client_of_a_failed_divided_cache_gets_one_error() {
+    each_client_gets_one_error(3);
 }
 
 #[test]
-fn the_third_table_tells_what_the_second_did_not() {
+fn the_third_table_reports_what_the_second_did_not() {
     run(&fixture(1, 0), async move |fixture| {
         let cache = load(&fixture).await;
         write(&cache, 1, 1).await.unwrap();
@@ -199,9 +199,9 @@ async fn any_order(fixture: Fixture) {
         }
         for opener in 1..=4 {
             if draw(2) == 0 {
-                let told = flush(&cache, opener).await;
-                assert!(!(owed.remove(&opener) && told.is_ok()), "opener {opener} is owed one");
-                assert_eq!(flush(&cache, opener).await, Ok(()), "opener {opener} is told once");
+                let flushed = flush(&cache, opener).await;
+                assert!(!(owed.remove(&opener) && flushed.is_ok()), "opener {opener} is owed one");
+                assert_eq!(flush(&cache, opener).await, Ok(()), "opener {opener} gets one error");
             }
         }
     }
@@ -219,7 +219,7 @@ fn a_new_table_that_forgets_losses_is_caught() {
 }
 
 #[test]
-fn whoever_may_miss_a_change_is_told_in_any_order() {
+fn each_client_that_lost_a_change_gets_an_error_in_any_order() {
     seeds::run(400, |seed| {
         let fixture = fixture(seed, if seed % 4 == 0 { 3 } else { 0 });
         run(&fixture, any_order);

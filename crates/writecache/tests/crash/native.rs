@@ -239,6 +239,6 @@ fn filling_gaps_that_are_not_locked_is_caught() {
 }
 
 #[test]
-fn filling_gaps_with_whatever_a_slot_holds_is_caught() {
+fn filling_gaps_from_a_reused_slot_is_caught() {
     is_caught(Some(Fault::GapFillUnchecked));
 }

@@ -355,7 +355,7 @@ fn a_read_that_looks_for_no_zeroes_is_caught() {
 }
 
 #[test]
-fn a_checkpoint_that_tells_of_no_zeroes_is_caught() {
+fn a_checkpoint_without_its_zeroes_is_caught() {
     is_seen(Plan { fault: Some(Fault::ZeroesNotInCheckpoint), ..Plan::USUAL });
 }
 

@@ -5,7 +5,7 @@
 //! of the kernel's format the kernel would open, too. And planted faults that are found so
 //! (`planted`).
 //!
-//! All sequences of up to so many operations are gone through ([`Depth`]). In persistent memory,
+//! The tests cover all sequences of up to so many operations ([`Depth`]). In persistent memory,
 //! where each word may be lost alone, they are shorter.
 //!
 //! | | `make test-fast` | `make test` | `make seeds` |

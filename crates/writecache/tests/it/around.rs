@@ -183,8 +183,9 @@ fn a_flush_flushes_the_origin_only_after_writes_around() {
     let fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
     let w = Watched::new(&fixture);
     w.run(async |cache, origin, device| {
-        let flushes =
-            |tap: &RecordingDevice| tap.take().iter().filter(|(op, _)| *op == Op::Flush).count();
+        let flushes = |recorder: &RecordingDevice| {
+            recorder.take().iter().filter(|(op, _)| *op == Op::Flush).count()
+        };
         put_with(&*cache, Flags::META, 0, 1).await.unwrap();
         flush(&*cache).await;
         assert_eq!((flushes(&origin), flushes(&device)), (0, 1), "nothing went around");
@@ -307,7 +308,7 @@ fn pause_of(options: &str, then: &'static [(&'static str, &'static str)]) -> Opt
     let fixture = Fixture::new(1024, 2048, options);
     let w = Watched::new(&fixture);
     let first = Rc::new(std::cell::Cell::new(None));
-    let told = first.clone();
+    let result = first.clone();
     w.run(async move |cache, origin, _| {
         put(&*cache, 1000, 1).await.unwrap();
         let start = reactor::now();
@@ -321,7 +322,7 @@ fn pause_of(options: &str, then: &'static [(&'static str, &'static str)]) -> Opt
         for _ in 0..10_000 {
             millis(1).await;
             if !origin.take_written_blocks().is_empty() {
-                told.set(Some((reactor::now().0 - start.0) / 1_000_000));
+                result.set(Some((reactor::now().0 - start.0) / 1_000_000));
                 return;
             }
         }

@@ -23,7 +23,7 @@ async fn seconds(n: u64) {
 }
 
 /// A task that tells when it has ended.
-fn spawn_told(task: impl Future<Output = ()> + 'static) -> Rc<Cell<bool>> {
+fn spawn_with_outcome(task: impl Future<Output = ()> + 'static) -> Rc<Cell<bool>> {
     let ended = Rc::new(Cell::new(false));
     let tell = ended.clone();
     reactor::spawn(async move {
@@ -136,8 +136,8 @@ fn watermark_order(options: &str) -> Vec<u64> {
     let options = format!("high_watermark 50 low_watermark 49 writeback_jobs 1 {options}");
     let fixture = Fixture::new(4096, 8 << 10, &options);
     let machine = Machine::boot(&fixture.world, 1);
-    let tap = RecordingDevice::over(fixture.leaf(fixture.origin));
-    let (origin, below) = (tap.clone(), fixture.leaf(fixture.cache));
+    let recorder = RecordingDevice::over(fixture.leaf(fixture.origin));
+    let (origin, below) = (recorder.clone(), fixture.leaf(fixture.cache));
     let cache =
         WriteCache::new("wc", fixture.config.clone(), origin, below, fixture.sectors).unwrap();
     let target = cache.clone();
@@ -151,7 +151,7 @@ fn watermark_order(options: &str) -> Vec<u64> {
     };
     machine.block_on(work).unwrap();
     drop(cache);
-    tap.take_written_blocks().iter().map(|run| run.start).collect()
+    recorder.take_written_blocks().iter().map(|run| run.start).collect()
 }
 
 fn descents(order: &[u64]) -> usize {
@@ -199,7 +199,7 @@ fn cached_reads_and_writes_keep_their_speed_during_a_flush() {
         .life(async |cache| {
             scatter(&cache, 1000, 1).await;
             let (start, target) = (reactor::now(), cache.clone());
-            let flushed = spawn_told(async move {
+            let flushed = spawn_with_outcome(async move {
                 say(&target, "flush").await.unwrap();
             });
             let (mut slowest_ns, mut count) = (0, 0);
@@ -220,13 +220,13 @@ fn cached_reads_and_writes_keep_their_speed_during_a_flush() {
 }
 
 #[test]
-fn a_flush_tells_its_progress() {
+fn a_flush_reports_its_progress() {
     let fixture = before_a_slow_origin(8 << 10, MANUAL);
     let seen = fixture.life(async |cache| {
         scatter(&cache, 1000, 1).await;
         assert_eq!(number(&cache, "flush_total_blocks"), 0);
         let target = cache.clone();
-        let flushed = spawn_told(async move {
+        let flushed = spawn_with_outcome(async move {
             say(&target, "flush").await.unwrap();
         });
         let mut seen = Vec::new();
@@ -256,10 +256,10 @@ fn a_flush_beside_a_constant_writer_ends_and_misses_no_block() {
         .life(async |cache| {
             scatter(&cache, 500, 1).await;
             let stop = Rc::new(Cell::new(false));
-            let (target, told) = (cache.clone(), stop.clone());
-            let writer = spawn_told(async move {
+            let (target, stopped) = (cache.clone(), stop.clone());
+            let writer = spawn_with_outcome(async move {
                 let mut version = 1;
-                while !told.get() {
+                while !stopped.get() {
                     version += 1;
                     scatter(&target, 500, version).await;
                     reactor::sleep(Nanos::from_millis(1)).await;
@@ -292,7 +292,7 @@ fn latencies_while_it_fills(fixture: &Fixture, writers: u64, writes: u64) -> Vec
             let tasks: Vec<_> = (0..writers)
                 .map(|writer| {
                     let (cache, latencies) = (cache.clone(), latencies.clone());
-                    spawn_told(async move {
+                    spawn_with_outcome(async move {
                         let mut rng = Rng::new(writer);
                         for version in 0..writes / writers {
                             let began = reactor::now();

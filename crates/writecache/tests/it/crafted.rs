@@ -63,8 +63,8 @@ fn is_refused(fixture: &Fixture, wanted: &str) {
     let why = fixture.refusal();
     assert!(why.contains("cache device cache") && why.contains(wanted), "{why}, not {wanted}");
     let report = look(fixture);
-    let told = report.damage.iter().any(|found| found.what.contains(wanted));
-    assert!(told && report.occupancy().is_none(), "{wanted}: {report:?}");
+    let reported = report.damage.iter().any(|found| found.what.contains(wanted));
+    assert!(reported && report.occupancy().is_none(), "{wanted}: {report:?}");
     assert!(fixture.image() == before, "{wanted}: it was changed");
 }
 
@@ -259,7 +259,7 @@ fn a_count_of_commits_without_headroom_is_refused() {
 /// The kernel's format with numbers at random in its header and entries, which no checksum covers:
 /// each image is refused, or opened and used with errors at most. A panic would end the daemon.
 #[test]
-fn spoilt_images_of_the_kernels_format_end_nobody() {
+fn damaged_images_of_the_kernels_format_cause_no_panic() {
     sim::seeds::run(300, |seed| {
         let mut rng = sim::Rng::new(seed);
         let fixture = used("format dm");
@@ -296,7 +296,7 @@ fn spoilt_images_of_the_kernels_format_end_nobody() {
 /// took memory for each version, without a bound but its area, and from 2^32 versions on ended in
 /// an assertion.
 #[test]
-fn more_versions_than_a_cache_can_tell_of_are_refused() {
+fn more_versions_than_a_log_can_have_are_refused() {
     const UNITS: u32 = 17;
     let fixture = used("");
     forge_superblock(&fixture, |s| {
@@ -343,7 +343,7 @@ impl BlockDevice for Huge {
 /// A table over more blocks than the formats can number ended in an assertion when it was resumed,
 /// after the magic was written; and in the kernel's format at the first write behind them.
 #[test]
-fn an_origin_of_more_blocks_than_can_be_told_is_refused() {
+fn an_origin_with_too_many_blocks_is_refused() {
     let fixture = Fixture::small("");
     for (block_size, most) in [(512, 1_u64 << 48), (4096, 1 << 51)] {
         for format in ["native", "dm"] {

@@ -301,29 +301,29 @@ fn what_a_commit_costs_is_what_the_format_asks_for() {
     let (origin, cache) =
         (fixture.leaf(fixture.origin), RecordingDevice::over(fixture.leaf(fixture.cache)));
     let machine = Machine::boot(&fixture.world, 1);
-    let tap = cache.clone();
+    let recorder = cache.clone();
     let target =
         WriteCache::new("wc", fixture.config.clone(), origin, cache, fixture.sectors).unwrap();
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         let dev = &*target;
         put(dev, 3, 1).await.unwrap();
-        tap.take();
+        recorder.take();
         flush(dev).await;
         // Entries, flush, superblock (FUA).
         let entries_and_header = [(Op::Write, 0..8), (Op::Flush, 0..0), (Op::Write, 0..1)];
-        assert_eq!(tap.take(), entries_and_header);
+        assert_eq!(recorder.take(), entries_and_header);
         flush(dev).await;
-        assert_eq!(tap.take(), [], "nothing was new");
+        assert_eq!(recorder.take(), [], "nothing was new");
         // Overwritten: the data, the same, then the older entry is erased.
         put_with(dev, Flags::FUA, 3, 2).await.unwrap();
         let erased = [(Op::Write, 0..8), (Op::Flush, 0..0)];
         let data = [(Op::Write, 24..32)];
-        assert_eq!(tap.take(), [&data[..], &entries_and_header, &erased].concat());
+        assert_eq!(recorder.take(), [&data[..], &entries_and_header, &erased].concat());
         // Discarded: only the erasing.
         reactor::discard(dev, Class::Normal, Sector(24), Sector(8)).await.unwrap();
         flush(dev).await;
-        assert_eq!(tap.take(), erased);
+        assert_eq!(recorder.take(), erased);
     });
     done.unwrap();
 }

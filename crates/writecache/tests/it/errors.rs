@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Errors of the origin and of the cache device: what is kept, what goes on, what is tried again
-//! and when, and what an operator is told.
+//! and when, and what is reported to an operator.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -35,7 +35,10 @@ fn a_refused_block_is_kept_and_reported_others_are_written() {
         assert_eq!(text(&w.cache, "writeback_error_sector"), "56");
         assert_eq!(number(&w.cache, "failing_blocks"), 1);
         assert!(number(&w.cache, "writeback_errors") >= 2);
-        assert!(matches!(w.told.borrow()[..], [CacheEvent::Writeback { status: Status::Io, .. }]));
+        assert!(matches!(
+            w.events.borrow()[..],
+            [CacheEvent::Writeback { status: Status::Io, .. }]
+        ));
         // Everything goes on.
         expect(&*w.cache, 0..40, 1).await;
         fill(&*w.cache, 40..50, 1).await;
@@ -45,12 +48,12 @@ fn a_refused_block_is_kept_and_reported_others_are_written() {
         for block in (0..50).filter(|&b| b != 7) {
             assert!(inner.origin_block(block) == pattern(block, 1), "block {block}");
         }
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
         assert_eq!(text(&w.cache, "writeback_error_sector"), "none");
         assert_eq!(number(&w.cache, "failing_blocks"), 0);
-        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
+        assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
         assert!(inner.origin_block(7) == pattern(7, 1));
     });
 }
@@ -107,7 +110,7 @@ fn a_flush_messages_error_counts_the_blocks_and_keeps_them() {
         assert_eq!(number(&w.cache, "dirty_blocks"), 3);
         expect(&*w.cache, 0..100, 1).await;
         // Another flush tries at once, however long they would have waited.
-        w.origin.mend();
+        w.origin.repair();
         let began = reactor::now();
         say(&w.cache, "flush").await.unwrap();
         assert!(reactor::now().0 - began.0 < 100_000_000);
@@ -151,13 +154,13 @@ fn blocks_of_a_failed_origin_flush_are_written_again() {
         assert_eq!(w.origin.take_writes(), [0..16, 0..16]);
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (5, 16));
         assert_eq!(number(&w.cache, "failing_blocks"), 16);
-        assert_eq!(w.told.borrow()[..], [CacheEvent::OriginFlush { status: Status::Io }]);
-        w.origin.mend();
+        assert_eq!(w.events.borrow()[..], [CacheEvent::OriginFlush { status: Status::Io }]);
+        w.origin.repair();
         say(&w.cache, "flush").await.unwrap();
         let again = w.origin.take_writes();
         assert_eq!((again.len(), &again[0]), (1, &(0..16)), "it counts before it was rewritten");
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
+        assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
     });
 }
 
@@ -169,7 +172,7 @@ fn an_origin_that_fails_every_flush_is_not_written_forever() {
         fill(&*w.cache, 0..16, 1).await;
         millis(127_000).await;
         assert!(w.origin.count.get() <= 8, "{} flushes in two minutes", w.origin.count.get());
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
     });
@@ -185,7 +188,7 @@ fn a_discard_beside_a_failed_flush_of_the_origin_is_an_error() {
         let discarded = reactor::discard(&*w.cache, Class::Normal, at, len).await;
         assert_eq!(discarded, Err(Status::Io));
         expect(&*w.cache, 0..4, 1).await;
-        w.origin.mend();
+        w.origin.repair();
         reactor::discard(&*w.cache, Class::Normal, at, len).await.unwrap();
         put(&*w.cache, 9, 1).await.unwrap();
     });
@@ -201,7 +204,7 @@ fn a_block_that_is_discarded_is_failing_no_longer() {
         assert_eq!(fields(&w.cache)[0], 5);
         reactor::discard(&*w.cache, Class::Normal, Sector(56), Sector(8)).await.unwrap();
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
+        assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
     });
 }
 
@@ -219,7 +222,7 @@ fn a_full_cache_on_a_refusing_origin_fails_writes_and_recovers() {
         }
         assert_eq!((outcome, block), (Err(Status::Io), slots + 1));
         expect(&*w.cache, 0..slots, 1).await;
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         put(&*w.cache, slots + 1, 1).await.unwrap();
         say(&w.cache, "flush").await.unwrap();
@@ -230,7 +233,7 @@ fn a_full_cache_on_a_refusing_origin_fails_writes_and_recovers() {
 /// An attack from outside found that after the origin was mended the next write still got EIO, for
 /// up to a minute: nobody had tried the origin again.
 #[test]
-fn a_writer_that_starves_has_a_mended_origin_tried_at_once() {
+fn a_starved_writer_makes_writeback_retry_at_once() {
     for refused in [Op::Write, Op::Flush] {
         let fixture = Fixture::new(4096, 440, EAGER);
         life(&fixture, async move |w| {
@@ -250,7 +253,7 @@ fn a_writer_that_starves_has_a_mended_origin_tried_at_once() {
                 let took = reactor::now().0 - began.0;
                 assert!(took < 500_000_000, "{refused:?}: {took} ns");
             }
-            w.origin.mend();
+            w.origin.repair();
             let began = reactor::now();
             for block in slots..slots + 100 {
                 put(&*w.cache, block, 3).await.unwrap();
@@ -275,7 +278,7 @@ fn a_suspend_does_not_wait_for_failing_blocks_resume_retries() {
         suspend(&w.cache).await;
         assert!(reactor::now().0 - began.0 < 100_000_000);
         w.cache.clone().resume().await.unwrap();
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "dirty_blocks")), (0, 0));
     });
@@ -288,11 +291,11 @@ fn in_fail_mode_kernel_the_first_error_stays() {
         w.origin.refuse(Op::Write, 7..8);
         fill(&*w.cache, 7..8, 1).await;
         millis(1_000).await;
-        w.origin.mend();
+        w.origin.repair();
         millis(100_000).await;
         assert_eq!(fields(&w.cache)[0], 5);
         assert_eq!(put(&*w.cache, 9, 1).await, Err(Status::Io));
-        assert_eq!(w.told.borrow()[..], [CacheEvent::Failed { status: Status::Io }]);
+        assert_eq!(w.events.borrow()[..], [CacheEvent::Failed { status: Status::Io }]);
     });
 }
 
@@ -336,9 +339,9 @@ fn an_unreadable_dirty_block_is_an_error_and_is_listed() {
         assert_eq!((number(&w.cache, "bad_blocks"), number(&w.cache, "drain_only")), (1, 1));
         assert_eq!(number(&w.cache, "checksum_errors"), 0);
         assert_eq!(fields(&w.cache)[0], 5);
-        let told = w.told.borrow()[0];
-        assert_eq!(told, CacheEvent::BadBlock { status: Status::Io, sector: Sector(24) });
-        assert!(told.to_string().contains("replace the cache device"));
+        let event = w.events.borrow()[0];
+        assert_eq!(event, CacheEvent::BadBlock { status: Status::Io, sector: Sector(24) });
+        assert!(event.to_string().contains("replace the cache device"));
         // It is emptied by itself, but for that block, and not into the origin's sector.
         millis(1_000).await;
         assert_eq!(number(&w.cache, "dirty_blocks"), 0);
@@ -411,7 +414,7 @@ async fn must_fail(cache: Rc<WriteCache>, word: &'static str) -> String {
 /// The last block that a `flush` or a `drain` waits for has been refused, and waits to be tried
 /// again; meanwhile a client's read finds that the cache device can't read it. Nobody tried it
 /// again, nor looked what was left, and both waited for ever. What they were told, if anything.
-fn told_of_a_waiting_block_that_becomes_unreadable(
+fn outcome_of_a_waiting_block_that_becomes_unreadable(
     word: &'static str,
     options: &str,
     fault: Option<Fault>,
@@ -419,36 +422,40 @@ fn told_of_a_waiting_block_that_becomes_unreadable(
     let mut fixture = Fixture::small(&format!("{MANUAL} {options}"));
     fixture.config.plant(fault);
     let inner = fixture.clone();
-    let told = Rc::new(RefCell::new(String::new()));
-    let tell = told.clone();
+    let outcome = Rc::new(RefCell::new(String::new()));
+    let sink = outcome.clone();
     life(&fixture, async move |w| {
         w.origin.refuse(Op::Write, 0..1);
         fill(&*w.cache, 0..1, 1).await;
         let cache = w.cache.clone();
-        reactor::spawn(async move { *tell.borrow_mut() = must_fail(cache, word).await });
+        reactor::spawn(async move { *sink.borrow_mut() = must_fail(cache, word).await });
         millis(100).await;
         assert_eq!(number(&w.cache, "failing_blocks"), 1);
         w.device.refuse(Op::Read, slot_blocks(&inner, 0..1));
         assert!(get(&*w.cache, 0).await.is_err());
         millis(5_000).await;
     });
-    told.take()
+    outcome.take()
 }
 
 #[test]
 fn an_awaited_block_that_becomes_unreadable_ends_its_job() {
     for word in ["flush", "drain"] {
         for options in ["", "ordered"] {
-            let told =
-                |planted| told_of_a_waiting_block_that_becomes_unreadable(word, options, planted);
-            let said = told(None);
-            assert!(said.contains("1 blocks can't be read"), "{word} {options}: {said}");
-            assert_eq!(told(Some(Fault::WaitForBad)), "", "{word} {options}: it was not found");
+            let outcome = |planted| {
+                outcome_of_a_waiting_block_that_becomes_unreadable(word, options, planted)
+            };
+            let without_fault = outcome(None);
+            assert!(
+                without_fault.contains("1 blocks can't be read"),
+                "{word} {options}: {without_fault}"
+            );
+            assert_eq!(outcome(Some(Fault::WaitForBad)), "", "{word} {options}: it was not found");
         }
     }
 }
 
-/// The log is not told what has left the cache (a planted fault), so that no commit will ever free
+/// The log gets no record of discarded blocks (a planted fault), so that no commit will ever free
 /// the slots: reclaim would go round for ever. It took the daemon along, with all of its devices.
 #[test]
 fn a_cache_with_wrong_counters_reports_it_and_stops_alone() {
@@ -463,12 +470,13 @@ fn a_cache_with_wrong_counters_reports_it_and_stops_alone() {
         reactor::discard(&*w.cache, Class::Normal, at, len).await.unwrap();
         millis(1_000).await;
         assert_eq!(put(&*w.cache, 0, 2).await, Err(Status::Io));
-        let told = w.told.borrow()[1..].to_vec(); // the first is of the refused writes
-        let [CacheEvent::Recovered, CacheEvent::Bug { what }, CacheEvent::Failed { .. }] = told[..]
+        let events = w.events.borrow()[1..].to_vec(); // the first is of the refused writes
+        let [CacheEvent::Recovered, CacheEvent::Bug { what }, CacheEvent::Failed { .. }] =
+            events[..]
         else {
-            panic!("{told:?}");
+            panic!("{events:?}");
         };
-        assert!(told[1].to_string().contains(what), "{what}");
+        assert!(events[1].to_string().contains(what), "{what}");
         assert_eq!(get(&*w.cache, 0).await, Ok(vec![0; common::BLOCK]), "reads go on");
     });
 }
@@ -485,12 +493,12 @@ fn a_failing_block_that_becomes_unreadable_stops_failing() {
             millis(500).await;
             assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (5, 1));
             inner.rot_data_of(7);
-            w.origin.mend();
+            w.origin.repair();
             millis(70_000).await;
             assert_eq!(text(&w.cache, "bad_block_list"), "56");
             assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
             assert_eq!(text(&w.cache, "writeback_error"), "none");
-            assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
+            assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
         });
     }
 }
@@ -508,12 +516,12 @@ fn an_unreadable_clean_block_is_read_from_the_origin() {
         expect(&*w.cache, 0..10, 1).await;
         assert_eq!((number(&w.cache, "bad_blocks"), number(&w.cache, "drain_only")), (0, 0));
         assert_eq!(number(&w.cache, "cache_read_errors"), 10);
-        assert!(w.told.borrow().is_empty());
+        assert!(w.events.borrow().is_empty());
     });
 }
 
 /// A flush of the origin fails while a write around the cache is in flight: the failure may have
-/// taken it along. What the writer is told.
+/// lost it. Which status the writer gets.
 fn around_beside_a_failed_flush(fault: Option<Fault>) -> Result<(), Status> {
     let mut fixture = Fixture::small(&format!("{MANUAL} metadata_only"));
     fixture.config.plant(fault);
@@ -529,16 +537,16 @@ fn around_beside_a_failed_flush(fault: Option<Fault>) -> Result<(), Status> {
         let (at, len) = (Sector(800), Sector(16));
         let discarded = reactor::discard(&*w.cache, Class::Normal, at, len).await;
         assert_eq!(discarded, Err(Status::Io));
-        w.origin.mend();
+        w.origin.repair();
         w.origin.release_writes();
         millis(1).await;
-        // Nothing that anybody was told of is lost: it goes on.
+        // No acknowledged write is lost: the cache does not fail.
         put(&*w.cache, 8, 1).await.unwrap();
         flush(&*w.cache).await;
         expect(&*w.cache, 8..9, 1).await;
     });
-    let told = outcome.take();
-    told.expect("it was written")
+    let written = outcome.take();
+    written.expect("it was written")
 }
 
 #[test]
@@ -568,10 +576,10 @@ fn a_write_around_that_failed_can_not_be_lost_later() {
             millis(1).await;
         }
         assert_eq!(w.origin.count.get(), 3, "a write and two flushes");
-        w.origin.mend();
+        w.origin.repair();
         fill(&*w.cache, 7..10, 2).await;
         flush(&*w.cache).await;
         expect(&*w.cache, 7..10, 2).await;
-        assert!(!w.told.borrow().iter().any(|told| matches!(told, CacheEvent::Failed { .. })));
+        assert!(!w.events.borrow().iter().any(|event| matches!(event, CacheEvent::Failed { .. })));
     });
 }

@@ -19,7 +19,7 @@ fn flush_by(cache: &WriteCache, opener: u32) -> reactor::BioFuture {
     reactor::io_by(Opener(opener), cache, Op::Flush, flags, class, nothing, Bufs::new())
 }
 
-/// A device whose flushes can be held, and fail then.
+/// A device whose flushes can be stalled, and fail then.
 fn watched(below: Rc<dyn BlockDevice>) -> (Rc<FailingDevice>, Rc<StalledDevice>) {
     let broken = FailingDevice::over(below);
     (broken.clone(), StalledDevice::over(broken))
@@ -36,17 +36,17 @@ fn flushes_beside_a_failing_one(options: &str, of_origin: bool) {
     let done = machine.block_on(async move {
         cache.clone().resume().await.unwrap();
         put(&*cache, 3, 1).await.unwrap();
-        let (broken, held) = if of_origin { origin } else { device };
-        held.hold(|bio| bio.op == Op::Flush);
+        let (broken, stalled) = if of_origin { origin } else { device };
+        stalled.hold(|bio| bio.op == Op::Flush);
         let mut flushes = Vec::new();
         for opener in [1, 1, 2] {
             flushes.push(flush_by(&cache, opener));
             reactor::sleep(Nanos::from_millis(10)).await;
         }
-        assert_eq!(held.count(), 1, "one at a time");
+        assert_eq!(stalled.count(), 1, "one at a time");
         broken.refuse(Op::Flush, 0..1);
-        held.release();
-        broken.mend();
+        stalled.release();
+        broken.repair();
         for flush in flushes {
             assert_eq!(flush.await, Err(Status::Io));
         }

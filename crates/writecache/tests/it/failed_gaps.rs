@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Filled writes that the origin refuses: what they may have spoilt is kept, written again, or
-//! told.
+//! Filled writes that the origin refuses: the gaps that they may have damaged are kept, written
+//! again, or reported.
 
 use std::rc::Rc;
 
@@ -53,8 +53,8 @@ fn gaps_are_kept(fault: Option<Fault>) -> bool {
             }
         }
         assert_eq!(number(&w.cache, "dirty_blocks"), 39);
-        assert!(!w.told.borrow().iter().any(|t| matches!(t, CacheEvent::GapLost { .. })));
-        w.origin.mend();
+        assert!(!w.events.borrow().iter().any(|t| matches!(t, CacheEvent::GapLost { .. })));
+        w.origin.repair();
         say(&w.cache, "flush").await.unwrap();
         for block in 0..40 {
             let version = if block < 39 { 2 - block % 2 } else { 1 };
@@ -71,8 +71,8 @@ fn gaps_of_a_refused_filled_write_are_kept_in_the_cache() {
     assert!(!gaps_are_kept(Some(Fault::ForgetFailedGaps)), "nobody would see it");
 }
 
-/// A read beside a filled write that has ruined what it was to fill, of which nobody has heard yet.
-/// Whether it returns what was there.
+/// A read during a filled write that has damaged its gaps and not ended yet. Whether it returns
+/// what was there.
 fn a_read_beside_it_is_right(fault: Option<Fault>) -> bool {
     let fixture = filling_lab(1024, fault);
     let right = Rc::new(std::cell::Cell::new(false));
@@ -113,8 +113,8 @@ async fn fill_all(w: &FaultyCache) -> u64 {
     slots
 }
 
-fn is_gap_lost(told: &CacheEvent) -> bool {
-    matches!(told, CacheEvent::GapLost { .. })
+fn is_gap_lost(event: &CacheEvent) -> bool {
+    matches!(event, CacheEvent::GapLost { .. })
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn a_failed_gap_without_a_free_slot_is_written_until_taken() {
         while w.origin.count.get() <= writes {
             millis(1).await;
         }
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
-        assert!(!w.told.borrow().iter().any(is_gap_lost));
+        assert!(!w.events.borrow().iter().any(is_gap_lost));
         say(&w.cache, "flush").await.unwrap();
         for block in 0..40 {
             let version = 2 - block % 2;
@@ -141,14 +141,14 @@ fn a_failed_gap_without_a_free_slot_is_written_until_taken() {
 }
 
 #[test]
-fn a_spoilt_gap_that_neither_cache_nor_origin_takes_is_told() {
+fn a_damaged_gap_without_any_copy_is_reported() {
     let fixture = filling_lab(440, None);
     life(&fixture, async move |w| {
         let slots = fill_all(&w).await;
         w.origin.release_writes();
         millis(10_000).await;
-        let told = w.told.borrow();
-        let lost = told.iter().find(|told| is_gap_lost(told));
+        let events = w.events.borrow();
+        let lost = events.iter().find(|event| is_gap_lost(event));
         assert_eq!(lost, Some(&CacheEvent::GapLost { status: Status::Io, sector: Sector(8) }));
         assert_eq!(number(&w.cache, "dirty_blocks"), slots);
     });
@@ -164,14 +164,14 @@ fn a_gap_written_again_counts_only_after_an_origin_flush() {
         let spoil = || inner.world.borrow_mut().poke(inner.origin, common::at(1), &[0xA5; 512]);
         spoil();
         w.origin.release_writes();
-        w.origin.mend();
+        w.origin.repair();
         w.origin.refuse(Op::Flush, 0..0);
         millis(10).await;
         assert!(inner.origin_block(1) == pattern(1, 1), "it was not written again");
         spoil();
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
-        assert!(!w.told.borrow().iter().any(is_gap_lost));
+        assert!(!w.events.borrow().iter().any(is_gap_lost));
         assert!(inner.origin_block(1) == pattern(1, 1), "what a failed flush has lost is lost");
     });
 }

@@ -311,7 +311,7 @@ fn a_flush_ends_as_clients_leave(seed: u64) -> bool {
 }
 
 /// The picking task saw a limit, and waited for a flush of the origin; the settling task, a moment
-/// later, saw none, and waited for more to be written. Nobody told either that time had gone by.
+/// later, saw none, and waited for more to be written. Neither was woken when the time was up.
 #[test]
 fn a_flush_ends_when_a_latency_target_ceases_to_count() {
     let hang: Vec<u64> = (0..64).filter(|&seed| !a_flush_ends_as_clients_leave(seed)).collect();

@@ -455,8 +455,8 @@ fn nothing_before_start_sector_is_touched_or_read() {
     fixture.config = config(4096, "start_sector 136 high_watermark 30 low_watermark 10");
     for life in 0..2 {
         let machine = Machine::boot(&fixture.world, 1);
-        let tap = RecordingDevice::over(fixture.leaf(fixture.cache));
-        let (origin, below) = (fixture.leaf(fixture.origin), tap.clone());
+        let recorder = RecordingDevice::over(fixture.leaf(fixture.cache));
+        let (origin, below) = (fixture.leaf(fixture.origin), recorder.clone());
         let target =
             WriteCache::new("wc", fixture.config.clone(), origin, below, fixture.sectors).unwrap();
         let done = machine.block_on(async move {
@@ -471,7 +471,7 @@ fn nothing_before_start_sector_is_touched_or_read() {
         });
         done.unwrap();
         machine.kill();
-        let seen: Vec<_> = tap.take().into_iter().filter(|(_, at)| !at.is_empty()).collect();
+        let seen: Vec<_> = recorder.take().into_iter().filter(|(_, at)| !at.is_empty()).collect();
         assert!(seen.iter().all(|(_, sectors)| sectors.start >= 136), "life {life}");
     }
     assert!(fixture.peek(fixture.cache, 0, foreign.len()) == foreign);

@@ -97,7 +97,7 @@ fn the_table_may_say_that_another_origin_takes_its_place() {
 }
 
 #[test]
-fn a_cache_without_blocks_goes_to_whoever_takes_it() {
+fn a_cache_without_blocks_adopts_any_origin() {
     let fixture = dirty_of(Some("disk a"));
     let emptied = life_over(&fixture, Some("disk a"), "", async |cache| {
         say(&cache, "flush").await.unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A divided cache: where requests go, what parts have in common, what is told of all of them, and
-//! what is refused.
+//! A divided cache: where requests go, what parts have in common, what is reported for all of them,
+//! and what is refused.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -158,7 +158,7 @@ fn requests_longer_than_a_chunk_are_split_and_joined() {
 }
 
 #[test]
-fn what_is_told_is_of_all_parts() {
+fn status_and_attributes_are_those_of_all_parts() {
     let fixture = fixture(2, &format!("{MANUAL} writeback_jobs 10"));
     life_on(&fixture, spread::cores(2), async |cache| {
         // Blocks 2 to 9: the end of chunk 0, chunk 1, the beginning of chunk 2.
@@ -406,18 +406,18 @@ fn a_failed_flush_of_the_cache_device_fails_every_part() {
 }
 
 #[test]
-fn trouble_of_the_origin_is_told_once_and_its_end_once() {
+fn an_origin_error_and_its_end_are_reported_once() {
     let fixture = fixture(2, "high_watermark 100 low_watermark 100");
     let (world, disk) = (fixture.world.clone(), fixture.origin);
-    let told: Rc<RefCell<Vec<CacheEvent>>> = Rc::default();
+    let events: Rc<RefCell<Vec<CacheEvent>>> = Rc::default();
     let machine = Machine::boot(&fixture.world, 2);
     let target = fixture.target();
     target.place_parts(
         spread::cores(2),
         spread::share(&fixture.world, [fixture.origin, fixture.cache]),
     );
-    let hear = told.clone();
-    target.on_event(move |trouble| hear.borrow_mut().push(trouble));
+    let sink = events.clone();
+    target.on_event(move |event| sink.borrow_mut().push(event));
     let done = machine.block_on(async move {
         target.clone().resume().await.unwrap();
         fill(&*target, 0..16, 1).await;
@@ -429,13 +429,16 @@ fn trouble_of_the_origin_is_told_once_and_its_end_once() {
         world.borrow_mut().set_faults(disk, Faults::default());
         say(&target, "flush").await.unwrap();
         assert_eq!(number(&target, "failing_blocks").await, 0);
-        // What parts tell comes by messages.
+        // Reports of parts come by messages.
         reactor::sleep(block::Nanos::from_millis(10)).await;
     });
     done.unwrap();
     machine.kill();
-    let told = told.borrow();
-    assert!(matches!(told[..], [CacheEvent::Writeback { .. }, CacheEvent::Recovered]), "{told:?}");
+    let events = events.borrow();
+    assert!(
+        matches!(events[..], [CacheEvent::Writeback { .. }, CacheEvent::Recovered]),
+        "{events:?}"
+    );
 }
 
 /// A device that says who it is.
@@ -494,7 +497,7 @@ fn parts_go_to_another_origin_together_or_not_at_all() {
 }
 
 #[test]
-fn a_survey_tells_of_each_part_and_of_all() {
+fn a_probe_reports_each_part_and_their_sum() {
     let fixture = fixture(2, MANUAL);
     fixture
         .life(async |cache| {
@@ -537,7 +540,7 @@ fn a_survey_tells_of_each_part_and_of_all() {
 
 /// Found by fuzzing: the probe made a buffer of no bytes.
 #[test]
-fn a_survey_tells_that_the_device_ends_before_a_part() {
+fn a_probe_reports_a_device_that_ends_before_a_part() {
     let fixture = fixture(2, MANUAL);
     fixture.life(async |cache| fill(&*cache, 0..4, 1).await).unwrap();
     let (area, image) = (area_bytes(&fixture), fixture.image());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Surveys: what tools tell of a cache is what the engine would find; damage has its offset; no
+//! Probes: what tools report about a cache is what the engine would find; damage has its offset; no
 //! bytes make it panic.
 
 use std::rc::Rc;
@@ -49,7 +49,7 @@ fn a_blank_device_is_blank_and_foreign_data_are_unknown() {
 }
 
 #[test]
-fn a_sound_cache_is_told_as_the_engine_finds_it() {
+fn a_sound_cache_is_reported_as_the_engine_finds_it() {
     for options in ["", "start_sector 136"] {
         let fixture = used(options);
         let report = look(&fixture, Depth::Data);
@@ -103,7 +103,7 @@ fn a_token_stands_for_the_cache_as_it_is() {
 }
 
 #[test]
-fn each_damaged_superblock_copy_is_told_with_its_offset() {
+fn each_damaged_superblock_copy_is_reported_with_its_offset() {
     for copy in 0..4 {
         let fixture = used("");
         let offset = Geometry::superblock_offset(copy);
@@ -123,7 +123,7 @@ fn each_damaged_superblock_copy_is_told_with_its_offset() {
 }
 
 #[test]
-fn a_lost_record_is_told_with_its_offset() {
+fn a_lost_record_is_reported_with_its_offset() {
     let fixture = used("");
     let last = fixture.last_record();
     let offset = fixture.geometry().log_offset(last - 1);
@@ -137,7 +137,7 @@ fn a_lost_record_is_told_with_its_offset() {
 }
 
 #[test]
-fn a_rotten_checkpoint_unit_is_told_with_its_offset() {
+fn a_rotten_checkpoint_unit_is_reported_with_its_offset() {
     let fixture = Fixture::small("");
     let filled = fixture.life(async |cache| {
         let mut version = 0;

@@ -163,12 +163,12 @@ fn a_merge_into_a_rotten_block_fails_and_rewrites_nothing() {
     life.unwrap();
     fixture.rot_data_of(1);
     let device = RecordingDevice::over(fixture.leaf(fixture.cache));
-    let tap = device.clone();
+    let recorder = device.clone();
     open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
-        tap.take();
+        recorder.take();
         assert_eq!(write(&*cache, Flags::empty(), 8, &[9; 512]).await, Err(Status::Checksum));
         assert_eq!(read(&*cache, 9, 512).await, Err(Status::Checksum));
-        let written = tap.take().into_iter().filter(|(op, _)| *op == Op::Write).count();
+        let written = recorder.take().into_iter().filter(|(op, _)| *op == Op::Write).count();
         assert_eq!(written, 0, "nothing is written for a merge that can't be made");
         expect(&*cache, 0..1, 1).await;
         expect(&*cache, 2..3, 1).await;
@@ -194,8 +194,8 @@ fn errors_of_a_merge_leave_the_block_as_it_was() {
         d.refuse(Op::Write, 0..256);
         assert_eq!(write(&*cache, Flags::empty(), 1, &[9; 512]).await, Err(Status::Io));
         assert_eq!(write(&*cache, Flags::empty(), 17, &[9; 512]).await, Err(Status::Io));
-        o.mend();
-        d.mend();
+        o.repair();
+        d.repair();
         expect(&*cache, 0..1, 1).await;
         assert_eq!(get(&*cache, 2).await, Ok(vec![0; BLOCK]));
         assert_eq!(get(&*cache, 5).await, Ok(vec![0; BLOCK]));
@@ -209,16 +209,16 @@ fn errors_of_a_merge_leave_the_block_as_it_was() {
 fn a_merged_fua_write_does_not_wait_for_destage() {
     let fixture = Fixture::small(MANUAL);
     let origin = StalledDevice::over(fixture.leaf(fixture.origin));
-    let held = origin.clone();
+    let stalled = origin.clone();
     open(&fixture, origin, fixture.leaf(fixture.cache)).run(async move |cache| {
         fill(&*cache, 0..1, 1).await;
-        held.hold(|bio| bio.op == Op::Write);
+        stalled.hold(|bio| bio.op == Op::Write);
         let other = cache.clone();
         reactor::spawn(async move { drop(say(&other, "flush").await) });
         settle().await;
-        assert_eq!(held.count(), 1, "block 0 is on its way to the origin");
+        assert_eq!(stalled.count(), 1, "block 0 is on its way to the origin");
         write(&*cache, Flags::FUA, 3, &[5; 512]).await.unwrap();
-        held.release();
+        stalled.release();
         settle().await;
         assert!(get(&*cache, 0).await.unwrap() == merged(0, 3, &[5; 512]));
         assert_eq!(number(&cache, "dirty_blocks"), 1, "the merged version is not on the origin");
@@ -279,10 +279,10 @@ fn a_merge_never_undoes_a_completed_write_of_the_block() {
 fn a_discard_beside_a_merge_leaves_no_old_sectors() {
     let fixture = Fixture::small(MANUAL);
     let device = StalledDevice::over(fixture.leaf(fixture.cache));
-    let held = device.clone();
+    let stalled = device.clone();
     open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
         fill(&*cache, 0..64, 1).await;
-        held.hold(|bio| bio.op == Op::Read);
+        stalled.hold(|bio| bio.op == Op::Read);
         let other = cache.clone();
         reactor::spawn(async move {
             write(&*other, Flags::empty(), 8, &[6; 512]).await.unwrap();
@@ -295,7 +295,7 @@ fn a_discard_beside_a_merge_leaves_no_old_sectors() {
             zeroes.await.unwrap();
         });
         settle().await;
-        held.release();
+        stalled.release();
         reactor::sleep(Nanos::from_millis(500)).await;
         let found = get(&*cache, 1).await.unwrap();
         assert!(found[512..] == [0; BLOCK - 512], "sectors that were cleared came back");
@@ -303,28 +303,28 @@ fn a_discard_beside_a_merge_leaves_no_old_sectors() {
 }
 
 /// Zeroes of an epoch go to the origin, and out of the map, while a merge that has read what the
-/// origin held before waits for the cache device: their blocks are then as absent as they were.
+/// origin stalled before waits for the cache device: their blocks are then as absent as they were.
 #[test]
 fn zeroes_beside_a_merge_leave_no_old_sectors() {
     let mut fixture = Fixture::small(&format!("ordered {MANUAL}"));
     fixture.config.set_zeroes_as_data_max(0);
     fixture.world.borrow_mut().poke(fixture.origin, at(1), &pattern(1, 1));
     let device = StalledDevice::over(fixture.leaf(fixture.cache));
-    let (held, inner) = (device.clone(), fixture.clone());
+    let (stalled, inner) = (device.clone(), fixture.clone());
     open(&fixture, fixture.leaf(fixture.origin), device).run(async move |cache| {
-        held.hold_next();
+        stalled.hold_next();
         let other = cache.clone();
         reactor::spawn(async move {
             write(&*other, Flags::empty(), 8, &[6; 512]).await.unwrap();
         });
         settle().await;
-        assert_eq!(held.count(), 1, "the merged version is on its way to its slot");
+        assert_eq!(stalled.count(), 1, "the merged version is on its way to its slot");
         let zeroes = reactor::write_zeroes(&*cache, Flags::FUA, Class::Normal, at(0), at(64));
         zeroes.await.unwrap();
         let other = cache.clone();
         reactor::spawn(async move { drop(say(&other, "flush").await) });
         settle().await;
-        held.release();
+        stalled.release();
         settle().await;
         let wanted = [[6; 512].as_slice(), &[0; BLOCK - 512]].concat();
         assert!(get(&*cache, 1).await.unwrap() == wanted, "old sectors came back");
@@ -339,14 +339,18 @@ fn what_goes_around_the_cache_goes_in_sectors() {
     for (options, flags) in [("cleaner", Flags::empty()), ("metadata_only", Flags::FUA)] {
         let fixture = Fixture::small(&format!("{MANUAL} {options}"));
         let origin = RecordingDevice::over(fixture.leaf(fixture.origin));
-        let tap = origin.clone();
+        let recorder = origin.clone();
         let inner = fixture.clone();
         open(&fixture, origin, fixture.leaf(fixture.cache)).run(async move |cache| {
-            tap.take();
+            recorder.take();
             write(&*cache, flags, 3, &[4; 512]).await.unwrap();
             write(&*cache, flags, 13, &[5; 6 * 512]).await.unwrap();
-            let writes: Vec<_> =
-                tap.take().into_iter().filter(|(op, _)| *op == Op::Write).map(|w| w.1).collect();
+            let writes: Vec<_> = recorder
+                .take()
+                .into_iter()
+                .filter(|(op, _)| *op == Op::Write)
+                .map(|w| w.1)
+                .collect();
             assert_eq!(writes, [3..4, 13..16, 16..19], "{options}");
             flush(&*cache).await;
             assert_eq!(read(&*cache, 2, 1024).await.unwrap()[512..], [4; 512]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Long WRITE_ZEROES of a cache with epochs: what they cost, what an operator is told of them, and
+//! Long WRITE_ZEROES of a cache with epochs: what they cost, what is reported to an operator, and
 //! what becomes of them when the origin fails, or the cache is opened in another way.
 
 use std::cell::Cell;
@@ -86,7 +86,7 @@ fn zeroes_survive_a_kill_once_they_are_flushed_or_fua() {
             .unwrap();
         let last = fixture.last_record();
         let has_zero = |e: &format::Entry| e.op == format::Op::Zero;
-        assert!(fixture.record(last).unwrap().1.iter().any(has_zero), "told by the last record");
+        assert!(fixture.record(last).unwrap().1.iter().any(has_zero), "in the last record");
         fixture
             .life(async move |cache| {
                 expect(&*cache, 0..10, 1).await;
@@ -105,7 +105,7 @@ fn zeroes_survive_a_kill_once_they_are_flushed_or_fua() {
 }
 
 #[test]
-fn what_the_origin_lacks_is_told_with_its_zeroes() {
+fn unsaved_ranges_include_zeroes() {
     let fixture = fixture(MANUAL);
     let inner = fixture.clone();
     fixture
@@ -133,9 +133,10 @@ fn what_the_origin_lacks_is_told_with_its_zeroes() {
     assert!(report.damage.is_empty(), "{:?}", report.damage);
 }
 
-/// The zeroes stay what the blocks hold, nothing of a later epoch passes them, and it is told.
+/// The blocks still read as zeroes, nothing of a later epoch is written before them, and the error
+/// is reported.
 #[test]
-fn zeroes_that_the_origin_refuses_are_kept_told_and_tried_again() {
+fn refused_zeroes_are_kept_reported_and_tried_again() {
     let fixture = fixture(EAGER);
     let inner = fixture.clone();
     life(&fixture, async move |w| {
@@ -154,14 +155,17 @@ fn zeroes_that_the_origin_refuses_are_kept_told_and_tried_again() {
         assert_eq!(w.cache.attribute("writeback_error_sector").unwrap(), "40");
         assert_eq!(number(&w.cache, "failing_blocks"), 1);
         assert_eq!(number(&w.cache, "zero_blocks"), 15);
-        assert!(matches!(w.told.borrow()[..], [CacheEvent::Writeback { status: Status::Io, .. }]));
+        assert!(matches!(
+            w.events.borrow()[..],
+            [CacheEvent::Writeback { status: Status::Io, .. }]
+        ));
         assert!(inner.origin_block(30) == pattern(30, 1), "of a later epoch");
         let error = say(&w.cache, "flush").await.unwrap_err().chain();
         assert!(error.contains("could not be written to the origin"), "{error}");
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "unsaved_blocks")), (0, 0));
-        assert_eq!(w.told.borrow().last(), Some(&CacheEvent::Recovered));
+        assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
         assert!(inner.origin_block(7) == vec![0; BLOCK]);
         assert!(inner.origin_block(30) == pattern(30, 2));
     });
@@ -181,7 +185,7 @@ fn zeroes_whose_flush_the_origin_fails_are_written_again() {
         flush(&*w.cache).await;
         millis(3_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "zero_blocks")), (5, 15));
-        w.origin.mend();
+        w.origin.repair();
         let before = inner.world.borrow().stats(inner.origin).writes;
         millis(70_000).await;
         assert_eq!((fields(&w.cache)[0], number(&w.cache, "unsaved_blocks")), (0, 0));
@@ -191,9 +195,9 @@ fn zeroes_whose_flush_the_origin_fails_are_written_again() {
     });
 }
 
-/// A writer that waits for a slot is told when the zeroes before it can't go.
+/// A writer that waits for a slot gets an error when the zeroes before it can't be written.
 #[test]
-fn zeroes_that_the_origin_refuses_do_not_hang_writers_for_good() {
+fn refused_zeroes_do_not_hang_writers() {
     let fixture = fixture(EAGER);
     life(&fixture, async move |w| {
         w.origin.refuse(Op::WriteZeroes, 0..256);
@@ -207,7 +211,7 @@ fn zeroes_that_the_origin_refuses_do_not_hang_writers_for_good() {
             flush(&*w.cache).await;
         }
         assert_eq!(outcome, Err(Status::Io));
-        w.origin.mend();
+        w.origin.repair();
         millis(70_000).await;
         fill(&*w.cache, 0..256, 9).await;
         say(&w.cache, "flush").await.unwrap();

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Locks: blocks that no other task may write on the origin (WC-WB1).
+//!
+//! ```text
+//!   picked run ─────▶ busy ─ settled, or its write has failed ─▶ free
+//!   direct write ─▶ awaited ─ no block is busy ─▶ busy ─ written ─▶ free
+//! ```
+//!
+//! No block of an awaited range is picked, so that a direct write does not wait forever. Locks are
+//! taken by block number, and only this file changes them.
+use std::cell::{Ref, RefCell};
+use std::ops::Range;
+
+use block::Status;
+use policy::Run;
+use roaring::RoaringTreemap;
+
+use crate::store::Store;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Locks {
+    busy: RefCell<RoaringTreemap>,
+    awaited: RefCell<Vec<Range<u64>>>,
+}
+
+impl Locks {
+    /// The blocks that are locked.
+    pub(super) fn busy(&self) -> Ref<'_, RoaringTreemap> {
+        self.busy.borrow()
+    }
+
+    /// The ranges that wait to be locked.
+    pub(super) fn awaited(&self) -> Ref<'_, Vec<Range<u64>>> {
+        self.awaited.borrow()
+    }
+
+    /// Whether no block of the range is locked.
+    pub(super) fn is_free(&self, range: &Range<u64>) -> bool {
+        self.busy.borrow().range_cardinality(range.clone()) == 0
+    }
+
+    /// Whether any block of the range waits to be locked.
+    pub(super) fn is_awaited(&self, range: &Range<u64>) -> bool {
+        let overlaps = |r: &Range<u64>| r.start < range.end && range.start < r.end;
+        self.awaited.borrow().iter().any(overlaps)
+    }
+
+    /// Locks a run, which is free. Scattered blocks are runs of one block: inserting a block costs
+    /// a third of a range.
+    pub(super) fn lock_run(&self, run: Run) {
+        let mut busy = self.busy.borrow_mut();
+        if run.blocks() == 1 {
+            busy.insert(run.start);
+        } else {
+            busy.insert_range(run.start..run.end);
+        }
+    }
+
+    /// Unlocks blocks that are locked; returns how many. The caller wakes the tasks that wait.
+    pub(super) fn remove_blocks(&self, blocks: impl Iterator<Item = u64>) -> u64 {
+        let mut busy = self.busy.borrow_mut();
+        let mut removed = 0;
+        for block in blocks {
+            busy.remove(block);
+            removed += 1;
+        }
+        removed
+    }
+
+    /// Unlocks a range. The caller wakes the tasks that wait.
+    pub(super) fn remove(&self, range: &Range<u64>) {
+        self.busy.borrow_mut().remove_range(range.clone());
+    }
+
+    /// Locks a range for a direct origin write: waits until it is free.
+    pub(crate) async fn lock(&self, range: Range<u64>, store: &Store) -> Result<(), Status> {
+        if !self.is_free(&range) || self.is_awaited(&range) {
+            self.awaited.borrow_mut().push(range.clone());
+            store.waits.settle.wake_all();
+            let ready = || self.is_free(&range) || store.health().is_err();
+            store.waits.unlocked.wait_for(ready).await;
+            let mut awaited = self.awaited.borrow_mut();
+            let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
+            awaited.swap_remove(mine);
+            store.health()?;
+        }
+        self.busy.borrow_mut().insert_range(range);
+        Ok(())
+    }
+
+    /// Unlocks a range, and wakes the tasks that wait for it.
+    pub(crate) fn unlock(&self, range: &Range<u64>, store: &Store) {
+        self.remove(range);
+        store.waits.recheck();
+        store.waits.unlocked.wake_all();
+    }
+}

@@ -12,7 +12,7 @@
 //! | object | what it has | file |
 //! |---|---|---|
 //! | `Identity` | name, UUID, minor number | here |
-//! | `Tables` | the two slots, and the attributes that set a device up | `device/tables.rs` |
+//! | `Tables` | the two slots, and the attributes that set a device up | here |
 //! | `Lifecycle` | the state: active, suspended, being removed, ... | `device/state.rs` |
 //! | `FlatSlot` | the flat mapping and its copies on other cores | `device/flat_slot.rs` |
 //! | `Waiting` | bios that came while the device was suspended | `device/waiting.rs` |
@@ -53,7 +53,6 @@ pub(crate) mod handles;
 mod open_count;
 mod state;
 mod suspend;
-mod tables;
 mod unsaved;
 mod waiting;
 
@@ -72,7 +71,6 @@ use events::EventCounter;
 use flat_slot::FlatSlot;
 use open_count::OpenCount;
 use state::Lifecycle;
-use tables::Tables;
 use waiting::Waiting;
 
 /// Major number that mapped devices show; what Debian's kernels give the device mapper.
@@ -105,6 +103,27 @@ pub(crate) struct Identity {
     pub(crate) names: Names,
     pub(crate) uuid: RefCell<Option<String>>,
     minor: u32,
+}
+
+/// The two table slots, and the attributes that set the device up while it has no live table.
+#[derive(Default)]
+struct Tables {
+    live: RefCell<Option<Rc<Table>>>,
+    inactive: RefCell<Option<Rc<Table>>>,
+    setup: RefCell<Option<Rc<dyn SetupAttributes>>>,
+}
+
+impl Tables {
+    /// Drops both tables. Dropping one may close devices, so no slot is borrowed meanwhile.
+    fn clear(&self) {
+        drop(self.live.take());
+        drop(self.inactive.take());
+    }
+
+    /// No live table, but attributes that can give it one.
+    fn is_unconfigured(&self) -> bool {
+        self.live.borrow().is_none() && self.setup.borrow().is_some()
+    }
 }
 
 impl MappedDevice {

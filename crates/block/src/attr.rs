@@ -163,14 +163,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How a table line gives an option.
+/// The form of an option in a table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Given {
-    /// It does not: this is an attribute only.
+pub enum OptionForm {
+    /// No option: an attribute only.
     Never,
-    /// By its name alone.
+    /// The name alone.
     Name,
-    /// By its name and a value.
+    /// The name and a value.
     Value,
 }
 
@@ -192,8 +192,8 @@ pub struct Spec {
     pub access: Access,
     /// What values it takes; of one that is only read, what values it has.
     pub kind: Kind,
-    /// How a table line gives it.
-    pub given: Given,
+    /// Its form in a table line.
+    pub form: OptionForm,
     /// What holds when nobody sets it; empty where nothing can be said.
     pub default: &'static str,
     /// What it is, in one sentence without a full stop.
@@ -207,8 +207,8 @@ pub struct Spec {
 impl Spec {
     /// An attribute that can only be read.
     pub const fn new(name: &'static str, kind: Kind, help: &'static str) -> Spec {
-        let (given, access) = (Given::Never, Access::Read);
-        Spec { name, access, kind, given, default: "", help, progress: None, metric: None }
+        let (form, access) = (OptionForm::Never, Access::Read);
+        Spec { name, access, kind, form, default: "", help, progress: None, metric: None }
     }
 
     /// The same, with other rights.
@@ -217,10 +217,10 @@ impl Spec {
         Spec { access, ..self }
     }
 
-    /// The same, given by a table line.
+    /// The same, as an option of table lines.
     #[must_use]
-    pub const fn given(self, given: Given) -> Spec {
-        Spec { given, ..self }
+    pub const fn option(self, form: OptionForm) -> Spec {
+        Spec { form, ..self }
     }
 
     /// The same, with a default.
@@ -311,7 +311,7 @@ pub fn options<'w, T: 'static, S: 'static>(
     words: &[&'w str],
     mut give: impl FnMut(&'static Attr<T, S>, Option<&'w str>) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let options = || table.iter().filter(|attr| attr.spec.given != Given::Never);
+    let options = || table.iter().filter(|attr| attr.spec.form != OptionForm::Never);
     let mut words = words.iter().copied();
     while let Some(word) = words.next() {
         let known = options().find(|attr| attr.spec.name.eq_ignore_ascii_case(word));
@@ -320,13 +320,13 @@ pub fn options<'w, T: 'static, S: 'static>(
             let hint = crate::name_hint(word, &names);
             Error::invalid(format!("unknown option `{word}`: {hint}"))
         })?;
-        let value = match attr.spec.given {
-            Given::Value => Some(
+        let value = match attr.spec.form {
+            OptionForm::Value => Some(
                 words
                     .next()
                     .ok_or_else(|| Error::invalid(format!("{} has no value", attr.spec.name)))?,
             ),
-            Given::Name | Given::Never => None,
+            OptionForm::Name | OptionForm::Never => None,
         };
         give(attr, value)?;
     }

@@ -12,13 +12,13 @@ static TABLE: [Attr<Engine>; 3] = [
     Attr::new(
         Spec::new("jobs", Kind::Number { min: 1, max: 9, unit: "writes" }, "writes at once")
             .access(Access::ReadWrite)
-            .given(Given::Value)
+            .option(OptionForm::Value)
             .default("1"),
         |engine| engine.jobs.into(),
         |engine, value| engine.jobs = value.number().expect("a number"),
     ),
     Attr::new(
-        Spec::new("lazy", Kind::Flag, "nothing is done").given(Given::Name),
+        Spec::new("lazy", Kind::Flag, "nothing is done").option(OptionForm::Name),
         |engine| engine.lazy.into(),
         |engine, value| engine.lazy = *value == Value::Flag(true),
     ),

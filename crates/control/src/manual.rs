@@ -2,7 +2,7 @@
 //! The output of `millpond help TARGET`: the arguments, options and attributes of a target type,
 //! from its tables.
 use block::Access;
-use block::attr::{Given, Kind, Manual, Spec};
+use block::attr::{Kind, Manual, OptionForm, Spec};
 
 /// The page of a target type.
 pub fn page(manual: &Manual) -> String {
@@ -11,12 +11,12 @@ pub fn page(manual: &Manual) -> String {
     let mut page = format!("{name} {major}.{minor}.{patch}: {about}\n\n");
     page.push_str(&format!("Table line:\n  START LENGTH {name}{gap}{arguments}\n"));
     let specs = specs();
-    let is_option = |spec: &&&Spec| spec.given != Given::Never;
+    let is_option = |spec: &&&Spec| spec.form != OptionForm::Never;
     let options: String = specs.iter().filter(is_option).map(|spec| option(spec)).collect();
     if !options.is_empty() {
         page.push_str(&format!("\nOptions:\n{options}"));
     }
-    let rest = specs.iter().filter(|spec| spec.given == Given::Never);
+    let rest = specs.iter().filter(|spec| spec.form == OptionForm::Never);
     let attributes: String = rest.map(|spec| attribute(spec)).collect();
     if !attributes.is_empty() {
         page.push_str(&format!("\nAttributes besides the options:\n{attributes}"));
@@ -39,15 +39,15 @@ fn rights(access: Access) -> &'static str {
 }
 
 fn option(spec: &Spec) -> String {
-    let word = if spec.given == Given::Value { " VALUE" } else { "" };
+    let word = if spec.form == OptionForm::Value { " VALUE" } else { "" };
     let set = if spec.access.writes() { "attribute, too" } else { "of table lines only" };
     let default = match spec.default {
         "" => String::new(),
         default => format!("; default {default}"),
     };
-    let values = match spec.given {
-        Given::Value => format!("{}{default}; ", allowed(spec)),
-        Given::Name | Given::Never => String::new(),
+    let values = match spec.form {
+        OptionForm::Value => format!("{}{default}; ", allowed(spec)),
+        OptionForm::Name | OptionForm::Never => String::new(),
     };
     format!("  {}{word}\n      {}\n      {values}{set}\n", spec.name, spec.help)
 }
@@ -79,9 +79,9 @@ mod tests {
     static JOBS: Spec =
         Spec::new("jobs", Kind::Number { min: 1, max: 9, unit: "writes" }, "writes at once")
             .access(Access::ReadWrite)
-            .given(Given::Value)
+            .option(OptionForm::Value)
             .default("2");
-    static LAZY: Spec = Spec::new("lazy", Kind::Flag, "nothing is done").given(Given::Name);
+    static LAZY: Spec = Spec::new("lazy", Kind::Flag, "nothing is done").option(OptionForm::Name);
     static DONE: Spec =
         Spec::new("done", Kind::Number { min: 0, max: u64::MAX, unit: "writes" }, "writes so far");
 

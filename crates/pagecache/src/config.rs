@@ -8,7 +8,7 @@
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
-use block::attr::{self, Attr, Given, Kind, SetShared, Spec};
+use block::attr::{self, Attr, Kind, OptionForm, SetShared, Spec};
 use block::value::{TimeUnit, Value, seconds_text};
 use block::{Access, Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
@@ -46,7 +46,7 @@ type Opt = Attr<Config, SetShared<Config>>;
 
 const fn option(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
     let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
-    spec.given(Given::Value).default(default)
+    spec.option(OptionForm::Value).default(default)
 }
 
 const SECONDS: Kind = Kind::Seconds { min_ms: 1, max_ms: MS_MAX };
@@ -57,7 +57,7 @@ const fn dirty_bytes(min: u64) -> Kind {
     Kind::Size { min, max: DIRTY_BYTES_MAX, unit: 1, or: Some(0) }
 }
 
-fn given<T: TryFrom<u64>>(value: &Value) -> T {
+fn parsed<T: TryFrom<u64>>(value: &Value) -> T {
     let number = value.number().and_then(|n| T::try_from(n).ok());
     number.expect("checked by the option's kind")
 }
@@ -86,7 +86,7 @@ pub(crate) static OPTIONS: [Opt; 10] = [
             "dirty bytes at which writers wait; 0: by dirty_seconds",
         ),
         |c| c.dirty.bytes.get().into(),
-        |c, v| c.dirty.set_bytes(given(v), DIRTY_MS),
+        |c, v| c.dirty.set_bytes(parsed(v), DIRTY_MS),
     ),
     Attr::new(
         option(
@@ -96,17 +96,17 @@ pub(crate) static OPTIONS: [Opt; 10] = [
             "dirty bytes at which writeback starts; 0: by dirty_background_seconds",
         ),
         |c| c.background.bytes.get().into(),
-        |c, v| c.background.set_bytes(given(v), BACKGROUND_MS),
+        |c, v| c.background.set_bytes(parsed(v), BACKGROUND_MS),
     ),
     Attr::new(
         option("dirty_seconds", SECONDS, "2", "the same as a time of the device's bandwidth"),
         |c| seconds(&c.dirty),
-        |c, v| c.dirty.set_ms(given(v)),
+        |c, v| c.dirty.set_ms(parsed(v)),
     ),
     Attr::new(
         option("dirty_background_seconds", SECONDS, "1", "the same as a time of its bandwidth"),
         |c| seconds(&c.background),
-        |c, v| c.background.set_ms(given(v)),
+        |c, v| c.background.set_ms(parsed(v)),
     ),
     Attr::new(
         option(
@@ -116,7 +116,7 @@ pub(crate) static OPTIONS: [Opt; 10] = [
             "older dirty pages are written back",
         ),
         |c| c.dirty_expire_centisecs.get().into(),
-        |c, v| c.dirty_expire_centisecs.set(given(v)),
+        |c, v| c.dirty_expire_centisecs.set(parsed(v)),
     ),
     Attr::new(
         option(
@@ -126,7 +126,7 @@ pub(crate) static OPTIONS: [Opt; 10] = [
             "how often old pages are looked for; 0 for never",
         ),
         |c| c.dirty_writeback_centisecs.get().into(),
-        |c, v| c.dirty_writeback_centisecs.set(given(v)),
+        |c, v| c.dirty_writeback_centisecs.set(parsed(v)),
     ),
     Attr::new(
         option(
@@ -137,7 +137,7 @@ pub(crate) static OPTIONS: [Opt; 10] = [
         ),
         |c| c.read_ahead_kb.get().into(),
         |c, v| {
-            let kb: u32 = given(v);
+            let kb: u32 = parsed(v);
             c.read_ahead_kb.set(kb - kb % PAGE_KB); // As the kernel.
         },
     ),
@@ -164,7 +164,7 @@ pub(crate) static OPTIONS: [Opt; 10] = [
             "largest write of writeback",
         ),
         |c| c.ioend_bytes.get().into(),
-        |c, v| c.ioend_bytes.set(given(v)),
+        |c, v| c.ioend_bytes.set(parsed(v)),
     ),
 ];
 
@@ -253,7 +253,7 @@ impl Config {
             let value = option.spec.parse(word.unwrap_or_default())?;
             match option.set {
                 Some(set) => set(&config, &value),
-                None => config.memory_bytes = given(&value),
+                None => config.memory_bytes = parsed(&value),
             }
             Ok(())
         })?;

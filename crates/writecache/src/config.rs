@@ -5,7 +5,7 @@
 //! Invariant
 //! - WC-C1 `tuning` is what a live device may change; all else in [`Config`] stays as in the table
 //!   line.
-use block::attr::Given;
+use block::attr::OptionForm;
 use block::{Error, Nanos, Planted, Sector};
 use format::BLOCK_LIMIT;
 
@@ -256,12 +256,12 @@ impl Config {
         let mut words = words.iter().copied();
         while let Some(word) = words.next() {
             let option = crate::options::find(word)?;
-            let value = match option.spec.given {
-                Given::Value => Some(words.next().ok_or_else(|| {
+            let value = match option.spec.form {
+                OptionForm::Value => Some(words.next().ok_or_else(|| {
                     let name = option.spec.name;
                     Error::invalid(format!("Invalid optional argument: {name} has no value"))
                 })?),
-                Given::Name | Given::Never => None,
+                OptionForm::Name | OptionForm::Never => None,
             };
             self.set_from_table(option, value)?;
         }

@@ -7,7 +7,7 @@
 //!                ├─▶ find ─▶ give ─▶ Config, and `Options`: what the table line shows
 //!   `millpond set` ┘
 //! ```
-use block::attr::{self, Attr, Given, Kind, Spec};
+use block::attr::{self, Attr, Kind, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error, Nanos, Sector};
 
@@ -25,12 +25,15 @@ const MICROSECOND: Nanos = TimeUnit::Microsecond.one();
 /// An option with a value, which can be changed on a live device.
 const fn value(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
     let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
-    spec.given(Given::Value).default(default)
+    spec.option(OptionForm::Value).default(default)
 }
 
 /// An option without a value, off by default, which can be changed on a live device.
 const fn flag(name: &'static str, help: &'static str) -> Spec {
-    Spec::new(name, Kind::Flag, help).access(Access::ReadWrite).given(Given::Name).default("0")
+    Spec::new(name, Kind::Flag, help)
+        .access(Access::ReadWrite)
+        .option(OptionForm::Name)
+        .default("0")
 }
 
 /// The same option, for a table line only.
@@ -343,7 +346,7 @@ impl Config {
         if !spec.access.writes() {
             return Err(block::attr::fixed(spec.name).within("writecache"));
         }
-        if spec.given == Given::Value {
+        if spec.form == OptionForm::Value {
             return self.set_from_table(option, Some(word));
         }
         self.check_mode(spec.name)?;

@@ -3,7 +3,7 @@
 //!
 //! Names and the order of numbers are those of Linux; numbers are separated by one blank, where
 //! the kernel pads them to columns.
-use block::attr::{self, Attr, Given, Kind, Manual, Spec};
+use block::attr::{self, Attr, Kind, Manual, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::IdleOrder;
@@ -30,7 +30,7 @@ const fn setting(
     help: &'static str,
 ) -> Spec {
     let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
-    spec.given(Given::Value).default(default)
+    spec.option(OptionForm::Value).default(default)
 }
 
 /// What the device reports of itself.
@@ -49,7 +49,7 @@ const fn long(name: &'static str, kind: Kind, help: &'static str) -> Setting {
     Attr { spec: spec.progress("writeback_progress"), get: None, set: None }
 }
 
-fn given<T: TryFrom<u64>>(value: &Value) -> T {
+fn parsed<T: TryFrom<u64>>(value: &Value) -> T {
     let number = value.number().and_then(|n| T::try_from(n).ok());
     number.expect("checked by the setting's kind")
 }
@@ -69,7 +69,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
         spec: setting("mem_limit", SIZE, "0", "bytes of memory for pages; 0 for no limit")
             .access(Access::Write),
         get: None,
-        set: Some(|c, v| c.mem_limit = given::<u64>(v).next_multiple_of(PAGE)),
+        set: Some(|c, v| c.mem_limit = parsed::<u64>(v).next_multiple_of(PAGE)),
     },
     command("mem_used_max", number(0, 0), "begins the largest use of mm_stat anew"),
     command("idle", Kind::Text("all, or an age,"), "marks pages that were not accessed as idle"),
@@ -80,7 +80,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "the table's first argument",
             "the algorithm that compresses",
         )
-        .given(Given::Never),
+        .option(OptionForm::Never),
         get: Some(|c| c.choice.show_primary().into()),
         set: None,
     },
@@ -131,7 +131,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
     Attr::new(
         setting("writeback_limit", ANY, "0", "4 KiB blocks that may be written back"),
         |c| c.writeback_limit.into(),
-        |c, v| c.writeback_limit = given(v),
+        |c, v| c.writeback_limit = parsed(v),
     ),
     Attr::new(
         setting("writeback_limit_enable", Kind::Flag, "0", "whether writeback_limit is kept"),
@@ -146,7 +146,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "pages that are written back at once",
         ),
         |c| c.writeback_batch_size.into(),
-        |c, v| c.writeback_batch_size = given(v),
+        |c, v| c.writeback_batch_size = parsed(v),
     ),
     Attr::new(
         setting(
@@ -176,11 +176,12 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "batches in flight at once",
         ),
         |c| c.writeback_inflight.into(),
-        |c, v| c.writeback_inflight = given(v),
+        |c, v| c.writeback_inflight = parsed(v),
     ),
     report("writeback_progress", "DONE TOTAL", "pages of the command that runs"),
     Attr::new(
-        setting("persist", Kind::Flag, "0", "whether what is flushed survives").given(Given::Name),
+        setting("persist", Kind::Flag, "0", "whether what is flushed survives")
+            .option(OptionForm::Name),
         |c| c.persist.into(),
         |c, v| c.persist = *v == Value::Flag(true),
     ),
@@ -192,7 +193,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "parts, each on a core of its own; 0: as many as there are cores for it",
         ),
         |c| c.parts.unwrap_or(0).into(),
-        |c, v| c.parts = Some(given(v)).filter(|parts| *parts > 0),
+        |c, v| c.parts = Some(parsed(v)).filter(|parts| *parts > 0),
     ),
     Attr::new(
         setting(
@@ -202,7 +203,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "pages not accessed for so long are written back; 0 for never",
         ),
         |c| c.auto.idle_secs.unwrap_or(0).into(),
-        |c, v| c.auto.idle_secs = Some(given(v)).filter(|secs| *secs > 0),
+        |c, v| c.auto.idle_secs = Some(parsed(v)).filter(|secs| *secs > 0),
     ),
     Attr::new(
         setting(
@@ -212,7 +213,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "bytes in memory from which on pages are written back; 0 for never",
         ),
         |c| c.auto.watermark_bytes.unwrap_or(0).into(),
-        |c, v| c.auto.watermark_bytes = Some(given(v)).filter(|bytes| *bytes > 0),
+        |c, v| c.auto.watermark_bytes = Some(parsed(v)).filter(|bytes| *bytes > 0),
     ),
     Attr::new(
         setting(
@@ -222,7 +223,7 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
             "bytes a day that it may write; 0 for no limit",
         ),
         |c| c.auto.budget_bytes.unwrap_or(0).into(),
-        |c, v| c.auto.budget_bytes = Some(given(v)).filter(|bytes| *bytes > 0),
+        |c, v| c.auto.budget_bytes = Some(parsed(v)).filter(|bytes| *bytes > 0),
     ),
     Attr::new(
         setting(

@@ -81,12 +81,15 @@ mod tests {
             let Edges { head, whole, tail } = Edges::of(Sector(start)..Sector(end), 8);
             assert_eq!((head.start, tail.end), (Sector(start), Sector(end)));
             assert_eq!((head.end, whole.end), (whole.start, tail.start));
-            let blocks = |range: &Range<Sector>| range.start.0 / 8..range.end.0.div_ceil(8);
+            let blocks = |range: &Range<Sector>| match range.is_empty() {
+                true => 0,
+                false => range.end.0.div_ceil(8) - range.start.0 / 8,
+            };
             assert!(whole.is_empty() || whole.start.0 % 8 == 0 && whole.end.0 % 8 == 0);
-            assert!(blocks(&head).count() <= 1, "{head:?}");
-            assert!(blocks(&tail).count() <= 1, "{tail:?}");
+            assert!(blocks(&head) <= 1, "{head:?}");
+            assert!(blocks(&tail) <= 1, "{tail:?}");
             let is_whole = |block: &u64| start <= block * 8 && block * 8 + 8 <= end;
-            assert_eq!(blocks(&whole).count(), (0..5).filter(is_whole).count());
+            assert_eq!(blocks(&whole), (0..5).filter(is_whole).map(|_| 1).sum());
         }
     }
 }

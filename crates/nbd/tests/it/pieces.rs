@@ -193,7 +193,7 @@ fn a_merge_whose_connection_is_lost_before_its_write_goes_on() {
             let plain = (10..18).map(Some).collect();
             assert_eq!(sectors(&server, 0..8), with(with(plain, 3, 50), 4, 51), "{fate:?}");
             assert_eq!(sectors(&server, 8..16), [Some(52); 8]);
-            assert!(format!("{dev:?}").ends_with("0 in line)"), "{dev:?}");
+            assert!(format!("{dev:?}").ends_with("0 locks)"), "{dev:?}");
         });
     }
 }
@@ -221,7 +221,7 @@ fn a_merge_whose_server_stays_away_fails_and_lets_others_go() {
         assert_eq!(part.get(), Some(LOST), "nobody has written it");
         sleep(Nanos::from_secs(40)).await;
         assert_eq!(behind.get(), Some(LOST), "its read finds no server either");
-        assert!(format!("{dev:?}").ends_with("0 in line)"), "{dev:?}");
+        assert!(format!("{dev:?}").ends_with("0 locks)"), "{dev:?}");
         assert_eq!(sectors(&server, 0..8), before);
         world.borrow_mut().set_listening(server.listener, true);
         sleep(Nanos::from_secs(65)).await;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The doors of the whole program under real clients, NBD and FUSE, and what happens to devices
+//! while clients are connected: one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod clients;
+mod crash;
+mod failed_flush;
+mod fuse;
+mod hostile;
+mod hung;
+mod kernel_session;
+mod lifecycle;
+mod load;
+mod mount;
+mod nbd_origin;
+mod nbd_tcp;
+mod sectors;

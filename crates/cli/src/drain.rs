@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond drain`: writes the dirty blocks of a write cache to its origin, within a time or as
 //! fast as limits allow, and shows the progress. A signal stops it; the device keeps working.
-use std::time::Duration;
-
 use block::{ErrorKind, Nanos};
 use clap::Args;
 use control::{Failure, api, attr, parse_size, paths};
@@ -11,17 +9,19 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
-use crate::progress::{LongOp, Progress, QUIET};
-
-/// How often progress is shown.
-const EVERY: Duration = Duration::from_secs(1);
+use crate::progress::{EVERY, LongOp, Progress, QUIET};
 
 /// Write everything of a write cache back, gently
 ///
 /// Covers the blocks that are dirty when it begins; reads and writes continue, and blocks written
-/// meanwhile are cached as usual. Without limits it is as fast as the origin. Ctrl-C stops it:
-/// nothing is lost, and it can be started again. Clean copies stay in the cache: to use the origin
-/// without it, send the message `flush` afterwards, which has little left to do.
+/// meanwhile are cached as usual. Without limits it is as fast as the origin. With --within it
+/// takes about all of that time, whatever is dirty: it writes no faster than it must, so that
+/// clients feel it least. Ctrl-C stops it: nothing is lost, and it can be started again. Clean
+/// copies stay in the cache: to use the origin without it, send the message `flush` afterwards,
+/// which has little left to do.
+///
+/// The progress is shown after 2 seconds; where standard error is no terminal, as a line at each
+/// 5 % or after 10 seconds. The time left is that at the rate of the last 10 seconds.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,7 +35,7 @@ many are left; 2 usage; 3 there is no such device; 4 a drain of it is running.")
 pub struct DrainArgs {
     /// The device
     pub(crate) name: String,
-    /// Finish within this time, at no higher rate than needed: 30s, 10m, 2h
+    /// Take this time, at no higher rate than needed; fail if it is too short: 30s, 10m, 2h
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     within: Option<Nanos>,
     /// Slow down so that 99 of 100 requests of clients take no longer: 800us, 5ms

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Progress of a long command on standard error: a bar on a terminal, a line a second elsewhere.
+//! Progress of a long command on standard error: a bar on a terminal; elsewhere a line at each 5 %,
+//! or after 10 seconds.
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -12,8 +15,82 @@ use crate::client::Client;
 
 /// Shorter commands show no progress.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
-/// How often it is shown after that.
-const EVERY: Duration = Duration::from_secs(1);
+/// How often a bar is drawn, and a line may be printed, after that.
+pub(crate) const EVERY: Duration = Duration::from_secs(1);
+/// Rate and time left are those of this last time.
+const WINDOW: Duration = Duration::from_secs(10);
+/// Samples of the window: one for each [`EVERY`], and the one before the window.
+const SAMPLES_MAX: usize = 12;
+/// Without a terminal a line is printed after so many percent, or so much time.
+const LINE_PERCENT: u64 = 5;
+const LINE_AFTER: Duration = Duration::from_secs(10);
+
+/// Rate and time left of a command, and which of its lines are printed without a terminal. Times
+/// are those since its start.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    /// Times and what was done then, of the last [`WINDOW`] and one before it.
+    samples: VecDeque<(Duration, u64)>,
+    /// Time and percentage of the last line.
+    printed: Option<(Duration, u64)>,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Meter {
+        Meter { samples: VecDeque::from([(Duration::ZERO, 0)]), printed: None }
+    }
+
+    /// Adds a sample.
+    pub(crate) fn record(&mut self, elapsed: Duration, done: u64) {
+        self.samples.push_back((elapsed, done));
+        let from = elapsed.saturating_sub(WINDOW);
+        while self.samples.get(1).is_some_and(|(at, _)| *at <= from)
+            || self.samples.len() > SAMPLES_MAX
+        {
+            self.samples.pop_front();
+        }
+    }
+
+    /// What was done a second.
+    fn rate(&self) -> f64 {
+        let ends = self.samples.front().zip(self.samples.back());
+        let Some(((from, before), (to, after))) = ends else { return 0.0 };
+        let seconds = to.saturating_sub(*from).as_secs_f64();
+        if seconds > 0.0 { after.saturating_sub(*before) as f64 / seconds } else { 0.0 }
+    }
+
+    /// Done of total, rate, time left at that rate.
+    pub(crate) fn line(&self, total: u64, unit: &str) -> String {
+        let (done, rate) = (self.done(), self.rate());
+        let left = if rate > 0.0 {
+            format!("{:.0} s left", total.saturating_sub(done) as f64 / rate)
+        } else {
+            "time left unknown".into()
+        };
+        format!("{done} of {total} {unit} ({} %), {rate:.0} {unit}/s, {left}", percent(done, total))
+    }
+
+    /// Whether a line is to be printed now where there is no terminal; counts it as printed.
+    pub(crate) fn is_line_due(&mut self, total: u64) -> bool {
+        let now = self.samples.back().map_or(Duration::ZERO, |(at, _)| *at);
+        let percent = percent(self.done(), total);
+        let due = self.printed.is_none_or(|(at, before)| {
+            percent / LINE_PERCENT > before / LINE_PERCENT || now.saturating_sub(at) >= LINE_AFTER
+        });
+        if due {
+            self.printed = Some((now, percent));
+        }
+        due
+    }
+
+    fn done(&self) -> u64 {
+        self.samples.back().map_or(0, |(_, done)| *done)
+    }
+}
+
+fn percent(done: u64, total: u64) -> u64 {
+    u64::try_from(100 * u128::from(done.min(total)) / u128::from(total.max(1))).unwrap_or(100)
+}
 
 /// A command that may take long.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +126,7 @@ pub(crate) struct Progress {
     what: LongOp,
     name: String,
     began: Instant,
+    meter: RefCell<Meter>,
     bar: Option<ProgressBar>,
 }
 
@@ -63,7 +141,7 @@ impl Progress {
                 plain(name)
             ))
         });
-        Progress { what, name: name.into(), began: Instant::now(), bar }
+        Progress { what, name: name.into(), began: Instant::now(), meter: Meter::new().into(), bar }
     }
 
     /// Asks the daemon for the progress and shows it, if there is any.
@@ -80,14 +158,19 @@ impl Progress {
             }
         };
         let (Some(done), Some(total @ 1..)) = (done, total) else { return };
-        let text = line(done, total, self.what.unit(), self.began.elapsed());
+        let mut meter = self.meter.borrow_mut();
+        meter.record(self.began.elapsed(), done);
+        let text = meter.line(total, self.what.unit());
         match &self.bar {
             Some(bar) => {
                 bar.set_length(total);
                 bar.set_position(done);
                 bar.set_message(text);
             }
-            None => eprintln!("millpond: {} {}: {text}", self.what.label(), plain(&self.name)),
+            None if meter.is_line_due(total) => {
+                eprintln!("millpond: {} {}: {text}", self.what.label(), plain(&self.name));
+            }
+            None => (),
         }
     }
 
@@ -145,32 +228,70 @@ fn named_fields(text: Option<String>) -> (Option<u64>, Option<u64>) {
     (field("done"), field("total"))
 }
 
-/// Done of total, rate since the beginning, time left at that rate.
-pub(crate) fn line(done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
-    let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
-    let left = if rate > 0.0 {
-        format!("{:.0} s left", total.saturating_sub(done) as f64 / rate)
-    } else {
-        "time left unknown".into()
-    };
-    let percent = 100 * done.min(total) / total.max(1);
-    format!("{done} of {total} {unit} ({percent} %), {rate:.0} {unit}/s, {left}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
     #[test]
     fn a_line_shows_done_total_rate_and_time_left() {
-        assert_eq!(
-            line(500, 2000, "blocks", Duration::from_secs(5)),
-            "500 of 2000 blocks (25 %), 100 blocks/s, 15 s left"
-        );
-        assert_eq!(
-            line(0, 2000, "pages", Duration::from_secs(5)),
-            "0 of 2000 pages (0 %), 0 pages/s, time left unknown"
-        );
+        let mut meter = Meter::new();
+        meter.record(seconds(5), 500);
+        let line = meter.line(2000, "blocks");
+        assert_eq!(line, "500 of 2000 blocks (25 %), 100 blocks/s, 15 s left");
+        let mut meter = Meter::new();
+        meter.record(seconds(5), 0);
+        let line = meter.line(2000, "pages");
+        assert_eq!(line, "0 of 2000 pages (0 %), 0 pages/s, time left unknown");
+    }
+
+    #[test]
+    fn the_time_left_follows_the_last_ten_seconds() {
+        let mut meter = Meter::new();
+        // A minute at 1000 a second, then 100 a second.
+        for second in 1..=60 {
+            meter.record(seconds(second), 1000 * second);
+        }
+        assert!(meter.line(70_000, "blocks").ends_with("1000 blocks/s, 10 s left"));
+        for second in 1..=10 {
+            meter.record(seconds(60 + second), 60_000 + 100 * second);
+        }
+        assert!(meter.line(70_000, "blocks").ends_with("100 blocks/s, 90 s left"));
+        for second in 1..=10 {
+            meter.record(seconds(70 + second), 61_000);
+        }
+        assert!(meter.line(70_000, "blocks").ends_with("0 blocks/s, time left unknown"));
+        assert!(meter.samples.len() <= SAMPLES_MAX);
+    }
+
+    /// The seconds of a command in which a line is printed without a terminal.
+    fn lines(total: u64, done: impl Fn(u64) -> u64, last: u64) -> Vec<u64> {
+        let mut meter = Meter::new();
+        let due = |second: &u64| {
+            meter.record(seconds(*second), done(*second));
+            meter.is_line_due(total)
+        };
+        (2..=last).filter(due).collect()
+    }
+
+    #[test]
+    fn lines_come_at_each_5_percent_or_after_10_seconds() {
+        // 1 % a second: each fifth second.
+        let fast = lines(100, |second| second, 30);
+        assert_eq!(fast, [2, 5, 10, 15, 20, 25, 30]);
+        // 588 seconds as the time that was given demands: 0.17 % a second.
+        let slow = lines(588, |second| second, 588);
+        assert_eq!(slow[..5], [2, 12, 22, 30, 40]);
+        assert!(slow.len() < 80, "{} lines", slow.len());
+        // Nothing is done: a line each 10 seconds all the same.
+        assert_eq!(lines(100, |_| 0, 30), [2, 12, 22]);
+    }
+
+    #[test]
+    fn the_texts_of_the_attributes_are_read() {
         assert_eq!(done_and_total(Some("5 9\n".into())), (Some(5), Some(9)));
         assert_eq!(done_and_total(Some("5".into())), (Some(5), None));
         assert_eq!(done_and_total(None), (None, None));

@@ -28,7 +28,7 @@ use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
 
 use crate::offline::{self, Access, refusal};
-use crate::progress;
+use crate::progress::Meter;
 
 /// Shorter recoveries show no progress.
 const QUIET: Nanos = Nanos::from_secs(2);
@@ -277,7 +277,7 @@ fn show_progress(target: &Rc<WriteCache>) -> ProgressLine {
     let shown = ProgressLine(Rc::default());
     let (weak, line_is_there) = (Rc::downgrade(target), Rc::downgrade(&shown.0));
     reactor::spawn(async move {
-        let began = reactor::now();
+        let (began, mut meter) = (reactor::now(), Meter::new());
         reactor::sleep(QUIET).await;
         while let (Some(target), Some(there)) = (weak.upgrade(), line_is_there.upgrade()) {
             target.clone().refresh().await;
@@ -285,11 +285,12 @@ fn show_progress(target: &Rc<WriteCache>) -> ProgressLine {
             let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
             if let (Some(done), Some(total @ 1..)) = progress {
                 let elapsed = Duration::from_nanos(reactor::now().0 - began.0);
-                let line = progress::line(done, total, "blocks", elapsed);
+                meter.record(elapsed, done);
+                let line = meter.line(total, "blocks");
                 there.set(true);
                 if std::io::stderr().is_terminal() {
                     eprint!("\r\x1b[Kmillpond: recover: {line}");
-                } else {
+                } else if meter.is_line_due(total) {
                     eprintln!("millpond: recover: {line}");
                 }
             }

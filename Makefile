@@ -19,7 +19,7 @@ ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test 
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -32,31 +32,50 @@ build: ## the program, optimised: target/release/millpond
 	$(CARGO) build --release --locked -p millpond
 
 # Where `make install` puts things, as in every Makefile: make install DESTDIR=/tmp/root PREFIX=/usr
+# A program that is named is installed as it is, and nothing is built: make install PROGRAM=...
 PREFIX ?= /usr/local
 DESTDIR ?=
 INSTALL := install
 PROGRAM := $(or $(CARGO_TARGET_DIR),target)/release/millpond
+BUILT = $(if $(filter file,$(origin PROGRAM)),build)
 SHARE = $(DESTDIR)$(PREFIX)/share
-UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
+LIB = $(DESTDIR)$(PREFIX)/lib
+DOC = $(SHARE)/doc/millpond
+# Pages for users link to each other: they keep their places.
+PAGES := $(wildcard docs/*.md) crates/writecache/writecache.md crates/zram/zram.md crates/pagecache/buffered.md
+MAN_PAGES := $(wildcard docs/man/*.[157])
+COMPLETIONS = $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond \
+	$(SHARE)/fish/vendor_completions.d/millpond.fish
 
-install: build ## program, man pages, completions, systemd unit, documents (PREFIX=/usr DESTDIR=...)
+install: $(BUILT) ## program, man pages, completions, systemd unit, documents (PREFIX=/usr DESTDIR=...)
 	$(INSTALL) -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/millpond
-	$(INSTALL) -d $(SHARE)/man/man1 $(SHARE)/doc/millpond $(UNITS)
-	$(INSTALL) -m 644 docs/man/*.1 $(SHARE)/man/man1
-	$(INSTALL) -m 644 README.md CHANGELOG.md docs/*.md packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(SHARE)/doc/millpond
-	sed 's|/usr/bin/|$(PREFIX)/bin/|' packaging/systemd/millpond.service >$(UNITS)/millpond.service
-	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/millpond.conf
-	$(INSTALL) -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
-	$(PROGRAM) completions bash >$(SHARE)/bash-completion/completions/millpond
-	$(PROGRAM) completions zsh >$(SHARE)/zsh/site-functions/_millpond
-	$(PROGRAM) completions fish >$(SHARE)/fish/vendor_completions.d/millpond.fish
+	for page in $(MAN_PAGES); do \
+		$(INSTALL) -D -m 644 -t $(SHARE)/man/man$${page##*.} $$page || exit; \
+	done
+	for page in $(PAGES); do \
+		$(INSTALL) -D -m 644 -t $(DOC)/$${page%/*} $$page || exit; \
+	done
+	$(INSTALL) -m 644 README.md CHANGELOG.md packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(DOC)
+	$(INSTALL) -D -m 644 packaging/systemd/millpond.service $(LIB)/systemd/system/millpond.service
+	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(LIB)/systemd/system/millpond.service
+	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(LIB)/sysusers.d/millpond.conf
+	$(INSTALL) -D -m 644 packaging/millpond.tmpfiles $(LIB)/tmpfiles.d/millpond.conf
+	for file in $(COMPLETIONS); do $(INSTALL) -D -m 644 /dev/null $$file || exit; done
+	$(PROGRAM) completions bash >$(word 1,$(COMPLETIONS))
+	$(PROGRAM) completions zsh >$(word 2,$(COMPLETIONS))
+	$(PROGRAM) completions fish >$(word 3,$(COMPLETIONS))
 
 uninstall: ## remove what `make install` put there; configuration and data stay
-	rm -f $(DESTDIR)$(PREFIX)/bin/millpond $(SHARE)/man/man1/millpond.1 $(SHARE)/man/man1/millpond-*.1
-	rm -f $(UNITS)/millpond.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/millpond.conf
-	rm -f $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond
-	rm -f $(SHARE)/fish/vendor_completions.d/millpond.fish
-	rm -rf $(SHARE)/doc/millpond
+	rm -f $(DESTDIR)$(PREFIX)/bin/millpond $(COMPLETIONS) $(foreach page,$(MAN_PAGES),$(SHARE)/man/man$(patsubst .%,%,$(suffix $(page)))/$(notdir $(page)))
+	rm -f $(LIB)/systemd/system/millpond.service $(LIB)/sysusers.d/millpond.conf $(LIB)/tmpfiles.d/millpond.conf
+	rm -rf $(DOC)
+
+deb: build ## a Debian package: target/debian/millpond_VERSION_ARCH.deb
+	scripts/deb.sh $(PROGRAM)
+
+try-deb: deb ## install, use, upgrade and purge that package in a Debian of its own (root)
+	@scripts/setup.sh deb
+	scripts/try-deb.sh
 
 demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
 	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)

@@ -6,6 +6,7 @@
 #
 #   scripts/setup.sh          programs for the end-to-end tests, compiler check
 #   scripts/setup.sh lint     rustfmt and clippy only
+#   scripts/setup.sh deb      for make try-deb
 #   scripts/setup.sh peers    what bench-peers compares with besides
 #   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
@@ -34,7 +35,14 @@ jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests
 valgrind            | valgrind                        | bench-noclone: instructions and allocations
 systemd-analyze     | systemd                         | the sandbox of the systemd unit
+dpkg-shlibdeps      | dpkg-dev                        | make deb: what the program is linked with
+strip               | binutils                        | make deb: the program without symbols
 chromium            | chromium chromium-browser       | end-to-end tests: the page of reproduce
+'
+
+# Only `make try-deb`.
+NEEDED_FOR_DEB='
+mmdebstrap          | mmdebstrap                      | a Debian to install the package in
 '
 
 # Only `make bench-peers`. Its package may start a server of its own, which serves nothing.
@@ -186,6 +194,10 @@ lint)
     check_component fmt rustfmt
     check_component clippy clippy
     ;;
+deb)
+    install_programs "$NEEDED"
+    install_programs "$NEEDED_FOR_DEB"
+    ;;
 peers)
     install_programs "$NEEDED"
     install_programs "$NEEDED_FOR_PEERS"
@@ -196,7 +208,7 @@ fuzz)
     check_nightly
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|peers|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [all|lint|deb|peers|fuzz]\n' >&2
     exit 2
     ;;
 esac

@@ -14,6 +14,7 @@ mod leaves;
 mod life;
 mod memory;
 mod offline;
+mod package;
 mod parts;
 mod reproduce;
 mod service;

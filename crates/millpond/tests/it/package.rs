@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where `make install` puts what, what `make uninstall` leaves, and what a Debian package holds.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::{CommandOutput, MILLPOND, folder, sh};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Runs a goal of the Makefile on the program of the tests, with `root` for the system.
+fn make(goal: &str, root: &Path) {
+    let mut make = Command::new("make");
+    make.args(["-s", goal, "PREFIX=/usr"]).current_dir(repository());
+    make.arg(format!("PROGRAM={MILLPOND}")).arg(format!("DESTDIR={}", root.display()));
+    // This test may run in a make of its own.
+    make.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL");
+    assert_eq!(CommandOutput::from(make.output().unwrap()).ok(), "");
+}
+
+/// The files below a folder: their modes and their paths, sorted.
+fn files(root: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+                continue;
+            }
+            let mode = entry.metadata().unwrap().permissions().mode() & 0o7777;
+            let path = entry.path();
+            files.push(format!("{mode:o} {}", path.strip_prefix(root).unwrap().display()));
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The pages of `docs` that end in `extension`.
+fn docs(dir: &str, extension: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(repository().join(dir)).unwrap().map(Result::unwrap);
+    let names = entries.map(|e| e.file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(extension)).collect()
+}
+
+#[test]
+fn install_puts_each_file_in_its_place() {
+    let root = folder();
+    make("install", root.path());
+    let mut expected: Vec<String> = [
+        "755 usr/bin/millpond",
+        "644 usr/lib/systemd/system/millpond.service",
+        "644 usr/lib/sysusers.d/millpond.conf",
+        "644 usr/lib/tmpfiles.d/millpond.conf",
+        "644 usr/share/bash-completion/completions/millpond",
+        "644 usr/share/fish/vendor_completions.d/millpond.fish",
+        "644 usr/share/zsh/site-functions/_millpond",
+    ]
+    .map(str::to_owned)
+    .into();
+    for section in ["1", "5", "7"] {
+        let pages = docs("docs/man", &format!(".{section}"));
+        expected.extend(pages.iter().map(|p| format!("644 usr/share/man/man{section}/{p}")));
+    }
+    let pages = docs("docs", ".md").into_iter().map(|page| format!("docs/{page}"));
+    let others = [
+        "README.md",
+        "CHANGELOG.md",
+        "millpond.toml",
+        "disks.conf",
+        "fuse.conf",
+        "crates/writecache/writecache.md",
+        "crates/zram/zram.md",
+        "crates/pagecache/buffered.md",
+    ];
+    let pages = pages.chain(others.map(str::to_owned));
+    expected.extend(pages.map(|page| format!("644 usr/share/doc/millpond/{page}")));
+    expected.sort();
+    assert_eq!(files(root.path()), expected);
+}
+
+#[test]
+fn installed_completions_are_those_of_the_program() {
+    let root = folder();
+    make("install", root.path());
+    let installed = root.path().join("usr/share/bash-completion/completions/millpond");
+    let script = sh(MILLPOND, &["completions", "bash"]).ok();
+    assert_eq!(std::fs::read_to_string(installed).unwrap(), script);
+}
+
+#[test]
+fn uninstall_leaves_the_files_of_others_only() {
+    let root = folder();
+    make("install", root.path());
+    let other = root.path().join("usr/share/man/man1/other.1");
+    std::fs::write(&other, "").unwrap();
+    std::fs::create_dir(root.path().join("etc")).unwrap();
+    std::fs::write(root.path().join("etc/millpond.toml"), "").unwrap();
+    make("uninstall", root.path());
+    let left: Vec<String> =
+        files(root.path()).iter().map(|f| f.split_once(' ').unwrap().1.to_owned()).collect();
+    assert_eq!(left, ["etc/millpond.toml", "usr/share/man/man1/other.1"]);
+    assert!(!root.path().join("usr/share/doc/millpond").exists());
+}
+
+#[test]
+fn a_debian_package_has_all_files_and_its_scripts() {
+    let target = folder();
+    let mut script = Command::new(repository().join("scripts/deb.sh"));
+    script.args([MILLPOND, "9.8.7"]).env("CARGO_TARGET_DIR", target.path());
+    script.env_remove("MAKEFLAGS").env("DPKG_DEB_COMPRESSOR_TYPE", "none");
+    let out = script.output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let debian = target.path().join("debian");
+    let mut found = std::fs::read_dir(&debian).unwrap().map(|e| e.unwrap().path());
+    let package = found.find(|p| p.extension().is_some_and(|e| e == "deb")).unwrap();
+    let package = package.to_str().unwrap();
+    let field = |name: &str| sh("dpkg-deb", &["--field", package, name]).ok();
+    assert_eq!((field("Package"), field("Version")), ("millpond\n".into(), "9.8.7\n".into()));
+    assert!(field("Depends").contains("libc6 (>= "), "{}", field("Depends"));
+    let list = sh("dpkg-deb", &["--contents", package]).ok();
+    for path in [
+        "-rwxr-xr-x root/root ./usr/bin/millpond",
+        "-rw-r--r-- root/root ./etc/millpond.toml",
+        "-rw-r--r-- root/root ./usr/lib/systemd/system/millpond.service",
+        "-rw-r--r-- root/root ./usr/share/man/man1/millpond-create.1.gz",
+        "-rw-r--r-- root/root ./usr/share/doc/millpond/copyright",
+        "-rw-r--r-- root/root ./usr/share/doc/millpond/changelog.gz",
+        "-rw-r--r-- root/root ./usr/share/doc/millpond/libraries.txt.gz",
+    ] {
+        let (mode, name) = path.split_once(" ./").unwrap();
+        let line = list.lines().find(|l| l.ends_with(&format!(" ./{name}")));
+        assert!(line.is_some_and(|l| l.starts_with(mode)), "{path}: {line:?}\n{list}");
+    }
+    let control = folder();
+    sh("dpkg-deb", &["--control", package, control.path().to_str().unwrap()]).ok();
+    let scripts = ["conffiles", "control", "postinst", "postrm", "prerm"];
+    let names: Vec<String> = files(control.path());
+    assert_eq!(names.len(), scripts.len(), "{names:?}");
+    for name in &scripts[2..] {
+        assert!(names.contains(&format!("755 {name}")), "{names:?}");
+        sh("sh", &["-n", control.path().join(name).to_str().unwrap()]).ok();
+    }
+    let libraries = debian.join("root/usr/share/doc/millpond/libraries.txt.gz");
+    let libraries = sh("gzip", &["-cd", libraries.to_str().unwrap()]).ok();
+    for (crate_name, license) in [("tokio", "MIT"), ("clap", "Apache"), ("zstd-sys", "BSD")] {
+        let part = libraries.split("\n== ").find(|p| p.starts_with(&format!("{crate_name} ")));
+        assert!(part.is_some_and(|p| p.len() > 500 && p.contains(license)), "{crate_name}");
+    }
+}

@@ -16,6 +16,10 @@ ALL := --workspace --all-features --locked
 MILLPOND := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug/millpond
 # The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are the longest.
 ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test exhaustive --test it
+# Tests of these programs that take seconds of the processor or of the disk, whatever the seeds.
+LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_not_slow \
+	zeroes::four_gigabytes cost::a_full_cache_takes pacing::a_filling_cache_slows_writers \
+	files::random_operations writeback::blocks_of_pages_that_changed device::bios_across_parts_of_two
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
@@ -92,8 +96,9 @@ test: setup ## all tests, end to end with real clients included; in CI a while o
 	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast --tests
 	$(CARGO) test $(ALL) --no-fail-fast --doc
 
-test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs
-	MILLPOND_SEEDS=20 $(CARGO) test $(ALL) $(ENGINES)
+test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs, no long tests
+	MILLPOND_SEEDS=5 RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) $(ENGINES) -- \
+		$(addprefix --skip ,$(LONG))
 
 lint: ## formatting, clippy, room direction, style, licences
 	@scripts/setup.sh lint

@@ -124,7 +124,18 @@ fn a_value_is_printed_as_the_kernel_prints_it() {
     assert_eq!(seconds_text(Nanos(0)), "0");
 }
 
+/// Only a few cases under Miri, which is slow and has no working directory to keep failed cases in.
+fn cases() -> ProptestConfig {
+    if cfg!(miri) {
+        ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() }
+    } else {
+        ProptestConfig::default()
+    }
+}
+
 proptest! {
+    #![proptest_config(cases())]
+
     #[test]
     fn no_text_makes_a_parser_panic(text in "\\PC*") {
         let _ = (bytes("x", &text), page_bytes("x", &text), boolean("x", &text));

@@ -358,7 +358,7 @@ fn a_cache_removed_by_force_holds_its_devices_until_settled() {
     with_dm(|dm| async move {
         make(&dm, "slow", "0 32768 delay mem:16M,c 0 0").await;
         make(&dm, "w", "0 32768 writecache s mem:16M,o slow 4096 0").await;
-        dm.load("slow", "0 32768 delay mem:16M,c 0 0 mem:16M,c 0 2500").await.unwrap();
+        dm.load("slow", "0 32768 delay mem:16M,c 0 0 mem:16M,c 0 500").await.unwrap();
         dm.resume("slow").await.unwrap();
         let device = dm.open("w").unwrap();
         let block = Buf::zeroed(4096);

@@ -52,6 +52,18 @@ pub fn first_failure(
     seeds.into_iter().find_map(|seed| attempt(seed, &mut simulate))
 }
 
+/// As [`first_failure`], for a planted fault that few seeds show: the seed at which `seen_at` says
+/// that it showed before is tried first, then all of `seeds`.
+pub fn first_failure_of<F: PartialEq>(
+    fault: &F,
+    seen_at: &[(F, u64)],
+    seeds: Range<u64>,
+    mut simulate: impl FnMut(u64) -> Result<(), String>,
+) -> Option<Failure> {
+    let before = seen_at.iter().find(|(seen, _)| seen == fault).map(|&(_, seed)| seed);
+    before.into_iter().chain(seeds).find_map(|seed| attempt(seed, &mut simulate))
+}
+
 /// Runs `simulate` for `default` seeds (see the module for the variables) and panics at the first
 /// that fails, with its last events and the command that replays it.
 pub fn run(default: u64, mut simulate: impl FnMut(u64) -> Result<(), String>) {
@@ -89,6 +101,20 @@ mod tests {
         let panics = first_failure(3..4, |seed| panic!("no {seed}"));
         assert_eq!(panics, Some(Failure { seed: 3, why: "panic: no 3".into() }));
         assert_eq!(first_failure(0..7, odd), None);
+    }
+
+    #[test]
+    fn the_seed_that_showed_a_fault_before_is_tried_first() {
+        let tried = std::cell::RefCell::new(Vec::new());
+        let from_3 = |seed| {
+            tried.borrow_mut().push(seed);
+            if seed < 3 { Ok(()) } else { Err("found".to_owned()) }
+        };
+        let seen_at = [("early", 9), ("late", 1)];
+        assert_eq!(first_failure_of(&"early", &seen_at, 0..20, from_3).unwrap().seed, 9);
+        assert_eq!(first_failure_of(&"late", &seen_at, 0..20, from_3).unwrap().seed, 3);
+        assert_eq!(first_failure_of(&"never", &seen_at, 0..2, from_3), None);
+        assert_eq!(*tried.borrow(), [9, 1, 0, 1, 2, 3, 0, 1]);
     }
 
     #[test]

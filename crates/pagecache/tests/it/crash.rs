@@ -342,9 +342,13 @@ fn failed_flushes_are_reported_and_nothing_else_is_lost() {
     seeds::run(200, |seed| simulate(seed, None, DiskErrors::Flushes, &SHAPES));
 }
 
+/// Seeds that showed rare faults; another one is looked for if one of them no longer does.
+const SEEN_AT: &[(Fault, u64)] =
+    &[(Fault::FlushWithoutWaiting, 28), (Fault::SampleAtEnd, 387), (Fault::StaleMap, 34)];
+
 fn is_caught_with(fault: Fault, disk_errors: DiskErrors, shapes: &[Shape]) {
-    let found =
-        seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), disk_errors, shapes));
+    let run = |seed| simulate(seed, Some(fault), disk_errors, shapes);
+    let found = seeds::first_failure_of(&fault, SEEN_AT, 0..2000, run);
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     // Without the fault the same seed passes.

@@ -107,6 +107,17 @@ fn checksums_of_sector_heads_are_caught_by_torn_8_byte_words() {
     seeds::run(60, |seed| simulate(seed, Plan { fault, ..Plan::USUAL }));
 }
 
+/// Seeds that showed rare faults; another one is looked for if one of them no longer does.
+const SEEN_AT: &[(Fault, u64)] = &[
+    (Fault::DropChecksumCheck, 38),
+    (Fault::MergeIgnoresFua, 34),
+    (Fault::SuperblockBeforeEntries, 40),
+    (Fault::ClearBesideMerge, 68),
+    (Fault::GapFillUnchecked, 328),
+    (Fault::ReuseBeforeErase, 50),
+    (Fault::WritebackBeforeCommit, 217),
+];
+
 fn is_caught(fault: Option<Fault>) {
     is_caught_by(Plan { fault, ..Plan::USUAL });
 }
@@ -121,7 +132,9 @@ fn is_caught_in_dm(fault: Option<Fault>) {
 
 fn is_caught_by(plan: Plan) {
     let fault = plan.fault;
-    let found = seeds::first_failure(0..4000, |seed| simulate(seed, plan));
+    let run = |seed| simulate(seed, plan);
+    let planted = fault.expect("a fault is planted");
+    let found = seeds::first_failure_of(&planted, SEEN_AT, 0..4000, run);
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
     let without = simulate(found.seed, Plan { fault: None, ..plan });

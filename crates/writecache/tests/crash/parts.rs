@@ -240,9 +240,14 @@ fn sector_requests_survive_crashes_on_disks_of_larger_blocks() {
     is_caught_by(Plan { fault: Some(Fault::MergeIgnoresFua), ..PLAN });
 }
 
+/// Seeds that showed rare faults; another one is looked for if one of them no longer does.
+const SEEN_AT: &[(Fault, u64)] = &[(Fault::FlushOfFirstPart, 125), (Fault::PartsNotNotified, 121)];
+
 fn is_caught_by(plan: Plan) {
     let fault = plan.fault;
-    let found = seeds::first_failure(0..3000, |seed| simulate(seed, plan));
+    let run = |seed| simulate(seed, plan);
+    let planted = fault.expect("a fault is planted");
+    let found = seeds::first_failure_of(&planted, SEEN_AT, 0..3000, run);
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 3000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }

@@ -16,6 +16,7 @@
 //!   that is not allowed EINVAL, in every engine.
 use std::fmt;
 
+pub use crate::metric::{Metric, MetricKind};
 use crate::value::{self, TimeUnit, Value};
 use crate::{Access, Error, ErrorKind, Nanos};
 
@@ -174,15 +175,6 @@ pub enum OptionForm {
     Value,
 }
 
-/// How a figure is exported in Prometheus' format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metric {
-    /// It only grows.
-    Counter,
-    /// It goes up and down.
-    Gauge,
-}
-
 /// What is known of an option or attribute without a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
@@ -289,6 +281,11 @@ pub fn specs<T: 'static, S: 'static>(table: &'static [Attr<T, S>]) -> Vec<&'stat
     table.iter().map(|attr| &attr.spec).collect()
 }
 
+/// The specifications of a table's numbers that are exported as metrics.
+pub fn metric_specs<T: 'static, S: 'static>(table: &'static [Attr<T, S>]) -> Vec<&'static Spec> {
+    specs(table).into_iter().filter(|spec| spec.metric.is_some()).collect()
+}
+
 /// The numbers of a table that are exported as metrics.
 pub fn metrics<T, S>(table: &'static [Attr<T, S>], of: &T) -> Vec<(&'static Spec, u64)> {
     let exported = table.iter().filter(|attr| attr.spec.metric.is_some());
@@ -381,6 +378,8 @@ pub struct Manual {
     pub arguments: &'static str,
     /// Its options and attributes.
     pub specs: fn() -> Vec<&'static Spec>,
+    /// Its numbers in `/metrics`, which need not be attributes.
+    pub metrics: fn() -> Vec<&'static Spec>,
 }
 
 impl Manual {
@@ -391,7 +390,7 @@ impl Manual {
         about: &'static str,
         arguments: &'static str,
     ) -> Manual {
-        Manual { name, version, about, arguments, specs: Vec::new }
+        Manual { name, version, about, arguments, specs: Vec::new, metrics: Vec::new }
     }
 }
 

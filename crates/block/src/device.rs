@@ -276,6 +276,12 @@ pub trait Target: BlockDevice + Any {
         Vec::new()
     }
 
+    /// What keeps it from doing its work, each in one sentence without a full stop, as of the last
+    /// `refresh`; empty when it is well.
+    fn problems(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Writes an attribute. The future resolves when the request is done, which may take minutes.
     /// `suspend` does not wait for it, as it does for a message: it ends the request with an error.
     fn set_attribute(

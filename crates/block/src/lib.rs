@@ -28,6 +28,7 @@ mod edges;
 mod error;
 mod limits;
 mod memory;
+pub mod metric;
 mod op;
 mod planted;
 mod ram;

@@ -6,7 +6,7 @@ use block::attr::{Kind, Manual, OptionForm, Spec};
 
 /// The page of a target type.
 pub fn page(manual: &Manual) -> String {
-    let Manual { name, version: (major, minor, patch), about, arguments, specs } = manual;
+    let Manual { name, version: (major, minor, patch), about, arguments, specs, .. } = manual;
     let gap = if arguments.is_empty() { "" } else { " " };
     let mut page = format!("{name} {major}.{minor}.{patch}: {about}\n\n");
     page.push_str(&format!("Table line:\n  START LENGTH {name}{gap}{arguments}\n"));
@@ -93,6 +93,7 @@ mod tests {
             about: "does it",
             arguments: "DEVICE [#opt_args [OPTION [VALUE]]...]",
             specs: || vec![&JOBS, &LAZY, &DONE],
+            metrics: Vec::new,
         };
         let text = "\
 engine 1.2.3: does it

@@ -19,6 +19,10 @@ pub struct ServeArgs {
     /// a TCP port controls the daemon
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<String>,
+    /// Show metrics (`/metrics`, for Prometheus) and whether all is well (`/healthz`) here:
+    /// `unix:PATH` or `HOST:PORT`. Nothing can be changed there
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<String>,
     /// Show the devices as files below DIR, an empty directory: `DIR/dev/mapper/NAME`, and their
     /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
     #[arg(long, value_name = "DIR")]
@@ -93,6 +97,7 @@ struct File {
     #[serde(default)]
     nbd: Vec<String>,
     http: Option<String>,
+    metrics: Option<String>,
     fuse: Option<PathBuf>,
     #[serde(default)]
     allow_remote: bool,
@@ -143,6 +148,7 @@ impl Config {
         self.serve = ServeArgs {
             nbd: if given.nbd.is_empty() { file.nbd } else { given.nbd },
             http: given.http.or(file.http),
+            metrics: given.metrics.or(file.metrics),
             fuse: given.fuse.or(file.fuse),
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
@@ -194,6 +200,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
     let serve = ServeArgs {
         nbd: file.nbd,
         http: file.http,
+        metrics: file.metrics,
         // As paths in tables: relative to the file.
         fuse: file.fuse.map(|dir| base.join(dir)),
         allow_remote: file.allow_remote,

@@ -40,7 +40,8 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
     let Config { serve, devices, .. } = config;
     let mut found = Vec::new();
     let addresses = serve.nbd.iter().map(|text| ("--nbd", text));
-    for (option, text) in addresses.chain(serve.http.iter().map(|text| ("--http", text))) {
+    let addresses = addresses.chain(serve.http.iter().map(|text| ("--http", text)));
+    for (option, text) in addresses.chain(serve.metrics.iter().map(|text| ("--metrics", text))) {
         found.extend(Addr::parse(option, text, serve.allow_remote).err());
     }
     found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());

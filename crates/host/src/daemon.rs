@@ -28,6 +28,7 @@ use crate::fuse_host::FuseExport;
 use crate::http::{Connections, Listener, serve};
 use crate::io_failure::io_failure;
 use crate::memory;
+use crate::observe::{self, Monitor};
 use crate::output::print;
 use crate::reload::ConfigFile;
 use crate::retry::START_RETRY_TIME;
@@ -59,6 +60,8 @@ const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
 pub(crate) struct Daemon {
     run_dir: RunDir,
     nbd: Vec<Addr>,
+    /// Where metrics are shown.
+    metrics: Option<Addr>,
     state: Arc<State>,
     closing: watch::Sender<bool>,
     connections: Connections,
@@ -82,6 +85,9 @@ impl Daemon {
         if let Some(text) = &options.http {
             http.push(Addr::parse("--http", text, options.allow_remote)?);
         }
+        let metrics = options.metrics.as_deref();
+        let metrics =
+            metrics.map(|text| Addr::parse("--metrics", text, options.allow_remote)).transpose()?;
         let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
         let cores = options.cores.unwrap_or(1);
         memory::set(options.memory.as_deref())?;
@@ -94,9 +100,12 @@ impl Daemon {
         let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd, access).await).await??;
         let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
         let created = create(&core, devices).await?;
-        let sockets = unix_paths(nbd.iter().chain(&http));
-        let listeners: Vec<Listener> =
-            http.iter().map(Listener::bind).collect::<Result<_, Failure>>()?;
+        let sockets = unix_paths(nbd.iter().chain(&http).chain(&metrics));
+        let listeners = http.iter().map(|addr| Listener::bind("control socket", addr));
+        let listeners = listeners.collect::<Result<Vec<Listener>, Failure>>()?;
+        let observer =
+            metrics.as_ref().map(|addr| Listener::bind("--metrics", addr)).transpose()?;
+        let metrics = observer.as_ref().zip(metrics).map(|(listener, addr)| listener.addr(&addr));
         let fuse = match &options.fuse {
             Some(dir) => Some(FuseExport::start(dir, &core)?),
             None => None,
@@ -116,11 +125,16 @@ impl Daemon {
         for listener in listeners {
             tokio::spawn(serve(listener, connections.clone(), state.clone()));
         }
+        if let Some(listener) = observer {
+            let monitor = Monitor::start(state.core.clone());
+            tokio::spawn(observe::serve(listener, monitor, state.closing.clone()));
+        }
         state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
         let run_dir = run_dir.clone();
         Ok(Daemon {
             run_dir,
             nbd,
+            metrics,
             state,
             closing,
             connections,
@@ -207,12 +221,14 @@ impl Daemon {
     /// The line that reports that it is ready, and where it serves.
     fn ready_line(&self) -> String {
         let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
+        let metrics = self.metrics.as_ref().map(|addr| format!(" metrics={addr}"));
         let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
         format!(
-            "millpond: ready pid={} run_dir={}{}{}",
+            "millpond: ready pid={} run_dir={}{}{}{}",
             std::process::id(),
             self.run_dir.path().display(),
             nbd.concat(),
+            metrics.unwrap_or_default(),
             fuse.unwrap_or_default()
         )
     }

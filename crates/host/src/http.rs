@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The server of the control API: connections, access and bounds. `routes` serves the requests.
+//! The listener of `--metrics` (`observe`) uses its sockets and checks.
 //!
 //! ```text
 //!   accept ─▶ slot (64 for local sockets, 64 for TCP) ─▶ request ──answered soon──▶ next request
@@ -57,7 +58,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Time for answers to leave at shutdown.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// A listening socket of the control API.
+/// A listening socket for HTTP.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Unix(UnixListener),
@@ -65,9 +66,10 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens at `addr`; a Unix socket is for its owner only. Needs a runtime.
-    pub(crate) fn bind(addr: &Addr) -> Result<Listener, Failure> {
-        let failed = |e: std::io::Error| io_failure(&e, format!("control socket {addr}"));
+    /// Listens at `addr`; a Unix socket is for its owner only. `what` names it in errors. Needs a
+    /// runtime.
+    pub(crate) fn bind(what: &str, addr: &Addr) -> Result<Listener, Failure> {
+        let failed = |e: std::io::Error| io_failure(&e, format!("{what} {addr}"));
         match addr {
             Addr::Unix(path) => {
                 remove_stale_socket(path)?;
@@ -82,6 +84,24 @@ impl Listener {
                 std.set_nonblocking(true).map_err(failed)?;
                 TcpListener::from_std(std).map(Listener::Tcp).map_err(failed)
             }
+        }
+    }
+}
+
+impl Listener {
+    /// Where it listens now: with the port that the system has chosen for port 0.
+    pub(crate) fn addr(&self, asked: &Addr) -> Addr {
+        match self {
+            Listener::Unix(_) => asked.clone(),
+            Listener::Tcp(tcp) => tcp.local_addr().map_or(asked.clone(), Addr::Tcp),
+        }
+    }
+
+    /// Whether only this machine can connect.
+    pub(crate) fn is_local(&self) -> bool {
+        match self {
+            Listener::Unix(_) => true,
+            Listener::Tcp(tcp) => tcp.local_addr().is_ok_and(|addr| addr.ip().is_loopback()),
         }
     }
 }
@@ -185,12 +205,13 @@ pub(crate) async fn serve(listener: Listener, connections: Connections, state: A
     }
 }
 
-enum Stream {
+/// A connection that was accepted.
+pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(tokio::net::TcpStream),
 }
 
-async fn accept(listener: &Listener) -> std::io::Result<Stream> {
+pub(crate) async fn accept(listener: &Listener) -> std::io::Result<Stream> {
     match listener {
         Listener::Unix(l) => l.accept().await.map(|(s, _)| Stream::Unix(s)),
         Listener::Tcp(l) => l.accept().await.map(|(s, _)| Stream::Tcp(s)),
@@ -198,7 +219,7 @@ async fn accept(listener: &Listener) -> std::io::Result<Stream> {
 }
 
 /// Our user and root may.
-fn may_connect(stream: &UnixStream) -> bool {
+pub(crate) fn may_connect(stream: &UnixStream) -> bool {
     let us = rustix::process::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == us || peer.uid() == 0)
 }
@@ -294,7 +315,8 @@ fn is_port(text: &str) -> bool {
     digits.bytes().all(|b| b.is_ascii_digit()) && digits.parse::<u16>().is_ok()
 }
 
-fn check_host(request: &Request<Incoming>) -> Result<(), Failure> {
+/// Refuses a request by TCP that was sent to another name (see `is_own_host`).
+pub(crate) fn check_host(request: &Request<Incoming>) -> Result<(), Failure> {
     let headers = request.headers().get_all(HOST).iter();
     let hosts = headers.map(|host| host.to_str().unwrap_or_default());
     let named = request.uri().authority().map(Authority::as_str);
@@ -346,7 +368,7 @@ async fn handle(
     routes::answer(state, route, &body.to_bytes()).await
 }
 
-fn response(
+pub(crate) fn response(
     status: StatusCode,
     kind: &'static str,
     body: impl Into<Bytes>,

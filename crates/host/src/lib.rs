@@ -5,6 +5,7 @@
 //! ```text
 //!   control.sock ═══▶ http ──▶ routes ──▶ core_thread ──▶ engine
 //!                     (thread of tokio)        │ (thread of core 0)
+//!   --metrics ═══▶ observe ────────────────────┤
 //!   daemon, run_command                        ├ dm ── targets, zram_factory, claims ── leaves
 //!     └ config, rundir, addr, memory           ├ nbd ── exports
 //!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┘ (threads of fuser)
@@ -33,9 +34,9 @@ mod leaf_word;
 mod leaves;
 mod log;
 mod memory;
-mod metrics;
 mod mount_paths;
 mod nbd_uri;
+mod observe;
 mod output;
 mod reload;
 mod retry;
@@ -59,6 +60,7 @@ pub use leaves::{Leaves, SharedLeaf};
 pub use log::start as start_log;
 pub use memory::{budget as memory_budget, set_for_tools as set_memory_budget_for_tools};
 pub use nbd_uri::{NbdUri, is_nbd, with_absolute_socket};
+pub use observe::{MetricInfo, metric_catalogue};
 pub use output::{Format, Listing, print, print_as_is};
 pub use run_command::{RunArgs, run as run_command};
 pub use rundir::RunDir;

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
-use crate::metrics;
+use crate::observe;
 use crate::reload::ConfigFile;
 
 /// State that all requests use.
@@ -191,7 +191,8 @@ pub(crate) async fn answer(
         Route::Targets => json(&core.call(async |e| e.targets()).await?),
         Route::Version => json(&state.version),
         Route::Metrics => {
-            Ok(ResponseBody::Text(core.call(async |e| metrics::text(&e).await).await?))
+            let snapshot = core.call(async |e: Rc<Engine>| observe::snapshot(&e).await).await?;
+            Ok(ResponseBody::Text(observe::text(&snapshot)))
         }
         Route::Reload => {
             parse::<api::Empty>(body)?;

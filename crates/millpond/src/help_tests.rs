@@ -20,12 +20,12 @@ fn commands() -> Vec<(String, Command)> {
     all
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// Compares with the file in the repository, or updates that when asked to.
-fn pin(path: &Path, now: &[u8]) {
+pub(crate) fn pin(path: &Path, now: &[u8]) {
     if std::env::var_os("MILLPOND_UPDATE_DOCS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, now).unwrap();
@@ -34,7 +34,7 @@ fn pin(path: &Path, now: &[u8]) {
     let pinned = std::fs::read(path).unwrap_or_default();
     assert!(
         pinned == now,
-        "{} differs from the program's text; `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond help` \
+        "{} differs from the program; `MILLPOND_UPDATE_DOCS=1 cargo test -p millpond --bins` \
          updates it:\n{}",
         path.display(),
         String::from_utf8_lossy(now)

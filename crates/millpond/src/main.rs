@@ -13,6 +13,8 @@
 mod args;
 #[cfg(test)]
 mod help_tests;
+#[cfg(test)]
+mod metrics_tests;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -40,6 +40,7 @@ pub static MANUAL: Manual = Manual {
     about: "a volatile page cache over a device",
     arguments: "<dev> [<#opt_args> [<option> <value>]...]",
     specs,
+    metrics: figures::metric_specs,
 };
 
 impl PageCache {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use block::PAGE;
 use block::attr::{self, Attr, Kind, Metric, Spec};
-use block::value::Value;
+use block::value::{TimeUnit, Value};
 
 use crate::device::PageCache;
 
@@ -17,12 +17,24 @@ const fn figure(name: &'static str, help: &'static str, get: fn(&PageCache) -> V
 
 const fn gauge(name: &'static str, help: &'static str, get: fn(&PageCache) -> Value) -> Figure {
     let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::Gauge), ..figure }
+    Attr { spec: figure.spec.metric(Metric::GAUGE), ..figure }
 }
 
 const fn counter(name: &'static str, help: &'static str, get: fn(&PageCache) -> Value) -> Figure {
     let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::Counter), ..figure }
+    Attr { spec: figure.spec.metric(Metric::COUNTER), ..figure }
+}
+
+/// The same with a name of its own in `/metrics`, which has base units.
+const fn named(figure: &Figure, name: &'static str) -> Figure {
+    let metric = figure.spec.metric.expect("a metric").named(name);
+    Attr { spec: figure.spec.metric(metric), get: figure.get, set: figure.set }
+}
+
+/// A number of microseconds, exported in seconds.
+const fn microseconds(figure: &Figure, name: &'static str) -> Figure {
+    let metric = figure.spec.metric.expect("a metric").named(name).of_time(TimeUnit::Microsecond);
+    Attr { spec: figure.spec.metric(metric), get: figure.get, set: figure.set }
 }
 
 const fn bytes(pages: u64) -> u64 {
@@ -52,12 +64,18 @@ static CACHE_STAT: [Figure; 11] = [
 ];
 
 static BANDWIDTH: [Figure; 10] = [
-    gauge("write_bytes_per_s", "measured bandwidth of the device below", |c| {
-        c.store.pacing.bandwidth().known(reactor::now().0).unwrap_or(0).into()
-    }),
-    gauge("writer_bytes_per_s", "rate that one writer is held to", |c| {
-        c.store.pacing.rate().into()
-    }),
+    named(
+        &gauge("write_bytes_per_s", "measured bandwidth of the device below", |c| {
+            c.store.pacing.bandwidth().known(reactor::now().0).unwrap_or(0).into()
+        }),
+        "write_bytes_per_second",
+    ),
+    named(
+        &gauge("writer_bytes_per_s", "rate that one writer is held to", |c| {
+            c.store.pacing.rate().into()
+        }),
+        "writer_bytes_per_second",
+    ),
     gauge("background_bytes", "dirty data from which on writeback runs", |c| {
         c.store.pacing.thresholds().background.into()
     }),
@@ -73,12 +91,18 @@ static BANDWIDTH: [Figure; 10] = [
     // A metric in `cache_stat` already.
     figure("dirty_bytes", "dirty data now", |c| c.store.dirty_bytes().into()),
     counter("pauses", "pauses of writers", |c| c.store.pacing.pauses().0.into()),
-    counter("paused_usec", "microseconds that writers have paused", |c| {
-        (c.store.pacing.pauses().1.0 / 1000).into()
-    }),
-    gauge("longest_pause_usec", "microseconds of the longest pause", |c| {
-        (c.store.pacing.pauses().2.0 / 1000).into()
-    }),
+    microseconds(
+        &counter("paused_usec", "how long writers have paused", |c| {
+            (c.store.pacing.pauses().1.0 / 1000).into()
+        }),
+        "paused_seconds",
+    ),
+    microseconds(
+        &gauge("longest_pause_usec", "the longest pause", |c| {
+            (c.store.pacing.pauses().2.0 / 1000).into()
+        }),
+        "longest_pause_seconds",
+    ),
 ];
 
 static IOEND_STATS: [Figure; 8] = [
@@ -119,10 +143,18 @@ static ERRORS: [Figure; 4] = [
     }),
 ];
 
+fn reports() -> [&'static [Figure]; 4] {
+    [&CACHE_STAT, &BANDWIDTH, &IOEND_STATS, &ERRORS]
+}
+
+/// What `/metrics` shows, without a device.
+pub(crate) fn metric_specs() -> Vec<&'static Spec> {
+    reports().into_iter().flat_map(attr::metric_specs).collect()
+}
+
 /// What `/metrics` shows.
 pub(crate) fn metrics(cache: &PageCache) -> Vec<(&'static Spec, u64)> {
-    let reports: [&'static [Figure]; 4] = [&CACHE_STAT, &BANDWIDTH, &IOEND_STATS, &ERRORS];
-    reports.into_iter().flat_map(|report| attr::metrics(report, cache)).collect()
+    reports().into_iter().flat_map(|report| attr::metrics(report, cache)).collect()
 }
 
 /// `name value` lines.

@@ -69,6 +69,12 @@ impl Target for PageCache {
         crate::attributes::specs()
     }
 
+    fn problems(&self) -> Vec<String> {
+        let failing = self.store.errors.failed.since();
+        let error = self.store.errors.describe().unwrap_or_default();
+        failing.map(|_| format!("writeback fails: {error}")).into_iter().collect()
+    }
+
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {
         crate::figures::metrics(self)
     }

@@ -48,6 +48,11 @@ pub trait Leaf: Base {
         false
     }
 
+    /// What keeps it from serving requests now, in one sentence without a full stop.
+    fn problem(&self) -> Option<String> {
+        None
+    }
+
     /// The driver's file, if it is on one.
     fn file(&self) -> Option<FileId> {
         None

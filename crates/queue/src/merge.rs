@@ -384,6 +384,10 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
         true
     }
 
+    fn problem(&self) -> Option<String> {
+        self.0.leaf.problem()
+    }
+
     fn file(&self) -> Option<FileId> {
         self.0.leaf.file()
     }

@@ -3,7 +3,7 @@
 //! parts are combined.
 use block::Access;
 use block::attr::{Attr, Kind, Metric, Spec};
-use block::value::Value;
+use block::value::{TimeUnit, Value};
 
 use crate::cache::Cache;
 use crate::stats::Counter;
@@ -71,38 +71,42 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 38] = [
+pub(crate) static FIGURES: [Figure; 48] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
     .combined(Combine::FirstNotZero)
-    .metric(Metric::Gauge),
+    .metric(Metric::GAUGE),
     blocks("total_blocks", "blocks of the cache device", |c| c.store.geometry.slots.into())
-        .metric(Metric::Gauge),
+        .metric(Metric::GAUGE),
     blocks("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into())
-        .metric(Metric::Gauge),
+        .metric(Metric::GAUGE),
     blocks("writeback_blocks", "blocks that are being written back", |c| {
         c.writeback.blocks().into()
-    }),
+    })
+    .metric(Metric::GAUGE),
     number("block_size", "bytes", "bytes of a block", |c| c.store.config.block_size.into())
-        .combined(Combine::Largest),
+        .combined(Combine::Largest)
+        .metric(Metric::GAUGE.named("block_size_bytes")),
     blocks("dirty_blocks", "blocks that the origin does not hold yet", |c| {
         c.store.counts().dirty.into()
     })
-    .metric(Metric::Gauge),
-    blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into()),
+    .metric(Metric::GAUGE),
+    blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into())
+        .metric(Metric::GAUGE),
     blocks("bad_blocks", "blocks that can't be read until they are written again", |c| {
         c.store.counts().bad.into()
     })
-    .metric(Metric::Gauge),
+    .metric(Metric::GAUGE),
     blocks("unsaved_blocks", "blocks that the origin does not have: dirty, or unreadable", |c| {
         let counts = c.store.counts();
         (u64::from(counts.dirty) + u64::from(counts.bad) + c.zero_blocks()).into()
     })
-    .metric(Metric::Gauge),
+    .metric(Metric::GAUGE),
     blocks("zero_blocks", "blocks of zeroes that the origin may not hold yet", |c| {
         c.zero_blocks().into()
-    }),
+    })
+    .metric(Metric::GAUGE),
     blocks("old_blocks", "with ordered: superseded versions of an epoch before", |c| {
         c.store.counts().old.into()
     }),
@@ -111,28 +115,68 @@ pub(crate) static FIGURES: [Figure; 38] = [
     }),
     blocks("uncommitted_blocks", "blocks written since the last commit", |c| {
         c.store.counts().unlogged.into()
-    }),
+    })
+    .metric(Metric::GAUGE),
+    blocks("reads", "blocks that clients have read", |c| count(&c.store.stats.reads))
+        .metric(Metric::COUNTER),
+    blocks("read_hits", "those of them that the cache had", |c| count(&c.store.stats.read_hits))
+        .metric(Metric::COUNTER),
+    blocks("writes", "blocks that clients have written", |c| count(&c.store.stats.writes))
+        .metric(Metric::COUNTER),
+    blocks("write_hits", "those of them that the cache had", |c| {
+        let stats = &c.store.stats;
+        (stats.write_hits_uncommitted.get() + stats.write_hits_committed.get()).into()
+    })
+    .metric(Metric::COUNTER),
+    blocks("writes_around", "blocks that went straight to the origin", |c| {
+        count(&c.store.stats.writes_around)
+    })
+    .metric(Metric::COUNTER),
+    blocks("writes_blocked", "blocks whose writers had to wait for a free slot", |c| {
+        count(&c.store.stats.writes_blocked)
+    })
+    .metric(Metric::COUNTER),
+    number("flushes", "", "FLUSHes of clients", |c| count(&c.store.stats.flushes))
+        .combined(Combine::Largest)
+        .metric(Metric::COUNTER),
     blocks("flush_done_blocks", "blocks that the running flush has written back", |c| {
         c.writeback.progress().unwrap_or((0, 0)).0.into()
-    }),
+    })
+    .metric(Metric::GAUGE),
     blocks("flush_total_blocks", "blocks that the running flush set out to write back", |c| {
         c.writeback.progress().unwrap_or((0, 0)).1.into()
-    }),
-    number("commits", "", "commits", |c| count(&c.store.stats.commits)).metric(Metric::Counter),
-    number("checkpoints", "", "checkpoints", |c| count(&c.store.stats.checkpoints)),
+    })
+    .metric(Metric::GAUGE),
+    blocks("drain_done_blocks", "blocks that the running drain has written back", |c| {
+        c.writeback.drain_progress().map_or(0, |drain| drain.done).into()
+    })
+    .metric(Metric::GAUGE),
+    blocks("drain_total_blocks", "blocks that the running drain has to write back", |c| {
+        c.writeback.drain_progress().map_or(0, |drain| drain.total).into()
+    })
+    .metric(Metric::GAUGE),
+    number("drain_active", "", "1: a drain is running", |c| {
+        c.writeback.drain_progress().is_some().into()
+    })
+    .combined(Combine::Largest)
+    .metric(Metric::GAUGE),
+    number("commits", "", "commits", |c| count(&c.store.stats.commits)).metric(Metric::COUNTER),
+    number("checkpoints", "", "checkpoints", |c| count(&c.store.stats.checkpoints))
+        .metric(Metric::COUNTER),
     number("cache_flushes", "", "flushes of the cache device", |c| {
         count(&c.store.stats.cache_flushes)
     })
-    .combined(Combine::Own),
+    .combined(Combine::Own)
+    .metric(Metric::COUNTER),
     number("origin_flushes", "", "flushes of the origin", |c| count(&c.store.stats.origin_flushes))
         .combined(Combine::Own)
-        .metric(Metric::Counter),
+        .metric(Metric::COUNTER),
     number("origin_writes", "", "writes of writeback", |c| count(&c.store.stats.origin_writes))
-        .metric(Metric::Counter),
+        .metric(Metric::COUNTER),
     number("origin_write_bytes", "bytes", "bytes written back", |c| {
         count(&c.store.stats.origin_write_bytes)
     })
-    .metric(Metric::Counter),
+    .metric(Metric::COUNTER),
     blocks("gap_blocks_filled", "gaps between dirty blocks that writeback wrote, too", |c| {
         count(&c.store.stats.gap_blocks_filled)
     }),
@@ -157,10 +201,11 @@ pub(crate) static FIGURES: [Figure; 38] = [
     blocks("checksum_errors", "blocks that did not match their checksum", |c| {
         count(&c.store.stats.checksum_errors)
     })
-    .metric(Metric::Counter),
+    .metric(Metric::COUNTER),
     number("throttled_us", "us", "how long writers were slowed down", |c| {
         (c.store.stats.throttled_ns.get() / 1000).into()
-    }),
+    })
+    .metric(Metric::COUNTER.named("throttled_seconds").of_time(TimeUnit::Microsecond)),
     number("log_used_units", "units", "units of the log in use", |c| {
         c.store.media.log_used_units().into()
     }),
@@ -174,15 +219,15 @@ pub(crate) static FIGURES: [Figure; 38] = [
     number("writeback_errors", "", "writes and flushes of the origin that failed", |c| {
         count(&c.store.stats.writeback_errors)
     })
-    .metric(Metric::Counter),
+    .metric(Metric::COUNTER),
     blocks("failing_blocks", "blocks that the origin has refused and does not hold yet", |c| {
         c.writeback.retry.blocks().into()
     })
-    .metric(Metric::Gauge),
+    .metric(Metric::GAUGE),
     blocks("cache_read_errors", "blocks that the cache device could not read", |c| {
         count(&c.store.stats.cache_read_errors)
     })
-    .metric(Metric::Counter),
+    .metric(Metric::COUNTER),
     text(
         "bad_block_list",
         "none, or sectors, and +N for those left out",
@@ -192,7 +237,8 @@ pub(crate) static FIGURES: [Figure; 38] = [
     number("drain_only", "", "1: the cache device fails, the cache takes nothing new", |c| {
         c.store.is_drain_only().into()
     })
-    .combined(Combine::Largest),
+    .combined(Combine::Largest)
+    .metric(Metric::GAUGE),
     text("drain_state", "idle, or running and how far it is", "the state of a drain", |c| {
         c.writeback.drain_progress().map_or("idle".into(), |drain| drain.to_string().into())
     }),

@@ -15,4 +15,5 @@ pub static MANUAL: Manual = Manual {
         let options = OPTIONS.iter().map(|option| &option.spec);
         options.chain(figures::specs()).chain([&figures::DRAIN]).collect()
     },
+    metrics: || figures::specs().filter(|spec| spec.metric.is_some()).collect(),
 };

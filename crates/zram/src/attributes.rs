@@ -262,6 +262,7 @@ pub static MANUAL: Manual = Manual {
     about: "a compressed RAM disk",
     arguments: "<algorithm> [<#opt_args> [<option> [<value>]]...]",
     specs,
+    metrics: crate::figures::metric_specs,
 };
 
 /// Whether it can't be set any more once the device has a size.

@@ -24,11 +24,11 @@ const fn figure<T>(
 }
 
 const fn gauge<T>(name: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
-    figure(name, Metric::Gauge, help, get)
+    figure(name, Metric::GAUGE, help, get)
 }
 
 const fn counter<T>(name: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
-    figure(name, Metric::Counter, help, get)
+    figure(name, Metric::COUNTER, help, get)
 }
 
 /// The attribute `mm_stat`.
@@ -93,10 +93,20 @@ pub(crate) static AUTO_STAT: [Attr<IdleTotals>; 4] = [
     }),
 ];
 
+/// The rows that `/metrics` shows, besides that of automatic writeback.
+fn exported() -> [&'static [Attr<Totals>]; 4] {
+    [&MM_STAT, &BD_STAT, &IO_STAT, &BACKED_STAT]
+}
+
+/// What `/metrics` shows, without a device.
+pub(crate) fn metric_specs() -> Vec<&'static Spec> {
+    let totals = exported().into_iter().flat_map(attr::metric_specs);
+    totals.chain(attr::metric_specs(&AUTO_STAT)).collect()
+}
+
 /// What `/metrics` shows.
 pub(crate) fn metrics(totals: &Totals, auto: &IdleTotals) -> Vec<(&'static Spec, u64)> {
-    let rows: [&'static [Attr<Totals>]; 4] = [&MM_STAT, &BD_STAT, &IO_STAT, &BACKED_STAT];
-    let totals = rows.into_iter().flat_map(|row| attr::metrics(row, totals));
+    let totals = exported().into_iter().flat_map(|row| attr::metrics(row, totals));
     totals.chain(attr::metrics(&AUTO_STAT, auto)).collect()
 }
 

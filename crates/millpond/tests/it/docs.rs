@@ -76,7 +76,10 @@ fn the_example_of_the_config_manual_is_a_config() {
     let dir = folder();
     let (_, text, _) = blocks("config.md").swap_remove(0);
     // Ports and paths of the machine are not the test's.
-    let text = text.replace("127.0.0.1:10809", "127.0.0.1:0").replace("/run/pond.sock", "api.sock");
+    let text = text
+        .replace("127.0.0.1:10809", "127.0.0.1:0")
+        .replace("127.0.0.1:9750", "127.0.0.1:0")
+        .replace("/run/pond.sock", "api.sock");
     let fuse = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
     let mount = dir.path().join("files");
     let text = match fuse {

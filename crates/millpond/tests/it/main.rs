@@ -13,6 +13,7 @@ mod drain;
 mod leaves;
 mod life;
 mod memory;
+mod observe;
 mod offline;
 mod package;
 mod parts;

@@ -205,6 +205,11 @@ impl Leaf for Client {
     fn is_read_only(&self) -> bool {
         self.is_read_only()
     }
+
+    fn problem(&self) -> Option<String> {
+        let lost = self.0.link.borrow().is_none();
+        lost.then(|| "its server is not connected: requests wait for it".to_owned())
+    }
 }
 
 impl BlockLeaf for Client {

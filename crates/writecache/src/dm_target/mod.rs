@@ -10,6 +10,7 @@
 mod early;
 mod lost_writes;
 mod open;
+mod problems;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -464,6 +465,10 @@ impl Target for WriteCache {
     fn attributes(&self) -> Vec<&'static Spec> {
         let config = self.config.borrow();
         figures::specs().chain([&figures::DRAIN]).chain(options::attributes(&config)).collect()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        problems::problems(|name| self.attribute(name).ok())
     }
 
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {

@@ -58,6 +58,8 @@ pub(crate) struct Daemon {
     child: Child,
     /// Kept open, so that the daemon can go on writing its log.
     stderr: BufReader<ChildStderr>,
+    /// The line that reports that it is ready, and where it serves.
+    pub(crate) ready: String,
     pub(crate) dir: TempDir,
 }
 
@@ -91,7 +93,8 @@ impl Daemon {
         while !log.contains("millpond: ready ") {
             assert!(stderr.read_line(&mut log).unwrap() > 0, "no daemon: {log}");
         }
-        Daemon { child, stderr, dir }
+        let ready = log.lines().last().unwrap_or_default().to_owned();
+        Daemon { child, stderr, ready, dir }
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The catalogue of all metrics, from the tables: what the manual lists.
+use block::attr::{Attr, Metric, Spec, metric_specs};
+
+use super::families::sentence;
+use super::tables;
+use crate::targets::manuals;
+
+/// What is known of a metric without a daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricInfo {
+    /// Its full name.
+    pub name: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it is.
+    pub help: String,
+}
+
+/// All metrics by what they are of, with a title for each group.
+pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
+    fn table<T>(
+        prefix: &str,
+        labels: &'static [&'static str],
+        table: &'static [Attr<T>],
+    ) -> Vec<MetricInfo> {
+        infos(prefix, labels, metric_specs(table))
+    }
+    let device: &'static [&'static str] = &["device"];
+    let build_info = infos(tables::MILLPOND, &["version"], vec![&tables::BUILD_INFO]);
+    let process = table(tables::PROCESS_PREFIX, &[], &tables::PROCESS);
+    let of_device = table(tables::DEVICE_PREFIX, device, &tables::DEVICE);
+    let unsaved = table(tables::DEVICE_PREFIX, device, &tables::UNSAVED);
+    let mut all = vec![
+        ("The daemon".to_owned(), [build_info, process].concat()),
+        ("The NBD server".to_owned(), table(tables::NBD_PREFIX, &[], &tables::NBD)),
+        ("Mapped devices".to_owned(), of_device),
+        ("Mapped devices with a write cache".to_owned(), unsaved),
+    ];
+    for manual in manuals() {
+        let specs = (manual.metrics)();
+        if !specs.is_empty() {
+            let prefix = format!("{}_{}", tables::MILLPOND, manual.name);
+            let title = format!("Target `{}`: {}", manual.name, manual.about);
+            all.push((title, infos(&prefix, device, specs)));
+        }
+    }
+    all.push(("Leaves".to_owned(), table(tables::LEAF_PREFIX, device, &tables::LEAF)));
+    let throttle = table(tables::WBT_PREFIX, device, &tables::WBT);
+    all.push(("Leaves with a throttle of writeback".to_owned(), throttle));
+    all
+}
+
+fn infos(
+    prefix: &str,
+    labels: &'static [&'static str],
+    specs: Vec<&'static Spec>,
+) -> Vec<MetricInfo> {
+    let info = |spec: &'static Spec| {
+        let metric = spec.metric.unwrap_or(Metric::GAUGE);
+        let name = metric.full_name(prefix, spec.name);
+        MetricInfo { name, kind: metric.kind.word(), labels, help: sentence(spec.help) }
+    };
+    specs.into_iter().map(info).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_has_one_name_with_its_unit() {
+        let all: Vec<MetricInfo> = metrics().into_iter().flat_map(|(_, group)| group).collect();
+        for (nth, metric) in all.iter().enumerate() {
+            let name = &metric.name;
+            let first = all.iter().position(|other| other.name == *name);
+            assert_eq!(first, Some(nth), "{name} is there twice");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit())
+            );
+            assert_eq!(metric.kind == "counter", name.ends_with("_total"), "{name}");
+            for unit in ["_us", "_usec", "_ms", "_ns", "_kb", "_microseconds", "_per_s"] {
+                let unit_word = format!("{unit}_");
+                assert!(!name.ends_with(unit) && !name.contains(&unit_word), "{name}: {unit}");
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The listener of `--metrics`: what it shows, what it refuses, and that nobody can hold it.
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::common::{Daemon, sh};
+
+const LISTEN: [&str; 2] = ["--metrics", "127.0.0.1:0"];
+
+/// A request; returns status and body.
+fn curl(daemon: &Daemon, path: &str, options: &[&str]) -> (String, String) {
+    let url = format!("http://{}{path}", address(daemon));
+    let mut args = vec!["-s", "-m", "20", "-w", "\n%{http_code}"];
+    args.extend(options);
+    args.push(&url);
+    let out = sh("curl", &args).out;
+    let (body, status) = out.rsplit_once('\n').unwrap();
+    (status.into(), body.into())
+}
+
+fn address(daemon: &Daemon) -> &str {
+    let after = daemon.ready.split_once(" metrics=").expect("the ready line has it").1;
+    after.split_whitespace().next().unwrap()
+}
+
+#[track_caller]
+fn assert_lines(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(text.lines().any(|l| l == *line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn metrics_show_devices_leaves_and_the_process() {
+    let daemon = Daemon::start_with(&LISTEN);
+    daemon.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 0");
+    assert_eq!(daemon.qemu_io("wc", &["write 0 64k", "read 0 4k"]).code, Some(0));
+    let (status, text) = curl(&daemon, "/metrics", &[]);
+    assert_eq!(status, "200");
+    assert_lines(
+        &text,
+        &[
+            "# TYPE process_cpu_seconds_total counter",
+            "# HELP millpond_device_size_bytes Size of the live table.",
+            "millpond_device_size_bytes{device=\"wc\"} 1048576",
+            "millpond_device_unsaved_bytes{device=\"wc\"} 65536",
+            "millpond_device_lost_bytes{device=\"wc\"} 0",
+            "millpond_writecache_reads_total{device=\"wc\"} 1",
+            "millpond_writecache_read_hits_total{device=\"wc\"} 1",
+            "millpond_writecache_drain_active{device=\"wc\"} 0",
+            "# TYPE millpond_writecache_throttled_seconds_total counter",
+        ],
+    );
+    let version = format!("millpond_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
+    assert_lines(&text, &[&version]);
+    let memory = text.lines().find_map(|l| l.strip_prefix("process_resident_memory_bytes "));
+    assert!(memory.is_some_and(|n| n.parse::<u64>().unwrap() > 1 << 20), "{text}");
+}
+
+#[test]
+fn nothing_can_be_changed_by_the_listener_of_metrics() {
+    let daemon = Daemon::start_with(&LISTEN);
+    daemon.create("d", "0 8 zero");
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+        for path in ["/v1/devices/d", "/v1/stop", "/metrics", "/healthz"] {
+            assert_eq!(curl(&daemon, path, &["-X", method]).0, "405", "{method} {path}");
+        }
+    }
+    for path in ["/v1/devices", "/v1/version", "/metrics/x", "//metrics"] {
+        assert_eq!(curl(&daemon, path, &[]).0, "404", "{path}");
+    }
+    let (status, head) = curl(&daemon, "/metrics", &["-I"]);
+    assert_eq!(status, "200", "{head}");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "d\t(254:0)\n");
+}
+
+#[test]
+fn a_name_of_another_host_is_refused_on_loopback() {
+    let daemon = Daemon::start_with(&LISTEN);
+    assert_eq!(curl(&daemon, "/metrics", &["-H", "Host: evil.example"]).0, "403");
+    assert_eq!(curl(&daemon, "/healthz", &["-H", "Host: localhost"]).0, "200");
+}
+
+#[test]
+fn health_is_503_with_reasons_while_the_origin_fails() {
+    let daemon = Daemon::start_with(&LISTEN);
+    assert_eq!(curl(&daemon, "/healthz", &[]), ("200".into(), "ok, 0 devices\n".into()));
+    daemon.create("slow", "0 2048 linear mem:1M 0");
+    daemon.create("wc", "0 2048 writecache s slow mem:2M 4096 0");
+    assert_eq!(daemon.qemu_io("wc", &["write 0 64k", "flush"]).code, Some(0));
+    assert_eq!(curl(&daemon, "/healthz", &[]).0, "200");
+    daemon.cli(&["load", "slow", "--table", "0 2048 error"]).ok();
+    daemon.cli(&["suspend", "slow"]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
+    assert_ne!(daemon.cli(&["message", "wc", "0", "flush"]).code, Some(0));
+    let (status, text) = curl(&daemon, "/healthz", &[]);
+    assert_eq!(status, "503", "{text}");
+    assert!(text.starts_with("wc: the origin refuses 16 dirty blocks"), "{text}");
+}
+
+#[test]
+fn clients_that_send_nothing_hold_up_nobody() {
+    let daemon = Daemon::start_with(&LISTEN);
+    let mut idle: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address(&daemon)).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(curl(&daemon, "/healthz", &[]).0, "200");
+    // The first of them was cut off for the later ones.
+    let first = &mut idle[0];
+    first.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let ended = first.read(&mut [0; 1]);
+    let is_reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
+    assert!(matches!(&ended, Ok(0)) || ended.as_ref().is_err_and(is_reset), "{ended:?}");
+}
+
+#[test]
+fn a_long_request_head_is_refused() {
+    let daemon = Daemon::start_with(&LISTEN);
+    let header = format!("X-Long: {}", "x".repeat(16 << 10));
+    let (status, _) = curl(&daemon, "/metrics", &["-H", &header]);
+    assert_eq!(status, "431");
+}
+
+#[test]
+fn without_the_option_nothing_listens_for_metrics() {
+    let daemon = Daemon::start();
+    assert!(!daemon.ready.contains("metrics="), "{}", daemon.ready);
+}

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Invariants
-//! - DM-A1 An attribute belongs to the live table if there is one, else to its `SetupAttributes`.
+//! - DM-A1 An attribute is the device's own, or belongs to the live table if there is one, else to
+//!   its `SetupAttributes`.
 //! - DM-A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
 use std::rc::Rc;
 
@@ -21,6 +22,7 @@ use block::{Access, Error, Target};
 
 use crate::device::MappedDevice;
 use crate::dm::Dm;
+use crate::doors::Doors;
 use crate::mapping::Mapping;
 use crate::setup::SetupAttributes;
 
@@ -35,6 +37,31 @@ static MAPPING: Own = Attr::new(
     |device| device.mapping().choice().into(),
     |device, value| device.set_mapping(value.to_string().parse().expect("one of its names")),
 );
+
+/// Of all devices: what clients may do.
+static OF_ALL: [Own; 2] = [
+    Attr::new(
+        Spec::new("ro", Kind::Flag, "1: clients may not write; tables above may")
+            .access(Access::ReadWrite)
+            .default("0"),
+        |device| device.rights.read_only().get().into(),
+        |device, value| device.rights.set_read_only(*value == Value::Flag(true)),
+    ),
+    Attr::new(
+        Spec::new("doors", Kind::Choice(&Doors::NAMES), "which doors show it to new clients")
+            .access(Access::ReadWrite)
+            .default("all"),
+        |device| device.rights.doors().choice().into(),
+        |device, value| {
+            device.rights.set_doors(value.to_string().parse().expect("one of its names"));
+        },
+    ),
+];
+
+/// The attributes that every device has, whatever its targets.
+pub fn attributes_of_all() -> Vec<&'static Spec> {
+    attr::specs(&OF_ALL)
+}
 
 /// Of all devices that have a table.
 static OF_TABLES: [Own; 2] = [
@@ -103,13 +130,11 @@ impl Dm {
     /// one name the first.
     pub fn attributes(&self, name: &str) -> Result<Vec<&'static Spec>, Error> {
         let device = self.get(name)?;
-        let mut specs: Vec<&'static Spec> = match device.live() {
-            Some(table) => {
-                let own = own_of(&device).map(|attr| &attr.spec);
-                own.chain(table.targets().iter().flat_map(|t| t.attributes())).collect()
-            }
-            None => device.setup().map(|setup| setup.attributes()).unwrap_or_default(),
-        };
+        let mut specs: Vec<&'static Spec> = own_of(&device).map(|attr| &attr.spec).collect();
+        match device.live() {
+            Some(table) => specs.extend(table.targets().iter().flat_map(|t| t.attributes())),
+            None => specs.extend(device.setup().iter().flat_map(|setup| setup.attributes())),
+        }
         specs.sort_by_key(|spec| spec.name);
         specs.dedup_by_key(|spec| spec.name);
         Ok(specs)
@@ -190,7 +215,7 @@ fn own_of(device: &MappedDevice) -> impl Iterator<Item = &'static Own> {
     let table = device.live();
     let mapping = table.as_ref().filter(|table| table.is_pure()).map(|_| &MAPPING);
     let of_tables = if table.is_some() { &OF_TABLES[..] } else { &[] };
-    mapping.into_iter().chain(of_tables)
+    OF_ALL.iter().chain(mapping).chain(of_tables)
 }
 
 fn own(device: &MappedDevice, attribute: &str) -> Option<&'static Own> {

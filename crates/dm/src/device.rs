@@ -60,6 +60,7 @@ use crate::account::Account;
 use crate::context::EventSource;
 use crate::control_lock::ControlLock;
 use crate::dm::Dm;
+use crate::doors::{ClientRights, Doors, ReadOnly};
 use crate::flat::Flat;
 use crate::live::{Entry, Table};
 use crate::mapping::Mapping;
@@ -90,6 +91,7 @@ pub struct MappedDevice {
     tables: Tables,
     pub(crate) flat: FlatSlot,
     pub(crate) account: Rc<Account>,
+    pub(crate) rights: ClientRights,
     lifecycle: Lifecycle,
     waiting: Waiting,
     drain: Drain,
@@ -138,6 +140,7 @@ impl MappedDevice {
             tables: Tables::default(),
             flat: FlatSlot::new(),
             account: Rc::default(),
+            rights: ClientRights::default(),
             lifecycle: Lifecycle::new(),
             waiting,
             drain,
@@ -288,6 +291,16 @@ impl MappedDevice {
         self.waiting.fail(Status::NoDevice);
     }
 
+    /// Whether clients of doors may write: the attribute `ro`.
+    pub fn read_only(&self) -> &ReadOnly {
+        self.rights.read_only()
+    }
+
+    /// Which doors show the device: the attribute `doors`.
+    pub fn doors(&self) -> Doors {
+        self.rights.doors()
+    }
+
     /// The device as `info` shows it.
     pub fn info(&self) -> DeviceInfo {
         let live = self.live();
@@ -297,7 +310,7 @@ impl MappedDevice {
             major: MAJOR,
             minor: self.minor(),
             suspended: self.is_suspended(),
-            read_only: false,
+            read_only: self.rights.read_only().get(),
             deferred_remove: self.opens.remove_at_close.get(),
             live_table: live.is_some(),
             inactive_table: self.inactive().is_some(),

@@ -155,6 +155,7 @@ impl Fs {
         match self.tree.find(&self.node(ino)?)? {
             NodeKind::Folder => Err(Errno::EISDIR),
             NodeKind::Text { .. } => Ok(()),
+            NodeKind::Device(d) if d.read_only => Err(Errno::EROFS),
             NodeKind::Device(d) if size == 0 || size == d.size_bytes => Ok(()),
             NodeKind::Device(_) => Err(Errno::EINVAL),
         }

@@ -45,6 +45,15 @@ impl Job {
         }
     }
 
+    /// Fails a write, as the device has become read-only since its file was opened.
+    pub fn refuse_read_only(self) {
+        match self.work {
+            Work::Read { reply, .. } => reply.error(Errno::EROFS),
+            Work::Write { reply, .. } => reply.error(Errno::EROFS),
+            Work::Flush { reply } | Work::Zero { reply, .. } => reply.error(Errno::EROFS),
+        }
+    }
+
     /// Does the request on `dev`, by bios of the current core, and replies. `lock` is the device's.
     pub async fn serve(self, dev: &dyn BlockDevice, lock: &WriteLock) {
         let Job { work, permit } = self;

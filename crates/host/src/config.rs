@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use block::ErrorKind;
 use clap::Args;
 use control::{Failure, with_absolute_paths};
+use dm::Doors;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -122,6 +123,8 @@ struct Device {
     zram: bool,
     #[serde(default)]
     optional: bool,
+    readonly: Option<bool>,
+    doors: Option<Vec<String>>,
     /// In the order of the file.
     #[serde(default)]
     attributes: toml::Table,
@@ -193,7 +196,18 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
             });
             text.map(|text| (attribute, text))
         });
-        let attributes = attributes.collect::<Result<_, Failure>>()?;
+        let mut attributes = attributes.collect::<Result<Vec<_>, Failure>>()?;
+        // Before the others: no client may write, or see the device, while those are set.
+        if let Some(names) = d.doors {
+            let doors = doors_word(&names).ok_or_else(|| {
+                let allowed = "a list of \"nbd\" and \"fuse\" is allowed, empty for none";
+                invalid(format!("{place}: device {name}: doors: {allowed}"))
+            })?;
+            attributes.insert(0, ("doors".into(), doors.to_string()));
+        }
+        if let Some(readonly) = d.readonly {
+            attributes.insert(0, ("ro".into(), u8::from(readonly).to_string()));
+        }
         let (uuid, force, optional) = (d.uuid, d.force, d.optional);
         devices.push(DeviceConfig { place, name, uuid, table, force, optional, attributes });
     }
@@ -228,6 +242,18 @@ pub(crate) fn of_device(name: &str, mut failure: Failure) -> Failure {
         failure.message = rest.into();
     }
     failure.within(format!("device {name}"))
+}
+
+/// What a list of doors means as the attribute `doors`. None for one that no daemon has.
+fn doors_word(names: &[String]) -> Option<Doors> {
+    let has = |door: &str| names.iter().any(|name| name == door);
+    let known = names.iter().all(|name| matches!(&**name, "nbd" | "fuse"));
+    known.then(|| match (has("nbd"), has("fuse")) {
+        (true, true) => Doors::All,
+        (true, false) => Doors::Nbd,
+        (false, true) => Doors::Fuse,
+        (false, false) => Doors::None,
+    })
 }
 
 /// The value as `millpond set` takes it. None for what no attribute has.
@@ -290,6 +316,22 @@ mod tests {
     }
 
     #[test]
+    fn clients_rights_are_set_before_other_attributes() {
+        for (keys, wanted) in [
+            ("readonly = true", &[("ro", "1")][..]),
+            ("doors = []\nattributes = { x = 1 }", &[("doors", "none"), ("x", "1")]),
+            ("doors = ['nbd']\nreadonly = false", &[("ro", "0"), ("doors", "nbd")]),
+            ("doors = ['fuse', 'nbd']", &[("doors", "all")]),
+        ] {
+            let text = format!("[[device]]\nname = 'a'\ntable = '0 8 zero'\n{keys}");
+            let config = read(&text).unwrap();
+            let attributes = config.devices[0].attributes.iter();
+            let found: Vec<_> = attributes.map(|(n, v)| (n.as_str(), v.as_str())).collect();
+            assert_eq!(found, wanted, "{keys}");
+        }
+    }
+
+    #[test]
     fn errors_name_file_line_and_what_is_allowed() {
         for (text, parts) in [
             (
@@ -300,6 +342,10 @@ mod tests {
             ("\ncolour = 1", ["line 2: unknown field `colour`", "default_export"]),
             ("[[device]]\nname = 'a'", ["line 2: device a: ", "`table` or `zram = true`"]),
             ("[[device]]\nname = 'a'\ntable = ''\nzram = true", ["line 2: ", "either `table` or"]),
+            (
+                "[[device]]\nname = 'a'\ntable = ''\ndoors = ['nfs']",
+                ["line 2: device a: doors: ", "\"nbd\" and \"fuse\""],
+            ),
             ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
             (
                 "[[device]]\nname='a'\ntable=''\n[[device]]\nname='a'\ntable=''",

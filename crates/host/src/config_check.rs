@@ -111,8 +111,9 @@ fn check_attributes(device: &DeviceConfig, lines: &[Line]) -> Vec<Error> {
         Some(_) => lines.iter().any(|line| line.kind == manual.name),
         None => manual.name == zram::MANUAL.name,
     };
-    let specs: Vec<&'static Spec> =
+    let mut specs: Vec<&'static Spec> =
         targets::manuals().into_iter().filter(is_of).flat_map(|manual| (manual.specs)()).collect();
+    specs.extend(dm::attributes_of_all());
     let check = |(name, value): &(String, String)| {
         let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
             return Some(attr::unknown("attributes", name, &attr::names(&specs)));

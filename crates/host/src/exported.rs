@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
-use dm::{Dm, MappedDevice};
+use dm::{Dm, MappedDevice, ReadOnly};
 use queue::Leaf;
 
 use crate::leaves::Leaves;
@@ -19,7 +19,8 @@ pub(crate) enum ExportedDevice {
 }
 
 impl ExportedDevice {
-    /// All devices: mapped ones, and leaves that tables use and that have no path of their own.
+    /// All devices that FUSE shows: mapped ones, and leaves that tables use and that have no path
+    /// of their own.
     pub(crate) fn all(dm: &Dm, leaves: &Leaves) -> Vec<ExportedDevice> {
         let mut all: Vec<ExportedDevice> =
             dm.devices().into_iter().map(ExportedDevice::Mapped).collect();
@@ -31,6 +32,7 @@ impl ExportedDevice {
                 all.push(leaf);
             }
         }
+        all.retain(ExportedDevice::is_shown);
         all
     }
 
@@ -48,10 +50,25 @@ impl ExportedDevice {
         }
     }
 
+    fn is_shown(&self) -> bool {
+        match self {
+            ExportedDevice::Mapped(device) => device.doors().has_fuse(),
+            ExportedDevice::Leaf(_) => true,
+        }
+    }
+
     pub(crate) fn read_only(&self) -> bool {
         match self {
-            ExportedDevice::Mapped(device) => device.info().read_only,
+            ExportedDevice::Mapped(device) => device.read_only().get(),
             ExportedDevice::Leaf(leaf) => leaf.is_read_only(),
+        }
+    }
+
+    /// What makes a mapped device read-only while it is open.
+    pub(crate) fn read_only_flag(&self) -> Option<ReadOnly> {
+        match self {
+            ExportedDevice::Mapped(device) => Some(device.read_only().clone()),
+            ExportedDevice::Leaf(_) => None,
         }
     }
 }

@@ -20,9 +20,10 @@ impl DmExports {
         DmExports { dm, default }
     }
 
-    /// The devices that have something to serve.
+    /// The devices that have something to serve here.
     fn live(&self) -> Vec<Rc<MappedDevice>> {
-        self.dm.devices().into_iter().filter(|d| d.info().live_table).collect()
+        let is_shown = |d: &Rc<MappedDevice>| d.info().live_table && d.doors().has_nbd();
+        self.dm.devices().into_iter().filter(is_shown).collect()
     }
 
     fn find(&self, name: &str) -> Result<Rc<MappedDevice>, Error> {
@@ -41,6 +42,9 @@ impl DmExports {
             (name, _) => name,
         };
         let device = self.dm.get(name)?;
+        if !device.doors().has_nbd() {
+            return Err(Error::not_found(format!("{name}: the device is no export (`doors`)")));
+        }
         if !device.info().live_table {
             return Err(Error::not_found(format!("{name}: the device has no live table")));
         }
@@ -72,6 +76,10 @@ impl Export for DmExport {
     fn description(&self) -> String {
         let kinds: Vec<String> = self.0.device().table().into_iter().map(|l| l.kind).collect();
         kinds.join(", ")
+    }
+
+    fn read_only(&self) -> bool {
+        self.0.device().read_only().get()
     }
 
     fn offers(&self, context: Context) -> bool {

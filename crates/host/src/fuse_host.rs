@@ -21,6 +21,7 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use block::attr::Spec;
 use block::{BlockDevice, Error, OpenDevice, same_device};
 use control::Failure;
+use dm::ReadOnly;
 use fuse::{
     Attribute, AttributeReply, CrossThreadLock, Device, DeviceId, Export, Host, Job, OpenId,
     Options, WriteLock,
@@ -57,6 +58,13 @@ struct OpenHandle {
     id: DeviceId,
     handle: DeviceHandle,
     side: Arc<CrossThreadLock>,
+    read_only: Option<ReadOnly>,
+}
+
+impl OpenHandle {
+    fn is_read_only(&self) -> bool {
+        self.read_only.as_ref().is_some_and(ReadOnly::get)
+    }
 }
 
 /// State of the export on core 0.
@@ -140,7 +148,8 @@ impl ExportState {
             ExportedDevice::Leaf(leaf) => engine.owner.lease_leaf(leaf),
         };
         let (device, lock) = (exported.device(), self.id_and_lock(&exported).1);
-        let open_handle = OpenHandle { id, handle: lease.handle(), side: lock.cross_thread() };
+        let (handle, side) = (lease.handle(), lock.cross_thread());
+        let open_handle = OpenHandle { id, handle, side, read_only: exported.read_only_flag() };
         let number = self.next();
         let device = OpenDevice::new(device, new_opener());
         self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, lock, _lease: lease }));
@@ -206,6 +215,10 @@ impl ExportHost {
             let files = self.open.read().unwrap_or_else(PoisonError::into_inner);
             files.get(&open.0).cloned()
         };
+        if job.is_write() && file.as_ref().is_some_and(|file| file.is_read_only()) {
+            job.refuse_read_only();
+            return Ok(());
+        }
         let Some(file) = file.filter(|_| job.is_whole()) else {
             return Err(job);
         };

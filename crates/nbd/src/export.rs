@@ -71,7 +71,7 @@ pub trait Export {
         String::new()
     }
 
-    /// Whether writes are refused.
+    /// Whether writes are refused. Asked when a session begins, and before each write.
     fn read_only(&self) -> bool {
         false
     }

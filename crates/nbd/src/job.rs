@@ -72,7 +72,9 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
         command,
         Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. }
     );
-    if writes && session.flags.contains(ExportFlags::READ_ONLY) {
+    // It may have become read-only since the client was told its flags.
+    let read_only = || session.flags.contains(ExportFlags::READ_ONLY) || session.export.read_only();
+    if writes && read_only() {
         return Err(Errno::Perm);
     }
     let block = u64::from(session.limits.logical_block_bytes);

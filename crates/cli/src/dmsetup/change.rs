@@ -93,7 +93,7 @@ fn check_name(name: &str) -> Done {
 
 fn refuse_readonly(options: &Options) -> Done {
     if options.has(Opt::ReadOnly) {
-        let instead = "all devices are read-write; a client may open one read-only";
+        let instead = "`millpond set NAME ro 1` makes the device read-only for clients";
         return Err(CommandError::not_supported("--readonly", instead));
     }
     Ok(())

@@ -53,7 +53,7 @@ fn spec(fields: &[String]) -> Result<Spec, CommandError> {
         "ro" => {
             return Err(CommandError::not_supported(
                 &format!("{name}: flag `ro`"),
-                "all devices are read-write",
+                "`millpond set NAME ro 1` makes the device read-only for clients",
             ));
         }
         other => {

@@ -505,7 +505,8 @@ fn a_message_goes_to_its_sector_and_delays_a_suspend() {
         );
         assert_eq!(dm.get_attribute("d", "mood").await.unwrap(), "mood of a");
         let e = dm.get_attribute("d", "size").await.unwrap_err();
-        assert_eq!(e.to_string(), "d: no attribute `size`: there are mood, queue/iostats, stat");
+        let there = "there are doors, mood, queue/iostats, ro, stat";
+        assert_eq!(e.to_string(), format!("d: no attribute `size`: {there}"));
     });
 }
 

@@ -60,12 +60,12 @@ fn attributes_set_up_an_unconfigured_device_and_reset_it() {
         let info = device.info();
         assert!(!info.suspended && !info.live_table && info.size_sectors == 0);
         assert_eq!(read(&*device, 0, 1).await, Err(Status::Io), "nothing there, nothing waits");
-        assert_eq!(names(&dm.attributes("d").unwrap()), ["note", "size"]);
+        assert_eq!(names(&dm.attributes("d").unwrap()), ["doors", "note", "ro", "size"]);
         assert_eq!(dm.access("d", "size").unwrap(), Access::Write);
         dm.set_attribute("d", "note", "hello").await.unwrap();
         assert_eq!(dm.get_attribute("d", "note").await.unwrap(), "hello");
         let e = dm.get_attribute("d", "stat").await.unwrap_err();
-        assert_eq!(e.to_string(), "d: no attribute `stat`: there are note, size");
+        assert_eq!(e.to_string(), "d: no attribute `stat`: there are doors, note, ro, size");
         // Too large for the disk: it stays unconfigured, with what was set.
         let e = dm.set_attribute("d", "size", "2048").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);
@@ -73,7 +73,8 @@ fn attributes_set_up_an_unconfigured_device_and_reset_it() {
 
         dm.rename("d", "e").unwrap();
         dm.set_attribute("e", "size", "1024").await.unwrap();
-        assert_eq!(names(&dm.attributes("e").unwrap()), ["mapping", "queue/iostats", "stat"]);
+        let all = ["doors", "mapping", "queue/iostats", "ro", "stat"];
+        assert_eq!(names(&dm.attributes("e").unwrap()), all);
         write(&*device, 5, 0, 8).await.unwrap();
 
         let events = device.info().event_nr;

@@ -15,4 +15,5 @@ mod load;
 mod mount;
 mod nbd_origin;
 mod nbd_tcp;
+mod readonly;
 mod sectors;

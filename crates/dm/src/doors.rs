@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What clients of doors may do with a device: the attributes `ro` and `doors`.
+//!
+//! Doors ask here when a client connects or opens, and before each write. Devices above are no
+//! clients: a table may write to a device that is read-only at every door.
+use std::cell::Cell;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::Error;
+
+/// Which doors show a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Doors {
+    /// All that the program serves.
+    #[default]
+    All,
+    /// NBD alone.
+    Nbd,
+    /// The files of FUSE alone.
+    Fuse,
+    /// No door: only tables use it.
+    None,
+}
+
+impl Doors {
+    /// Words that mean one, in the order in which the attribute shows them.
+    const WORDS: [(&'static str, Doors); 4] =
+        [("all", Doors::All), ("nbd", Doors::Nbd), ("fuse", Doors::Fuse), ("none", Doors::None)];
+
+    /// The words alone.
+    pub(crate) const NAMES: [&'static str; 4] =
+        [Doors::WORDS[0].0, Doors::WORDS[1].0, Doors::WORDS[2].0, Doors::WORDS[3].0];
+
+    /// Whether NBD has it as an export.
+    pub fn has_nbd(self) -> bool {
+        matches!(self, Doors::All | Doors::Nbd)
+    }
+
+    /// Whether FUSE has it as a file.
+    pub fn has_fuse(self) -> bool {
+        matches!(self, Doors::All | Doors::Fuse)
+    }
+
+    /// All words, the one in force in brackets, as sysfs shows a choice.
+    pub(crate) fn choice(self) -> String {
+        let word = |(word, doors): (&str, Doors)| {
+            if doors == self { format!("[{word}]") } else { word.to_owned() }
+        };
+        Doors::WORDS.map(word).join(" ")
+    }
+}
+
+impl FromStr for Doors {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Doors, Error> {
+        let word = block::value::choice("doors", word.trim(), &Doors::NAMES)?;
+        let found = Doors::WORDS.iter().find(|(w, _)| *w == word);
+        Ok(found.expect("one of these words").1)
+    }
+}
+
+impl fmt::Display for Doors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Doors::WORDS.iter().find(|(_, doors)| doors == self);
+        f.write_str(word.expect("each has its word").0)
+    }
+}
+
+/// Whether clients of doors may write to a device. Clones are the same one; a door may ask on any
+/// thread.
+#[derive(Clone, Debug, Default)]
+pub struct ReadOnly(Arc<AtomicBool>);
+
+impl ReadOnly {
+    /// Whether writes are refused.
+    pub fn get(&self) -> bool {
+        // It orders nothing else: a write that runs beside the change may come before or after it.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, read_only: bool) {
+        self.0.store(read_only, Ordering::Relaxed);
+    }
+}
+
+/// The rights of clients at one device.
+#[derive(Debug, Default)]
+pub(crate) struct ClientRights {
+    read_only: ReadOnly,
+    doors: Cell<Doors>,
+}
+
+impl ClientRights {
+    pub(crate) fn read_only(&self) -> &ReadOnly {
+        &self.read_only
+    }
+
+    pub(crate) fn set_read_only(&self, read_only: bool) {
+        self.read_only.set(read_only);
+    }
+
+    pub(crate) fn doors(&self) -> Doors {
+        self.doors.get()
+    }
+
+    pub(crate) fn set_doors(&self, doors: Doors) {
+        self.doors.set(doors);
+    }
+}

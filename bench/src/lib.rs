@@ -8,7 +8,6 @@
 
 pub mod cache_image;
 pub mod compressed;
-pub mod conn;
 pub mod counted;
 pub mod counting_core;
 pub mod files;
@@ -16,4 +15,5 @@ pub mod mixed_load;
 pub mod output;
 pub mod peers;
 pub mod process;
+mod replies;
 pub mod through_fuse;

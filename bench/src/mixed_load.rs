@@ -9,11 +9,12 @@
 //! Invariants
 //! - BE-B1 A read's latency counts from when it was due, not from when it could be sent: a device
 //!   that stalls is not asked less often because of that.
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use e2e::client::Client;
 use hdrhistogram::Histogram;
 use nbd::request::Request;
 use nbd::wire::cmd;
@@ -24,9 +25,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use tempfile::TempDir;
 
-use crate::conn::{Conn, wrong};
 use crate::peers::make_file;
 use crate::process::Server;
+use crate::replies::{Replies, wrong};
 
 /// Bytes of a read.
 const READ_BYTES: u32 = 4096;
@@ -35,12 +36,39 @@ const WRITE_BYTES: u32 = 1 << 20;
 /// Writes in flight.
 const WRITE_DEPTH: u64 = 4;
 
+/// A connection that keeps requests in flight.
+#[derive(Debug)]
+pub struct Conn {
+    client: Client,
+    replies: Replies,
+}
+
 impl Conn {
+    /// Connects to the export `name`.
+    ///
+    /// # Errors
+    /// What the system or the server said.
+    pub fn open(socket: &Path, name: &str) -> io::Result<Conn> {
+        let mut client = Client::connect(socket, name)?;
+        // A write waits for the disk, however slow it is.
+        client.stream().set_read_timeout(None)?;
+        Ok(Conn { client, replies: Replies::new() })
+    }
+
+    /// The cookie of the next reply, when it is there: see [`Replies::next`].
+    fn reply(&mut self, data: usize) -> io::Result<Option<u64>> {
+        self.replies.next(data)
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        self.replies.fill(self.client.stream())
+    }
+
     /// Waits until there is something to read, `seconds` at most.
-    fn readable(&self, seconds: f64) -> io::Result<bool> {
+    fn readable(&mut self, seconds: f64) -> io::Result<bool> {
         let seconds = seconds.max(0.0);
         let (tv_sec, tv_nsec) = (seconds.trunc() as i64, (seconds.fract() * 1e9) as i64);
-        let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
+        let mut fds = [PollFd::new(self.client.stream(), PollFlags::IN)];
         match poll(&mut fds, Some(&Timespec { tv_sec, tv_nsec })) {
             Ok(n) => Ok(n > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -60,7 +88,7 @@ impl Conn {
         seed: u64,
     ) -> io::Result<Histogram<u64>> {
         let mut latency_ns = histogram();
-        let blocks = self.size / u64::from(READ_BYTES);
+        let blocks = self.client.size() / u64::from(READ_BYTES);
         let mut random = seed | 1;
         let begin = clock();
         // When each read was due; the cookie is its number.
@@ -76,7 +104,7 @@ impl Conn {
                 let offset = random % blocks * u64::from(READ_BYTES);
                 let (kind, len, cookie) = (cmd::READ, READ_BYTES, sent);
                 let request = Request { flags: 0, kind, cookie, offset, len };
-                self.stream.write_all(&request.encode())?;
+                self.client.send(request, &[])?;
                 sent += 1;
             }
             let wait = if sent < count { due(sent) - clock() } else { 1.0 };
@@ -105,15 +133,14 @@ impl Conn {
     /// What the system or the server said.
     pub fn write_on(&mut self, stop: &AtomicBool, written: &AtomicU64) -> io::Result<()> {
         let data = vec![0x77; WRITE_BYTES as usize];
-        let pieces = self.size / u64::from(WRITE_BYTES);
+        let pieces = self.client.size() / u64::from(WRITE_BYTES);
         let (mut sent, mut ended) = (0, 0);
         loop {
             while sent - ended < WRITE_DEPTH && !stop.load(Ordering::Relaxed) {
                 let offset = sent % pieces * u64::from(WRITE_BYTES);
                 let (kind, len, cookie) = (cmd::WRITE, WRITE_BYTES, sent);
                 let request = Request { flags: 0, kind, cookie, offset, len };
-                self.stream.write_all(&request.encode())?;
-                self.stream.write_all(&data)?;
+                self.client.send(request, &data)?;
                 sent += 1;
             }
             if sent == ended {
@@ -126,7 +153,7 @@ impl Conn {
             }
         }
         let flush = Request { flags: 0, kind: cmd::FLUSH, cookie: sent, offset: 0, len: 0 };
-        self.stream.write_all(&flush.encode())?;
+        self.client.send(flush, &[])?;
         while self.reply(0)?.is_none() {
             self.fill()?;
         }

@@ -10,7 +10,6 @@ use reproduce::clock;
 use super::client::{Client, Job, Run, RunLength, flush, run};
 use super::serve::{EXPORT, Endpoint, Served, nbdkit_with, ours_with, qsd_with};
 use super::{TestBed, make_file};
-use crate::conn::Conn;
 
 /// Who takes part; ours first.
 pub const PEERS: [&str; 4] = ["ours", "nbdkit_4k", "nbdkit", "qsd"];
@@ -141,24 +140,24 @@ pub fn survivors(who: &'static str, test_bed: &TestBed) -> Result<CrashResult, S
     let Endpoint::Nbd { socket, export } = &served.endpoint else {
         return Err("no socket".to_owned());
     };
-    let mut conn = Conn::open(socket, export).map_err(failed)?;
+    let mut client = e2e::client::Client::connect(socket, export).map_err(failed)?;
     for nth in 0..2 * KILL_BLOCKS {
-        conn.write(place(nth, bytes), &block(nth)).map_err(failed)?;
+        client.write(place(nth, bytes), &block(nth)).map_err(failed)?;
         if nth + 1 == KILL_BLOCKS {
-            conn.flush().map_err(failed)?;
+            client.flush().map_err(failed)?;
         }
     }
     drop(served);
-    drop(conn);
+    drop(client);
     let served = start(who, &origin, test_bed)?;
     let Endpoint::Nbd { socket, export } = &served.endpoint else {
         return Err("no socket".to_owned());
     };
-    let mut conn = Conn::open(socket, export).map_err(failed)?;
+    let mut client = e2e::client::Client::connect(socket, export).map_err(failed)?;
     let mut found = vec![0; BLOCK];
     let mut there = [0; 2];
     for nth in 0..2 * KILL_BLOCKS {
-        conn.read(place(nth, bytes), &mut found).map_err(failed)?;
+        client.read(place(nth, bytes), &mut found).map_err(failed)?;
         let half = usize::from(nth >= KILL_BLOCKS);
         there[half] += u64::from(found == block(nth));
     }

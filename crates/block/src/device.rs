@@ -233,6 +233,14 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// Marks its cache device, durably, as one that `successor` has taken the place of: no table
+    /// opens it as a cache any more. It holds nothing and is suspended. After an error it is as
+    /// before, or has failed.
+    fn mark_replaced(self: Rc<Self>, _successor: String) -> LocalFuture<Result<(), Error>> {
+        let e = Error::invalid(format!("{}: it is no cache", self.kind()));
+        Box::pin(async move { Err(e) })
+    }
+
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         let kind = self.kind();

@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use host::{Listing, TableArgs};
 
 use crate::drain::DrainArgs;
+use crate::recache::{ReplaceCacheArgs, UncacheArgs};
 use crate::show::ShowArgs;
 
 /// The verbs that control a daemon.
@@ -21,6 +22,8 @@ pub enum ControlVerb {
     Rename(RenameArgs),
     Message(MessageArgs),
     Drain(DrainArgs),
+    Uncache(UncacheArgs),
+    ReplaceCache(ReplaceCacheArgs),
     Status(StatusArgs),
     Table(TableListArgs),
     Info(InfoArgs),

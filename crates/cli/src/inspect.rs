@@ -66,7 +66,11 @@ pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
 
 fn is_sound(report: &ProbeReport) -> bool {
     let known = match &report.contents {
-        Contents::Blank | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => true,
+        Contents::Blank
+        | Contents::Native(_)
+        | Contents::Divided(_)
+        | Contents::Dm(_)
+        | Contents::Replaced(_) => true,
         Contents::Unknown | Contents::Ruined => false,
     };
     known && report.damage.is_empty()
@@ -86,6 +90,9 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
         Contents::Blank => line("format", "none: it is blank".into()),
         Contents::Unknown => line("format", "unknown: neither blank nor a cache".into()),
         Contents::Ruined => line("format", "a cache whose superblock is damaged".into()),
+        Contents::Replaced(mark) => {
+            line("format", format!("none: it holds nothing, {} has replaced it", mark.successor));
+        }
         Contents::Native(cache) => {
             line(
                 "format",
@@ -214,6 +221,7 @@ fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
     });
     match &report.contents {
         Contents::Blank | Contents::Unknown | Contents::Ruined => {}
+        Contents::Replaced(mark) => value["replaced_by"] = mark.successor.as_str().into(),
         Contents::Native(cache) => {
             native_value(&mut value, cache);
         }

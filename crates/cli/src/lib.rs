@@ -20,6 +20,7 @@ mod inspect;
 mod offline;
 mod process;
 mod progress;
+mod recache;
 mod recover;
 mod reproduce;
 mod requests;

@@ -119,6 +119,7 @@ pub(crate) fn kind(report: &ProbeReport) -> &'static str {
         Contents::Blank => "blank",
         Contents::Unknown => "unknown",
         Contents::Ruined => "ruined",
+        Contents::Replaced(_) => "replaced",
         Contents::Native(_) => "native",
         Contents::Divided(_) => "divided",
         Contents::Dm(_) => "dm",

@@ -139,6 +139,11 @@ fn path(path: &Path) -> String {
 fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
     let found = match &report.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
+        Contents::Replaced(mark) => Err(format!(
+            "{place}: holds nothing: {} has replaced it, and may hold blocks that the \
+             origin does not have",
+            mark.successor
+        )),
         Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
         Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
             report.occupancy().ok_or_else(|| {
@@ -168,7 +173,9 @@ fn check_origin(
         Contents::Divided(cache) => of_parts(cache, origin),
         // The kernel's format does not identify its origin: all cached blocks must lie on it.
         Contents::Dm(_) => (has.max(end), [0; 16]),
-        Contents::Blank | Contents::Unknown | Contents::Ruined => unreachable!("not a cache"),
+        Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
+            unreachable!("not a cache")
+        }
     };
     if has < needs {
         return Err(Failure::new(
@@ -212,6 +219,7 @@ fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]
         Contents::Blank
         | Contents::Unknown
         | Contents::Ruined
+        | Contents::Replaced(_)
         | Contents::Divided(_)
         | Contents::Dm(_) => None,
     });

@@ -242,7 +242,7 @@ pub(crate) async fn stop(client: &Client) -> Result<(), Failure> {
 }
 
 /// Prints the warnings of an answer on standard error.
-fn warn(warnings: &[String]) {
+pub(crate) fn warn(warnings: &[String]) {
     for warning in warnings {
         eprintln!("millpond: warning: {}", plain(warning));
     }

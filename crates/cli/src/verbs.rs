@@ -21,6 +21,7 @@ use crate::client::Client;
 use crate::drain::drain;
 use crate::process::Process;
 use crate::progress::{LongOp, QUIET, show_while};
+use crate::recache::{replace_cache, uncache};
 use crate::requests::{self, Lines, Removal};
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 
@@ -48,6 +49,10 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::Rename(a) => within(format!("rename {}", a.name), rename(client, &a).await),
         ControlVerb::Message(a) => within(format!("message {}", a.name), message(client, &a).await),
         ControlVerb::Drain(a) => within(format!("drain {}", a.name), drain(client, &a).await),
+        ControlVerb::Uncache(a) => within(format!("uncache {}", a.name), uncache(client, &a).await),
+        ControlVerb::ReplaceCache(a) => {
+            within(format!("replace-cache {}", a.name), replace_cache(client, &a).await)
+        }
         ControlVerb::Status(a) => within(verb_of("status", &a.name), status(client, &a).await),
         ControlVerb::Table(a) => within(verb_of("table", &a.name), table(client, &a).await),
         ControlVerb::Info(a) => within(verb_of("info", &a.name), info(client, &a).await),

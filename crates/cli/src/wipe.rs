@@ -10,6 +10,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
 use clap::Args;
 use control::Failure;
+use format::ReplacedMark;
 use host::print;
 use writecache::{Contents, Depth, ProbeReport};
 
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
 /// What wiping would lose.
 fn loss(report: &ProbeReport) -> Option<String> {
     match &report.contents {
-        Contents::Blank => None,
+        Contents::Blank | Contents::Replaced(_) => None,
         Contents::Unknown => Some("holds something that is no cache".into()),
         Contents::Ruined => Some("holds a damaged cache, the content of which is unknown".into()),
         Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
@@ -90,9 +91,22 @@ fn loss(report: &ProbeReport) -> Option<String> {
     }
 }
 
+/// The places of the parts of a replaced cache. The mark is in the first, and comes last: until
+/// then it says where the others are.
+fn places_of_replaced(mark: &ReplacedMark, start: Sector, area: Sector) -> Vec<(Sector, Sector)> {
+    let each = mark.area_sectors;
+    let begin = (0..u64::from(mark.parts)).filter_map(|nth| nth.checked_mul(each)).map(Sector);
+    let within: Vec<Sector> = begin.filter(|at| *at < area).collect();
+    let place = |at: Sector| (start + at, area - at);
+    within.into_iter().rev().map(place).collect()
+}
+
 /// Where superblocks lie, and how much room there is for them. The first part of a divided cache
 /// comes first: without it there is no cache, even if the others are left.
 fn places(report: &ProbeReport, start: Sector) -> Vec<(Sector, Sector)> {
+    if let Contents::Replaced(mark) = &report.contents {
+        return places_of_replaced(mark, start, report.area);
+    }
     let Contents::Divided(cache) = &report.contents else { return vec![(start, report.area)] };
     let each = cache.first.area_sectors;
     let begin = (0..u64::from(cache.first.of)).map(|nth| Sector(nth * each));

@@ -77,6 +77,29 @@ pub struct Reloaded {
     pub failed: Vec<String>,
 }
 
+/// `POST .../replace-cache`: the cache device that takes the place of the old one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceCache {
+    /// As a table names it.
+    pub cache: String,
+    /// Where the cache begins there.
+    #[serde(default)]
+    pub start_sector: u64,
+}
+
+/// Answer to `uncache` and `replace-cache`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recached {
+    pub device: Device,
+    /// The cache devices that are left: they hold nothing.
+    pub freed: Vec<String>,
+    /// The live table as it is now.
+    pub table: Vec<Line>,
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
 /// `POST .../suspend`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

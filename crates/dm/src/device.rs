@@ -20,8 +20,9 @@
 //! | `OpenCount` | how many handles there are | `device/open_count.rs` |
 //! | `EventCounter` | the event number | `device/events.rs` |
 //!
-//! Verbs: suspend, resume and remove in `device/suspend.rs`, remove by force in `device/force.rs`,
-//! open and message in `device/handles.rs`. Bios: `device/border.rs`.
+//! Verbs: suspend, resume and remove in `device/suspend.rs`, replace a table in use in
+//! `device/replace.rs`, remove by force in `device/force.rs`, open and message in
+//! `device/handles.rs`. Bios: `device/border.rs`.
 //!
 //! Invariants
 //! - DM-D1 A bio is in exactly one place: refused (no live table), waiting, or in flight below.
@@ -51,6 +52,7 @@ mod flat_slot;
 mod force;
 pub(crate) mod handles;
 mod open_count;
+mod replace;
 mod state;
 mod suspend;
 mod unsaved;

@@ -30,6 +30,7 @@ pub mod dm;
 mod geometry;
 mod quorum;
 mod record;
+mod replaced;
 mod superblock;
 pub mod zram;
 
@@ -40,6 +41,7 @@ pub use record::{
     BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,
     encode_record,
 };
+pub use replaced::{REPLACED_BYTES, ReplacedMark};
 pub use superblock::{CheckpointRef, PARTS_MAX, Part, Superblock, begin_superblock, is_begun};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.

@@ -7,6 +7,7 @@
 //! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 mod attributes;
+mod recache;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

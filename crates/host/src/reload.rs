@@ -97,6 +97,28 @@ impl ConfigFile {
         Ok(report)
     }
 
+    /// The warning that a restart would bring up another table of a device than the `live` one,
+    /// which a verb has made.
+    pub(crate) async fn stale_table(&self, name: &str, live: &[api::Line]) -> Option<String> {
+        let path = self.path.as_ref()?.display();
+        let applied = self.applied.lock().await;
+        let in_file = applied.devices.get(name)?.table.as_deref()?;
+        let text: String = live
+            .iter()
+            .map(|l| format!("{} {} {} {}\n", l.start, l.length, l.target, l.params))
+            .collect();
+        let words = |text: &str| {
+            let lines = dm::parse(text).unwrap_or_default().into_iter();
+            lines.map(|l| (l.start, l.len, l.kind, l.args)).collect::<Vec<_>>()
+        };
+        (words(in_file) != words(&text)).then(|| {
+            format!(
+                "the configuration file {path} has another table of {name}, with which it comes up \
+                 after a restart: `millpond table {name}` shows the table that belongs there"
+            )
+        })
+    }
+
     /// As [`ConfigFile::reload`]; the log gets the report.
     pub(crate) async fn reload_and_log(&self, core: &CoreHandle) {
         match self.reload(core).await {

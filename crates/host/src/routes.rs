@@ -54,6 +54,8 @@ pub(crate) enum DeviceVerb {
     Rename,
     Message,
     Flush,
+    Uncache,
+    ReplaceCache,
     Status,
     Table(TableSlot),
     Deps,
@@ -118,6 +120,8 @@ fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<DeviceVerb
         ("POST", ["rename"]) => DeviceVerb::Rename,
         ("POST", ["message"]) => DeviceVerb::Message,
         ("POST", ["flush"]) => DeviceVerb::Flush,
+        ("POST", ["uncache"]) => DeviceVerb::Uncache,
+        ("POST", ["replace-cache"]) => DeviceVerb::ReplaceCache,
         ("GET", ["status"]) => DeviceVerb::Status,
         ("GET", ["table"]) => DeviceVerb::Table(slot(query)?),
         ("GET", ["deps"]) => DeviceVerb::Deps,
@@ -261,6 +265,21 @@ async fn of_device(
             parse::<api::Empty>(body)?;
             json(&core.call(async move |e| e.flush(&name).await).await??)
         }
+        DeviceVerb::Uncache => {
+            parse::<api::Empty>(body)?;
+            let (_client, is_wanted) = client();
+            let uncache =
+                async move |e: Rc<Engine>, name: String| e.uncache(&name, &is_wanted).await;
+            recached(state, change(core, name, uncache).await?).await
+        }
+        DeviceVerb::ReplaceCache => {
+            let new = parse::<api::ReplaceCache>(body)?;
+            let (_client, is_wanted) = client();
+            let replace = async move |e: Rc<Engine>, name: String| {
+                e.replace_cache(&name, &new, &is_wanted).await
+            };
+            recached(state, change(core, name, replace).await?).await
+        }
         DeviceVerb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
         DeviceVerb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         DeviceVerb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
@@ -277,6 +296,13 @@ async fn of_device(
             json(&core.call(set).await??)
         }
     }
+}
+
+/// Adds the warning that the configuration file has another table.
+async fn recached(state: &State, mut answer: api::Recached) -> Result<ResponseBody, Failure> {
+    let stale = state.config.stale_table(&answer.device.name, &answer.table).await;
+    answer.warnings.extend(stale);
+    json(&answer)
 }
 
 /// Changes a device, after other changes of it have ended. If the client disconnects before that,
@@ -376,6 +402,8 @@ mod tests {
             ("POST", "/v1/devices/wc/rename", "", of("wc", DeviceVerb::Rename)),
             ("POST", "/v1/devices/wc/message", "", of("wc", DeviceVerb::Message)),
             ("POST", "/v1/devices/wc/flush", "", of("wc", DeviceVerb::Flush)),
+            ("POST", "/v1/devices/wc/uncache", "", of("wc", DeviceVerb::Uncache)),
+            ("POST", "/v1/devices/wc/replace-cache", "", of("wc", DeviceVerb::ReplaceCache)),
             ("GET", "/v1/devices/wc/status", "", of("wc", DeviceVerb::Status)),
             ("GET", "/v1/devices/wc/table", "", of("wc", DeviceVerb::Table(TableSlot::Live))),
             (

@@ -123,6 +123,8 @@ pub enum Fault {
     ZeroesNotInCheckpoint,
     /// Ordered: recovery lets zeroes end nothing that came before them.
     ZeroesEndNothing,
+    /// A cache counts as marked as replaced before the mark is durable.
+    MarkNotFlushed,
     /// Parts: a FLUSH ends when the first part has ended it.
     FlushOfFirstPart,
     /// Parts: the superblock of a part is not asked which part it is, and of which cache.

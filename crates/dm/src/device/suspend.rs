@@ -32,8 +32,24 @@ impl MappedDevice {
     ///
     /// After an error of a target the device is suspended all the same.
     pub(crate) async fn suspend(&self, guard: &ControlGuard) -> Result<(), Error> {
-        if !self.lifecycle.begin_suspend() {
+        if !self.hold(guard).await? {
             return Ok(());
+        }
+        let live = self.live();
+        let result = match &live {
+            Some(table) => table.suspend().await,
+            None => Ok(()),
+        };
+        self.check_guard(guard)?;
+        self.lifecycle.end_suspend(result.is_ok());
+        result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
+    }
+
+    /// Stops bios, and waits for those below. The targets go on. Returns `false` if the device is
+    /// suspended already. The caller holds the lock.
+    pub(super) async fn hold(&self, guard: &ControlGuard) -> Result<bool, Error> {
+        if !self.lifecycle.begin_suspend() {
+            return Ok(false);
         }
         if let Some(dm) = self.dm.upgrade() {
             dm.withdraw_flats(self).await;
@@ -43,14 +59,7 @@ impl MappedDevice {
         self.flat.bases_quiesced().await;
         self.check_guard(guard)?;
         self.flat.take_previous_bases();
-        let live = self.live();
-        let result = match &live {
-            Some(table) => table.suspend().await,
-            None => Ok(()),
-        };
-        self.check_guard(guard)?;
-        self.lifecycle.end_suspend(result.is_ok());
-        result.map_err(|e| e.within(format!("{}: suspended, but not cleanly", self.name())))
+        Ok(true)
     }
 
     /// Makes an inactive table live, and lets bios go. The caller holds the lock.

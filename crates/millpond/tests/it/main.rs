@@ -17,6 +17,7 @@ mod observe;
 mod offline;
 mod package;
 mod parts;
+mod recache;
 mod reproduce;
 mod service;
 mod show;

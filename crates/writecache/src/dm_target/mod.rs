@@ -11,6 +11,7 @@ mod early;
 mod lost_writes;
 mod open;
 mod problems;
+mod replaced;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -404,6 +405,10 @@ impl Target for WriteCache {
                 None => self.running()?.writeback.write_back_all().await,
             }
         })
+    }
+
+    fn mark_replaced(self: Rc<Self>, successor: String) -> LocalFuture<Result<(), Error>> {
+        Box::pin(self.mark(successor))
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

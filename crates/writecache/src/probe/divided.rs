@@ -104,7 +104,9 @@ fn foreign(report: &ProbeReport, place: &Place) -> Option<String> {
             Some(part) => format!("here is part {} of {}", part.nth, part.of),
             None => "here is a cache in one part".to_owned(),
         }),
-        Contents::Blank | Contents::Unknown | Contents::Dm(_) => Some("it is missing".to_owned()),
+        Contents::Blank | Contents::Unknown | Contents::Dm(_) | Contents::Replaced(_) => {
+            Some("it is missing".to_owned())
+        }
         Contents::Ruined => Some("its superblock is damaged".to_owned()),
         Contents::Divided(_) => unreachable!("a part is looked at as one area"),
     }

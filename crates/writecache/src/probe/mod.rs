@@ -22,7 +22,7 @@ mod native;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector, Status};
-use format::{Geometry, SUPERBLOCK_COPIES, UNIT};
+use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, UNIT};
 use roaring::RoaringTreemap;
 
 pub use self::divided::DividedCache;
@@ -61,6 +61,8 @@ pub enum Contents {
     Unknown,
     /// A cache of the native or the kernel's format whose superblock can't be read any more.
     Ruined,
+    /// The mark of a cache that another one has replaced. It holds nothing.
+    Replaced(ReplacedMark),
     /// A cache of the native format.
     Native(Box<NativeCache>),
     /// A cache of the native format in several parts.
@@ -110,7 +112,7 @@ impl ProbeReport {
     #[must_use]
     pub fn occupancy(&self) -> Option<&Occupancy> {
         match &self.contents {
-            Contents::Blank | Contents::Unknown | Contents::Ruined => None,
+            Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => None,
             Contents::Native(cache) => cache.occupancy.as_ref(),
             Contents::Divided(cache) => cache.occupancy.as_ref(),
             Contents::Dm(cache) => Some(&cache.occupancy),
@@ -219,6 +221,8 @@ async fn probe_area(
         dm::probe(place, &mut report, head).await?;
     } else if has_superblocks(head) {
         native::probe(place, &mut report, head, depth).await?;
+    } else if let Some(mark) = ReplacedMark::find(head) {
+        report.contents = Contents::Replaced(mark);
     }
     Ok(report)
 }

@@ -3,7 +3,8 @@
 //! unit.
 use block::{Error, ErrorKind, Sector};
 use format::{
-    Damage, Geometry, Kind, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record, is_blank,
+    Damage, Geometry, Kind, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record,
+    is_blank,
 };
 
 use super::{Contents, Depth, Occupancy, Place, ProbeReport};
@@ -47,7 +48,16 @@ pub(super) async fn probe(
         &head[at..at + UNIT]
     };
     let copies = copies_in(head);
-    let superblock = match format::elect(&copies) {
+    let elected = format::elect(&copies);
+    let found = |find: fn(&[u8]) -> Option<ReplacedMark>| {
+        [0, 1, 2, 3].into_iter().find_map(|copy| find(unit(copy)))
+    };
+    let mark = found(ReplacedMark::decode).or_else(|| found(ReplacedMark::find));
+    if let (Err(_), Some(mark)) = (&elected, mark) {
+        report.contents = Contents::Replaced(mark);
+        return Ok(());
+    }
+    let superblock = match elected {
         Ok(superblock) => superblock,
         Err(_) if [0, 1, 2, 3].iter().all(|&copy| is_blank(unit(copy))) => return Ok(()),
         Err(_)

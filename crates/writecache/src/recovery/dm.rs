@@ -17,12 +17,13 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::dm::{ENTRY_BYTES, Entry, EntryState, Geometry, HEADER_BYTES, Refusal, Superblock};
-use format::{SUPERBLOCK_COPIES, UNIT};
+use format::{ReplacedMark, SUPERBLOCK_COPIES, UNIT};
 
 use super::RecoveredCache;
 use super::area::{
     ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
 };
+use super::replaced::replaced;
 use crate::config::{Config, MediaFormat};
 use crate::map::Rebuild;
 use crate::planted::Fault;
@@ -55,6 +56,9 @@ pub(crate) async fn open(
     let superblock = match first.read(Superblock::decode) {
         Ok(found) => found,
         Err(refusal) => {
+            if let Some(mark) = first.read(ReplacedMark::find) {
+                return Err(replaced(&config, &mark));
+            }
             let new_superblock = new_superblock(&config, area)?;
             if !first.read(|first| is_blank(first, &new_superblock)) {
                 return Err(refused(&config, &refusal));

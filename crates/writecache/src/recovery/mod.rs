@@ -20,6 +20,7 @@
 pub(crate) mod area;
 pub(crate) mod dm;
 pub(crate) mod owner;
+pub(crate) mod replaced;
 pub(crate) mod superblock;
 
 use std::cell::Cell;

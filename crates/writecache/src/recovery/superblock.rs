@@ -9,10 +9,11 @@
 use std::ops::RangeInclusive;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
-use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
+use format::{CheckpointRef, Damage, Geometry, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
 
 use super::area::{damaged, flush_area, no_space, read_area, write_area};
 use super::owner::NO_ORIGIN;
+use super::replaced::replaced;
 use crate::config::Config;
 use crate::planted::Fault;
 
@@ -30,8 +31,13 @@ pub(crate) async fn find_superblock(
     if area < end {
         Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     }
-    let Copies { copies, blank, begun } = read_copies(config, device).await?;
-    match format::elect(&copies) {
+    let Copies { copies, blank, begun, mark } = read_copies(config, device).await?;
+    let elected = format::elect(&copies);
+    // Its own superblock has no two copies any more.
+    if let (Err(_), Some(mark)) = (&elected, &mark) {
+        return Err(replaced(config, mark));
+    }
+    match elected {
         Ok(superblock) => {
             let agreed = copies.iter().all(|c| c.as_ref() == Ok(&superblock));
             Ok(Some((superblock, agreed)))
@@ -69,6 +75,8 @@ pub(crate) struct Copies {
     blank: [bool; 4],
     /// The first place may have the beginning of a superblock.
     begun: bool,
+    /// The mark in one of the places.
+    mark: Option<ReplacedMark>,
 }
 
 pub(crate) async fn read_copies(
@@ -77,18 +85,20 @@ pub(crate) async fn read_copies(
 ) -> Result<Copies, Error> {
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
-    let mut begun = false;
+    let (mut begun, mut mark, mut begun_mark) = (false, None, None);
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = Geometry::superblock_offset(copy);
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
         unit.read(|unit| {
             blank[usize::from(copy)] = format::is_blank(unit);
             begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
+            mark = mark.take().or_else(|| ReplacedMark::decode(unit));
+            begun_mark = begun_mark.take().or_else(|| ReplacedMark::find(unit));
             copies.push(Superblock::decode(copy, unit));
         });
     }
     let copies = copies.try_into().expect("four were read");
-    Ok(Copies { copies, blank, begun })
+    Ok(Copies { copies, blank, begun, mark: mark.or(begun_mark) })
 }
 
 /// The generation that a format writes.

@@ -13,6 +13,7 @@ mod commit_dm;
 pub(crate) mod dm;
 pub(crate) mod log;
 pub(crate) mod media;
+mod replaced;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

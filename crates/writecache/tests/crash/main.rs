@@ -11,4 +11,5 @@ mod ordered;
 mod parts;
 mod recover_killed;
 mod reload;
+mod replace;
 mod simulate;

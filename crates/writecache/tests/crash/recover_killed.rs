@@ -146,7 +146,7 @@ async fn recover(
     let is_native = match &report.contents {
         Contents::Native(_) => true,
         Contents::Divided(_) | Contents::Dm(_) => false,
-        Contents::Blank | Contents::Unknown | Contents::Ruined => {
+        Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
             panic!("no cache any more: {:?}", report.damage)
         }
     };

@@ -204,6 +204,7 @@ fn no_bytes_make_a_survey_panic() {
             Contents::Native(_) => 3,
             Contents::Dm(_) => 4,
             Contents::Divided(_) => 5,
+            Contents::Replaced(_) => panic!("no image had a mark"),
         }] += 1;
     }
     assert!(seen[1] + seen[2] > 0 && seen[3..].iter().all(|&times| times > 50), "{seen:?}");

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Replace: another table takes the place of the live one, and the caches of the old one hold
+//! nothing from then on. For `uncache` and `replace-cache`.
+//!
+//! ```text
+//!              hold                 write back              suspend
+//!   Running ─────────▶ Held ───────────────────▶ Emptied ───────────▶ Settled
+//!      ▲    bios wait        the caches hold                             │ resume the new table
+//!      │                     nothing, durably                            ▼
+//!      │                                       mark                   Opened
+//!      │                                  ┌───────────────────────────── │
+//!      │                                  ▼                              │ no cache is replaced
+//!      │  any error               Marked (durable)                       │ by another one
+//!      └── resume the old table           └──────────▶ Replaced ◀────────┘
+//!                                                 bios go to the new table
+//! ```
+//!
+//! | a crash in | finds |
+//! |---|---|
+//! | Running, Held | the old table, its caches as they were |
+//! | Emptied, Settled, Opened | the old table with empty caches: the origin has everything |
+//! | Marked, Replaced | the new table; by the old one empty caches, or a refusal if marked |
+//!
+//! Invariants
+//! - DM-R1 A bio goes to the new table only when every cache of the old one holds nothing, durably:
+//!   no dirty block, which the origin would lack, and no clean copy, which would be old after the
+//!   first write to the origin.
+//! - DM-R2 If another cache takes the place of one, a bio goes to it only when the old one is
+//!   marked, durably: a table that still names the old one would hide what the new one holds.
+//! - DM-R3 After an error the old table is live again, and serves the bios that have waited.
+use std::rc::Rc;
+
+use block::{BlockDevice, Error, Role};
+
+use super::MappedDevice;
+use crate::context::EventSource;
+use crate::control_lock::ControlGuard;
+use crate::dm::Dm;
+use crate::live::{Entry, Table};
+use crate::table::quote;
+
+impl Dm {
+    /// Replaces the live table of a device that is in use (DM-R1 to DM-R3). Bios wait while the
+    /// caches of the live table are written back: the caller has drained them before.
+    ///
+    /// # Errors
+    /// Why the old table is live as before.
+    pub async fn replace_table(&self, name: &str, text: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
+        let guard = device.control().await?;
+        let replaced = device.replace(self, &guard, text).await;
+        drop(guard);
+        replaced.map_err(|e| e.within(device.name()))
+    }
+
+    /// Sends `words` to the attribute `drain` of each cache of the live table, one after another:
+    /// writes their blocks back while the device is in use, within limits.
+    pub async fn drain(&self, name: &str, words: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
+        let Some(live) = device.live() else { return Ok(()) };
+        for entry in live.entries.iter().filter(|e| e.target.tracks_dirty()) {
+            let drained = entry.target.clone().set_attribute("drain".into(), words.into()).await;
+            drained.map_err(|e| e.within(format!("{name}: {}", entry.label())))?;
+        }
+        Ok(())
+    }
+}
+
+impl MappedDevice {
+    /// The cache devices of the live table, by the names that tables use.
+    pub fn cache_devices(&self) -> Vec<String> {
+        let Some(live) = self.live() else { return Vec::new() };
+        live.entries.iter().filter(|e| e.target.tracks_dirty()).filter_map(cache_of).collect()
+    }
+
+    /// The live table with each cache replaced by a mapping of its origin.
+    ///
+    /// # Errors
+    /// `EINVAL` if it has no cache.
+    pub fn table_without_caches(&self) -> Result<String, Error> {
+        let live = self.live();
+        let entries = live.as_ref().map_or(&[][..], |live| &live.entries);
+        let mut caches = 0;
+        let mut text = String::new();
+        for entry in entries {
+            let Entry { start, end, target, .. } = entry;
+            let len = *end - *start;
+            let below = target.components();
+            let origin = below.iter().find(|b| b.role == Role::Origin);
+            let line = match origin.filter(|_| target.tracks_dirty()) {
+                Some(origin) => {
+                    caches += 1;
+                    format!("linear {} {}", quote(origin.device.name()), origin.start)
+                }
+                None => format!("{} {}", target.kind(), target.table()),
+            };
+            text.push_str(&format!("{start} {len} {line}\n"));
+        }
+        if caches == 0 {
+            return Err(Error::invalid(format!(
+                "{}: no line of its table is a write cache: `millpond ls --tree` shows what it is \
+                 built on",
+                self.name()
+            )));
+        }
+        Ok(text)
+    }
+
+    /// Fails unless the device has a live table alone, and serves bios.
+    pub fn check_replaceable(&self) -> Result<(), Error> {
+        if self.live().is_none() {
+            return Err(Error::invalid("it has no live table"));
+        }
+        if self.is_suspended() {
+            return Err(Error::busy("it is suspended: resume it first"));
+        }
+        if self.inactive().is_some() {
+            return Err(Error::busy(
+                "a table waits for a resume: `clear` drops it, `resume` makes it live",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn replace(
+        self: &Rc<Self>,
+        dm: &Dm,
+        guard: &ControlGuard,
+        text: &str,
+    ) -> Result<(), Error> {
+        self.check_replaceable()?;
+        self.check_settled()?;
+        let new = Rc::new(dm.construct(self, text).await?);
+        self.check_guard(guard)?;
+        dm.put_inactive(self, &new, None)?;
+        let replaced = self.replace_by(dm, guard, &new).await;
+        if !guard.is_withdrawn() {
+            self.set_inactive(None);
+        }
+        replaced
+    }
+
+    async fn replace_by(
+        &self,
+        dm: &Dm,
+        guard: &ControlGuard,
+        new: &Rc<Table>,
+    ) -> Result<(), Error> {
+        self.hold(guard).await?;
+        let live = self.live().ok_or_else(|| Error::invalid("it has no live table"))?;
+        let emptied = empty(&live).await;
+        self.check_guard(guard)?;
+        if let Err(e) = emptied {
+            // DM-R3: no target is suspended yet.
+            self.unblock();
+            return Err(e);
+        }
+        let settled = self.suspend(guard).await;
+        self.check_guard(guard)?;
+        let opened = match settled {
+            Ok(()) => self.open_new(dm, guard, &live, new).await,
+            Err(e) => Err(e),
+        };
+        if let Err(e) = opened {
+            self.check_guard(guard)?;
+            // DM-R3
+            return match self.resume_live(guard).await {
+                Ok(()) => Err(e),
+                Err(also) => Err(e.because(also)),
+            };
+        }
+        new.refresh_limits();
+        let old = self.tables.live.replace(Some(new.clone()));
+        self.set_inactive(None);
+        drop(old);
+        self.unblock();
+        self.raise_event();
+        Ok(())
+    }
+
+    /// From settled to marked. After an error the new table is suspended.
+    async fn open_new(
+        &self,
+        dm: &Dm,
+        guard: &ControlGuard,
+        live: &Rc<Table>,
+        new: &Rc<Table>,
+    ) -> Result<(), Error> {
+        self.check_hidden(new, false, None).await?; // DM-R1
+        new.resume_after(Some(live.clone())).await?;
+        let marked = match self.check_guard(guard) {
+            Ok(()) => self.mark_replaced(dm, live, new).await,
+            Err(e) => Err(e),
+        };
+        let Err(e) = marked.and_then(|()| self.check_guard(guard)) else { return Ok(()) };
+        match new.suspend().await {
+            Ok(()) => Err(e),
+            Err(also) => Err(e.because(also)),
+        }
+    }
+
+    /// DM-R2: marks the caches whose place another one takes.
+    async fn mark_replaced(&self, dm: &Dm, live: &Table, new: &Table) -> Result<(), Error> {
+        for entry in live.entries.iter().filter(|e| e.target.tracks_dirty()) {
+            if dm.keeps_its_cache(entry, new) {
+                continue;
+            }
+            let Some(successor) = new.find(entry.start).and_then(cache_of) else { continue };
+            entry
+                .target
+                .clone()
+                .mark_replaced(successor)
+                .await
+                .map_err(|e| e.within(entry.label()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes back what the caches of a table hold, until they hold nothing. No bio comes meanwhile.
+async fn empty(table: &Table) -> Result<(), Error> {
+    for entry in table.entries.iter().filter(|e| e.target.tracks_dirty()) {
+        let written = entry.target.clone().write_back().await;
+        written.map_err(|e| e.within(entry.label()))?;
+    }
+    Ok(())
+}
+
+/// The name of the cache device of a line.
+fn cache_of(entry: &Entry) -> Option<String> {
+    let below = entry.target.components();
+    let cache = below.iter().find(|b| b.role == Role::Cache)?;
+    Some(cache.device.name().to_owned())
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Takes the write cache of a device in use away, or puts another one in its place. The states that
+//! a device passes are in `dm::device::replace`.
+use block::Error;
+use control::{Failure, api};
+
+use super::{Engine, check_wanted};
+
+/// Drains before the swap: each leaves what clients have written meanwhile. Chosen: clients that
+/// write faster than the origin must not keep the verb from its end.
+const DRAINS_MAX: usize = 8;
+/// So few dirty blocks are written back while requests wait. Chosen: a second of a slow disk.
+const DIRTY_AT_SWAP: u64 = 256;
+/// The place of the cache device among the words of a `writecache` line, and of its options.
+const CACHE_WORD: usize = 2;
+const OPTIONS: usize = 5;
+
+impl Engine {
+    /// Drains the caches of a device, and maps their origins in their place.
+    pub(crate) async fn uncache(
+        &self,
+        name: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Recached, Failure> {
+        let device = self.dm.get(name)?;
+        device.table_without_caches()?;
+        self.drain_for_swap(name, is_wanted).await?;
+        let table = device.table_without_caches()?;
+        self.swap(name, &table, "uncached").await
+    }
+
+    /// Drains the cache of a device, and puts another one in its place.
+    pub(crate) async fn replace_cache(
+        &self,
+        name: &str,
+        new: &api::ReplaceCache,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Recached, Failure> {
+        self.table_with_cache(name, new)?;
+        self.drain_for_swap(name, is_wanted).await?;
+        let table = self.table_with_cache(name, new)?;
+        self.swap(name, &table, "cache replaced").await
+    }
+
+    /// Writes back what is dirty while clients work, until little is left.
+    async fn drain_for_swap(
+        &self,
+        name: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let device = self.dm.get(name)?;
+        device.check_replaceable().map_err(|e| e.within(name))?;
+        for _ in 0..DRAINS_MAX {
+            self.dm.drain(name, "").await?;
+            check_wanted(name, is_wanted)?;
+            let dirty: u64 = device.unsaved().await.iter().map(|unsaved| unsaved.blocks()).sum();
+            if dirty <= DIRTY_AT_SWAP {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn swap(&self, name: &str, table: &str, event: &str) -> Result<api::Recached, Failure> {
+        let device = self.dm.get(name)?;
+        let before = device.cache_devices();
+        let mark = self.files.closes_begun();
+        let swapped = self.dm.replace_table(name, table).await;
+        self.files.closed_since(mark).await;
+        swapped?;
+        let after = device.cache_devices();
+        let freed: Vec<String> = before.into_iter().filter(|old| !after.contains(old)).collect();
+        tracing::info!(device = name, freed = freed.join(" "), "{event}");
+        let (device, warnings) = (self.device(name)?, self.leaves.take_warnings());
+        Ok(api::Recached {
+            device,
+            freed,
+            table: self.table(name, api::TableSlot::Live)?,
+            warnings,
+        })
+    }
+
+    /// The live table with another cache device.
+    fn table_with_cache(&self, name: &str, new: &api::ReplaceCache) -> Result<String, Error> {
+        let device = self.dm.get(name)?;
+        let mut caches = 0;
+        let mut text = String::new();
+        for line in device.table() {
+            let mut params = line.params.clone();
+            if line.kind == writecache::MANUAL.name {
+                caches += 1;
+                params = with_cache(&line.params, new)?;
+            }
+            text.push_str(&format!("{} {} {} {params}\n", line.start, line.len, line.kind));
+        }
+        match caches {
+            1 => Ok(text),
+            0 => device.table_without_caches(), // its error
+            _ => Err(Error::invalid(format!(
+                "{name}: {caches} lines of its table are write caches: `load` and `resume` replace \
+                 one of them, `uncache` takes all away"
+            ))),
+        }
+    }
+}
+
+/// The arguments of a `writecache` line with another cache device. What the old line says of the
+/// old device alone is left out.
+fn with_cache(params: &str, new: &api::ReplaceCache) -> Result<String, Error> {
+    let line = format!("0 1 {} {params}", writecache::MANUAL.name);
+    let mut words = dm::parse(&line)?.pop().map(|line| line.args).unwrap_or_default();
+    if words.len() < OPTIONS {
+        return Err(Error::invalid(format!("its line `{params}` has too few words")));
+    }
+    let mut options: Vec<String> = Vec::new();
+    let mut old = words.split_off(OPTIONS).into_iter();
+    while let Some(word) = old.next() {
+        match word.as_str() {
+            "start_sector" => drop(old.next()),
+            "adopt_origin" => {}
+            _ => options.push(word),
+        }
+    }
+    if new.start_sector > 0 {
+        options.extend(["start_sector".to_owned(), new.start_sector.to_string()]);
+    }
+    words[CACHE_WORD].clone_from(&new.cache);
+    words[OPTIONS - 1] = options.len().to_string();
+    let words: Vec<String> = words.iter().chain(&options).map(|word| dm::quote(word)).collect();
+    Ok(words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_of_the_old_cache_device_is_left_out() {
+        let new = |start_sector| api::ReplaceCache { cache: "/srv/n w".into(), start_sector };
+        let old = "s /srv/o /srv/c 4096 6 high_watermark 60 start_sector 8 ordered adopt_origin";
+        assert_eq!(
+            with_cache(old, &new(0)).unwrap(),
+            "s /srv/o /srv/n\\ w 4096 3 high_watermark 60 ordered"
+        );
+        assert_eq!(
+            with_cache("p o c 512 0", &new(16)).unwrap(),
+            "p o /srv/n\\ w 512 2 start_sector 16"
+        );
+    }
+}

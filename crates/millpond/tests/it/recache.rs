@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `uncache` and `replace-cache` against a running daemon: clients keep their connections, nothing
+//! is lost by a kill at any moment, and a table that still names an old cache does no harm.
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::common::{Daemon, MILLPOND, file_in, folder, start_fails};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A write cache whose blocks are written back one by one.
+fn table(cache: &str) -> String {
+    format!("0 32768 writecache s ./origin.img ./{cache} 4096 2 writeback_io_bytes 4096")
+}
+
+fn config(cache: &str) -> String {
+    format!("[[device]]\nname = 'wc'\ntable = '{}'\n", table(cache))
+}
+
+/// A folder with an origin, two cache devices, and a configuration with the first.
+fn setup() -> TempDir {
+    let dir = folder();
+    for (name, mib) in [("origin.img", 16), ("cache.img", 16), ("new.img", 8)] {
+        file_in(dir.path(), name, mib);
+    }
+    std::fs::write(dir.path().join("pond.toml"), config("cache.img")).unwrap();
+    dir
+}
+
+fn start(dir: TempDir) -> Daemon {
+    Daemon::start_in(dir, &["--config", "pond.toml"])
+}
+
+fn fill(daemon: &Daemon, pattern: u8) {
+    daemon.qemu_io("wc", &[&format!("write -P {pattern} 0 1M"), "flush"]).ok();
+}
+
+#[track_caller]
+fn expect(daemon: &Daemon, pattern: u8, place: &str) {
+    let output = daemon.qemu_io("wc", &[&format!("read -P {pattern} {place}")]);
+    let is_right = output.code == Some(0) && !output.out.contains("failed");
+    assert!(is_right, "{place} is not {pattern}: {output:?}");
+}
+
+fn kind(daemon: &Daemon) -> String {
+    let lines = daemon.cli(&["table", "wc", "-o", "json"]).ok();
+    let lines: Value = serde_json::from_str(&lines).unwrap();
+    lines[0]["target"].as_str().unwrap().to_owned()
+}
+
+/// A client that stays connected: its second half begins when it gets a line.
+fn client(daemon: &Daemon, pattern: u8) -> Child {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw", &daemon.uri("wc")]).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let input = child.stdin.as_mut().unwrap();
+    std::io::Write::write_all(input, format!("write -P {pattern} 2M 4k\n").as_bytes()).unwrap();
+    child
+}
+
+/// It writes, reads and flushes, and all succeeds.
+fn goes_on(mut client: Child, pattern: u8) {
+    let mut input = client.stdin.take().unwrap();
+    let commands = format!("read -P {pattern} 2M 4k\nwrite -P {pattern} 3M 4k\nflush\n");
+    std::io::Write::write_all(&mut input, commands.as_bytes()).unwrap();
+    drop(input);
+    let output = client.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains("failed"), "{output:?}");
+    assert_eq!(text.matches("4096/4096").count(), 3, "{text}");
+}
+
+#[test]
+fn a_cache_is_taken_away_under_a_client() {
+    let daemon = start(setup());
+    fill(&daemon, 0x5a);
+    let before = client(&daemon, 7);
+    let output = daemon.cli(&["uncache", "wc", "-o", "json"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.err.contains("pond.toml has another table of wc"), "{}", output.err);
+    let done: Value = serde_json::from_str(&output.out).unwrap();
+    assert!(done["freed"][0].as_str().unwrap().ends_with("/cache.img"), "{done}");
+    assert_eq!(done["table"][0]["target"], "linear");
+    goes_on(before, 7);
+    expect(&daemon, 0x5a, "0 1M");
+    let error = daemon.cli(&["uncache", "wc"]).failed(1);
+    assert!(error.contains("no line of its table is a write cache"), "{error}");
+    assert_eq!(daemon.cli(&["uncache", "nope"]).code, Some(3));
+    // The device is free, and blank after `wipe`, which needs no token.
+    let state = daemon.cli(&["inspect", "cache.img", "-o", "json"]).ok();
+    let state: Value = serde_json::from_str(&state).unwrap();
+    assert_eq!((&state["blocks"]["dirty"], &state["blocks"]["clean"]), (&0.into(), &0.into()));
+    // What is written past it now is not hidden when an old configuration attaches it again.
+    fill(&daemon, 0x33);
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
+    let daemon = start(dir);
+    assert_eq!(kind(&daemon), "writecache");
+    expect(&daemon, 0x33, "0 1M");
+}
+
+#[test]
+fn an_origin_that_fails_leaves_the_cache_in_use() {
+    let daemon = Daemon::start();
+    daemon.create("slow", "0 32768 linear mem:16M 0");
+    daemon.create("wc", "0 32768 writecache s slow mem:8M 4096 0");
+    fill(&daemon, 0x11);
+    let bad = "0 32768 flakey mem:16M 0 0 60 1 error_writes";
+    daemon.cli(&["load", "slow", "--table", bad]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
+    let error = daemon.cli(&["uncache", "wc"]).failed(1);
+    assert!(error.contains("could not be written to the origin"), "{error}");
+    assert_eq!(kind(&daemon), "writecache");
+    daemon.qemu_io("wc", &["write -P 0x22 0 64k", "flush"]).ok();
+    expect(&daemon, 0x22, "0 64k");
+    daemon.cli(&["load", "slow", "--table", "0 32768 linear mem:16M 0"]).ok();
+    daemon.cli(&["resume", "slow"]).ok();
+    let text = daemon.cli(&["uncache", "wc"]).ok();
+    assert_eq!(text, "wc: mem:8M holds nothing and is free\n");
+    expect(&daemon, 0x22, "0 64k");
+}
+
+#[test]
+fn a_replaced_cache_is_refused_until_it_is_wiped() {
+    let daemon = start(setup());
+    fill(&daemon, 0x5a);
+    let before = client(&daemon, 9);
+    let refused = daemon.cli(&["replace-cache", "wc", "./origin.img"]).failed(1);
+    assert!(refused.contains("origin"), "{refused}");
+    let text = daemon.cli(&["replace-cache", "wc", "./new.img"]);
+    assert_eq!(text.code, Some(0), "{text:?}");
+    assert!(text.err.contains("pond.toml has another table of wc"), "{}", text.err);
+    goes_on(before, 9);
+    fill(&daemon, 0x44);
+    assert_ne!(daemon.cli(&["get", "wc", "dirty_blocks"]).ok(), "0\n");
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
+    // The old configuration would hide what only the new cache has.
+    let (code, log) = start_fails(dir.path(), &["--config", "pond.toml"]);
+    assert!(code == Some(1) && log.contains("replace-cache") && log.contains("new.img"), "{log}");
+    std::fs::write(dir.path().join("pond.toml"), config("new.img")).unwrap();
+    let daemon = start(dir);
+    expect(&daemon, 0x44, "0 1M");
+    let state = daemon.cli(&["inspect", "cache.img"]).ok();
+    assert!(state.contains("new.img has replaced it"), "{state}");
+    // And back again.
+    assert_eq!(daemon.cli(&["replace-cache", "wc", "./cache.img"]).code, Some(1));
+    expect(&daemon, 0x44, "0 1M");
+    daemon.cli(&["wipe", "cache.img"]).ok();
+    assert_eq!(daemon.cli(&["replace-cache", "wc", "./cache.img"]).code, Some(0));
+    expect(&daemon, 0x44, "0 1M");
+}
+
+/// Kills the daemon at ever later moments of a verb, and starts it again each time.
+#[expect(clippy::disallowed_methods, reason = "the moment of the kill is the point of the test")]
+fn killed(verb: &[&str], caches: [&str; 2]) {
+    let mut dir = setup();
+    let mut ended = 0;
+    for round in 0..6 {
+        let daemon = start(dir);
+        let pattern = 0x60 + round;
+        fill(&daemon, pattern);
+        let mut command = Command::new(MILLPOND);
+        command.arg("--run-dir").arg(daemon.run_dir()).args(verb).current_dir(daemon.dir.path());
+        let mut verb = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(8 * u64::from(round)));
+        daemon.signal("-KILL");
+        let (_, _, left) = daemon.wait();
+        ended += u32::from(verb.wait().unwrap().success());
+        // The operator names the new cache when the old one is refused.
+        let daemon = match start_state(&left) {
+            true => start(left),
+            false => {
+                std::fs::write(left.path().join("pond.toml"), config(caches[1])).unwrap();
+                start(left)
+            }
+        };
+        expect(&daemon, pattern, "0 1M");
+        daemon.signal("-TERM");
+        dir = daemon.wait().2;
+        if caches[0] != caches[1] && start_is_replaced(&dir, caches) {
+            let old = dir.path().join(caches[0]);
+            let wiped = Command::new(MILLPOND).arg("wipe").arg(old).status().unwrap();
+            assert!(wiped.success());
+            std::fs::copy(dir.path().join("new.img"), dir.path().join("cache.img")).unwrap();
+            file_in(dir.path(), "new.img", 8);
+            std::fs::write(dir.path().join("pond.toml"), config(caches[0])).unwrap();
+        }
+    }
+    eprintln!("{ended} of 6 ended");
+}
+
+/// Whether the cache that the configuration names is not marked as replaced.
+fn start_state(dir: &TempDir) -> bool {
+    let text = std::fs::read_to_string(dir.path().join("pond.toml")).unwrap();
+    let name = if text.contains("new.img") { "new.img" } else { "cache.img" };
+    let output = Command::new(MILLPOND).arg("inspect").arg(dir.path().join(name)).output().unwrap();
+    !String::from_utf8_lossy(&output.stdout).contains("has replaced it")
+}
+
+fn start_is_replaced(dir: &TempDir, caches: [&str; 2]) -> bool {
+    let text = std::fs::read_to_string(dir.path().join("pond.toml")).unwrap();
+    text.contains(caches[1])
+}
+
+#[test]
+fn uncache_killed_at_any_moment_loses_nothing() {
+    killed(&["uncache", "wc"], ["cache.img", "cache.img"]);
+}
+
+#[test]
+fn replace_cache_killed_at_any_moment_loses_nothing() {
+    killed(&["replace-cache", "wc", "./new.img"], ["cache.img", "new.img"]);
+}

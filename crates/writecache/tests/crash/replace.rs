@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache is taken out of a stack in use, put in again, and replaced by another one, again and
+//! again, while clients work and the power goes at any step. The next life begins with the table
+//! that a configuration file may still have, that of before. Nothing is lost, and no old block is
+//! served.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Target};
+use dm::{Constructing, Context, Dm, Resolver, TargetType};
+use reactor::FileId;
+use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Stop, Work};
+use sim::{DiskSpec, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use writecache::{Config, Fault, MANUAL, PROBE_HEAD_BYTES, WriteCache};
+
+const CLIENTS: u64 = 3;
+const LIVES: u32 = 5;
+const CACHES: [&str; 2] = ["c0", "c1"];
+
+/// What is below the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stack {
+    Direct,
+    Cached(usize),
+}
+
+#[derive(Clone)]
+struct Setup {
+    world: WorldRef,
+    block_size: u32,
+    blocks: u64,
+    sectors: Sector,
+    options: String,
+    formats: [&'static str; 2],
+    chunk: Sector,
+    origin: FileId,
+    caches: [FileId; 2],
+    fault: Option<Fault>,
+}
+
+impl Setup {
+    fn draw(world: &WorldRef, fault: Option<Fault>) -> Setup {
+        let mut w = world.borrow_mut();
+        let block_size: u32 = w.rng.pick(&[512, 4096]);
+        let blocks = w.rng.range(4, 60);
+        let sectors = Sector(blocks * u64::from(block_size) / 512);
+        let parts = if w.rng.below(4) == 0 { " parts 2" } else { "" };
+        let area = Sector(2 * if parts.is_empty() { w.rng.pick(&[416, 1024]) } else { 1024 });
+        let mut cache = |name| match parts.is_empty() && w.rng.below(4) == 0 {
+            true => w.add_swarm_memory(name, area),
+            false => w.add_swarm_disk(name, area),
+        };
+        let caches = CACHES.map(&mut cache);
+        // Without the cache a power cut tears blocks as it tears the origin's.
+        let model = w.swarm_model();
+        let spec = DiskSpec::new("origin", sectors, model);
+        let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: block_size, ..spec });
+        let high = w.rng.pick(&[0, 10, 100]);
+        let time = w.rng.pick(&[1, 1000]);
+        let ordered = parts.is_empty() && w.rng.below(4) == 0;
+        let words = if ordered { " ordered" } else { "" };
+        let options =
+            format!("high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}");
+        let native_only = ordered || !parts.is_empty();
+        let formats = [0, 1].map(|_| match native_only {
+            true => "native",
+            false => w.rng.pick(&["native", "native", "dm"]),
+        });
+        drop(w);
+        let chunk = Sector(u64::from(block_size) / 512 * 4);
+        let world = world.clone();
+        let (origin, sectors) = (origin, sectors);
+        Setup { world, block_size, blocks, sectors, options, formats, chunk, origin, caches, fault }
+    }
+
+    fn table(&self, stack: Stack) -> String {
+        let len = self.sectors;
+        let Stack::Cached(nth) = stack else { return format!("0 {len} linear origin 0") };
+        let options = format!("format {} {}", self.formats[nth], self.options);
+        let count = options.split_whitespace().count();
+        let (cache, size) = (CACHES[nth], self.block_size);
+        format!("0 {len} writecache s origin {cache} {size} {count} {options}")
+    }
+
+    fn dm(&self) -> Rc<Dm> {
+        let dm = Dm::new(Rc::new(Disks(self.clone())));
+        let (chunk, fault) = (self.chunk, self.fault);
+        dm.register(TargetType::new(&MANUAL, move |ctx, args| construct(chunk, fault, ctx, args)));
+        dm
+    }
+
+    /// As `millpond wipe`.
+    async fn wipe(&self, nth: usize) {
+        let device = self.world.borrow().leaf(self.caches[nth]);
+        let each = device.limits().capacity.0 / 2;
+        for at in [each, 0] {
+            let len = PROBE_HEAD_BYTES.min((device.limits().capacity.0 - at) * 512);
+            let zeroes = Buf::zeroed(usize::try_from(len).unwrap());
+            let flags = Flags::empty();
+            let class = Class::Foreground;
+            reactor::write(&*device, flags, class, Sector(at), zeroes.into()).await.unwrap();
+            reactor::flush(&*device, class).await.unwrap();
+        }
+    }
+}
+
+/// Opens the disks of the world by their names.
+struct Disks(Setup);
+
+impl Resolver for Disks {
+    fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
+        let setup = &self.0;
+        let file = CACHES.iter().position(|name| *name == word).map(|nth| setup.caches[nth]);
+        let disk = setup.world.borrow().leaf(file.unwrap_or(setup.origin));
+        Box::pin(async move { Ok(disk as Rc<dyn BlockDevice>) })
+    }
+}
+
+fn construct(chunk: Sector, fault: Option<Fault>, ctx: Context, args: Vec<String>) -> Constructing {
+    Box::pin(async move {
+        let words: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut config = Config::parse(&words)?;
+        config.plant(fault);
+        config.set_chunk(chunk);
+        let origin = ctx.lookup(&config.origin).await?;
+        let cache = ctx.lookup(&config.cache).await?;
+        let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
+        Ok(target as Rc<dyn Target>)
+    })
+}
+
+/// What the operator has done, over all lives.
+#[derive(Clone, Copy)]
+struct Progress {
+    /// What the last verb that has ended has made.
+    now: Stack,
+    /// What the verb in progress makes.
+    next: Option<Stack>,
+    /// The cache that the last `replace-cache` has replaced, as long as it has its mark.
+    marked: Option<usize>,
+    /// The cache that is being made blank.
+    wiping: Option<usize>,
+}
+
+thread_local! {
+    static UNCACHED: Cell<u64> = const { Cell::new(0) };
+    static REPLACED: Cell<u64> = const { Cell::new(0) };
+    static REFUSED: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count(what: &'static std::thread::LocalKey<Cell<u64>>) {
+    what.set(what.get() + 1);
+}
+
+/// Changes the stack, again and again.
+struct Operator {
+    setup: Setup,
+    dm: Rc<Dm>,
+    progress: Rc<Cell<Progress>>,
+    state: OperatorState,
+}
+
+impl Operator {
+    async fn work(self: Rc<Self>) {
+        while !self.state.is_stopping() {
+            let (pause, dice) = {
+                let rng = &mut self.setup.world.borrow_mut().rng;
+                (rng.below(3_000_000), rng.below(4))
+            };
+            reactor::sleep(Nanos(pause)).await;
+            if let Err(e) = self.act(dice).await {
+                return self.state.fail(e.chain());
+            }
+        }
+        self.state.end();
+    }
+
+    async fn act(&self, dice: u64) -> Result<(), Error> {
+        let before = self.progress.get();
+        let begin = |next| self.progress.set(Progress { next: Some(next), ..before });
+        match before.now {
+            Stack::Direct => {
+                let nth = usize::from(dice.is_multiple_of(2));
+                self.make_usable(nth).await;
+                let next = Stack::Cached(nth);
+                let wiped = self.progress.get();
+                self.progress.set(Progress { next: Some(next), ..wiped });
+                self.dm.load("d", &self.setup.table(next)).await?;
+                self.dm.resume("d").await?;
+                self.progress.set(Progress { now: next, next: None, ..wiped });
+            }
+            Stack::Cached(_) if dice < 2 => {
+                begin(Stack::Direct);
+                if dice == 0 {
+                    self.dm.drain("d", "").await?;
+                }
+                self.dm.replace_table("d", &self.setup.table(Stack::Direct)).await?;
+                self.progress.set(Progress { now: Stack::Direct, next: None, ..before });
+                count(&UNCACHED);
+            }
+            Stack::Cached(old) => {
+                let new = 1 - old;
+                self.make_usable(new).await;
+                let next = Stack::Cached(new);
+                let (marked, wiping) = (None, None);
+                self.progress.set(Progress { next: Some(next), marked, wiping, ..before });
+                self.dm.replace_table("d", &self.setup.table(next)).await?;
+                let marked = Some(old);
+                self.progress.set(Progress { now: next, next: None, marked, wiping: None });
+                count(&REPLACED);
+            }
+        }
+        Ok(())
+    }
+
+    /// A cache that was replaced must be made blank before it is used again.
+    async fn make_usable(&self, nth: usize) {
+        let progress = self.progress.get();
+        if progress.marked == Some(nth) || progress.wiping == Some(nth) {
+            self.progress.set(Progress { marked: None, wiping: Some(nth), ..progress });
+            self.setup.wipe(nth).await;
+            self.progress.set(Progress { marked: None, wiping: None, ..progress });
+        }
+    }
+}
+
+/// The device, over all lives of a seed.
+struct Lives {
+    setup: Setup,
+    oracle: Rc<RefCell<Oracle>>,
+    mix: Mix,
+    progress: Rc<Cell<Progress>>,
+}
+
+impl Lives {
+    /// Brings the device up, as a daemon does that may have an old configuration.
+    fn open(&self, machine: &Machine, dm: &Rc<Dm>) -> Step {
+        let Progress { now, next, marked, wiping } = self.progress.get();
+        let is_stale = self.setup.world.borrow_mut().rng.below(2) == 0;
+        let (first, second) = match (now, next) {
+            // The old cache, or the new one if the old one has its mark.
+            (Stack::Cached(_), Some(next @ Stack::Cached(_))) => (now, Some(next)),
+            // `uncache` did not end.
+            (Stack::Cached(_), Some(Stack::Direct)) => (now, None),
+            (Stack::Direct, Some(next)) => (next, None),
+            (Stack::Direct, None) if is_stale && marked != Some(0) && wiping != Some(0) => {
+                (Stack::Cached(0), None)
+            }
+            (Stack::Cached(_), None) if is_stale && marked.is_some() => {
+                (marked.map_or(now, Stack::Cached), Some(now))
+            }
+            (_, None) => (now, None),
+        };
+        let made = self.create(machine, dm, first)?;
+        let stack = match (made, second) {
+            (Ok(()), _) => first,
+            (Err(e), Some(second)) if e.contains("has put") => {
+                count(&REFUSED);
+                self.create(machine, dm, second)?.map_err(Stop::Failed)?;
+                second
+            }
+            (Err(e), _) => return Err(Stop::Failed(e)),
+        };
+        let marked = match (first, stack) {
+            (Stack::Cached(first), Stack::Cached(second)) if first != second => Some(first),
+            _ => marked,
+        };
+        self.progress.set(Progress { now: stack, next: None, marked, wiping });
+        Ok(())
+    }
+
+    fn create(&self, machine: &Machine, dm: &Rc<Dm>, stack: Stack) -> Step<Result<(), String>> {
+        let (dm, table) = (dm.clone(), self.setup.table(stack));
+        let made = machine.block_on(async move { dm.create("d", None, Some(&table)).await })?;
+        Ok(made.map(drop).map_err(|e| format!("{stack:?}: {}", e.chain())))
+    }
+}
+
+impl Engine for Lives {
+    fn live(&mut self, machine: &Machine) -> Step {
+        let setup = &self.setup;
+        let dm = setup.dm();
+        self.open(machine, &dm)?;
+        let device: Rc<dyn BlockDevice> = dm.get("d").map_err(|e| e.chain())?;
+        let load = Workload::new(&setup.world, &self.oracle, self.mix);
+        machine.block_on(load.read_all(device.clone()))??;
+        let operator = Rc::new(Operator {
+            setup: setup.clone(),
+            dm: dm.clone(),
+            progress: self.progress.clone(),
+            state: OperatorState::default(),
+        });
+        machine.spawn(0, operator.clone().work());
+        for _ in 0..CLIENTS {
+            machine.spawn(0, load.client(device.clone(), 60));
+        }
+        let work = Work {
+            is_settled: &|| load.verdict.is_settled(CLIENTS),
+            verdict: &|| load.verdict.result(),
+            operator: &operator.state,
+            disks: &[],
+            status: &|| format!("{:?} {:?}", dm.table("d"), dm.status("d")),
+        };
+        harness::work(machine, &setup.world, &work)?;
+        Ok(machine.block_on(load.read_all(device))??)
+    }
+}
+
+fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    let world = World::new(seed);
+    let setup = Setup::draw(&world, fault);
+    let bytes = setup.block_size as usize;
+    let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
+    let mut mix = Mix { blocks_max: 4, discards: 0, write_zeroes: 0, ..Mix::default() };
+    mix.think_ns_max = world.borrow_mut().rng.pick(&[0, 20_000, 1_000_000]);
+    let progress = Progress { now: Stack::Cached(0), next: None, marked: None, wiping: None };
+    let progress = Rc::new(Cell::new(progress));
+    let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
+    let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
+    test.run(&mut Lives { setup, oracle, mix, progress })
+}
+
+#[test]
+fn a_cache_taken_out_or_replaced_in_use_loses_nothing() {
+    seeds::run(150, |seed| simulate(seed, None));
+    if seeds::count(150) >= 100 {
+        let counts = [UNCACHED.get(), REPLACED.get(), REFUSED.get()];
+        assert!(counts[0] > 50 && counts[1] > 50 && counts[2] > 10, "{counts:?}");
+    }
+}
+
+fn is_found(fault: Fault) {
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault)));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
+}
+
+/// The origin is written before it is durable that the cache holds nothing.
+#[test]
+fn a_cache_left_with_clean_copies_is_found() {
+    is_found(Fault::CleanKeptInLog);
+}
+
+#[test]
+fn a_mark_that_is_not_durable_in_time_is_found() {
+    is_found(Fault::MarkNotFlushed);
+}

@@ -37,7 +37,8 @@ valgrind            | valgrind                        | bench-noclone: instructi
 systemd-analyze     | systemd                         | the sandbox of the systemd unit
 dpkg-shlibdeps      | dpkg-dev                        | make deb: what the program is linked with
 strip               | binutils                        | make deb: the program without symbols
-chromium            | chromium chromium-browser       | end-to-end tests: the page of reproduce
+chromium            | chromium chromium-browser       | end-to-end tests: pages of HTML
+promtool            | prometheus                      | tests of the alerts for Prometheus
 '
 
 # Only `make try-deb`.

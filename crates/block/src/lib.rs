@@ -26,6 +26,7 @@ mod control_chars;
 mod device;
 mod edges;
 mod error;
+pub mod latency;
 mod limits;
 mod memory;
 pub mod metric;

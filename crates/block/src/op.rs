@@ -20,6 +20,9 @@ pub enum Op {
 }
 
 impl Op {
+    /// All of them, in their order.
+    pub const ALL: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
     /// Whether the operation changes the device's contents.
     pub const fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)

@@ -42,7 +42,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
+use block::latency::Latencies;
 use block::{BlockDevice, Error, Map, Opener, Status, crashing};
 
 mod border;
@@ -94,6 +96,8 @@ pub struct MappedDevice {
     pub(crate) flat: FlatSlot,
     pub(crate) account: Rc<Account>,
     pub(crate) rights: ClientRights,
+    /// Times of requests, which the doors record: bios do not pass here in all mappings.
+    latencies: Arc<Latencies>,
     lifecycle: Lifecycle,
     waiting: Waiting,
     drain: Drain,
@@ -143,6 +147,7 @@ impl MappedDevice {
             flat: FlatSlot::new(),
             account: Rc::default(),
             rights: ClientRights::default(),
+            latencies: Arc::default(),
             lifecycle: Lifecycle::new(),
             waiting,
             drain,
@@ -155,6 +160,11 @@ impl MappedDevice {
     /// Minor number; `dm-N` names the device too.
     pub fn minor(&self) -> u32 {
         self.identity.minor
+    }
+
+    /// Where doors record how long its requests took.
+    pub fn latencies(&self) -> Arc<Latencies> {
+        self.latencies.clone()
     }
 
     /// Whether a control operation is at work on it (DM-D3): one more waits for that.

@@ -2,7 +2,7 @@
 //! A job: one request for a device and its reply, on the way to a core and back.
 use std::fmt;
 
-use block::{BlockDevice, Buf, Status};
+use block::{BlockDevice, Buf, Op, Status};
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 
 use crate::budget::Permit;
@@ -28,6 +28,16 @@ pub struct Job {
 impl Job {
     pub(crate) fn new(work: Work, permit: Permit) -> Job {
         Job { work, permit }
+    }
+
+    /// What it asks of the device.
+    pub fn op(&self) -> Op {
+        match self.work {
+            Work::Read { .. } => Op::Read,
+            Work::Write { .. } => Op::Write,
+            Work::Flush { .. } => Op::Flush,
+            Work::Zero { .. } => Op::WriteZeroes,
+        }
     }
 
     /// Whether it changes blocks.

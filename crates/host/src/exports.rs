@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mapped devices as NBD exports: each by its name, and the default one by the empty name.
 use std::rc::Rc;
+use std::sync::Arc;
 
+use block::latency::Latencies;
 use block::{BlockDevice, Error, LocalFuture, Sector};
 use dm::{Dm, MappedDevice, Opened};
 use nbd::{Context, Export, Exports, Run};
@@ -80,6 +82,10 @@ impl Export for DmExport {
 
     fn read_only(&self) -> bool {
         self.0.device().read_only().get()
+    }
+
+    fn latencies(&self) -> Option<Arc<Latencies>> {
+        Some(self.0.device().latencies())
     }
 
     fn offers(&self, context: Context) -> bool {

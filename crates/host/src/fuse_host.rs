@@ -16,9 +16,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use block::attr::Spec;
+use block::latency::Latencies;
 use block::{BlockDevice, Error, OpenDevice, same_device};
 use control::Failure;
 use dm::ReadOnly;
@@ -26,7 +28,7 @@ use fuse::{
     Attribute, AttributeReply, CrossThreadLock, Device, DeviceId, Export, Host, Job, OpenId,
     Options, WriteLock,
 };
-use reactor::{TaskPool, new_opener};
+use reactor::{TaskPool, loop_time, new_opener};
 
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
@@ -49,6 +51,7 @@ struct OpenFile {
     /// Requests of different files have different openers.
     device: OpenDevice,
     lock: Rc<WriteLock>,
+    latencies: Option<Arc<Latencies>>,
     /// Also keeps a mapped device from being removed.
     _lease: Lease,
 }
@@ -59,6 +62,8 @@ struct OpenHandle {
     handle: DeviceHandle,
     side: Arc<CrossThreadLock>,
     read_only: Option<ReadOnly>,
+    /// Where the times of requests are recorded, of a mapped device.
+    latencies: Option<Arc<Latencies>>,
 }
 
 impl OpenHandle {
@@ -67,11 +72,38 @@ impl OpenHandle {
     }
 }
 
+/// Figures of the export.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FuseStats {
+    /// Requests to files of devices.
+    pub(crate) requests: u64,
+    /// Files of devices that are open.
+    pub(crate) open_files: u64,
+}
+
+/// The figures of the export, if there is one. On core 0.
+pub(crate) fn stats() -> Option<FuseStats> {
+    let state = ExportState::get()?;
+    let open_files = state.open.borrow().len() as u64;
+    Some(FuseStats { requests: state.requests.load(Relaxed), open_files })
+}
+
+/// Serves a job and records how long it took.
+async fn serve(job: Job, device: &dyn BlockDevice, lock: &WriteLock, times: Option<&Latencies>) {
+    let (op, begun) = (job.op(), loop_time());
+    job.serve(device, lock).await;
+    if let Some(times) = times {
+        times.record(op, loop_time().saturating_sub(begun));
+    }
+}
+
 /// State of the export on core 0.
 struct ExportState {
     devices: RefCell<Vec<KnownDevice>>,
     open: RefCell<BTreeMap<u64, Rc<OpenFile>>>,
     next: Cell<u64>,
+    /// Counted by the threads.
+    requests: Arc<AtomicU64>,
     jobs: TaskPool<(Rc<OpenFile>, Job)>,
 }
 
@@ -85,13 +117,14 @@ impl ExportState {
         EXPORT_STATE.with_borrow(Clone::clone)
     }
 
-    fn new() -> ExportState {
+    fn new(requests: Arc<AtomicU64>) -> ExportState {
         ExportState {
             devices: RefCell::default(),
             open: RefCell::default(),
             next: Cell::new(1),
+            requests,
             jobs: TaskPool::new(JOBS_MAX, |(file, job): (Rc<OpenFile>, Job)| async move {
-                job.serve(&file.device, &file.lock).await;
+                serve(job, &file.device, &file.lock, file.latencies.as_deref()).await;
             }),
         }
     }
@@ -143,16 +176,21 @@ impl ExportState {
 
     fn open(&self, engine: &Engine, id: DeviceId) -> Result<(OpenId, OpenHandle), Error> {
         let exported = self.exported(engine, id)?;
-        let lease = match &exported {
-            ExportedDevice::Mapped(device) => engine.owner.lease(device.open()?),
-            ExportedDevice::Leaf(leaf) => engine.owner.lease_leaf(leaf),
+        let (lease, latencies) = match &exported {
+            ExportedDevice::Mapped(device) => {
+                (engine.owner.lease(device.open()?), Some(device.latencies()))
+            }
+            ExportedDevice::Leaf(leaf) => (engine.owner.lease_leaf(leaf), None),
         };
         let (device, lock) = (exported.device(), self.id_and_lock(&exported).1);
         let (handle, side) = (lease.handle(), lock.cross_thread());
-        let open_handle = OpenHandle { id, handle, side, read_only: exported.read_only_flag() };
+        let read_only = exported.read_only_flag();
+        let times = latencies.clone();
+        let open_handle = OpenHandle { id, handle, side, read_only, latencies: times };
         let number = self.next();
         let device = OpenDevice::new(device, new_opener());
-        self.open.borrow_mut().insert(number, Rc::new(OpenFile { device, lock, _lease: lease }));
+        let file = OpenFile { device, lock, latencies, _lease: lease };
+        self.open.borrow_mut().insert(number, Rc::new(file));
         Ok((OpenId(number), open_handle))
     }
 }
@@ -161,6 +199,7 @@ impl ExportState {
 struct ExportHost {
     core: CoreHandle,
     open: RwLock<BTreeMap<u64, Arc<OpenHandle>>>,
+    requests: Arc<AtomicU64>,
 }
 
 impl ExportHost {
@@ -230,12 +269,13 @@ impl ExportHost {
         let left = self.core.pool().on_this_thread(|secondary| {
             let device = secondary.device(&file.handle);
             let job = job.take().expect("put in above");
+            let latencies = file.latencies.clone();
             secondary.block_on(async move {
                 if !device.is_in_memory() {
                     return Some(job);
                 }
                 // A lock of its own: it has passed the device's on the side.
-                job.serve(&*device, &WriteLock::new()).await;
+                serve(job, &*device, &WriteLock::new(), latencies.as_deref()).await;
                 None
             })
         });
@@ -300,6 +340,7 @@ impl Host for ExportHost {
 
     /// Decides on which core a request runs.
     fn run(&self, open: OpenId, job: Job) {
+        self.requests.fetch_add(1, Relaxed);
         let Err(job) = self.serve_on_this_thread(open, job) else { return };
         // A job that can't be sent, or whose file is closed, fails as it is dropped.
         let _ = self.core.post(move |_| {
@@ -357,12 +398,11 @@ impl FuseExport {
     pub(crate) fn start(dir: &Path, core: &CoreHandle) -> Result<FuseExport, Failure> {
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
         let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
-        core.post(|_| EXPORT_STATE.set(Some(Rc::new(ExportState::new()))))?;
-        let export = Export::start(
-            dir,
-            Arc::new(ExportHost { core: core.clone(), open: RwLock::default() }),
-            options,
-        )?;
+        let requests = Arc::new(AtomicU64::new(0));
+        let host =
+            ExportHost { core: core.clone(), open: RwLock::default(), requests: requests.clone() };
+        core.post(|_| EXPORT_STATE.set(Some(Rc::new(ExportState::new(requests)))))?;
+        let export = Export::start(dir, Arc::new(host), options)?;
         if export.cleared() > 0 {
             let dir = export.dir().display();
             tracing::warn!(%dir, "unmounted what a killed daemon had left");

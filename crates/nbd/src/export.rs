@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The interface to the program: the list of exports, and their devices.
 use std::rc::Rc;
+use std::sync::Arc;
 
+use block::latency::Latencies;
 use block::{BlockDevice, Error, LocalFuture, Sector};
 
 /// The exports of a server.
@@ -79,6 +81,11 @@ pub trait Export {
     /// Whether clients may choose the context.
     fn offers(&self, context: Context) -> bool {
         context == Context::Allocation
+    }
+
+    /// Where the times of its requests are recorded.
+    fn latencies(&self) -> Option<Arc<Latencies>> {
+        None
     }
 
     /// Runs with flags within `at..at + len`, ascending; `None` when the context is unknown here.

@@ -8,7 +8,9 @@
 //! ```
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use block::latency::Latencies;
 use block::{BlockDevice, ErrorKind, Limits};
 
 use crate::export::{Context, Export, Exports};
@@ -43,6 +45,8 @@ pub struct Session {
     pub flags: ExportFlags,
     /// Whether replies to READ and BLOCK_STATUS are structured.
     pub structured: bool,
+    /// Where the times of requests are recorded.
+    pub latencies: Option<Arc<Latencies>>,
     /// Contexts of block status, by [`Context::ALL`].
     pub contexts: [bool; Context::ALL.len()],
 }
@@ -298,8 +302,9 @@ impl Handshake {
         // Chosen for one export, they do not hold for another.
         let same = self.contexts_of == name;
         let contexts = if same { self.contexts } else { Default::default() };
+        let latencies = export.latencies();
         let (export, device_fua) = (Rc::from(export), device.clone());
-        Session { export, device, device_fua, limits, flags, structured, contexts }
+        Session { export, device, device_fua, limits, flags, structured, latencies, contexts }
     }
 }
 

@@ -2,8 +2,8 @@
 //! One request: checked against its export, turned into bios, answered.
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Bufs, Class, Flags, Op, Sector, Status};
-use reactor::{BioFuture, discard, flush, io, read, write, write_zeroes};
+use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
+use reactor::{BioFuture, discard, flush, io, loop_time, read, write, write_zeroes};
 
 use crate::conn::Conn;
 use crate::export::{Context, Run};
@@ -36,6 +36,8 @@ pub(crate) struct Job {
     conn: Rc<Conn>,
     command: Command,
     request: Request,
+    /// When it was admitted.
+    begun: Nanos,
     /// The buffers of a READ.
     data: Bufs,
     /// The submitted bio, if the request is a single one.
@@ -116,6 +118,7 @@ pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request)
 pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload: Option<Buf>) {
     let dev = &*conn.session().device;
     let at = Sector::from_bytes(request.offset);
+    let begun = loop_time();
     let mut data = Bufs::new();
     let bio = match command {
         Command::Read => {
@@ -134,17 +137,20 @@ pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload:
         Command::Trim { .. } | Command::WriteZeroes { .. } | Command::BlockStatus { .. } => None,
     };
     match bio.as_ref().and_then(BioFuture::outcome) {
-        Some(done) => answer(&conn, command, &request, data, done),
+        Some(done) => {
+            record(conn.session(), command, begun);
+            answer(&conn, command, &request, data, done);
+        }
         None => {
             let shared = conn.shared.clone();
-            shared.jobs.push(Job { conn, command, request, data, bio });
+            shared.jobs.push(Job { conn, command, request, begun, data, bio });
         }
     }
 }
 
 /// Waits for a request's bios, then queues its reply.
 pub(crate) async fn run(job: Job) {
-    let Job { conn, command, request, data, bio } = job;
+    let Job { conn, command, request, begun, data, bio } = job;
     let session = conn.session();
     let dev = &*session.device;
     let at = Sector::from_bytes(request.offset);
@@ -163,7 +169,23 @@ pub(crate) async fn run(job: Job) {
             return block_status(&conn, &request, one, bytes).await;
         }
     };
+    record(session, command, begun);
     answer(&conn, command, &request, data, done);
+}
+
+/// Records how long the device took for a request, in steps of turns of the event loop.
+fn record(session: &Session, command: Command, begun: Nanos) {
+    let op = match command {
+        Command::Read => Op::Read,
+        Command::Write { .. } => Op::Write,
+        Command::Flush => Op::Flush,
+        Command::Trim { .. } => Op::Discard,
+        Command::WriteZeroes { .. } => Op::WriteZeroes,
+        Command::BlockStatus { .. } => return,
+    };
+    if let Some(latencies) = &session.latencies {
+        latencies.record(op, loop_time().saturating_sub(begun));
+    }
 }
 
 /// Queues the reply to a completed request.

@@ -8,8 +8,9 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{IoError, OnIoError, Op, SECTOR_SHIFT, Sector, Status};
-use reactor::{Generation, QuiesceCounter, WaitList};
+use block::latency::{Latencies, LatencyCounts};
+use block::{IoError, Nanos, OnIoError, Op, SECTOR_SHIFT, Sector, Status};
+use reactor::{Generation, QuiesceCounter, WaitList, loop_time};
 
 /// Number of operations of [`Op`].
 const OPS: usize = 5;
@@ -32,6 +33,7 @@ pub struct Ticket {
     op: Op,
     sector: Sector,
     len: Sector,
+    begun: Nanos,
     generation: Generation,
 }
 
@@ -52,6 +54,15 @@ impl Ticket {
 struct Done {
     ios: [AtomicU64; OPS],
     bytes: [AtomicU64; OPS],
+    latencies: Latencies,
+}
+
+/// What leaves that are closed have counted of one operation.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClosedCounts {
+    ios: u64,
+    bytes: u64,
+    latencies: LatencyCounts,
 }
 
 impl Done {
@@ -78,7 +89,7 @@ pub struct OtherCores(Arc<Mutex<OtherCounters>>);
 struct OtherCounters {
     open: Vec<Arc<Done>>,
     /// Totals of those that are closed.
-    closed: [(u64, u64); OPS],
+    closed: [ClosedCounts; OPS],
 }
 
 impl OtherCores {
@@ -89,16 +100,26 @@ impl OtherCores {
 
     fn of(&self, op: usize) -> (u64, u64) {
         let others = self.lock();
+        let ClosedCounts { ios, bytes, .. } = others.closed[op];
         let open = others.open.iter().map(|done| done.of(op));
-        open.fold(others.closed[op], |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
+        open.fold((ios, bytes), |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
+    }
+
+    fn latencies(&self, op: Op) -> LatencyCounts {
+        let others = self.lock();
+        let open = others.open.iter().map(|done| done.latencies.counts(op));
+        open.fold(others.closed[index(op)].latencies, |a, b| a.plus(&b))
     }
 
     fn leave(&self, done: &Arc<Done>) {
         let mut others = self.lock();
         others.open.retain(|d| !Arc::ptr_eq(d, done));
-        for (op, closed) in others.closed.iter_mut().enumerate() {
-            let (ios, bytes) = done.of(op);
-            *closed = (closed.0 + ios, closed.1.wrapping_add(bytes));
+        for op in Op::ALL {
+            let closed = &mut others.closed[index(op)];
+            let (ios, bytes) = done.of(index(op));
+            closed.ios += ios;
+            closed.bytes = closed.bytes.wrapping_add(bytes);
+            closed.latencies = closed.latencies.plus(&done.latencies.counts(op));
         }
     }
 }
@@ -149,6 +170,12 @@ impl Stats {
             bytes: here.1.wrapping_add(others.1),
             errors: self.errors[op].get(),
         }
+    }
+
+    /// How long requests of one operation took, waits in the throttle included, on all cores. What
+    /// ends as it is submitted is not timed.
+    pub fn latencies(&self, op: Op) -> LatencyCounts {
+        self.done.latencies.counts(op).plus(&self.other_cores.latencies(op))
     }
 
     /// The counters that leaves of other cores on the same file or memory join.
@@ -203,12 +230,13 @@ impl Stats {
 
     /// A request has entered.
     pub fn begin(&self, op: Op, sector: Sector, len: Sector) -> Ticket {
-        Ticket { op, sector, len, generation: self.in_flight.enter() }
+        Ticket { op, sector, len, begun: loop_time(), generation: self.in_flight.enter() }
     }
 
     /// It has ended.
     pub fn end(&self, ticket: Ticket, status: Status) {
         self.in_flight.leave(ticket.generation);
+        self.done.latencies.record(ticket.op, loop_time().saturating_sub(ticket.begun));
         self.count(ticket.op, ticket.sector, ticket.len, status);
     }
 

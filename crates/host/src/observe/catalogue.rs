@@ -32,11 +32,15 @@ pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
     let build_info = infos(tables::MILLPOND, &["version"], vec![&tables::BUILD_INFO]);
     let process = table(tables::PROCESS_PREFIX, &[], &tables::PROCESS);
     let of_device = table(tables::DEVICE_PREFIX, device, &tables::DEVICE);
+    let timed: &'static [&'static str] = &["device", "op", "le"];
+    let durations = infos(tables::MILLPOND, timed, vec![&tables::REQUEST_DURATION]);
+    let leaf_durations = infos(tables::LEAF_PREFIX, timed, vec![&tables::LEAF_DURATION]);
     let unsaved = table(tables::DEVICE_PREFIX, device, &tables::UNSAVED);
     let mut all = vec![
         ("The daemon".to_owned(), [build_info, process].concat()),
         ("The NBD server".to_owned(), table(tables::NBD_PREFIX, &[], &tables::NBD)),
-        ("Mapped devices".to_owned(), of_device),
+        ("The FUSE export".to_owned(), table(tables::FUSE_PREFIX, &[], &tables::FUSE)),
+        ("Mapped devices".to_owned(), [of_device, durations].concat()),
         ("Mapped devices with a write cache".to_owned(), unsaved),
     ];
     for manual in manuals() {
@@ -47,7 +51,8 @@ pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
             all.push((title, infos(&prefix, device, specs)));
         }
     }
-    all.push(("Leaves".to_owned(), table(tables::LEAF_PREFIX, device, &tables::LEAF)));
+    let leaves = table(tables::LEAF_PREFIX, device, &tables::LEAF);
+    all.push(("Leaves".to_owned(), [leaves, leaf_durations].concat()));
     let throttle = table(tables::WBT_PREFIX, device, &tables::WBT);
     all.push(("Leaves with a throttle of writeback".to_owned(), throttle));
     all

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use block::attr::{Attr, Metric, MetricKind, Spec};
+use block::latency::{BOUNDS, LatencyCounts, bound};
+use block::metric::seconds;
 
 use super::process::ProcessFigures;
-use super::snapshot::Snapshot;
+use super::snapshot::{OPS, Snapshot};
 use super::tables;
 
 /// Values of labels by their names.
@@ -35,12 +37,17 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
     all.add(tables::MILLPOND, &tables::BUILD_INFO, &version, 1);
     all.add_table(tables::PROCESS_PREFIX, &tables::PROCESS, &[], &ProcessFigures::read());
     all.add_table(tables::NBD_PREFIX, &tables::NBD, &[], &snapshot.nbd);
+    if let Some(fuse) = &snapshot.fuse {
+        all.add_table(tables::FUSE_PREFIX, &tables::FUSE, &[], fuse);
+    }
     for device in &snapshot.devices {
         let labels = [("device", device.name.as_str())];
         all.add_table(tables::DEVICE_PREFIX, &tables::DEVICE, &labels, device);
         if let Some(unsaved) = &device.unsaved {
             all.add_table(tables::DEVICE_PREFIX, &tables::UNSAVED, &labels, unsaved);
         }
+        let duration = (tables::MILLPOND, &tables::REQUEST_DURATION);
+        all.add_histograms(duration, &device.name, &device.latencies);
     }
     for engine in &snapshot.engines {
         let prefix = format!("{}_{}", tables::MILLPOND, engine.kind);
@@ -51,6 +58,10 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
     for leaf in &snapshot.leaves {
         let labels = [("device", leaf.name.as_str())];
         all.add_table(tables::LEAF_PREFIX, &tables::LEAF, &labels, leaf);
+        if let Some(latencies) = &leaf.latencies {
+            let duration = (tables::LEAF_PREFIX, &tables::LEAF_DURATION);
+            all.add_histograms(duration, &leaf.name, latencies);
+        }
         if let Some(report) = &leaf.throttle {
             all.add_table(tables::WBT_PREFIX, &tables::WBT, &labels, report);
         }
@@ -76,6 +87,30 @@ impl Families {
         let name = metric.full_name(prefix, spec.name);
         let line = line(&name, labels, &metric.text(value));
         self.family(name, metric.kind, spec.help).lines.push_str(&line);
+    }
+
+    /// A histogram for each operation that there was.
+    fn add_histograms(
+        &mut self,
+        (prefix, spec): (&str, &'static Spec),
+        device: &str,
+        latencies: &[LatencyCounts; OPS.len()],
+    ) {
+        let name = Metric::HISTOGRAM.full_name(prefix, spec.name);
+        let mut lines = String::new();
+        for ((_, op), counts) in OPS.iter().zip(latencies).filter(|(_, c)| c.count() > 0) {
+            let labels = [("device", device), ("op", op)];
+            let mut so_far = 0;
+            for (nth, count) in counts.buckets.iter().enumerate() {
+                so_far += count;
+                let end = if nth < BOUNDS { seconds(bound(nth)) } else { "+Inf".to_owned() };
+                let labels = [labels[0], labels[1], ("le", end.as_str())];
+                lines.push_str(&line(&format!("{name}_bucket"), &labels, &so_far.to_string()));
+            }
+            lines.push_str(&line(&format!("{name}_sum"), &labels, &seconds(counts.sum)));
+            lines.push_str(&line(&format!("{name}_count"), &labels, &so_far.to_string()));
+        }
+        self.family(name, MetricKind::Histogram, spec.help).lines.push_str(&lines);
     }
 
     fn family(&mut self, name: String, kind: MetricKind, help: &'static str) -> &mut Family {
@@ -125,6 +160,29 @@ mod tests {
     fn labels_are_escaped() {
         let out = line("n_total", &[("device", "/a\"b\\c\nd"), ("op", "read")], "7");
         assert_eq!(out, "n_total{device=\"/a\\\"b\\\\c\\nd\",op=\"read\"} 7\n");
+    }
+
+    #[test]
+    fn buckets_of_histograms_count_all_shorter_times_too() {
+        let latencies = block::latency::Latencies::default();
+        for ns in [10, 20_000, 1 << 40] {
+            latencies.record(block::Op::Write, block::Nanos(ns));
+        }
+        let mut all = Families::default();
+        let counts = OPS.map(|(op, _)| latencies.counts(op));
+        all.add_histograms(("p", &tables::REQUEST_DURATION), "d", &counts);
+        let text = all.text();
+        let name = "p_request_duration_seconds";
+        for (end, count) in
+            [("0.000016384", 1), ("0.000032768", 2), ("17.179869184", 2), ("+Inf", 3)]
+        {
+            let want = format!("{name}_bucket{{device=\"d\",op=\"write\",le=\"{end}\"}} {count}");
+            assert!(text.lines().any(|line| line == want), "no {want} in {text}");
+        }
+        let labels = "{device=\"d\",op=\"write\"}";
+        assert!(text.contains(&format!("{name}_sum{labels} 1099.51164779")), "{text}");
+        assert!(text.contains(&format!("{name}_count{labels} 3\n")), "{text}");
+        assert!(!text.contains("op=\"read\""), "{text}");
     }
 
     #[test]

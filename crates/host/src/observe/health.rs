@@ -66,11 +66,13 @@ mod tests {
             opens: 0,
             events: 0,
             unsaved: None,
+            latencies: Default::default(),
             problems: problems.iter().map(|text| (*text).to_owned()).collect(),
         };
         let leaf = LeafState {
             name: "/dev/sda".into(),
             counts: OPS.map(|_| queue::Counts::default()),
+            latencies: None,
             errors: failures,
             failures,
             in_flight: 0,
@@ -78,7 +80,7 @@ mod tests {
             throttle: None,
         };
         let nbd = nbd::Stats::default();
-        Snapshot { nbd, devices: vec![device], engines: Vec::new(), leaves: vec![leaf] }
+        Snapshot { nbd, fuse: None, devices: vec![device], engines: Vec::new(), leaves: vec![leaf] }
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use std::rc::Rc;
 
 use block::attr::Spec;
+use block::latency::LatencyCounts;
 use block::{Op, UnsavedBlocks};
 use dm::MappedDevice;
 use queue::Counts;
 use queue::wbt::Report;
 
 use crate::engine::Engine;
+use crate::fuse_host::{self, FuseStats};
 
 /// The operations of requests, with their names in labels.
-pub(super) const OPS: [(Op, &str); 5] = [
+pub(super) const OPS: [(Op, &str); Op::ALL.len()] = [
     (Op::Read, "read"),
     (Op::Write, "write"),
     (Op::Flush, "flush"),
@@ -23,6 +25,7 @@ pub(super) const OPS: [(Op, &str); 5] = [
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(super) nbd: nbd::Stats,
+    pub(super) fuse: Option<FuseStats>,
     pub(super) devices: Vec<DeviceState>,
     pub(super) engines: Vec<EngineState>,
     pub(super) leaves: Vec<LeafState>,
@@ -39,6 +42,8 @@ pub(super) struct DeviceState {
     pub(super) events: u32,
     /// Of its caches together; `None` when it has none.
     pub(super) unsaved: Option<UnsavedBytes>,
+    /// As its clients see them, by [`OPS`].
+    pub(super) latencies: [LatencyCounts; OPS.len()],
     /// What its engines report.
     pub(super) problems: Vec<String>,
 }
@@ -65,6 +70,8 @@ pub(super) struct LeafState {
     pub(super) name: String,
     /// By [`OPS`].
     pub(super) counts: [Counts; OPS.len()],
+    /// By [`OPS`]; none of a leaf in memory, whose requests take no time.
+    pub(super) latencies: Option<[LatencyCounts; OPS.len()]>,
     pub(super) errors: u64,
     /// Requests that the device itself failed.
     pub(super) failures: u64,
@@ -114,6 +121,7 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
         LeafState {
             name: leaf.name().to_owned(),
             counts: OPS.map(|(op, _)| stats.of(op)),
+            latencies: (!leaf.is_in_memory()).then(|| OPS.map(|(op, _)| stats.latencies(op))),
             errors: stats.errors(),
             failures: stats.failures(),
             in_flight: stats.in_flight(),
@@ -121,7 +129,8 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
             throttle: leaf.wbt().map(|wbt| wbt.report()),
         }
     });
-    Snapshot { nbd: engine.server.stats(), devices, engines, leaves: leaves.collect() }
+    let (nbd, fuse) = (engine.server.stats(), fuse_host::stats());
+    Snapshot { nbd, fuse, devices, engines, leaves: leaves.collect() }
 }
 
 fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
@@ -137,6 +146,7 @@ fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
         opens: info.open_count.into(),
         events: info.event_nr,
         unsaved,
+        latencies: OPS.map(|(op, _)| device.latencies().counts(op)),
         problems: engines.iter().flat_map(|engine| engine.problems()).collect(),
     }
 }

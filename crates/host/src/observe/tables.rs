@@ -7,11 +7,13 @@ use queue::wbt::Report;
 
 use super::process::ProcessFigures;
 use super::snapshot::{DeviceState, LeafState, UnsavedBytes};
+use crate::fuse_host::FuseStats;
 
 pub(super) const MILLPOND: &str = "millpond";
 /// The names that all programs have for these.
 pub(super) const PROCESS_PREFIX: &str = "process";
 pub(super) const NBD_PREFIX: &str = "millpond_nbd";
+pub(super) const FUSE_PREFIX: &str = "millpond_fuse";
 pub(super) const DEVICE_PREFIX: &str = "millpond_device";
 pub(super) const LEAF_PREFIX: &str = "millpond_queue";
 pub(super) const WBT_PREFIX: &str = "millpond_wbt";
@@ -70,6 +72,25 @@ pub(super) static NBD: [Attr<nbd::Stats>; 11] = [
     counter("receives", "receives from sockets", |s| s.receives_total.into()),
     counter("sends", "sends to sockets", |s| s.sends_total.into()),
 ];
+
+pub(super) static FUSE: [Attr<FuseStats>; 2] = [
+    counter("requests", "requests to files of devices", |s| s.requests.into()),
+    gauge("open_files", "files of devices that are open", |s| s.open_files.into()),
+];
+
+/// Of mapped devices, with the operation as a label.
+pub(super) static REQUEST_DURATION: Spec = spec(
+    "request_duration_seconds",
+    "time that clients' requests took, from their admission by NBD or FUSE to their reply",
+    Metric::HISTOGRAM,
+);
+
+/// The same of leaves, except those in memory.
+pub(super) static LEAF_DURATION: Spec = spec(
+    "request_duration_seconds",
+    "time that requests of the leaf took, waits in its throttle included",
+    Metric::HISTOGRAM,
+);
 
 pub(super) static DEVICE: [Attr<DeviceState>; 6] = [
     gauge("size_bytes", "size of the live table", |d| (d.size_sectors << 9).into()),

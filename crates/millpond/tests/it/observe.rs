@@ -58,6 +58,45 @@ fn metrics_show_devices_leaves_and_the_process() {
     assert!(memory.is_some_and(|n| n.parse::<u64>().unwrap() > 1 << 20), "{text}");
 }
 
+/// The value of a sample.
+fn value(text: &str, sample: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(sample));
+    let line = line.unwrap_or_else(|| panic!("no `{sample}` in\n{text}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn a_slow_request_is_in_the_bucket_of_its_time() {
+    let daemon = Daemon::start_with(&LISTEN);
+    daemon.create("slow", "0 2048 delay mem:1M 0 100");
+    assert_eq!(daemon.qemu_io("slow", &["read 0 4k", "read 8k 4k"]).code, Some(0));
+    let (_, text) = curl(&daemon, "/metrics", &[]);
+    let sample = |end: &str| {
+        let labels = format!("device=\"slow\",op=\"read\",le=\"{end}\"");
+        value(&text, &format!("millpond_request_duration_seconds_bucket{{{labels}}}"))
+    };
+    let total =
+        value(&text, "millpond_request_duration_seconds_count{device=\"slow\",op=\"read\"}");
+    assert!(total >= 2.0, "{total}");
+    assert_eq!((sample("0.067108864"), sample("+Inf")), (0.0, total), "{text}");
+    assert_eq!(sample("8.589934592"), total, "{text}");
+}
+
+#[test]
+fn a_leaf_on_a_file_has_times_of_its_own() {
+    let daemon = Daemon::start_with(&LISTEN);
+    let file = daemon.file("disk.img", 1);
+    daemon.create("d", &format!("0 2048 linear {file} 0"));
+    assert_eq!(daemon.qemu_io("d", &["write 0 4k", "flush"]).code, Some(0));
+    let (_, text) = curl(&daemon, "/metrics", &[]);
+    for op in ["write", "flush"] {
+        let labels = format!("device=\"{file}\",op=\"{op}\"");
+        let name = "millpond_queue_request_duration_seconds";
+        assert!(value(&text, &format!("{name}_count{{{labels}}}")) >= 1.0);
+        assert!(value(&text, &format!("{name}_sum{{{labels}}}")) > 0.0);
+    }
+}
+
 #[test]
 fn nothing_can_be_changed_by_the_listener_of_metrics() {
     let daemon = Daemon::start_with(&LISTEN);

@@ -306,6 +306,12 @@ pub trait Target: BlockDevice + Any {
         false
     }
 
+    /// Bytes that are dirty, or some of them, in each of `cells` equal parts of the device; `None`
+    /// when it is no cache. Takes a time that grows with the cells, not with what is dirty.
+    fn dirty_map(self: Rc<Self>, _cells: u32) -> LocalFuture<Option<Vec<u64>>> {
+        Box::pin(async { None })
+    }
+
     /// Runs of dirty sectors within `at..at + len`, for block status; `None` when it is no cache.
     fn dirty(self: Rc<Self>, _at: Sector, _len: Sector) -> DirtyRuns {
         Box::pin(async { None })

@@ -229,7 +229,9 @@ impl Engine {
     ) -> Result<api::Removed, Failure> {
         if how == Remove::Drained {
             // It may take hours, and the client may have disconnected since.
+            tracing::info!(device = name, "writeback before the removal begins");
             self.dm.write_back_unused(name).await?;
+            tracing::info!(device = name, "writeback before the removal has ended");
             check_wanted(name, is_wanted)?;
         }
         let mark = self.files.closes_begun();

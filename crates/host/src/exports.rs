@@ -60,11 +60,19 @@ impl Exports for DmExports {
     }
 
     fn open(&self, name: &str) -> Result<Box<dyn Export>, Error> {
-        Ok(Box::new(DmExport(self.find(name)?.open()?)))
+        let opened = self.find(name)?.open()?;
+        tracing::info!(device = opened.device().name(), "client connected");
+        Ok(Box::new(DmExport(opened)))
     }
 }
 
 struct DmExport(Opened);
+
+impl Drop for DmExport {
+    fn drop(&mut self) {
+        tracing::info!(device = self.0.device().name(), "client disconnected");
+    }
+}
 
 impl Export for DmExport {
     fn device(&self) -> Rc<dyn BlockDevice> {

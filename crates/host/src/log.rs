@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Log: one line an event, with key=value, on standard error. `MILLPOND_LOG` sets the level. Events
-//! that may happen to every block of a device get ten lines a second and a summary.
+//! of one kind get ten lines a second and a summary (`log_limit`); for blocks of a device the
+//! summary has the sectors, here.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,6 +9,11 @@ use std::rc::Rc;
 
 use block::{Nanos, Sector};
 use tracing::Level;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+
+use crate::event_ring::EventRing;
+use crate::log_limit::{LogLimit, UNLIMITED};
 
 /// Lines of one kind and device in one [`WINDOW`]; the others are summed up in one more line.
 const LINES_MAX: u64 = 10;
@@ -19,12 +25,15 @@ const RUNS_SHOWN: usize = 16;
 /// Starts logging at `default` and above, or at the level of `MILLPOND_LOG`.
 pub fn start(default: Level) {
     let level = std::env::var("MILLPOND_LOG").ok().and_then(|l| l.parse().ok()).unwrap_or(default);
-    let subscriber = tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .with_target(false)
-        .with_max_level(level)
-        .finish();
+        .with_target(false);
+    let subscriber = tracing_subscriber::registry()
+        .with(lines)
+        .with(EventRing)
+        .with(LogLimit::default())
+        .with(LevelFilter::from_level(level));
     // Fails only when it was started before; then the first stays.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
@@ -74,7 +83,7 @@ impl BlockLog {
             });
         }
         if windows.entry(kind).or_default().is_line(sector.0, self.block_sectors) {
-            tracing::error!(device = self.device, "{line}");
+            tracing::error!(target: UNLIMITED, device = self.device, "{line}");
         }
     }
 
@@ -82,7 +91,7 @@ impl BlockLog {
     fn sum_up(&self, kind: &'static str) {
         let window = self.windows.borrow_mut().remove(kind);
         if let Some(text) = window.and_then(|window| window.summary(kind)) {
-            tracing::error!(device = self.device, "{text}");
+            tracing::error!(target: UNLIMITED, device = self.device, "{text}");
         }
     }
 }

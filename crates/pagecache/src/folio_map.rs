@@ -257,6 +257,22 @@ impl FolioMap {
         self.dirty.range(first..).map(|(_, id)| *id)
     }
 
+    /// Dirty pages in each of `cells` equal parts of a device of `pages`; of a part at most `most`
+    /// folios are counted.
+    pub(crate) fn dirty_map(&self, pages: u64, cells: u32, most: usize) -> Vec<u64> {
+        let begin = |cell: u32| {
+            let page = u128::from(pages) * u128::from(cell) / u128::from(cells);
+            u64::try_from(page).expect("a page of the device")
+        };
+        let count = |cell: u32| {
+            let (from, to) = (begin(cell), begin(cell + 1));
+            let folios = self.dirty_from(from).map(|id| self.folio(id));
+            let folios = folios.take_while(|folio| folio.start < to).take(most);
+            folios.map(|folio| u64::from(folio.dirty.count())).sum::<u64>().min(to - from)
+        };
+        (0..cells).map(count).collect()
+    }
+
     /// Whether a folio has been dirty since `round` or an earlier one.
     pub(crate) fn is_dirty_since(&self, round: u64) -> bool {
         self.dirty.values().any(|id| self.folio(*id).dirty_round <= round)

@@ -68,6 +68,19 @@ impl Cache {
         runs.into_iter().map(|(s, e)| (sector(s), sector(e) - sector(s))).collect()
     }
 
+    /// Dirty bytes in each of `cells` equal parts of a device of `sectors`.
+    pub(crate) fn dirty_map(&self, sectors: block::Sector, cells: u32) -> Vec<u64> {
+        let block_sectors = self.store.config.block_sectors();
+        let blocks = u128::from(sectors.0.div_ceil(block_sectors));
+        let begin = |cell: u32| {
+            let block = blocks * u128::from(cell) / u128::from(cells);
+            u64::try_from(block).expect("a block of the device")
+        };
+        let slots = self.store.slots.borrow();
+        let dirty = |cell| slots.dirty().range_cardinality(begin(cell)..begin(cell + 1));
+        (0..cells).map(|cell| dirty(cell) * block::Sector(block_sectors).bytes()).collect()
+    }
+
     /// Status field 1.
     pub(crate) fn errno(&self) -> i32 {
         let failing = self.writeback.retry.error().map(|(status, _)| status);

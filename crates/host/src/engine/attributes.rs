@@ -65,10 +65,18 @@ impl Engine {
             return self.attribute(name, attr).await;
         }
         let mark = self.files.closes_begun();
+        let is_command = self.dm.access(name, attr).is_ok_and(|access| !access.reads());
+        if is_command {
+            tracing::info!(device = name, attr, value, "command begins");
+        }
         let set = self.dm.set_attribute(name, attr, value).await;
         self.files.closed_since(mark).await;
+        if let (true, Err(error)) = (is_command, &set) {
+            tracing::warn!(device = name, attr, %error, "command failed");
+        }
         set?;
-        tracing::info!(device = name, attr, value, "attribute set");
+        let what = if is_command { "command has ended" } else { "attribute set" };
+        tracing::info!(device = name, attr, value, "{what}");
         match self.dm.access(name, attr) {
             Ok(access) if access.reads() => self.attribute(name, attr).await,
             // A command has no value, and may have removed the attribute.

@@ -65,6 +65,7 @@ mod tests {
             live_table: true,
             opens: 0,
             events: 0,
+            targets: Vec::new(),
             unsaved: None,
             latencies: Default::default(),
             problems: problems.iter().map(|text| (*text).to_owned()).collect(),

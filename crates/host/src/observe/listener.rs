@@ -18,6 +18,8 @@ use tokio::task::JoinHandle;
 
 use super::families;
 use super::monitor::{Monitor, Observed};
+use super::page::page;
+use super::status::status;
 use crate::http::{Listener, Stream, accept, check_host, may_connect, response};
 use crate::routes::shutdown;
 
@@ -116,8 +118,11 @@ async fn respond(
         return refused;
     }
     let path = request.uri().path();
-    if !matches!(path, "/metrics" | "/healthz") {
-        let text = format!("{path}: no such path; there are /metrics and /healthz\n");
+    if path == "/" {
+        return page();
+    }
+    if !matches!(path, "/metrics" | "/healthz" | "/status.json") {
+        let text = "no such path; there are /, /metrics, /healthz and /status.json\n";
         return response(StatusCode::NOT_FOUND, TEXT, text);
     }
     let observed = match monitor.observed().await {
@@ -128,6 +133,10 @@ async fn respond(
     };
     match path {
         "/metrics" => response(StatusCode::OK, METRICS, families::text(&observed.snapshot)),
+        "/status.json" => {
+            let json = status(&observed).to_string();
+            response(StatusCode::OK, "application/json", json)
+        }
         _ => health(&observed),
     }
 }

@@ -5,6 +5,7 @@
 //!   core 0                        threads of tokio
 //!   snapshot ── Snapshot ──▶ monitor ──┬▶ families   /metrics
 //!   (engines, leaves, NBD)             ├▶ health     /healthz
+//!                                      ├▶ status     /status.json, for the page at /
 //!                                      └▶ listener   GET and HEAD only
 //!   tables: the numbers besides those of the engines; catalogue: all, for the manual
 //! ```
@@ -20,8 +21,10 @@ mod families;
 mod health;
 mod listener;
 mod monitor;
+mod page;
 mod process;
 mod snapshot;
+mod status;
 mod tables;
 
 pub use catalogue::{MetricInfo, metrics as metric_catalogue};

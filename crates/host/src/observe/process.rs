@@ -18,6 +18,7 @@ pub(super) struct ProcessFigures {
     pub(super) max_fds: u64,
     pub(super) threads: u64,
     pub(super) start_ms: u64,
+    pub(super) now_ms: u64,
 }
 
 /// Takes the time as that of the start, once.
@@ -44,6 +45,7 @@ impl ProcessFigures {
             open_fds: fds.saturating_sub(1),
             max_fds: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
             threads: field(&status, "Threads:"),
+            now_ms: now_ms(),
             start_ms: START.get().copied().unwrap_or(0),
         }
     }

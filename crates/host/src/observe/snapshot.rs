@@ -21,6 +21,9 @@ pub(super) const OPS: [(Op, &str); Op::ALL.len()] = [
     (Op::WriteZeroes, "write_zeroes"),
 ];
 
+/// Cells of maps of dirty data.
+const MAP_CELLS: u32 = 64;
+
 /// What there is to see.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
@@ -40,6 +43,8 @@ pub(super) struct DeviceState {
     pub(super) live_table: bool,
     pub(super) opens: u64,
     pub(super) events: u32,
+    /// Target types of the live table, each once.
+    pub(super) targets: Vec<String>,
     /// Of its caches together; `None` when it has none.
     pub(super) unsaved: Option<UnsavedBytes>,
     /// As its clients see them, by [`OPS`].
@@ -62,6 +67,8 @@ pub(super) struct EngineState {
     pub(super) kind: &'static str,
     pub(super) device: String,
     pub(super) figures: Vec<(&'static Spec, u64)>,
+    /// Dirty bytes in equal parts of it, of a cache.
+    pub(super) dirty_map: Option<Vec<u64>>,
 }
 
 /// A leaf.
@@ -112,7 +119,8 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
     let mut engines = Vec::new();
     for ((kind, device), target) in engine.claims.engines() {
         target.clone().refresh().await;
-        engines.push(EngineState { kind, device, figures: target.metrics() });
+        let dirty_map = target.clone().dirty_map(MAP_CELLS).await;
+        engines.push(EngineState { kind, device, figures: target.metrics(), dirty_map });
     }
     // No await from here on: the rest is of one moment.
     let devices = engine.dm.devices().iter().map(|device| state(engine, device)).collect();
@@ -138,8 +146,12 @@ fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
     let engines = engine.claims.of(device);
     let unsaved = engines.iter().filter_map(|engine| engine.unsaved());
     let unsaved = unsaved.map(|blocks| UnsavedBytes::of(&blocks)).reduce(UnsavedBytes::add);
+    let mut targets: Vec<String> = device.table().into_iter().map(|line| line.kind).collect();
+    targets.sort_unstable();
+    targets.dedup();
     DeviceState {
         name: info.name,
+        targets,
         size_sectors: info.size_sectors,
         suspended: info.suspended,
         live_table: info.live_table,

@@ -254,3 +254,22 @@ fn a_failing_device_is_told_with_operation_sector_and_cause() {
         assert!(line.contains(part), "{part}: {line}");
     }
 }
+
+#[test]
+fn many_events_of_a_kind_are_summed_up_in_the_log() {
+    let daemon = Daemon::start();
+    daemon.create("buf", "0 2048 buffered mem:1M");
+    let socket = daemon.run_dir().join("control.sock");
+    let url = "http://millpond/v1/devices/buf/attributes/dirty_seconds";
+    let mut args = vec!["-s", "-X", "PUT", "-d", r#"{"value": "5"}"#, "--unix-socket"];
+    args.push(socket.to_str().unwrap());
+    args.extend([url; 200]);
+    assert_eq!(sh("curl", &args).code, Some(0));
+    // The second is over, and the summary logged.
+    assert_eq!(sh("sleep", &["1.5"]).code, Some(0));
+    daemon.signal("-TERM");
+    let log = daemon.wait().1;
+    let lines = log.lines().filter(|line| line.contains("attribute set")).count();
+    let summary = log.lines().find(|line| line.contains("more events of buf in this second"));
+    assert!((10..100).contains(&lines) && summary.is_some(), "{lines} lines: {log}");
+}

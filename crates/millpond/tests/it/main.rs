@@ -17,6 +17,7 @@ mod memory;
 mod observe;
 mod offline;
 mod package;
+mod page;
 mod parts;
 mod recache;
 mod reproduce;

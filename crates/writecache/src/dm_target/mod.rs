@@ -533,6 +533,16 @@ impl Target for WriteCache {
         self.live.borrow().is_some()
     }
 
+    fn dirty_map(self: Rc<Self>, cells: u32) -> LocalFuture<Option<Vec<u64>>> {
+        let (cache, parts, sectors) = (self.cache(), self.parts(), self.sectors);
+        Box::pin(async move {
+            match parts {
+                Some(parts) => Some(parts.dirty_map(cells).await),
+                None => cache.map(|cache| cache.dirty_map(sectors, cells)),
+            }
+        })
+    }
+
     fn dirty(self: Rc<Self>, at: Sector, len: Sector) -> DirtyRuns {
         let (cache, parts) = (self.cache(), self.parts());
         Box::pin(async move {

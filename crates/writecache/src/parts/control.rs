@@ -37,6 +37,15 @@ impl Parts {
     }
 
     /// Runs of dirty sectors in a range, as (first, length), ascending.
+    pub(crate) async fn dirty_map(&self, cells: u32) -> Vec<u64> {
+        let maps = self.ask(move |part| async move { part.dirty_map(cells).await }).await;
+        let mut sum = vec![0; cells as usize];
+        for map in maps.into_iter().flatten() {
+            sum.iter_mut().zip(map).for_each(|(cell, bytes)| *cell += bytes);
+        }
+        sum
+    }
+
     pub(crate) async fn dirty_runs(&self, at: Sector, len: Sector) -> Vec<(Sector, Sector)> {
         let runs = self.ask(move |part| async move { part.dirty(at, len).await }).await;
         merged(runs.into_iter().flatten().flatten().collect())

@@ -6,6 +6,7 @@ use host::{Listing, TableArgs};
 
 use crate::drain::DrainArgs;
 use crate::recache::{ReplaceCacheArgs, UncacheArgs};
+use crate::save::SaveArgs;
 use crate::show::ShowArgs;
 
 /// The verbs that control a daemon.
@@ -37,6 +38,7 @@ pub enum ControlVerb {
     Show(ShowArgs),
     Flush(FlushArgs),
     Reload(ReloadArgs),
+    Save(SaveArgs),
     Stop(StopArgs),
 }
 

@@ -24,6 +24,7 @@ mod recache;
 mod recover;
 mod reproduce;
 mod requests;
+mod save;
 mod show;
 mod verbs;
 mod wipe;

@@ -23,6 +23,7 @@ use crate::process::Process;
 use crate::progress::{LongOp, QUIET, show_while};
 use crate::recache::{replace_cache, uncache};
 use crate::requests::{self, Lines, Removal};
+use crate::save::save;
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 
 type Done = Result<(), Failure>;
@@ -68,6 +69,7 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
             each("flush", &a.names, async |n| requests::flush(client, n).await).await
         }
         ControlVerb::Reload(a) => reload(client, a).await,
+        ControlVerb::Save(a) => within("save", save(client, &a).await),
         ControlVerb::Stop(a) => within("stop", stop(client, &a).await),
     }
 }

@@ -100,6 +100,16 @@ pub struct Recached {
     pub warnings: Vec<String>,
 }
 
+/// Answer to `GET /v1/config`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedConfig {
+    /// A configuration file with the devices as they are now.
+    pub toml: String,
+    /// What it can't have.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
 /// `POST .../suspend`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

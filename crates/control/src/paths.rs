@@ -9,6 +9,8 @@ pub const TARGETS: &str = "/v1/targets";
 pub const VERSION: &str = "/v1/version";
 /// Read the configuration file again.
 pub const RELOAD: &str = "/v1/reload";
+/// A configuration file with the devices as they are now.
+pub const CONFIG: &str = "/v1/config";
 /// End the daemon.
 pub const STOP: &str = "/v1/stop";
 /// Counters, in Prometheus' text format.

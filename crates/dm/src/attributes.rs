@@ -210,6 +210,11 @@ impl Dm {
     }
 }
 
+/// Those that devices with a table have besides; the first is of pure mappings alone.
+pub fn attributes_of_tables() -> Vec<&'static Spec> {
+    std::iter::once(&MAPPING).chain(&OF_TABLES).map(|own| &own.spec).collect()
+}
+
 /// The attributes that a device has itself.
 fn own_of(device: &MappedDevice) -> impl Iterator<Item = &'static Own> {
     let table = device.live();

@@ -46,7 +46,7 @@ mod table;
 mod targets;
 mod verbs;
 
-pub use attributes::attributes_of_all;
+pub use attributes::{attributes_of_all, attributes_of_tables};
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::handles::Opened;
 pub use device::{MAJOR, MappedDevice};

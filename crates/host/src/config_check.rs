@@ -114,6 +114,9 @@ fn check_attributes(device: &DeviceConfig, lines: &[Line]) -> Vec<Error> {
     let mut specs: Vec<&'static Spec> =
         targets::manuals().into_iter().filter(is_of).flat_map(|manual| (manual.specs)()).collect();
     specs.extend(dm::attributes_of_all());
+    if device.table.is_some() {
+        specs.extend(dm::attributes_of_tables());
+    }
     let check = |(name, value): &(String, String)| {
         let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
             return Some(attr::unknown("attributes", name, &attr::names(&specs)));

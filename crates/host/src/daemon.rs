@@ -77,6 +77,7 @@ impl Daemon {
     /// Starts a daemon. When it returns, the config's devices are there and clients are served.
     pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
         let Config { file, serve: options, devices } = config;
+        let given = options.clone();
         let mut nbd = vec![Addr::Unix(run_dir.nbd())];
         for text in &options.nbd {
             nbd.push(Addr::parse("--nbd", text, options.allow_remote)?);
@@ -120,7 +121,8 @@ impl Daemon {
         };
         let config = ConfigFile::new(file, created);
         let stop = Notify::new();
-        let state = Arc::new(State { core, version, config, stop, closing: closed });
+        let state =
+            Arc::new(State { core, version, config, options: given, stop, closing: closed });
         let connections = Connections::new();
         for listener in listeners {
             tokio::spawn(serve(listener, connections.clone(), state.clone()));

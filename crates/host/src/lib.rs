@@ -45,6 +45,7 @@ mod retry;
 mod routes;
 mod run_command;
 mod rundir;
+mod saved_config;
 mod secondary;
 mod socket_access;
 mod sysfs;

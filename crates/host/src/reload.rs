@@ -114,7 +114,7 @@ impl ConfigFile {
         (words(in_file) != words(&text)).then(|| {
             format!(
                 "the configuration file {path} has another table of {name}, with which it comes up \
-                 after a restart: `millpond table {name}` shows the table that belongs there"
+                 after a restart: `millpond save {path} --force` writes the devices as they are now"
             )
         })
     }

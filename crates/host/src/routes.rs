@@ -12,10 +12,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch};
 
+use crate::config::ServeArgs;
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
+use crate::io_failure::io_failure;
 use crate::observe;
 use crate::reload::ConfigFile;
+use crate::saved_config;
 
 /// State that all requests use.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(crate) struct State {
     pub(crate) core: CoreHandle,
     pub(crate) version: api::Version,
     pub(crate) config: ConfigFile,
+    /// The options with which it was started, with those of the command line.
+    pub(crate) options: ServeArgs,
     /// Notified when a client asks the daemon to stop.
     pub(crate) stop: Notify,
     /// True when the daemon shuts down.
@@ -38,6 +43,7 @@ pub(crate) enum Route {
     Version,
     Metrics,
     Reload,
+    Config,
     Stop,
     Device(String, DeviceVerb),
 }
@@ -96,6 +102,7 @@ impl Route {
             ["metrics"] if get => Ok(Route::Metrics),
             ["v1", "version"] if get => Ok(Route::Version),
             ["v1", "targets"] if get => Ok(Route::Targets),
+            ["v1", "config"] if get => Ok(Route::Config),
             ["v1", "reload"] if method == Method::POST => Ok(Route::Reload),
             ["v1", "stop"] if method == Method::POST => Ok(Route::Stop),
             ["v1", "devices"] if get => Ok(Route::Devices),
@@ -202,6 +209,7 @@ pub(crate) async fn answer(
             parse::<api::Empty>(body)?;
             json(&state.config.reload(core).await?)
         }
+        Route::Config => json(&config(state).await?),
         Route::Stop => {
             parse::<api::Empty>(body)?;
             state.stop.notify_one();
@@ -209,6 +217,16 @@ pub(crate) async fn answer(
         }
         Route::Device(name, verb) => of_device(state, name, verb, body).await,
     }
+}
+
+/// The configuration file that brings up what is there now.
+async fn config(state: &State) -> Result<api::SavedConfig, Failure> {
+    let (devices, left_out) =
+        state.core.call(async |e: Rc<Engine>| e.saved_devices().await).await??;
+    let here = std::env::current_dir().map_err(|e| io_failure(&e, "current directory"))?;
+    let toml = saved_config::text(&state.options, &devices, &here);
+    let warnings = left_out.iter().map(|what| format!("not saved: {what}")).collect();
+    Ok(api::SavedConfig { toml, warnings })
 }
 
 async fn of_device(
@@ -384,6 +402,7 @@ mod tests {
             ("GET", "/v1/version", "", Route::Version),
             ("GET", "/metrics", "", Route::Metrics),
             ("POST", "/v1/reload", "", Route::Reload),
+            ("GET", "/v1/config", "", Route::Config),
             ("POST", "/v1/stop", "", Route::Stop),
             ("GET", "/v1/devices/wc", "", of("wc", DeviceVerb::Info)),
             ("DELETE", "/v1/devices/wc", "", of("wc", DeviceVerb::Remove(RemoveMode::IfUnused))),

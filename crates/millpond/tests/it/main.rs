@@ -21,6 +21,7 @@ mod page;
 mod parts;
 mod recache;
 mod reproduce;
+mod save;
 mod service;
 mod show;
 mod trust;

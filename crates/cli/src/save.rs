@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond save`: writes the devices as they are now into a configuration file.
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use block::ErrorKind;
+use clap::Args;
+use control::{Failure, api, paths};
+use host::{Format, Listing, io_failure, print, print_as_is};
+use serde_json::json;
+
+use crate::client::Client;
+use crate::requests::warn;
+
+/// Permissions of a new file: a configuration has no secrets.
+const MODE: u32 = 0o644;
+
+/// Write the devices as they are now into a configuration file
+///
+/// The file has the daemon's options and all devices with live tables, in an order in which they
+/// can be created, with attributes that no table has. `daemon --config FILE` brings up the same
+/// devices. Without FILE it is printed. A file is replaced in one step: a crash leaves the old one
+/// or the new one. What can't be saved is a warning; attributes of files and disks below are not
+/// saved, nor device numbers.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millpond save
+  millpond save /etc/millpond.toml --force
+  millpond daemon --config /etc/millpond.toml --check-config
+  millpond save -o json")]
+pub struct SaveArgs {
+    /// The file; standard output when left out
+    file: Option<PathBuf>,
+    /// Replace a file that exists
+    #[arg(long, requires = "file")]
+    force: bool,
+    #[command(flatten)]
+    listing: Listing,
+}
+
+/// Runs the verb.
+pub(crate) async fn save(client: &Client, a: &SaveArgs) -> Result<(), Failure> {
+    let saved: api::SavedConfig = client.get(paths::CONFIG).await?;
+    warn(&saved.warnings);
+    if let Some(file) = &a.file {
+        write(file, saved.toml.as_bytes(), a.force)?;
+    }
+    match (a.listing.format, &a.file) {
+        (Format::Json, file) => {
+            let file = file.as_ref().map(|file| file.to_string_lossy());
+            let value = json!({ "file": file, "toml": saved.toml, "warnings": saved.warnings });
+            print(&format!("{value:#}\n"))
+        }
+        (Format::Text, None) => print_as_is(&saved.toml),
+        (Format::Text, Some(_)) => Ok(()),
+    }
+}
+
+/// Writes a file in one step, durably.
+fn write(file: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
+    let failed = |e: &std::io::Error| io_failure(e, file.display().to_string());
+    // A link stays one: what it points at is replaced.
+    let place = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let before = std::fs::metadata(&place);
+    let mode = before.as_ref().map_or(MODE, |m| m.permissions().mode() & 0o7777);
+    let dir = match place.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
+        Some(_) | None => PathBuf::from("."),
+    };
+    let exists = || {
+        let text = format!("{}: the file exists: --force replaces it", file.display());
+        Failure::new(ErrorKind::Exists, text)
+    };
+    if before.is_ok() && !force {
+        return Err(exists());
+    }
+    let mut temp = tempfile::Builder::new()
+        .prefix(".millpond-save")
+        .permissions(PermissionsExt::from_mode(mode))
+        .tempfile_in(&dir)
+        .map_err(|e| failed(&e))?;
+    temp.write_all(bytes).and_then(|()| temp.as_file().sync_all()).map_err(|e| failed(&e))?;
+    let persisted = if force { temp.persist(&place) } else { temp.persist_noclobber(&place) };
+    persisted.map_err(|e| match e.error.kind() == std::io::ErrorKind::AlreadyExists {
+        true => exists(),
+        false => failed(&e.error),
+    })?;
+    std::fs::File::open(&dir).and_then(|dir| dir.sync_all()).map_err(|e| failed(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_by_force_alone_and_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("a.toml"), dir.path().join("link"));
+        std::os::unix::fs::symlink("a.toml", &link).unwrap();
+        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        write(&file, b"one", false).unwrap();
+        assert_eq!(mode() & 0o600, 0o600);
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+        let refused = write(&link, b"two", false).unwrap_err();
+        assert!(refused.message.contains("--force"), "{refused}");
+        write(&link, b"two", true).unwrap();
+        assert_eq!((mode(), std::fs::read(&file).unwrap()), (0o640, b"two".to_vec()));
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        let names = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(names, 2, "no temporary file is left");
+        assert!(write(&dir.path().join("no/such"), b"x", false).is_err());
+    }
+}

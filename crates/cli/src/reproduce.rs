@@ -97,6 +97,34 @@ impl ReproduceArgs {
         Scenario::ALL.into_iter().filter(is_meant).collect()
     }
 
+    /// The command that gives the same report, and what it depends on besides the machine.
+    fn described(&self) -> Vec<(&'static str, String)> {
+        let names: Vec<&str> = self.chosen().into_iter().map(Scenario::name).collect();
+        let all = names.len() == Scenario::ALL.len();
+        let mut command = "millpond reproduce".to_owned();
+        if !all {
+            command = format!("{command} {}", names.join(" "));
+        }
+        if self.sim {
+            command.push_str(" --sim");
+        } else {
+            command = format!("{command} --dir {}", self.dir().display());
+        }
+        let size = match self.size {
+            Some(bytes) => {
+                command = format!("{command} --size {}M", bytes >> 20);
+                format!("{} MiB in each scenario", bytes >> 20)
+            }
+            None => {
+                let of = |s: Scenario| format!("{} {}", s.name(), s.default_bytes(self.sim) >> 20);
+                let sizes: Vec<String> = self.chosen().into_iter().map(of).collect();
+                format!("the default, in MiB: {}", sizes.join(", "))
+            }
+        };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        vec![("command", command), ("version", version), ("size", size)]
+    }
+
     fn dir(&self) -> PathBuf {
         self.dir.clone().unwrap_or_else(std::env::temp_dir)
     }
@@ -204,7 +232,7 @@ fn all(args: &ReproduceArgs, program: &Path) -> Report {
         before += weight;
     }
     progress.finish();
-    Report { is_simulated: args.sim, facts, sections }
+    Report { is_simulated: args.sim, run: args.described(), facts, sections }
 }
 
 /// Progress on standard error: a bar on a terminal, a line a step elsewhere.
@@ -277,6 +305,16 @@ mod tests {
         assert_eq!(chosen("zram wbt zram"), [Scenario::Wbt, Scenario::Zram]);
         assert_eq!(chosen(""), Scenario::ALL);
         assert_eq!(chosen("zram all"), Scenario::ALL);
+    }
+
+    #[test]
+    fn the_command_of_a_report_is_the_shortest_one_that_gives_it() {
+        let described = |line: &str| parsed(line).unwrap().described();
+        let of = |line: &str| described(line)[0].1.clone();
+        assert_eq!(of("--sim --html x.html"), "millpond reproduce --sim");
+        let line = "zram wbt --size 16M --dir /srv";
+        assert_eq!(of(line), "millpond reproduce wbt zram --dir /srv --size 16M");
+        assert_eq!(described(line)[2].1, "16 MiB in each scenario");
     }
 
     #[test]

@@ -414,7 +414,11 @@ impl ProgressSampler {
                 return;
             }
             let mut points = self.points.borrow_mut();
-            points.push((reactor::now().0 - start.0, done.unwrap_or(0)));
+            let before = points.last().map_or(0, |(_, done)| *done);
+            // The count begins again when the flush has ended: that is no fall.
+            if let Some(done) = done.filter(|done| *done >= before) {
+                points.push((reactor::now().0 - start.0, done));
+            }
             if points.len() == POINTS_MAX {
                 let mut nth = 0;
                 points.retain(|_| {

@@ -2,6 +2,7 @@
 //! The report as one HTML page: tables and plots, no script, no request to another host.
 use std::fmt::Write;
 
+use crate::headline;
 use crate::report::{Plot, Report, Section};
 use crate::svg::draw;
 use crate::text::{cells, head, preface};
@@ -36,14 +37,15 @@ impl Report {
              <h1>millpond reproduce</h1>\n<p>{}</p>\n",
             escaped(&preface(self))
         );
-        if !self.facts.is_empty() {
+        if !self.run.is_empty() || !self.facts.is_empty() {
             out.push_str("<dl>\n");
-            for (name, value) in &self.facts {
+            for (name, value) in self.run.iter().chain(&self.facts) {
                 let (name, value) = (escaped(name), escaped(value));
                 let _ = writeln!(out, "<dt>{name}</dt><dd>{value}</dd>"); // this cannot fail
             }
             out.push_str("</dl>\n");
         }
+        out.push_str(&headline::figure(self));
         for section in &self.sections {
             of_section(&mut out, section);
         }
@@ -59,16 +61,21 @@ fn of_section(out: &mut String, section: &Section) {
         let _ = writeln!(out, "<p class=\"error\">Could not be run: {}</p>", escaped(error));
     }
     if !section.rows.is_empty() {
-        out.push_str("<div class=\"wide\"><table>\n<thead><tr>");
+        out.push_str("<table>\n<thead><tr>");
         for title in head() {
             let _ = write!(out, "<th>{title}</th>");
         }
         out.push_str("</tr></thead>\n<tbody>\n");
         for row in &section.rows {
-            let cells = cells(row).map(|c| format!("<td>{}</td>", escaped(&c))).concat();
+            // On a narrow page a row is a list: each cell has its title.
+            let cell = |(title, text): (&str, &String)| {
+                let class = if text == "-" { " class=\"none\"" } else { "" };
+                format!("<td{class} data-title=\"{title}\">{}</td>", escaped(text))
+            };
+            let cells: String = head().into_iter().zip(&cells(row)).map(cell).collect();
             let _ = writeln!(out, "<tr>{cells}</tr>");
         }
-        out.push_str("</tbody></table></div>\n");
+        out.push_str("</tbody></table>\n");
     }
     for note in &section.notes {
         let _ = writeln!(out, "<p class=\"note\">{}</p>", escaped(note));
@@ -99,6 +106,7 @@ mod tests {
         let evil = "<script>alert('x')</script> & \"y\"";
         let report = Report {
             is_simulated: false,
+            run: vec![("command", evil.to_owned())],
             facts: vec![("CPU", evil.to_owned())],
             sections: vec![Section {
                 name: "x",
@@ -110,6 +118,6 @@ mod tests {
         let page = report.html();
         assert!(!page.contains("<script"), "{page}");
         let said = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &quot;y&quot;";
-        assert_eq!(page.matches(said).count(), 3, "{page}");
+        assert_eq!(page.matches(said).count(), 4, "{page}");
     }
 }

@@ -32,6 +32,7 @@ pub mod flush;
 pub mod flush_disk;
 pub mod flush_sim;
 pub mod flush_steady;
+mod headline;
 mod html;
 pub mod iomap;
 pub mod machine;

@@ -2,7 +2,7 @@
 //! The result of a scenario: rows of a table, series of plots, keys of a JSON object.
 use serde_json::{Map, Value, json};
 
-use crate::median::{median, median_ratio};
+use crate::median::{median_at, ratios};
 use crate::table::{Table, fixed};
 
 /// Which of two figures is the better one.
@@ -51,12 +51,15 @@ pub struct Row {
     pub what: String,
     pub before_is: &'static str,
     pub after_is: &'static str,
+    /// Both of the same round: the one with the median ratio.
     pub before: f64,
     pub after: f64,
     pub unit: &'static str,
     pub direction: Direction,
-    /// How many times better `after` is: the median over the rounds; none if that is not finite.
+    /// How many times better `after` is in that round; none if that is not finite.
     pub ratio: Option<f64>,
+    /// The ratios of all rounds.
+    pub ratios: Vec<f64>,
     /// The published ratio.
     pub published: Option<f64>,
     pub limit: Option<Limit>,
@@ -71,19 +74,24 @@ impl Row {
         (after_is, after): (&'static str, &[f64]),
         (unit, direction, basis): (&'static str, Direction, Basis),
     ) -> Row {
-        let ratio = match direction {
-            Direction::LowerIsBetter => median_ratio(before, after),
-            Direction::HigherIsBetter => median_ratio(after, before),
+        let ratios = match direction {
+            Direction::LowerIsBetter => ratios(before, after),
+            Direction::HigherIsBetter => ratios(after, before),
         };
+        let of_round = |all: &[f64], nth: usize| all.get(nth).copied();
+        let round = median_at(&ratios);
+        let at = |all: &[f64]| round.and_then(|nth| of_round(all, nth)).unwrap_or(f64::NAN);
+        let ratio = at(&ratios);
         Row {
             what: what.into(),
             before_is,
             after_is,
-            before: median(before),
-            after: median(after),
+            before: at(before),
+            after: at(after),
             unit,
             direction,
             ratio: ratio.is_finite().then_some(ratio),
+            ratios,
             published: None,
             limit: None,
             basis,
@@ -100,6 +108,30 @@ impl Row {
     #[must_use]
     pub fn limit(self, what: &'static str, value: f64) -> Row {
         Row { limit: Some(Limit { what, value }), ..self }
+    }
+
+    /// The smallest and the largest ratio of the rounds; none of a single round.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        let are_finite = self.ratios.len() > 1 && self.ratios.iter().all(|r| r.is_finite());
+        let all = || self.ratios.iter().copied();
+        are_finite.then(|| (all().fold(f64::MAX, f64::min), all().fold(f64::MIN, f64::max)))
+    }
+
+    /// Whether the rounds agree; none of a single round.
+    pub fn verdict(&self) -> Option<String> {
+        let ((low, high), rounds) = (self.range()?, self.ratios.len());
+        Some(match () {
+            () if low > 1.0 => format!("better in all {rounds} rounds"),
+            () if high < 1.0 => format!("worse in all {rounds} rounds"),
+            () if low == high => format!("the same in all {rounds} rounds"),
+            () => "noise exceeds effect".to_owned(),
+        })
+    }
+
+    /// The ratio that a method at the limit would have.
+    pub fn limit_ratio(&self) -> Option<f64> {
+        let of_limit = self.ratio? / self.share()?;
+        of_limit.is_finite().then_some(of_limit)
     }
 
     /// The share of the limit that is reached.
@@ -123,6 +155,10 @@ impl Row {
             "after": figure(self.after),
             "unit": self.unit,
             "ratio": self.ratio.map(figure),
+            "ratio_low": self.range().map(|(low, _)| figure(low)),
+            "ratio_high": self.range().map(|(_, high)| figure(high)),
+            "rounds": self.ratios.len(),
+            "verdict": self.verdict(),
             "published_ratio": self.published,
             "limit_is": limit.map(|l| l.what),
             "limit": limit.map(|l| figure(l.value)),
@@ -171,6 +207,14 @@ impl Series {
     }
 }
 
+/// A value beside which a plot is to be judged, such as a published one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mark {
+    /// Where on the x axis.
+    pub x: f64,
+    pub label: String,
+}
+
 /// A plot of some series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
@@ -185,6 +229,7 @@ pub struct Plot {
     /// The labels of groups of bars.
     pub labels: Vec<String>,
     pub series: Vec<Series>,
+    pub marks: Vec<Mark>,
 }
 
 /// The label of the sizes up to `kib` KiB.
@@ -218,6 +263,7 @@ pub(crate) fn size_bars(
         is_log: true,
         labels: sizes.iter().map(|kib| size_label(*kib)).collect(),
         series: counted.iter().map(series).collect(),
+        marks: Vec::new(),
     }
 }
 
@@ -326,6 +372,8 @@ impl Section {
 pub struct Report {
     /// Whether it was measured in virtual time.
     pub is_simulated: bool,
+    /// What was run: command, version, size.
+    pub run: Vec<(&'static str, String)>,
     /// The description of the machine; empty in virtual time.
     pub facts: Vec<(&'static str, String)>,
     pub sections: Vec<Section>,
@@ -341,11 +389,15 @@ impl Report {
     pub fn json(&self) -> Value {
         let rows = self.sections.iter().flat_map(|s| s.rows.iter().map(|r| r.json(s.name)));
         let rows: Vec<Value> = rows.collect();
-        let facts = self.facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+        let object = |pairs: &[(&'static str, String)]| {
+            let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+            Value::Object(pairs.collect())
+        };
         let mut out = Map::new();
         out.insert("bench".into(), json!("reproduce"));
         out.insert("simulated".into(), json!(self.is_simulated));
-        out.insert("machine".into(), Value::Object(facts.collect()));
+        out.insert("run".into(), object(&self.run));
+        out.insert("machine".into(), object(&self.facts));
         out.insert("rows".into(), json!(rows));
         for section in &self.sections {
             let mut keys = section.keys.clone();
@@ -381,6 +433,26 @@ mod tests {
         let rounds = row(Direction::LowerIsBetter, &[10.0, 20.0, 90.0], &[10.0, 10.0, 10.0]);
         assert_eq!((rounds.before, rounds.ratio), (20.0, Some(2.0)));
         assert_eq!(row(Direction::LowerIsBetter, &[1.0], &[0.0]).ratio, None);
+    }
+
+    #[test]
+    fn figures_and_ratio_are_of_one_round_and_agree() {
+        // Found in a report: columns 0.59 and 0.61 beside a ratio of 1.26.
+        let (before, after) = ([0.59, 0.90, 0.50], [0.61, 0.58, 0.65]);
+        let row = row(Direction::LowerIsBetter, &before, &after);
+        assert_eq!((row.before, row.after), (0.59, 0.61));
+        assert!((row.ratio.unwrap() - row.before / row.after).abs() < 1e-12);
+        assert_eq!(row.verdict().as_deref(), Some("noise exceeds effect"));
+    }
+
+    #[test]
+    fn a_verdict_needs_rounds_that_agree() {
+        let verdict = |after: &[f64]| row(Direction::LowerIsBetter, &[2.0, 2.0], after).verdict();
+        assert_eq!(verdict(&[1.0, 1.5]).as_deref(), Some("better in all 2 rounds"));
+        assert_eq!(verdict(&[4.0, 3.0]).as_deref(), Some("worse in all 2 rounds"));
+        assert_eq!(verdict(&[2.0, 2.0]).as_deref(), Some("the same in all 2 rounds"));
+        assert_eq!(verdict(&[1.0, 3.0]).as_deref(), Some("noise exceeds effect"));
+        assert_eq!(verdict(&[1.0]), None);
     }
 
     #[test]

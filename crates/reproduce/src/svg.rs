@@ -124,7 +124,8 @@ pub(crate) fn draw(plot: &Plot) -> String {
     match plot.kind {
         Kind::Bars => bars(&mut out, plot, &y),
         Kind::Lines | Kind::Steps => {
-            let x = Axis::of(all().map(|p| p.0), false);
+            let marks = plot.marks.iter().map(|mark| mark.x);
+            let x = Axis::of(all().map(|p| p.0).chain(marks), false);
             for tick in x.ticks() {
                 text(
                     &mut out,
@@ -132,6 +133,15 @@ pub(crate) fn draw(plot: &Plot) -> String {
                     (x_at(x.part(tick)), HEIGHT - BOTTOM + 18.0),
                     &label(tick),
                 );
+            }
+            for (nth, mark) in plot.marks.iter().enumerate() {
+                let at = x_at(x.part(mark.x));
+                line(&mut out, "reference", (at, TOP), (at, y_at(0.0)));
+                // On the side of the line that has more room.
+                let (class, gap) =
+                    if x.part(mark.x) > 0.5 { ("end", -6.0) } else { ("start", 6.0) };
+                let row = y_at(0.0) - 10.0 - 16.0 * nth as f64;
+                text(&mut out, class, (at + gap, row), &mark.label);
             }
             for (nth, series) in plot.series.iter().enumerate() {
                 lines(&mut out, (nth, plot.kind), &series.points, (&x, &y));
@@ -212,7 +222,7 @@ fn text(out: &mut String, class: &str, (x, y): (f64, f64), text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Series;
+    use crate::report::{Mark, Series};
 
     fn plot(kind: Kind, is_log: bool, points: &[(f64, f64)]) -> Plot {
         Plot {
@@ -224,6 +234,7 @@ mod tests {
             is_log,
             labels: vec!["one".into(), "two & three".into()],
             series: vec![Series::new("s", points.iter().copied())],
+            marks: vec![Mark { x: 1.5, label: "as published".into() }],
         }
     }
 
@@ -237,6 +248,7 @@ mod tests {
         let steps = draw(&plot(Kind::Steps, false, &points));
         assert_eq!(steps.matches("mark line").count(), 1, "{steps}");
         assert!(steps.contains("M62.0 225.8H265.0V12.0"), "{steps}");
+        assert!(steps.contains("as published") && steps.contains("class=\"reference\""), "{steps}");
     }
 
     #[test]

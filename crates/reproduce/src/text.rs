@@ -14,7 +14,7 @@ const HEAD: [&str; 10] = [
     "published",
     "limit",
     "of limit",
-    "limit is",
+    "rounds",
     "decides",
 ];
 
@@ -33,20 +33,36 @@ fn maybe(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), shown)
 }
 
+/// Microseconds from which on a row is in milliseconds.
+const AS_MILLISECONDS: f64 = 10_000.0;
+
+/// The unit in which a row is shown, and how many of its own units that is.
+fn unit(row: &Row) -> (&'static str, f64) {
+    let is_long = row.unit == "us" && row.before.max(row.after) >= AS_MILLISECONDS;
+    if is_long { ("ms", 1000.0) } else { (row.unit, 1.0) }
+}
+
+/// The ratio with its range over the rounds: `2.25 (2.10 to 2.41)`.
+fn ratio(row: &Row) -> String {
+    let range = row.range().map(|(low, high)| format!(" ({} to {})", shown(low), shown(high)));
+    maybe(row.ratio) + &range.unwrap_or_default()
+}
+
 /// The cells of a row, as in [`head`].
 pub(crate) fn cells(row: &Row) -> [String; 10] {
-    let limit = row.limit.as_ref();
-    let named = |value: f64, is: &str| format!("{} ({is})", shown(value));
+    let (unit, per) = unit(row);
+    let named = |value: f64, is: &str| format!("{} ({is})", shown(value / per));
+    let dash = || "-".to_owned();
     [
         row.what.clone(),
         named(row.before, row.before_is),
         named(row.after, row.after_is),
-        row.unit.to_owned(),
-        maybe(row.ratio),
+        unit.to_owned(),
+        ratio(row),
         maybe(row.published),
-        maybe(limit.map(|l| l.value)),
-        row.share().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
-        limit.map_or("-", |l| l.what).to_owned(),
+        row.limit.as_ref().map_or_else(dash, |limit| named(limit.value, limit.what)),
+        row.share().map_or_else(dash, |share| format!("{:.0} %", share * 100.0)),
+        row.verdict().unwrap_or_else(dash),
         row.basis.word().to_owned(),
     ]
 }
@@ -63,7 +79,8 @@ pub(crate) fn preface(report: &Report) -> String {
          calibrated: docs/hdd-model.md, docs/wbt-model.md."
             .to_owned()
     } else {
-        "Real time on files of this machine; medians of rounds in which off and on alternate."
+        "Real time on files of this machine, in rounds in which off and on alternate. Before and \
+         after are of the round with the median ratio; behind it is the range over all rounds."
             .to_owned()
     }
 }
@@ -72,7 +89,7 @@ impl Report {
     /// For a terminal.
     pub fn text(&self) -> String {
         let mut out = preface(self) + "\n";
-        for (name, value) in &self.facts {
+        for (name, value) in self.run.iter().chain(&self.facts) {
             let _ = writeln!(out, "{name}: {value}"); // this cannot fail
         }
         for section in &self.sections {
@@ -91,7 +108,7 @@ impl Report {
     /// For a document.
     pub fn markdown(&self) -> String {
         let mut out = preface(self) + "\n\n";
-        for (name, value) in &self.facts {
+        for (name, value) in self.run.iter().chain(&self.facts) {
             let _ = writeln!(out, "- {name}: {}", cell(value));
         }
         for section in &self.sections {
@@ -145,9 +162,34 @@ mod tests {
             ("s", Direction::LowerIsBetter, Basis::Disk),
         );
         let section = Section { name: "x", rows: vec![row], ..Section::default() };
-        let report = Report { is_simulated: false, facts: Vec::new(), sections: vec![section] };
+        let (run, facts) = (Vec::new(), Vec::new());
+        let report = Report { is_simulated: false, run, facts, sections: vec![section] };
         let text = report.markdown();
         assert!(text.contains("| a \\| b | 2 (off) | 1 (on) | s | 2 | - | - | - | - |"), "{text}");
+    }
+
+    #[test]
+    fn a_row_of_long_times_is_in_milliseconds_and_has_its_range() {
+        let row = Row::new(
+            "read p99",
+            ("off", &[90_000.0, 80_000.0]),
+            ("on", &[3000.0, 4000.0]),
+            ("us", Direction::LowerIsBetter, Basis::Disk),
+        )
+        .limit("alone", 1500.0);
+        let want = [
+            "read p99",
+            "90 (off)",
+            "3 (on)",
+            "ms",
+            "30 (20 to 30)",
+            "-",
+            "1.50 (alone)",
+            "50 %",
+            "better in all 2 rounds",
+            "this disk",
+        ];
+        assert_eq!(cells(&row), want);
     }
 
     #[test]

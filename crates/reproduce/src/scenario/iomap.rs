@@ -290,6 +290,7 @@ impl Results<'_> {
                     calls("once a page", MapMode::PerPage),
                     calls("once a run", MapMode::PerRun),
                 ],
+                marks: Vec::new(),
             },
             size_bars(
                 ("ioend-sizes", "Ioends by size, once a run"),

@@ -165,6 +165,7 @@ fn bars(y: &'static str, title: &str, series: Vec<Series>) -> Plot {
         is_log: false,
         labels: SHAPES.map(|s| s.key().replace('_', " ")).to_vec(),
         series,
+        marks: Vec::new(),
     }
 }
 

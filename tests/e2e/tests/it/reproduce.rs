@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 use e2e::binary::{Build, millpond};
 
 /// Every plot of a simulated run.
-const PLOTS: [&str; 22] = [
+const PLOTS: [&str; 23] = [
+    "headline",
     "flush-progress",
     "origin-io-sizes",
     "read-latency-hdd",
@@ -31,14 +32,14 @@ const PLOTS: [&str; 22] = [
     "mappings",
 ];
 
-/// Chromium without a window, which talks to nobody, on the page in `dir`.
-fn chromium(dir: &Path, args: &[&str]) -> Output {
+/// Chromium without a window, which talks to nobody, on a page in `dir`.
+fn chromium(dir: &Path, page: &str, args: &[&str]) -> Output {
     let mut command = Command::new("chromium");
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]);
     command.args(["--no-first-run", "--disable-background-networking"]);
     command.args(["--disable-component-update", "--disable-sync", "--enable-logging=stderr"]);
     command.arg(format!("--user-data-dir={}", dir.join("profile").display())).args(args);
-    command.arg(format!("file://{}", dir.join("page.html").display()));
+    command.arg(format!("file://{}", dir.join(page).display()));
     let output = command.output().unwrap_or_else(|e| {
         panic!("chromium: {e}; scripts/setup.sh installs it");
     });
@@ -46,6 +47,25 @@ fn chromium(dir: &Path, args: &[&str]) -> Output {
     assert!(output.status.success(), "{text}");
     assert!(!text.contains("CONSOLE"), "the page has something to complain of: {text}");
     output
+}
+
+/// The width that the content of `page.html` takes in a viewport so wide: more than that is behind
+/// a scroll bar.
+fn content_width(dir: &Path, viewport: u32) -> u32 {
+    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+    let page = page.replace('&', "&amp;").replace('"', "&quot;");
+    let frame = format!(
+        "<!DOCTYPE html><body><iframe width=\"{viewport}\" height=\"900\" style=\"border: 0\" \
+         srcdoc=\"{page}\"></iframe><script>\
+         document.querySelector('iframe').onload = function () {{ \
+         document.body.setAttribute('data-width', \
+         this.contentDocument.documentElement.scrollWidth); }}</script></body>"
+    );
+    std::fs::write(dir.join("frame.html"), frame).unwrap();
+    let args = ["--dump-dom", "--virtual-time-budget=5000", "--window-size=1400,1000"];
+    let dom = String::from_utf8(chromium(dir, "frame.html", &args).stdout).unwrap();
+    let width = dom.split_once("data-width=\"").and_then(|(_, rest)| rest.split_once('"'));
+    width.unwrap_or_else(|| panic!("no width: {dom}")).0.parse().unwrap()
 }
 
 #[test]
@@ -57,7 +77,7 @@ fn the_page_shows_every_plot_in_a_browser() {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 
-    let dom = chromium(dir.path(), &["--dump-dom"]).stdout;
+    let dom = chromium(dir.path(), "page.html", &["--dump-dom"]).stdout;
     let dom = String::from_utf8(dom).unwrap();
     for id in PLOTS {
         let figure = dom.split_once(&format!("<figure id=\"{id}\">"));
@@ -73,9 +93,15 @@ fn the_page_shows_every_plot_in_a_browser() {
     // Rows of all scenarios, as a browser has read them.
     assert_eq!(dom.matches("<tr>").count(), 5 + 30, "five heads and the rows");
 
+    // A window can't be as narrow as a telephone; a frame can.
+    for viewport in [420, 1280] {
+        let width = content_width(dir.path(), viewport);
+        assert!(width <= viewport, "{width} wide in a viewport of {viewport}");
+    }
+
     let picture = dir.path().join("page.png");
     let to = format!("--screenshot={}", picture.display());
-    chromium(dir.path(), &[&to, "--window-size=400,1200"]);
+    chromium(dir.path(), "page.html", &[&to, "--window-size=500,1200"]);
     let png = std::fs::read(&picture).unwrap();
     assert!(png.starts_with(b"\x89PNG"));
     // One colour all over would be a few hundred bytes.

@@ -78,17 +78,18 @@ impl MixedFigures {
 
 /// A plot of the percentiles of some readers.
 fn latencies(of: &str, readers: Vec<(&str, [f64; PER_MILLE.len()])>) -> Plot {
-    let bars = |us: [f64; PER_MILLE.len()]| (0..us.len()).map(move |at| (at as f64, us[at]));
+    let bars = |us: [f64; PER_MILLE.len()]| (0..us.len()).map(move |at| (at as f64, us[at] / 1e3));
     let series = readers.into_iter().map(|(name, us)| Series::new(name, bars(us)));
     Plot {
         id: format!("read-latency-{of}"),
         title: format!("Read latency beside a writer, {of}"),
         x: "percentile of reads",
-        y: "microseconds",
+        y: "milliseconds",
         kind: Kind::Bars,
         is_log: true,
         labels: PER_MILLE.map(|(_, label)| label.to_owned()).to_vec(),
         series: series.collect(),
+        marks: Vec::new(),
     }
 }
 
@@ -114,6 +115,7 @@ fn throttle(of: &str, laws: &[(&str, &[Sample])]) -> [Plot; 3] {
         is_log: false,
         labels: Vec::new(),
         series,
+        marks: Vec::new(),
     };
     [
         plot("step", "scale step", series(|s| f64::from(s.step))),

@@ -131,7 +131,12 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<Section, String>
     let cases = options.cases();
     let work = |case| run_case(case).map_err(|e| format!("{}: {e}", words(case)));
     let describe = |case, o: &Outcome| {
-        format!("{}: read p99 {:.0} us, {:.1} MB/s", words(case), o.read_us(990), o.mb_per_s())
+        // A lone writer has no reads, and a lone reader writes nothing.
+        let figure = |value: f64, what: &str| {
+            if value.is_finite() { format!("{value:.1} {what}") } else { format!("no {what}") }
+        };
+        let (read, written) = (o.read_us(990), o.mb_per_s());
+        format!("{}: {}, {}", words(case), figure(read, "us read p99"), figure(written, "MB/s"))
     };
     let outcomes = run_parallel(&cases, work, describe, progress)?;
     let runs = cases.into_iter().zip(outcomes).collect();

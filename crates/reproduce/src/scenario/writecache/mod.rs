@@ -13,8 +13,10 @@ use super::units::MIB;
 use crate::flush::{
     BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Strategy, cache_device_sectors, percentile,
 };
-use crate::median::{median, median_of, median_ratio, spread_percent};
-use crate::report::{Basis, Direction, Kind as PlotKind, Plot, Row, Section, Series, size_bars};
+use crate::median::{median, median_at, median_of, median_ratio, ratios, spread_percent};
+use crate::report::{
+    Basis, Direction, Kind as PlotKind, Mark, Plot, Row, Section, Series, size_bars,
+};
 use crate::table::{Table, fixed};
 
 /// Dirty bytes of the published run.
@@ -194,9 +196,20 @@ impl FlushRuns {
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let last = |strategy: Strategy| self.of(strategy, false).last();
+        // The round of the row "flush, sorted", so that the plots show what the table says.
+        let compared = ratios(&self.seconds(Strategy::Lru), &self.seconds(Strategy::Sorted));
+        let round = median_at(&compared);
+        let shown = |strategy: Strategy| self.of(strategy, false).get(round?);
+        let published = shown(Strategy::Lru).map(|lru| Mark {
+            x: lru.seconds() / PUBLISHED_RATIO,
+            label: "sorted, by the published ratio".into(),
+        });
+        let of_rounds = match (round, compared.len()) {
+            (Some(nth), rounds @ 2..) => format!(" (round {} of {rounds})", nth + 1),
+            _ => String::new(),
+        };
         let progress = |strategy: Strategy| {
-            let points = last(strategy).into_iter().flat_map(|o| {
+            let points = shown(strategy).into_iter().flat_map(|o| {
                 let all = o.dirty_blocks as f64;
                 let point = move |(ns, n): &(u64, u64)| (*ns as f64 / 1e9, *n as f64 / all * 100.0);
                 o.progress.iter().map(point)
@@ -206,18 +219,19 @@ impl FlushRuns {
         let sizes =
             [(Strategy::Lru, "lru"), (Strategy::Sorted, "sorted"), (Strategy::GapFill, "gap fill")]
                 .map(|(strategy, name)| {
-                    (name, last(strategy).map(|o| o.write_sizes.clone()).unwrap_or_default())
+                    (name, shown(strategy).map(|o| o.write_sizes.clone()).unwrap_or_default())
                 });
         vec![
             Plot {
                 id: "flush-progress".into(),
-                title: "Flush of a write cache: blocks on the origin".into(),
+                title: format!("Flush of a write cache: blocks sent to the origin{of_rounds}"),
                 x: "seconds",
                 y: "% of the dirty blocks",
                 kind: PlotKind::Lines,
                 is_log: false,
                 labels: Vec::new(),
                 series: STRATEGIES.map(progress).to_vec(),
+                marks: published.into_iter().collect(),
             },
             size_bars(
                 ("origin-io-sizes", "Writes to the origin by size"),

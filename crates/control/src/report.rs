@@ -2,8 +2,8 @@
 //! dmsetup's reports: what `info -c` knows of a device, in columns, rows or assignments.
 //!
 //! ```text
-//!   aligned   Name             Maj Min      unaligned  wc:254:0        rows   Name wc other
-//!             wc               254   0      prefixed   DM_NAME='wc'           Maj 254 254
+//!   aligned   Name             Maj Min      unaligned  wc:999:0        rows   Name wc other
+//!             wc               999   0      prefixed   DM_NAME='wc'           Maj 999 999
 //! ```
 //!
 //! Invariants
@@ -325,7 +325,7 @@ mod tests {
         Device {
             name: name.into(),
             uuid: None,
-            major: 254,
+            major: 999,
             minor,
             size_sectors: 8,
             suspended: false,
@@ -418,17 +418,17 @@ mod tests {
         let (low, top) = (device("low", 0), device("top", 1));
         let deps = [
             Dependency { name: "/d.img".into(), number: None },
-            Dependency { name: "base".into(), number: Some((254, 7)) },
+            Dependency { name: "base".into(), number: Some((999, 7)) },
         ];
         let s = Subject { device: &low, deps: &deps, users: vec![&top] };
         let value = |id: &str| s.value(field(id).unwrap());
         assert_eq!(value("device_count"), "2");
         assert_eq!(value("devs_used"), "base");
-        assert_eq!(value("devnos_used"), "/d.img,254:7");
+        assert_eq!(value("devnos_used"), "/d.img,999:7");
         assert_eq!(value("blkdevs_used"), "/d.img,dm-7");
         assert_eq!(value("device_ref_count"), "1");
         assert_eq!(value("names_using_dev"), "top");
-        assert_eq!(value("devnos_using_dev"), "254:1");
+        assert_eq!(value("devnos_using_dev"), "999:1");
         assert_eq!(mangle("my dev"), "my\\x20dev");
     }
 }

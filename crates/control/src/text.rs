@@ -7,7 +7,7 @@ use crate::report::{INFO, Layout, Subject, fields, mangle, report};
 use crate::tree::{self, NO_DEVICES};
 
 /// Major number of mapped devices; `dm`'s.
-const MAJOR: u32 = 254;
+const MAJOR: u32 = 999;
 
 fn state(d: &Device) -> String {
     let mut out = String::from(if d.suspended { "SUSPENDED" } else { "ACTIVE" });
@@ -195,7 +195,7 @@ mod tests {
         Device {
             name: name.into(),
             uuid: None,
-            major: 254,
+            major: 999,
             minor,
             size_sectors: 8,
             suspended: false,
@@ -224,7 +224,7 @@ mod tests {
              Tables present:    LIVE\n\
              Open count:        1\n\
              Event number:      2\n\
-             Major, minor:      254, 0\n\
+             Major, minor:      999, 0\n\
              Number of targets: 1\n\
              UUID: u-1\n\n"
         );
@@ -238,7 +238,7 @@ mod tests {
             info_columns(&[d]),
             format!(
                 "Name             Maj Min Stat Open Targ Event  UUID{0}\n\
-                 wc               254   7 LIsw    1    1      2 {0}    \n",
+                 wc               999   7 LIsw    1    1      2 {0}    \n",
                 " ".repeat(28)
             )
         );
@@ -255,26 +255,26 @@ mod tests {
 
     #[test]
     fn deps_targets_and_ls_print_as_dmsetup_does() {
-        let low = Dependency { name: "low".into(), number: Some((254, 0)) };
+        let low = Dependency { name: "low".into(), number: Some((999, 0)) };
         let d = [low, leaf("/d.img")];
-        assert_eq!(deps(None, &d, Naming::Devno), "2 dependencies\t: (254, 0) (/d.img)\n");
+        assert_eq!(deps(None, &d, Naming::Devno), "2 dependencies\t: (999, 0) (/d.img)\n");
         assert_eq!(
             deps(Some("wc"), &d, Naming::Devno),
-            "wc: 2 dependencies\t: (254, 0) (/d.img)\n"
+            "wc: 2 dependencies\t: (999, 0) (/d.img)\n"
         );
         let t = TargetType { name: "linear".into(), version: (1, 5, 0) };
         assert_eq!(targets(&[t]), "linear           v1.5.0\n");
         assert_eq!(deps(None, &d, Naming::Blkdevname), "2 dependencies\t: (dm-0) (/d.img)\n");
         assert_eq!(deps(None, &d, Naming::Devname), "2 dependencies\t: (low) (/d.img)\n");
         for (naming, want) in [
-            (Naming::Devno, "wc\t(254:3)\n"),
+            (Naming::Devno, "wc\t(999:3)\n"),
             (Naming::Devname, "wc\t(wc)\n"),
             (Naming::Blkdevname, "wc\t(dm-3)\n"),
         ] {
             assert_eq!(ls(&[device("wc", 3)], naming), want);
             assert_eq!(ls(&[], naming), NO_DEVICES);
         }
-        assert_eq!(ls_of_target(&[device("wc", 3)]), "wc\t(254, 3)\n");
+        assert_eq!(ls_of_target(&[device("wc", 3)]), "wc\t(999, 3)\n");
     }
     #[test]
     fn a_concise_table_quotes_its_separators() {

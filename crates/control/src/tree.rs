@@ -2,9 +2,9 @@
 //! `dmsetup ls --tree`: each device with the devices below it.
 //!
 //! ```text
-//!   top (254:1)                 inverted   (/d.img)
-//!    └─low (254:0)                          └─low (254:0)
-//!       └─(/d.img)                             └─top (254:1)
+//!   top (999:1)                 inverted   (/d.img)
+//!    └─low (999:0)                          └─low (999:0)
+//!       └─(/d.img)                             └─top (999:1)
 //! ```
 use std::fmt::Write;
 
@@ -194,7 +194,7 @@ mod tests {
         Device {
             name: name.into(),
             uuid: None,
-            major: 254,
+            major: 999,
             minor,
             size_sectors: 8,
             suspended: false,
@@ -216,11 +216,11 @@ mod tests {
     fn what_is_below_hangs_under_what_is_above() {
         let devices = [device("low", 0), device("top", 1)];
         let deps =
-            [vec![dep("/d.img", None)], vec![dep("low", Some((254, 0))), dep("mem:4K", None)]];
+            [vec![dep("/d.img", None)], vec![dep("low", Some((999, 0))), dep("mem:4K", None)]];
         let tree = |style: Style| drawn(&devices, &deps, &style);
         assert_eq!(
             tree(Style::default()),
-            "top (254:1)\n ├─low (254:0)\n │  └─(/d.img)\n └─(mem:4K)\n"
+            "top (999:1)\n ├─low (999:0)\n │  └─(/d.img)\n └─(mem:4K)\n"
         );
         assert_eq!(
             tree(Style { glyphs: TreeGlyphs::Vt100, device: false, ..Style::default() }),
@@ -239,26 +239,26 @@ mod tests {
         (devices[2].suspended, devices[2].read_only) = (true, true);
         let loops = [dep("loop0", Some((7, 0))), dep("loop1", Some((7, 1)))];
         let deps =
-            [vec![loops[0].clone()], vec![dep("low", Some((254, 0)))], Vec::new(), loops.to_vec()];
+            [vec![loops[0].clone()], vec![dep("low", Some((999, 0)))], Vec::new(), loops.to_vec()];
         let tree = |style: Style| drawn(&devices, &deps, &style);
         let ascii = Style { glyphs: TreeGlyphs::Ascii, ..Style::default() };
         assert_eq!(
             tree(Style { active: true, rw: true, open: true, uuid: true, ..ascii }),
-            "top (254:1) [ACTIVE, RW, 1, u-1]\n \
-             `-low (254:0) [ACTIVE, RW, 1, ]\n    `- (7:0)\n\
-             ro (254:3) [SUSPENDED, RO, 3, ]\n\
-             my dev (254:12) [ACTIVE, RW, 12, ]\n |- (7:0)\n `- (7:1)\n"
+            "top (999:1) [ACTIVE, RW, 1, u-1]\n \
+             `-low (999:0) [ACTIVE, RW, 1, ]\n    `- (7:0)\n\
+             ro (999:3) [SUSPENDED, RO, 3, ]\n\
+             my dev (999:12) [ACTIVE, RW, 12, ]\n |- (7:0)\n `- (7:1)\n"
         );
         assert_eq!(
             tree(Style { inverted: true, ..ascii }),
-            " (7:0)\n |-low (254:0)\n |  `-top (254:1)\n `-my dev (254:12)\nro (254:3)\n \
-             (7:1)\n `-my dev (254:12)\n"
+            " (7:0)\n |-low (999:0)\n |  `-top (999:1)\n `-my dev (999:12)\nro (999:3)\n \
+             (7:1)\n `-my dev (999:12)\n"
         );
         assert_eq!(tree(Style { device: false, ..ascii }), "top\n `-low\nro\nmy dev\n");
         assert_eq!(
             tree(Style { blkdevname: true, ..ascii }),
-            "top <dm-1> (254:1)\n `-low <dm-0> (254:0)\n    `- <loop0> (7:0)\nro <dm-3> (254:3)\n\
-             my dev <dm-12> (254:12)\n |- <loop0> (7:0)\n `- <loop1> (7:1)\n"
+            "top <dm-1> (999:1)\n `-low <dm-0> (999:0)\n    `- <loop0> (7:0)\nro <dm-3> (999:3)\n\
+             my dev <dm-12> (999:12)\n |- <loop0> (7:0)\n `- <loop1> (7:1)\n"
         );
     }
 }

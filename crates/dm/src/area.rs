@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, same_device};
 
 use crate::context::Context;
-use crate::table::quote;
+use crate::table::{quote, sectors_of};
 
 /// A run of sectors of a component device, opened and checked against its size.
 #[derive(Clone)]
@@ -23,10 +23,10 @@ impl Area {
         at: usize,
         len: Sector,
     ) -> Result<Area, Error> {
-        let offset = number(args, at + 1, "Invalid device sector", "a decimal number of sectors")?;
+        let offset = offset(args, at + 1)?;
         let device = ctx.lookup(&args[at]).await?;
-        ctx.check_area(&*device, Sector(offset), len)?;
-        Ok(Area { device, offset: Sector(offset) })
+        ctx.check_area(&*device, offset, len)?;
+        Ok(Area { device, offset })
     }
 
     /// Remaps in place and sends down.
@@ -72,6 +72,16 @@ pub(crate) fn stack(limits: &mut Limits, below: &Limits) {
     limits.stack(below);
     if !all_discard {
         limits.discard_granularity_bytes = 0;
+    }
+}
+
+/// Argument `at` as the sector of a device.
+pub(crate) fn offset(args: &[String], at: usize) -> Result<Sector, Error> {
+    const WRONG: &str = "Invalid device sector";
+    const ALLOWED: &str = "a decimal number of sectors, or a size (64M) that is a multiple of 512";
+    match args.get(at).and_then(|word| sectors_of(word)) {
+        Some(offset) => Ok(offset),
+        None => number::<u64>(args, at, WRONG, ALLOWED).map(Sector),
     }
 }
 

@@ -21,6 +21,8 @@ use std::rc::{Rc, Weak};
 use block::attr::Manual;
 use block::{BlockDevice, Error, LocalFuture, Sector, Target};
 
+use crate::whole::WholeOf;
+
 /// Finds the device that a table's word names, and keeps it open for the table.
 pub(crate) trait DeviceLookup {
     fn find(&self, word: String) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>>;
@@ -71,6 +73,8 @@ pub struct TargetType {
     pub manual: &'static Manual,
     /// Its constructor.
     pub construct: Construct,
+    /// What the length `-` means to it; without, a line needs a number.
+    pub whole: Option<WholeOf>,
 }
 
 impl TargetType {
@@ -79,7 +83,13 @@ impl TargetType {
         manual: &'static Manual,
         construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
     ) -> TargetType {
-        TargetType { manual, construct: Rc::new(construct) }
+        TargetType { manual, construct: Rc::new(construct), whole: None }
+    }
+
+    /// The same, for lines of the length `-`, too.
+    #[must_use]
+    pub fn with_whole(self, whole: WholeOf) -> TargetType {
+        TargetType { whole: Some(whole), ..self }
     }
 }
 
@@ -173,10 +183,16 @@ impl Context {
         let (capacity, block_bytes) = (limits.capacity, limits.write_unit_bytes());
         let name = device.name();
         if offset.checked_add(len).is_none_or(|end| end > capacity) {
-            let left = if offset < capacity { capacity - offset } else { Sector::ZERO };
+            let left = capacity.saturating_sub(offset);
+            let hint = match capacity {
+                Sector::ZERO => "it is empty, or has less than a sector of 512 bytes: give it its \
+                                 size first"
+                    .to_owned(),
+                _ => format!("at most {left} sectors from there"),
+            };
             return Err(Error::invalid(format!(
                 "{name} too small for target: start={offset}, len={len}, dev_size={capacity} \
-                 sectors: at most {left} sectors from there"
+                 sectors: {hint}"
             )));
         }
         let block = Sector::from_bytes(block_bytes.into());

@@ -78,8 +78,10 @@ use open_count::OpenCount;
 use state::Lifecycle;
 use waiting::Waiting;
 
-/// Major number that mapped devices show; what Debian's kernels give the device mapper.
-pub const MAJOR: u32 = 254;
+/// Major number that mapped devices show. Linux lets drivers of block devices have majors up to
+/// 511 (`BLKDEV_MAJOR_MAX`), so that none of our numbers is that of a real disk; and columns of
+/// majors are three digits wide.
+pub const MAJOR: u32 = 999;
 
 /// Lengths of chains of mapped devices, by the minor number of the device where they begin.
 pub(crate) type Depths = BTreeMap<u32, usize>;

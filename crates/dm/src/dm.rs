@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind, LocalFuture, UnsavedBlocks, is_control_char};
+use block::{BlockDevice, Error, ErrorKind, LocalFuture, Sector, UnsavedBlocks, is_control_char};
 
 use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
 use crate::device::handles::Opened;
@@ -15,8 +15,9 @@ use crate::live::{Entry, Table, Uses};
 use crate::mapping::{NoReplicas, Replicas};
 use crate::name;
 use crate::report::Remove;
-use crate::table::{self, Line};
+use crate::table::{self, Length, Line};
 use crate::targets;
+use crate::whole;
 
 /// Deepest stack of mapped devices: bounds the stack that one `submit` needs.
 pub const NESTING_MAX: usize = 16;
@@ -259,6 +260,13 @@ impl Dm {
             let place = format!("line {line_no}: {kind}");
             let kind = self.types.borrow().get(&*kind).cloned();
             let kind = kind.ok_or_else(|| self.unknown_type().within(&place))?;
+            let len = match len {
+                Length::Sectors(len) => len,
+                Length::Whole => self
+                    .whole_length(&kind, &devices, start, &args)
+                    .await
+                    .map_err(|e| e.within(&place))?,
+            };
             let ctx = Context {
                 devices: devices.clone(),
                 events: events.clone(),
@@ -273,6 +281,18 @@ impl Dm {
         let table = Table::new(entries, uses.take())?;
         self.check_nesting(device, &table)?;
         Ok(table)
+    }
+
+    async fn whole_length(
+        &self,
+        kind: &TargetType,
+        devices: &Rc<dyn DeviceLookup>,
+        start: Sector,
+        args: &[String],
+    ) -> Result<Sector, Error> {
+        let len = whole::length(kind, devices, args).await?;
+        table::check_length(start, len)?;
+        Ok(len)
     }
 
     fn unknown_type(&self) -> Error {

@@ -45,6 +45,7 @@ mod stripe_watch;
 mod table;
 mod targets;
 mod verbs;
+mod whole;
 
 pub use attributes::{attributes_of_all, attributes_of_tables};
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
@@ -57,5 +58,6 @@ pub use mapping::{Mapping, Replicas};
 pub use name::{NAME_BYTES_MAX, mangle, unmangle};
 pub use report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 pub use setup::SetupAttributes;
-pub use table::{LINES_MAX, Line, SECTORS_MAX, parse, quote};
+pub use table::{LINES_MAX, Length, Line, SECTORS_MAX, parse, quote};
 pub use targets::built_in;
+pub use whole::{Whole, WholeOf};

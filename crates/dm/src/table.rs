@@ -7,10 +7,10 @@
 //!   1024 2048 striped 2 128 /dev/sdc 0 /dev/sdd 0
 //!   │    │    │       └ arguments, split at white space; a backslash quotes the next character
 //!   │    │    └ target type
-//!   │    └ length in sectors
+//!   │    └ length in sectors, or a size (1000M), or `-`: the whole of the devices
 //!   └ first sector: where the line before ended
 //! ```
-use block::value::digits;
+use block::value::{digits, size};
 use block::{Error, Sector};
 
 /// Largest device, in sectors: offsets in bytes fit a signed 64-bit number (the kernel's `loff_t`).
@@ -27,17 +27,27 @@ pub struct Line {
     /// First sector.
     pub start: Sector,
     /// Length.
-    pub len: Sector,
+    pub len: Length,
     /// Target type.
     pub kind: String,
     /// Its arguments, unquoted.
     pub args: Vec<String>,
 }
 
+/// Length of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// So many sectors.
+    Sectors(Sector),
+    /// `-`: as long as the devices of the line allow. Only the last line can have it.
+    Whole,
+}
+
 /// Parses a table. Empty lines and lines that begin with `#` are skipped; no line at all is legal.
 pub fn parse(text: &str) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
-    let mut next = Sector::ZERO;
+    // Unknown after a line whose length is that of its devices.
+    let mut next = Some(Sector::ZERO);
     for (i, raw) in text.lines().enumerate() {
         let line_no = i + 1;
         if raw.trim().is_empty() || raw.trim_start().starts_with('#') {
@@ -50,7 +60,10 @@ pub fn parse(text: &str) -> Result<Vec<Line>, Error> {
         }
         let line = parse_line(raw, line_no).map_err(|e| e.within(format!("line {line_no}")))?;
         check_place(&line, next).map_err(|e| e.within(format!("line {line_no}: {}", line.kind)))?;
-        next = line.start + line.len;
+        next = match line.len {
+            Length::Sectors(len) => Some(line.start + len),
+            Length::Whole => None,
+        };
         lines.push(line);
     }
     Ok(lines)
@@ -64,37 +77,60 @@ fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
             raw.trim()
         )));
     };
-    let start = sectors(&start, "start sector")?;
-    let len = sectors(&len, "length")?;
+    let start = sectors(&start, "start sector", "")?;
+    let len = match len.as_str() {
+        "-" => Length::Whole,
+        word => Length::Sectors(sectors(word, "length", ", or `-` for the whole device")?),
+    };
     Ok(Line { line_no, start, len, kind, args: words.collect() })
 }
 
-fn sectors(word: &str, what: &str) -> Result<Sector, Error> {
-    let number = digits(word).ok_or_else(|| {
+/// A number of sectors, or a size with a suffix that is a whole number of them; no more than a
+/// device can have.
+pub(crate) fn sectors_of(word: &str) -> Option<Sector> {
+    let bytes = || size(word).filter(|bytes| Sector::from_bytes(*bytes).bytes() == *bytes);
+    digits(word).map(Sector).or_else(|| bytes().map(Sector::from_bytes))
+}
+
+fn sectors(word: &str, what: &str, or: &str) -> Result<Sector, Error> {
+    sectors_of(word).ok_or_else(|| {
         let digits = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let allowed = match digits {
             true => format!("too large: at most {SECTORS_MAX} sectors are allowed"),
-            false => "must be a number of sectors (of 512 bytes), decimal digits only".to_owned(),
+            false => format!(
+                "must be a number of sectors (of 512 bytes), or a size with K, M, G, T or P that \
+                 is a multiple of 512 bytes{or}"
+            ),
         };
         Error::invalid(format!("invalid {what} `{word}`: {allowed}"))
-    })?;
-    Ok(Sector(number))
+    })
 }
 
-fn check_place(line: &Line, next: Sector) -> Result<(), Error> {
-    let Line { start, len, .. } = *line;
+fn check_place(line: &Line, next: Option<Sector>) -> Result<(), Error> {
+    let start = line.start;
+    let Some(next) = next else {
+        return Err(Error::invalid("only the last line can have the length `-`"));
+    };
+    if let Length::Sectors(len) = line.len {
+        check_length(start, len)?;
+    }
+    if start != next {
+        let overlap = if start < next { " (it overlaps the line before)" } else { "" };
+        return Err(Error::invalid(format!(
+            "Gap in table: starts at sector {start}, must start at {next}{overlap}"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a line of this length is one that a device can have.
+pub(crate) fn check_length(start: Sector, len: Sector) -> Result<(), Error> {
     if len == Sector::ZERO {
         return Err(Error::invalid("zero-length target: the length must be at least 1 sector"));
     }
     if start.checked_add(len).is_none_or(|end| end > SECTORS_MAX) {
         return Err(Error::invalid(format!(
             "too large device: sector {start} + length {len} is beyond {SECTORS_MAX} sectors"
-        )));
-    }
-    if start != next {
-        let overlap = if start < next { " (it overlaps the line before)" } else { "" };
-        return Err(Error::invalid(format!(
-            "Gap in table: starts at sector {start}, must start at {next}{overlap}"
         )));
     }
     Ok(())
@@ -148,11 +184,20 @@ mod tests {
         let zero = Line {
             line_no: 4,
             start: Sector(64),
-            len: Sector(32),
+            len: Length::Sectors(Sector(32)),
             kind: "zero".into(),
             args: vec![],
         };
         assert_eq!(lines[1], zero);
+    }
+
+    #[test]
+    fn lengths_are_sectors_sizes_or_the_whole_device() {
+        let lines = parse("0 1000M zero\n1000M 8 zero\n1048580096b - linear a 1G\n").unwrap();
+        let places: Vec<_> = lines.iter().map(|line| (line.start.0, line.len)).collect();
+        let sectors = |n| Length::Sectors(Sector(n));
+        let want = [(0, sectors(2_048_000)), (2_048_000, sectors(8)), (2_048_008, Length::Whole)];
+        assert_eq!(places, want);
     }
 
     #[test]
@@ -186,8 +231,29 @@ mod tests {
             ),
             (
                 "+0 1 zero",
-                "line 1: invalid start sector `+0`: must be a number of sectors (of 512 bytes), \
-                 decimal digits only",
+                "line 1: invalid start sector `+0`: must be a number of sectors (of 512 bytes), or \
+                 a size with K, M, G, T or P that is a multiple of 512 bytes",
+            ),
+            (
+                "0 700b zero",
+                "line 1: invalid length `700b`: must be a number of sectors (of 512 bytes), or a \
+                 size with K, M, G, T or P that is a multiple of 512 bytes, or `-` for the whole \
+                 device",
+            ),
+            (
+                "- 8 zero",
+                "line 1: invalid start sector `-`: must be a number of sectors (of 512 \
+                 bytes), or a size with K, M, G, T or P that is a multiple of 512 bytes",
+            ),
+            (
+                "0 - linear a 0\n8 8 zero",
+                "line 2: zero: only the last line can have the length `-`",
+            ),
+            (
+                "0 16E zero",
+                "line 1: invalid length `16E`: must be a number of sectors (of 512 bytes), or a \
+                 size with K, M, G, T or P that is a multiple of 512 bytes, or `-` for the whole \
+                 device",
             ),
             (
                 "0 64",

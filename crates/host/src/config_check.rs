@@ -80,12 +80,14 @@ async fn check_devices(engine: &Engine, devices: Vec<DeviceConfig>) -> Vec<Failu
             },
             None => Some(Vec::new()),
         };
+        let mut size = Sector::ZERO;
         if let (Some(table), Some(_)) = (&device.table, &lines) {
-            let constructed = construct(engine, &sizes, &device.name, table).await;
-            found.extend(constructed.err().map(within));
+            match construct(engine, &sizes, &device.name, table).await {
+                Ok(constructed) => size = constructed,
+                Err(e) => found.push(within(e)),
+            }
         }
         if let Some(lines) = lines {
-            let size = lines.last().map_or(Sector::ZERO, |line| line.start + line.len);
             found.extend(check_attributes(&device, &lines).into_iter().map(within));
             sizes.borrow_mut().insert(device.name, size);
         }
@@ -95,14 +97,21 @@ async fn check_devices(engine: &Engine, devices: Vec<DeviceConfig>) -> Vec<Failu
 
 type Sizes = Rc<RefCell<BTreeMap<String, Sector>>>;
 
-/// Has each target of a table constructed, in a device mapper of its own.
-async fn construct(engine: &Engine, sizes: &Sizes, name: &str, table: &str) -> Result<(), Error> {
+/// Has each target of a table constructed, in a device mapper of its own. Returns its size.
+async fn construct(
+    engine: &Engine,
+    sizes: &Sizes,
+    name: &str,
+    table: &str,
+) -> Result<Sector, Error> {
     let dm = Dm::new(Rc::new(StandIns(sizes.clone())));
     targets::register_targets(&dm, &engine.leaves, &[block::CoreId(0)]);
-    drop(dm.create(name, None, None).await?);
+    let device = dm.create(name, None, None).await?;
     let loaded = dm.load(name, table).await;
+    let size = device.inactive_table().last().map_or(0, |line| line.start + line.len);
+    drop(device);
     dm.remove(name, Remove::IfUnused).await?;
-    loaded
+    loaded.map(|()| Sector(size))
 }
 
 /// Checks names and values of attributes by the tables of the targets that the device has.
@@ -155,16 +164,20 @@ impl StandIns {
             }
             LeafWord::Mem(size) | LeafWord::Null(size) => Ok(size),
             // Only its server knows.
-            LeafWord::Nbd(_) => Ok(dm::SECTORS_MAX),
+            LeafWord::Nbd(_) => Ok(UNKNOWN_SIZE),
         }
     }
 }
+
+/// Stands for a size that is not known: more than any device has, and yet a thousand of them fit
+/// into a table.
+const UNKNOWN_SIZE: Sector = Sector(dm::SECTORS_MAX.0 >> 10);
 
 /// Of a file or a block device. A DAX device does not report it before it is mapped.
 fn length(path: &Path) -> std::io::Result<Sector> {
     let mut file = std::fs::File::open(path)?;
     if file.metadata()?.file_type().is_char_device() {
-        return Ok(dm::SECTORS_MAX);
+        return Ok(UNKNOWN_SIZE);
     }
     file.seek(SeekFrom::End(0)).map(Sector::from_bytes)
 }

@@ -12,7 +12,8 @@ use crate::io_failure::io_failure;
 /// Where a table comes from. Each verb documents what it does when neither is given.
 #[derive(Clone, Debug, Args)]
 pub struct TableArgs {
-    /// The table: lines `START LENGTH TARGET ARGS...`, sectors of 512 bytes
+    /// The table: lines `START LENGTH TARGET ARGS...`, in sectors of 512 bytes or with a suffix
+    /// (1000M); LENGTH of the last line may be `-`, the whole device
     #[arg(long, value_name = "TABLE", conflicts_with = "table_file", allow_hyphen_values = true)]
     pub table: Option<String>,
     /// Read the table from this file

@@ -6,8 +6,9 @@
 use std::rc::Rc;
 
 use block::attr::Manual;
-use block::{BlockDevice, CoreId, Error, ErrorKind, Target};
-use dm::{Constructing, Context, Dm};
+use block::value::digits;
+use block::{BlockDevice, CoreId, Error, ErrorKind, Sector, Target};
+use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
 use pagecache::PageCache;
 use writecache::{Config, DeviceFactory, Mode, WriteCache};
 
@@ -31,6 +32,8 @@ struct Machine {
 struct EngineType {
     manual: &'static Manual,
     construct: fn(Machine, Context, Vec<String>) -> Constructing,
+    /// What the length `-` means to it.
+    whole: Option<WholeOf>,
 }
 
 /// All engines.
@@ -38,16 +41,19 @@ static ENGINES: [EngineType; 3] = [
     EngineType {
         manual: &pagecache::MANUAL,
         construct: |_, ctx, args| Box::pin(page_cache(ctx, args)),
+        whole: Some(|args| Whole::of_device(args, 0, Sector(1))),
     },
     EngineType {
         manual: &writecache::MANUAL,
         construct: |machine, ctx, args| Box::pin(write_cache(machine, ctx, args)),
+        whole: Some(whole_origin),
     },
     EngineType {
         manual: &zram::MANUAL,
         construct: |machine, ctx, args| {
             Box::pin(zram_factory::construct(machine.zram_factory, ctx, args))
         },
+        whole: None,
     },
 ];
 
@@ -62,12 +68,20 @@ pub(crate) fn register(
     let zram_factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
     let (leaves, cores) = (leaves.clone(), cores.into());
     let machine = Machine { claims, leaves, cores, zram_factory };
-    for EngineType { manual, construct } in &ENGINES {
+    for EngineType { manual, construct, whole } in &ENGINES {
         let of = machine.clone();
         let constructor = move |ctx, args| construct(of.clone(), ctx, args);
-        dm.register(engine(manual, &machine.claims, constructor));
+        let kind = engine(manual, &machine.claims, constructor);
+        dm.register(TargetType { whole: *whole, ..kind });
     }
     (machine.zram_factory, machine.claims)
+}
+
+/// The length `-` of a write cache: whole blocks of its origin.
+fn whole_origin(args: &[String]) -> Option<Whole> {
+    // A wrong block size is for the constructor to report.
+    let block_size = args.get(3).and_then(|word| digits(word)).unwrap_or(4096).clamp(512, 4096);
+    Whole::of_device(args, 1, Sector::from_bytes(block_size))
 }
 
 /// All target types, by name, for `help`.

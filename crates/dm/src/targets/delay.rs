@@ -10,6 +10,7 @@ use block::{Bio, BlockDevice, Component, Error, Limits, Nanos, Op, Sector, Targe
 
 use crate::area::{Area, distinct, number, stack};
 use crate::context::Context;
+use crate::whole::Whole;
 
 pub(super) static MANUAL: Manual = Manual::new(
     "delay",
@@ -44,6 +45,12 @@ pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn 
     let write = class(&ctx, &args, 3).await?;
     let flush = class(&ctx, &args, 6).await?;
     Ok(Rc::new(Delay { read, write, flush, len: ctx.len() }))
+}
+
+/// As long as all classes' devices are.
+pub(super) fn whole(args: &[String]) -> Option<Whole> {
+    let devices = (0..args.len() / 3).map(|class| (3 * class, Some(3 * class + 1))).collect();
+    [3, 6, 9].contains(&args.len()).then_some(Whole { devices, times: 1, unit: Sector(1) })
 }
 
 async fn class(ctx: &Context, args: &[String], at: usize) -> Result<Option<Class>, Error> {

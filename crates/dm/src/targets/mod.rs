@@ -13,6 +13,7 @@ use std::rc::Rc;
 use block::Target;
 
 use crate::context::TargetType;
+use crate::whole::Whole;
 
 /// A target that is nothing but a mapping.
 #[derive(Clone)]
@@ -35,11 +36,15 @@ impl Pure {
 /// The built-in target types, by name. The versions are the kernel's.
 pub fn built_in() -> Vec<TargetType> {
     vec![
-        TargetType::new(&delay::MANUAL, |ctx, args| Box::pin(delay::construct(ctx, args))),
+        TargetType::new(&delay::MANUAL, |ctx, args| Box::pin(delay::construct(ctx, args)))
+            .with_whole(delay::whole),
         TargetType::new(&error::MANUAL, |ctx, args| Box::pin(error::construct(ctx, args))),
-        TargetType::new(&flakey::MANUAL, |ctx, args| Box::pin(flakey::construct(ctx, args))),
-        TargetType::new(&linear::MANUAL, |ctx, args| Box::pin(linear::construct(ctx, args))),
-        TargetType::new(&striped::MANUAL, |ctx, args| Box::pin(striped::construct(ctx, args))),
+        TargetType::new(&flakey::MANUAL, |ctx, args| Box::pin(flakey::construct(ctx, args)))
+            .with_whole(|args| Whole::of_area(args, 0)),
+        TargetType::new(&linear::MANUAL, |ctx, args| Box::pin(linear::construct(ctx, args)))
+            .with_whole(|args| Whole::of_area(args, 0)),
+        TargetType::new(&striped::MANUAL, |ctx, args| Box::pin(striped::construct(ctx, args)))
+            .with_whole(striped::whole),
         TargetType::new(&zero::MANUAL, |ctx, args| Box::pin(zero::construct(ctx, args))),
     ]
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::attr::Manual;
+use block::value::digits;
 use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target};
 
 use crate::area::{Area, distinct, number, shifted, stack};
@@ -12,6 +13,7 @@ use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::stripe_errors::StripeErrors;
 use crate::table::quote;
+use crate::whole::Whole;
 
 pub(super) static MANUAL: Manual = Manual::new(
     "striped",
@@ -67,6 +69,17 @@ pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn 
     let errors = Rc::new(StripeErrors { counts, events: ctx.events() });
     let layout = Layout::new(u64::from(n), u64::from(chunk));
     Ok(Rc::new(Striped { layout, stripes, devices, errors, len: ctx.len() }))
+}
+
+/// All of each stripe's device, in whole chunks.
+pub(super) fn whole(args: &[String]) -> Option<Whole> {
+    let number = |at: usize| digits::<u32>(args.get(at)?).filter(|n| *n > 0);
+    let (n, chunk) = (number(0)?, number(1)?);
+    if args.len() != 2 + 2 * n as usize {
+        return None;
+    }
+    let devices = (0..n as usize).map(|i| (2 + 2 * i, Some(3 + 2 * i))).collect();
+    Some(Whole { devices, times: n.into(), unit: Sector(chunk.into()) })
 }
 
 fn at_least_1(args: &[String], at: usize, wrong: &str) -> Result<u32, Error> {

@@ -114,7 +114,7 @@ fn load_errors_name_line_target_argument_and_what_is_allowed() {
         (
             format!("0 8 linear {A} x"),
             "line 1: linear: Invalid device sector: argument 2 is `x`, must be a decimal number \
-             of sectors",
+             of sectors, or a size (64M) that is a multiple of 512",
         ),
         (
             format!("0 8 linear {A} 1020"),

@@ -17,7 +17,7 @@ fn tables_can_not_stand_on_themselves() {
         dm.create("low", None, Some("0 64 zero")).await.unwrap();
         dm.create("mid", None, Some("0 64 linear low 0")).await.unwrap();
         dm.create("top", None, Some("0 64 linear /dev/mapper/mid 0")).await.unwrap();
-        for word in ["top", "mid", "low", "dm-2", "/dev/dm-0", "254:1"] {
+        for word in ["top", "mid", "low", "dm-2", "/dev/dm-0", "999:1"] {
             let e = dm.load("low", &format!("0 8 linear {word} 0")).await.unwrap_err();
             assert!(e.to_string().contains("can't contain its own device"), "{word}: {e}");
         }
@@ -107,7 +107,7 @@ fn a_lower_device_may_swap_its_table_under_those_above() {
         write(&*top, 2, 0, 1).await.unwrap();
         assert_eq!(take_log(&state, A), [(Op::Write, 16, 1)]);
         assert_eq!(take_log(&state, B), [(Op::Write, 116, 1)]);
-        assert_eq!(dm.deps("top").unwrap()[0].number, Some((254, 0)));
+        assert_eq!(dm.deps("top").unwrap()[0].number, Some((999, 0)));
         // Too small for what stands on it: the bio fails, nobody else notices.
         dm.load("low", &format!("0 8 linear {B} 0")).await.unwrap();
         dm.resume("low").await.unwrap();

@@ -77,7 +77,7 @@ fn create_load_and_the_rest_of_a_life_cycle_print_nothing() {
         ("clear top", "L--w\n"),
         ("wipe_table top", "L--w\n"),
         ("suspend -u u-1", "L-sw\n"),
-        ("resume -j 254 -m 1 --addnodeonresume --readahead auto", "L--w\n"),
+        ("resume -j 999 -m 1 --addnodeonresume --readahead auto", "L--w\n"),
     ] {
         assert_eq!(dm.say(line).ok(), "", "{line}");
         assert_eq!(dm.say("info -c --noheadings -o attr -u u-1").ok(), stat, "{line}");
@@ -103,16 +103,16 @@ fn create_load_and_the_rest_of_a_life_cycle_print_nothing() {
 fn the_listings_are_dmsetups() {
     let dm = Dm::with_three();
     for (line, want) in [
-        ("ls", "low\t(254:0)\nnew\t(254:2)\ntop\t(254:1)\n"),
+        ("ls", "low\t(999:0)\nnew\t(999:2)\ntop\t(999:1)\n"),
         ("ls -o blkdevname", "low\t(dm-0)\nnew\t(dm-2)\ntop\t(dm-1)\n"),
         ("ls -o devname", "low\t(low)\nnew\t(new)\ntop\t(top)\n"),
-        ("ls --target linear", "low\t(254, 0)\ntop\t(254, 1)\n"),
+        ("ls --target linear", "low\t(999, 0)\ntop\t(999, 1)\n"),
         ("ls --target nope", ""),
-        ("deps top", "1 dependencies\t: (254, 0)\n"),
+        ("deps top", "1 dependencies\t: (999, 0)\n"),
         (
             "deps",
             "low: 1 dependencies\t: (mem:4M)\nnew: 0 dependencies\t:\n\
-                  top: 1 dependencies\t: (254, 0)\n",
+                  top: 1 dependencies\t: (999, 0)\n",
         ),
         ("deps -o devname top", "1 dependencies\t: (low)\n"),
         ("deps -o blkdevname top", "1 dependencies\t: (dm-0)\n"),
@@ -160,14 +160,14 @@ fn info_is_dmsetups() {
                Tables present:    LIVE\n\
                Open count:        0\n\
                Event number:      0\n\
-               Major, minor:      254, 1\n\
+               Major, minor:      999, 1\n\
                Number of targets: 2\n\
                UUID: u-1\n\n";
     for line in [
         "info top",
         "-v info top",
         "info -u u-1",
-        "-j 254 -m 1 info",
+        "-j 999 -m 1 info",
         "info /dev/mapper/top",
         "info /dev/dm-1",
         "info /anywhere/dev/top",
@@ -176,7 +176,7 @@ fn info_is_dmsetups() {
         assert_eq!(dm.say(line).ok(), top, "{line}");
     }
     assert_eq!(dm.say("table -v top").ok(), format!("{top}0 4096 linear low 0\n4096 8 zero \n"));
-    assert_eq!(dm.say("deps -v top").ok(), format!("{top}1 dependencies\t: (254, 0)\n"));
+    assert_eq!(dm.say("deps -v top").ok(), format!("{top}1 dependencies\t: (999, 0)\n"));
     let verbose = dm.say("suspend -v top").ok();
     assert_eq!(verbose, top.replace("ACTIVE", "SUSPENDED"));
 }
@@ -190,13 +190,13 @@ fn info_in_columns_is_dmsetups() {
             "info -c",
             format!(
                 "Name             Maj Min Stat Open Targ Event  UUID{end}\n\
-                 low              254   0 L--w    1    1      0     {end}\n\
-                 new              254   2 -Isw    0    0      0     {end}\n\
-                 top              254   1 L--w    0    2      0 u-1 {end}\n"
+                 low              999   0 L--w    1    1      0     {end}\n\
+                 new              999   2 -Isw    0    0      0     {end}\n\
+                 top              999   1 L--w    0    2      0 u-1 {end}\n"
             ),
         ),
         ("info -c --noheadings -o name,open", "low:1\nnew:0\ntop:0\n".into()),
-        ("info -C --noheadings top", "top:254:1:L--w:0:2:0:u-1\n".into()),
+        ("info -C --noheadings top", "top:999:1:L--w:0:2:0:u-1\n".into()),
         ("info -c -o name,open --rows", "Name low new top\nOpen 1 0 0\n".into()),
         ("info -c --separator | -o name,minor", "Name|Min\nlow|0\nnew|2\ntop|1\n".into()),
         (
@@ -213,22 +213,22 @@ fn info_in_columns_is_dmsetups() {
             "info -c -o +read_ahead top",
             format!(
                 "Name             Maj Min Stat Open Targ Event  UUID{end} RAhead\n\
-                 top              254   1 L--w    0    2      0 u-1 {end}      0\n"
+                 top              999   1 L--w    0    2      0 u-1 {end}      0\n"
             ),
         ),
         (
             "info -c -o tables_loaded,suspended,readonly,devno,device_count,devs_used",
             "Tables   Suspended Read-only DevNo #Devs DevNamesUsed    \n\
-             Live     Active    Writeable 254:0     1                 \n\
-             Inactive Suspended Writeable 254:2     0                 \n\
-             Live     Active    Writeable 254:1     1 low             \n"
+             Live     Active    Writeable 999:0     1                 \n\
+             Inactive Suspended Writeable 999:2     0                 \n\
+             Live     Active    Writeable 999:1     1 low             \n"
                 .into(),
         ),
         (
             "info -c -o devnos_used,device_ref_count,names_using_dev,devnos_using_dev",
             "DevNosUsed       #Refs RefNames RefDevNos\n\
-             mem:4M               1 top      254:1    \n                     0                   \n\
-             254:0                0                   \n"
+             mem:4M               1 top      999:1    \n                     0                   \n\
+             999:0                0                   \n"
                 .into(),
         ),
         ("splitname v--g-lv-real", "VG   LV   LVLayer\nv-g  lv   real   \n".into()),
@@ -243,12 +243,12 @@ fn info_in_columns_is_dmsetups() {
 fn trees_are_dmsetups() {
     let dm = Dm::with_three();
     for (line, want) in [
-        ("ls --tree", "new (254:2)\ntop (254:1)\n └─low (254:0)\n    └─(mem:4M)\n"),
+        ("ls --tree", "new (999:2)\ntop (999:1)\n └─low (999:0)\n    └─(mem:4M)\n"),
         ("ls --tree -o ascii,nodevice", "new\ntop\n `-low\n"),
         (
             "ls --tree -o utf,inverted,active,open,uuid",
-            "(mem:4M)\n └─low (254:0) [ACTIVE, 1, ]\n    └─top (254:1) [ACTIVE, 0, u-1]\n\
-             new (254:2) [SUSPENDED, 0, ]\n",
+            "(mem:4M)\n └─low (999:0) [ACTIVE, 1, ]\n    └─top (999:1) [ACTIVE, 0, u-1]\n\
+             new (999:2) [SUSPENDED, 0, ]\n",
         ),
     ] {
         assert_eq!(dm.say(line).ok(), want, "{line}");
@@ -256,7 +256,7 @@ fn trees_are_dmsetups() {
     let mut plain = dm.command();
     plain.args(["ls", "--tree"]).env("LC_ALL", "C");
     let text: CommandOutput = plain.output().unwrap().into();
-    assert_eq!(text.ok(), "new (254:2)\ntop (254:1)\n `-low (254:0)\n    `-(mem:4M)\n");
+    assert_eq!(text.ok(), "new (999:2)\ntop (999:1)\n `-low (999:0)\n    `-(mem:4M)\n");
 }
 
 #[test]
@@ -349,11 +349,11 @@ fn what_fails_ends_with_1_and_says_dmsetups_line_and_the_cause() {
         ("create", &["Please provide a name for the new device.\n"]),
         ("create x -r --notable", &["--readonly: not supported"]),
         (
-            "create x -n -j 254 -m 1",
+            "create x -n -j 999 -m 1",
             &["create ioctl on x  failed: Device or resource busy\n", "minor number 1 is top's"],
         ),
-        ("create x -n -j 254 -m 1048576", &["Invalid argument", "at most 1048575 is allowed"]),
-        ("create x -n -j 7 -m 3", &["major number 7: that of all devices is 254"]),
+        ("create x -n -j 999 -m 1048576", &["Invalid argument", "at most 1048575 is allowed"]),
+        ("create x -n -j 7 -m 3", &["major number 7: that of all devices is 999"]),
         ("remove", &["No device specified.\n"]),
         ("load", &["Please specify device.\n"]),
         ("load low --notable", &["--notable only available when creating new device.\n"]),
@@ -394,7 +394,7 @@ fn what_fails_ends_with_1_and_says_dmsetups_line_and_the_cause() {
     let text = dm.say("status low nope top");
     assert_eq!((text.code, text.out.as_str()), (Some(1), "low: 0 8192 linear \n"));
     assert_eq!(dm.say("remove top nope low").failed(1).lines().count(), 3);
-    assert_eq!(dm.say("ls").ok(), "low\t(254:0)\nnew\t(254:2)\n");
+    assert_eq!(dm.say("ls").ok(), "low\t(999:0)\nnew\t(999:2)\n");
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn remove_all_leaves_what_is_open_and_force_replaces_its_table() {
     let text = dm.say("remove_all");
     assert_eq!((text.code, text.out.as_str()), (Some(0), ""), "{text:?}");
     assert!(text.err.starts_with("Unable to remove 1 device(s).\nmillpond: "), "{text:?}");
-    assert_eq!(dm.say("ls").ok(), "low\t(254:0)\n");
+    assert_eq!(dm.say("ls").ok(), "low\t(999:0)\n");
     assert_eq!(dm.say("table low").ok(), "0 8 zero \n");
     let text = dm.say("remove_all --force");
     assert_eq!(text.code, Some(0), "{text:?}");

@@ -91,7 +91,7 @@ fn the_example_of_the_config_manual_is_a_config() {
     file_in(dir.path(), "origin.img", 2048);
     file_in(dir.path(), "cache.img", 64);
     let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(daemon.cli(&["ls"]).ok(), "slow\t(254:0)\nwc\t(254:1)\nzram0\t(254:2)\n");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "slow\t(999:0)\nwc\t(999:1)\nzram0\t(999:2)\n");
     assert!(daemon.cli(&["info", "wc"]).ok().contains("UUID: 5c1e\n"));
     let message = daemon.qemu_io("", &["write -P 1 0 64k", "read -P 1 0 64k"]);
     assert_eq!(message.code, Some(0), "{message:?}");

@@ -91,7 +91,7 @@ fn after_kill_9_the_config_brings_everything_back() {
     assert!(dir.path().join("run/control.sock").exists(), "kill -9 leaves its sockets");
 
     let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
-    assert_eq!(daemon.cli(&["ls"]).ok(), "low\t(254:0)\ntop\t(254:1)\n");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "low\t(999:0)\ntop\t(999:1)\n");
     let output = daemon.qemu_io("top", &["read -P 6 8M 64k"]);
     assert!(output.code == Some(0) && !output.out.contains("failed"), "{output:?}");
 }
@@ -217,7 +217,7 @@ fn run_gives_a_command_a_device_and_exits_with_its_status() {
         MILLPOND,
         &["run", "--table", &table, "--name", "d", "--", "sh", "-c", script, MILLPOND],
     );
-    assert_eq!((output.code, output.out.as_str()), (Some(7), "d\t(254:0)\n"), "{output:?}");
+    assert_eq!((output.code, output.out.as_str()), (Some(7), "d\t(999:0)\n"), "{output:?}");
     assert!(std::fs::read(disk).unwrap()[1 << 20..2 << 20].iter().all(|b| *b == 3));
 
     let run =

@@ -24,6 +24,7 @@ mod reproduce;
 mod save;
 mod service;
 mod show;
+mod tables;
 mod trust;
 mod verbs;
 mod words;

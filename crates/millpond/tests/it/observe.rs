@@ -112,7 +112,7 @@ fn nothing_can_be_changed_by_the_listener_of_metrics() {
     let (status, head) = curl(&daemon, "/metrics", &["-I"]);
     assert_eq!(status, "200", "{head}");
     assert!(head.contains("text/plain; version=0.0.4"), "{head}");
-    assert_eq!(daemon.cli(&["ls"]).ok(), "d\t(254:0)\n");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "d\t(999:0)\n");
 }
 
 #[test]

@@ -9,9 +9,9 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
     assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n");
     daemon.create("low", "0 8192 linear mem:4M 0");
     daemon.cli_with(&["create", "top", "--uuid", "u-1"], "0 4096 linear low 0\n4096 8 zero\n").ok();
-    assert_eq!(daemon.cli(&["ls"]).ok(), "low\t(254:0)\ntop\t(254:1)\n");
-    assert_eq!(daemon.cli(&["ls", "--target", "zero"]).ok(), "top\t(254:1)\n");
-    assert_eq!(daemon.cli(&["ls", "--tree"]).ok(), "top (254:1)\n └─low (254:0)\n    └─(mem:4M)\n");
+    assert_eq!(daemon.cli(&["ls"]).ok(), "low\t(999:0)\ntop\t(999:1)\n");
+    assert_eq!(daemon.cli(&["ls", "--target", "zero"]).ok(), "top\t(999:1)\n");
+    assert_eq!(daemon.cli(&["ls", "--tree"]).ok(), "top (999:1)\n └─low (999:0)\n    └─(mem:4M)\n");
     assert_eq!(daemon.cli(&["table", "top"]).ok(), "0 4096 linear low 0\n4096 8 zero \n");
     assert_eq!(
         daemon.cli(&["status"]).ok(),
@@ -21,7 +21,7 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
     assert_eq!(daemon.cli(&["deps", "low"]).ok(), "1 dependencies\t: (mem:4M)\n");
     assert_eq!(
         daemon.cli(&["deps"]).ok(),
-        "low: 1 dependencies\t: (mem:4M)\ntop: 1 dependencies\t: (254, 0)\n"
+        "low: 1 dependencies\t: (mem:4M)\ntop: 1 dependencies\t: (999, 0)\n"
     );
     assert_eq!(
         daemon.cli(&["info", "top"]).ok(),
@@ -31,7 +31,7 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
          Tables present:    LIVE\n\
          Open count:        0\n\
          Event number:      0\n\
-         Major, minor:      254, 1\n\
+         Major, minor:      999, 1\n\
          Number of targets: 2\n\
          UUID: u-1\n\n"
     );
@@ -39,8 +39,8 @@ fn create_and_the_listings_print_what_dmsetup_prints() {
         daemon.cli(&["info", "-c"]).ok(),
         format!(
             "Name             Maj Min Stat Open Targ Event  UUID{0}\n\
-             low              254   0 L--w    1    1      0     {0}\n\
-             top              254   1 L--w    0    2      0 u-1 {0}\n",
+             low              999   0 L--w    1    1      0     {0}\n\
+             top              999   1 L--w    0    2      0 u-1 {0}\n",
             " ".repeat(28)
         )
     );

@@ -293,7 +293,7 @@ fn attributes_are_read_and_set_as_in_sysfs() {
         ("size", "131072\n"),
         ("ro", "0\n"),
         ("removable", "0\n"),
-        ("dev", "254:0\n"),
+        ("dev", "999:0\n"),
         ("dm/name", "lin\n"),
         ("dm/uuid", "\n"),
         ("dm/suspended", "0\n"),

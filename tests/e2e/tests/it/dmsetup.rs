@@ -92,11 +92,11 @@ fn a_stack_is_listed_as_a_tree_and_removed_from_the_top() {
     it.dmsetup(&["create", "top", "--table", "0 65536 linear /dev/mapper/mid 0"]);
     assert_eq!(
         it.dmsetup(&["ls", "--tree"]),
-        "top (254:2)\n └─mid (254:1)\n    └─low (254:0)\n       └─(mem:32M)\n"
+        "top (999:2)\n └─mid (999:1)\n    └─low (999:0)\n       └─(mem:32M)\n"
     );
     assert_eq!(
         it.dmsetup(&["info", "-c", "--noheadings", "-o", "name,open,devnos_used,names_using_dev"]),
-        "low:1:mem:32M:mid\nmid:1:254:0:top\ntop:0:254:1:\n"
+        "low:1:mem:32M:mid\nmid:1:999:0:top\ntop:0:999:1:\n"
     );
     let busy = it.ended(&["remove", "low"]);
     assert_eq!(busy.code, 1);

@@ -4,6 +4,7 @@
 use clap::{Args, Subcommand};
 use host::{Listing, TableArgs};
 
+use crate::clients::{ClientsArgs, DisconnectArgs};
 use crate::drain::DrainArgs;
 use crate::recache::{ReplaceCacheArgs, UncacheArgs};
 use crate::save::SaveArgs;
@@ -36,6 +37,8 @@ pub enum ControlVerb {
     Set(SetArgs),
     Version(VersionArgs),
     Show(ShowArgs),
+    Clients(ClientsArgs),
+    Disconnect(DisconnectArgs),
     Flush(FlushArgs),
     Reload(ReloadArgs),
     Save(SaveArgs),

@@ -14,6 +14,8 @@
 
 mod args;
 mod client;
+mod clients;
+mod columns;
 pub mod dmsetup;
 mod drain;
 mod inspect;

@@ -15,6 +15,8 @@ use host::Listing;
 use serde::Serialize;
 
 use crate::client::Client;
+use crate::clients;
+use crate::columns::{columns, counted};
 use crate::requests::{self, Lines, unless_missing};
 
 /// Show devices: size, state, what is dirty, errors
@@ -42,6 +44,8 @@ pub(crate) struct Summary {
     state: &'static str,
     /// Clients and tables that have it open.
     open_count: u32,
+    /// Clients of the doors among them.
+    clients: usize,
     /// Target types of its table, each once.
     targets: Vec<String>,
     /// The devices below its table.
@@ -62,15 +66,32 @@ pub(crate) async fn summaries(
         Some(name) => vec![requests::device(client, name).await?],
         None => requests::devices(client).await?,
     };
+    let connected = clients::list(client, None).await?;
     let mut all = Vec::new();
     for device in devices {
-        let summary = unless_missing(&device.name, summary(client, &device).await)?;
-        all.extend(summary);
+        let examined = examine(client, &device, &connected).await;
+        all.extend(unless_missing(&device.name, examined)?);
     }
     Ok(all)
 }
 
-async fn summary(client: &Client, device: &api::Device) -> Result<Summary, Failure> {
+async fn examine(
+    client: &Client,
+    device: &api::Device,
+    connected: &[api::Client],
+) -> Result<Summary, Failure> {
+    let path = paths::of_device(&device.name, "attributes");
+    let attributes: api::Attributes = client.get(&path).await?;
+    summary(client, device, connected, &attributes).await
+}
+
+/// A device with these attributes; `connected` are all clients.
+pub(crate) async fn summary(
+    client: &Client,
+    device: &api::Device,
+    connected: &[api::Client],
+    attributes: &api::Attributes,
+) -> Result<Summary, Failure> {
     let name = &device.name;
     let mut targets = Vec::new();
     for line in requests::lines(client, name, Lines::LiveTable, None).await? {
@@ -79,12 +100,11 @@ async fn summary(client: &Client, device: &api::Device) -> Result<Summary, Failu
         }
     }
     let deps = requests::deps(client, name).await?;
-    let attributes: api::Attributes = client.get(&paths::of_device(name, "attributes")).await?;
     let mut figures = BTreeMap::new();
     for target in &targets {
         match target.as_str() {
-            "writecache" => figures.extend(of_write_cache(&attributes)),
-            "zram" => figures.extend(of_zram(&attributes)),
+            "writecache" => figures.extend(of_write_cache(attributes)),
+            "zram" => figures.extend(of_zram(attributes)),
             "buffered" => {
                 for list in ["cache_stat", "errors"] {
                     let path = paths::attribute(name, list);
@@ -105,10 +125,11 @@ async fn summary(client: &Client, device: &api::Device) -> Result<Summary, Failu
         size_bytes: device.size_sectors * 512,
         state,
         open_count: device.open_count,
+        clients: connected.iter().filter(|c| c.device.as_ref() == Some(name)).count(),
         targets,
         devices: deps.into_iter().map(|dep| dep.name).collect(),
         figures,
-        last_error: last_error(&attributes),
+        last_error: last_error(attributes),
     })
 }
 
@@ -192,17 +213,7 @@ pub(crate) fn table(summaries: &[Summary]) -> String {
         let open = s.open_count.to_string();
         rows.push([s.name.clone(), size_text(s.size_bytes), s.state.into(), open, targets, dirty]);
     }
-    let widths: Vec<usize> =
-        (0..6).map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0)).collect();
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
-    out
+    columns(&rows)
 }
 
 impl Summary {
@@ -210,14 +221,29 @@ impl Summary {
         self.figures.get(name).copied()
     }
 
-    /// `12.0 MiB (18 %)`: of the cache, or of the memory that a page cache may use.
+    /// The dirty share of the cache, or of the memory that a page cache may use.
+    pub(crate) fn dirty_percent(&self) -> Option<u64> {
+        let dirty = self.figure("dirty_bytes")?;
+        let whole = self.figure("cache_bytes").or_else(|| self.figure("memory_limit_bytes"))?;
+        (whole > 0).then(|| percent(dirty, whole))
+    }
+
+    /// `12.0 MiB (18 %)`.
     fn dirty(&self) -> String {
-        let dirty = self.figure("dirty_bytes").unwrap_or(0);
-        let whole = self.figure("cache_bytes").or_else(|| self.figure("memory_limit_bytes"));
-        match whole {
-            Some(whole @ 1..) => format!("{} ({} %)", size_text(dirty), percent(dirty, whole)),
-            Some(0) | None => size_text(dirty),
+        let dirty = size_text(self.figure("dirty_bytes").unwrap_or(0));
+        match self.dirty_percent() {
+            Some(part) => format!("{dirty} ({part} %)"),
+            None => dirty,
         }
+    }
+
+    /// `2 clients, 1 table`.
+    fn opened_by(&self) -> String {
+        let others = (self.open_count as usize).saturating_sub(self.clients);
+        let counts = [(self.clients, "client"), (others, "table")];
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<String> = counts.map(|(count, noun)| counted(count, noun)).collect();
+        if counts.is_empty() { "nothing".into() } else { counts.join(", ") }
     }
 
     /// A paragraph.
@@ -226,7 +252,7 @@ impl Summary {
         let mut rows = vec![
             ("size", size_text(self.size_bytes)),
             ("state", self.state.to_owned()),
-            ("opened by", format!("{} clients and tables", self.open_count)),
+            ("opened by", self.opened_by()),
             ("target", targets),
         ];
         if !self.devices.is_empty() {
@@ -309,7 +335,8 @@ mod tests {
             name: "wc".into(),
             size_bytes: 64 << 20,
             state: "active",
-            open_count: 1,
+            open_count: 3,
+            clients: 2,
             targets: vec!["writecache".into()],
             devices: vec!["/o.img".into(), "/c.img".into()],
             figures: of_write_cache(&attributes).into_iter().collect(),
@@ -323,7 +350,7 @@ mod tests {
 wc
   size                  64.0 MiB
   state                 active
-  opened by             1 clients and tables
+  opened by             2 clients, 1 table
   target                writecache
   devices               /o.img, /c.img
   dirty                 1.0 MiB (26 %)
@@ -344,7 +371,7 @@ wc
         let empty = Summary { name: "longer".into(), state: "no table", ..Summary::default() };
         let want = "\
 NAME    SIZE      STATE     OPEN  TARGET      DIRTY
-wc      64.0 MiB  active    1     writecache  1.0 MiB (26 %)
+wc      64.0 MiB  active    3     writecache  1.0 MiB (26 %)
 longer  0 bytes   no table  0     -           -
 ";
         assert_eq!(table(&[write_cache(), empty]), want);

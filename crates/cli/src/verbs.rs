@@ -18,6 +18,7 @@ use crate::args::{
     TableListArgs, TargetsArgs, VersionArgs, WaitArgs,
 };
 use crate::client::Client;
+use crate::clients::{ClientsArgs, disconnect, list as clients_of, table as client_table};
 use crate::drain::drain;
 use crate::process::Process;
 use crate::progress::{LongOp, QUIET, show_while};
@@ -65,6 +66,11 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::Set(a) => within(format!("set {}", a.name), set(client, &a).await),
         ControlVerb::Version(a) => within("version", version(client, &a).await),
         ControlVerb::Show(a) => within(verb_of("show", &a.name), show_devices(client, &a).await),
+        ControlVerb::Clients(a) => within(verb_of("clients", &a.name), clients(client, &a).await),
+        ControlVerb::Disconnect(a) => {
+            let of = a.device.clone().unwrap_or_else(|| a.clients.join(" "));
+            within(format!("disconnect {of}"), disconnect(client, &a).await)
+        }
         ControlVerb::Flush(a) => {
             each("flush", &a.names, async |n| requests::flush(client, n).await).await
         }
@@ -296,6 +302,11 @@ async fn show_devices(client: &Client, a: &ShowArgs) -> Done {
         Some(_) => show(&a.listing, &all.first(), || all.iter().map(Summary::text).collect()),
         None => show(&a.listing, &all, || summary_table(&all)),
     }
+}
+
+async fn clients(client: &Client, a: &ClientsArgs) -> Done {
+    let all = clients_of(client, a.name.as_deref()).await?;
+    show(&a.listing, &all, || client_table(&all))
 }
 
 async fn reload(client: &Client, a: ReloadArgs) -> Done {

@@ -206,6 +206,48 @@ pub struct TargetType {
     pub version: (u32, u32, u32),
 }
 
+/// A client that has a device open, or that is connecting: a connection of the NBD server, or an
+/// open file of the FUSE export. What a door does not count is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    /// `nbd7`, `fuse3`: no other client of the daemon has or had it.
+    pub id: String,
+    /// `nbd` or `fuse`.
+    pub door: String,
+    /// The device; absent during the handshake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// `pid 4242 (uid 0)`, or an address and a port.
+    pub peer: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Time since it connected.
+    pub connected_seconds: u64,
+    /// Whether it ends when its requests in flight are answered.
+    #[serde(default)]
+    pub is_ending: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_in_flight: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
+    /// Requests that were answered with an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errors: Option<u64>,
+}
+
+/// Answer to `DELETE /v1/clients/ID` and `DELETE /v1/clients?device=NAME`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disconnected {
+    /// Ids of the clients that were disconnected.
+    pub clients: Vec<String>,
+}
+
 /// `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {

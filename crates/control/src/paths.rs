@@ -7,6 +7,8 @@ pub const DEVICES: &str = "/v1/devices";
 pub const TARGETS: &str = "/v1/targets";
 /// Version and process of the daemon.
 pub const VERSION: &str = "/v1/version";
+/// The clients of the doors.
+pub const CLIENTS: &str = "/v1/clients";
 /// Read the configuration file again.
 pub const RELOAD: &str = "/v1/reload";
 /// A configuration file with the devices as they are now.
@@ -30,6 +32,16 @@ pub fn of_device(name: &str, what: &str) -> String {
 pub fn attribute(name: &str, attr: &str) -> String {
     let attr: Vec<String> = attr.split('/').map(encode).collect();
     of_device(name, &format!("attributes/{}", attr.join("/")))
+}
+
+/// Path of a client.
+pub fn client(id: &str) -> String {
+    format!("{CLIENTS}/{}", encode(id))
+}
+
+/// Path of all clients of a device.
+pub fn clients_of(device: &str) -> String {
+    format!("{CLIENTS}?device={}", encode(device))
 }
 
 /// Codes everything but RFC 3986's unreserved characters.

@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::attribute;
 use crate::budget::{Budget, Permit};
 use crate::handle::{DirEntry, Handle, OpenTable};
-use crate::host::{DeviceId, Host};
+use crate::host::{Caller, DeviceId, Host};
 use crate::inode::{Inodes, Node};
 use crate::job::{Job, Work};
 use crate::tree::{NodeKind, Tree};
@@ -161,7 +161,12 @@ impl Fs {
         }
     }
 
-    fn open_file(&self, ino: INodeNo, flags: OpenFlags) -> Result<(Handle, FopenFlags), Errno> {
+    fn open_file(
+        &self,
+        by: Caller,
+        ino: INodeNo,
+        flags: OpenFlags,
+    ) -> Result<(Handle, FopenFlags), Errno> {
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(Errno::ESHUTDOWN);
         }
@@ -172,7 +177,7 @@ impl Fs {
                 if writes && d.read_only {
                     return Err(Errno::EROFS);
                 }
-                let open = self.host.open(d.id).map_err(|e| file_errno(e.kind()))?;
+                let open = self.host.open(d.id, by).map_err(|e| file_errno(e.kind()))?;
                 self.shared.open_files.fetch_add(1, Ordering::AcqRel);
                 // Closing a file makes nothing durable, as with a block device.
                 let how = FopenFlags::FOPEN_DIRECT_IO
@@ -309,8 +314,9 @@ impl Filesystem for Fs {
         }
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.open_file(ino, flags) {
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let by = Caller { pid: request.pid(), uid: request.uid() };
+        match self.open_file(by, ino, flags) {
             Ok((handle, how)) => reply.opened(FileHandle(handle.encode()), how),
             Err(e) => reply.error(e),
         }

@@ -42,6 +42,15 @@ pub struct Attribute {
 /// is dropped instead, the request fails.
 pub type AttributeReply<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
 
+/// The process that makes a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its number.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+}
+
 /// The program behind the files. Its methods are called on threads of this crate. Those that return
 /// a value may block for a moment. While the program is ending, there are no devices.
 pub trait Host: Send + Sync + 'static {
@@ -55,7 +64,7 @@ pub trait Host: Send + Sync + 'static {
     fn device(&self, id: DeviceId) -> Option<Device>;
 
     /// Opens a device: it can't be removed until [`Host::close`], which is called once.
-    fn open(&self, id: DeviceId) -> Result<OpenId, Error>;
+    fn open(&self, id: DeviceId, by: Caller) -> Result<OpenId, Error>;
 
     /// Closes what [`Host::open`] has opened. No job of it is in flight.
     fn close(&self, open: OpenId);

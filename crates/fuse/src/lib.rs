@@ -43,7 +43,7 @@ mod tree;
 mod write_lock;
 
 pub use export::{Export, Options, Stopped};
-pub use host::{Attribute, AttributeReply, Device, DeviceId, Host, OpenId};
+pub use host::{Attribute, AttributeReply, Caller, Device, DeviceId, Host, OpenId};
 pub use job::Job;
 pub use mount::places;
 pub use write_lock::{CrossThreadLock, WriteLock};

@@ -22,7 +22,7 @@ use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Peer, Server};
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
-use uring::{Files, SocketAccess};
+use uring::{Files, RemoteEnd, SocketAccess};
 
 use crate::addr::Addr;
 use crate::claims::Claims;
@@ -85,6 +85,11 @@ impl Engine {
         Engine { dm, leaves, server, owner, claims, zram, files, ended: Cell::new(false) }
     }
 
+    /// The other end of a socket of the NBD server.
+    pub(crate) fn remote_end(&self, file: FileId) -> Option<RemoteEnd> {
+        self.files.remote_end(file)
+    }
+
     /// Whether [`Engine::end`] was called.
     pub(crate) fn ended(&self) -> bool {
         self.ended.get()
@@ -140,7 +145,11 @@ impl Engine {
         self.create(new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
         for (attribute, value) in &attributes {
             if let Err(failure) = self.set_attribute(&name, attribute, value).await {
-                self.remove(&name, Remove::IfUnused, None, &|| true).await?;
+                let removed = self.remove(&name, Remove::IfUnused, None, &|| true).await;
+                if let Err(also) = removed {
+                    // The first cause is the caller's.
+                    tracing::error!(device = name, "removal after a failed attribute: {also}");
+                }
                 return Err(of_device(&name, failure));
             }
         }

@@ -21,14 +21,14 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use block::attr::Spec;
 use block::latency::Latencies;
-use block::{BlockDevice, Error, OpenDevice, same_device};
+use block::{BlockDevice, Error, Nanos, OpenDevice, same_device};
 use control::Failure;
 use dm::ReadOnly;
 use fuse::{
-    Attribute, AttributeReply, CrossThreadLock, Device, DeviceId, Export, Host, Job, OpenId,
-    Options, WriteLock,
+    Attribute, AttributeReply, Caller, CrossThreadLock, Device, DeviceId, Export, Host, Job,
+    OpenId, Options, WriteLock,
 };
-use reactor::{TaskPool, loop_time, new_opener};
+use reactor::{TaskPool, loop_time, new_opener, now};
 
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
@@ -52,6 +52,8 @@ struct OpenFile {
     device: OpenDevice,
     lock: Rc<WriteLock>,
     latencies: Option<Arc<Latencies>>,
+    by: Caller,
+    opened_at: Nanos,
     /// Also keeps a mapped device from being removed.
     _lease: Lease,
 }
@@ -174,7 +176,12 @@ impl ExportState {
         }
     }
 
-    fn open(&self, engine: &Engine, id: DeviceId) -> Result<(OpenId, OpenHandle), Error> {
+    fn open(
+        &self,
+        engine: &Engine,
+        id: DeviceId,
+        by: Caller,
+    ) -> Result<(OpenId, OpenHandle), Error> {
         let exported = self.exported(engine, id)?;
         let (lease, latencies) = match &exported {
             ExportedDevice::Mapped(device) => {
@@ -189,10 +196,33 @@ impl ExportState {
         let open_handle = OpenHandle { id, handle, side, read_only, latencies: times };
         let number = self.next();
         let device = OpenDevice::new(device, new_opener());
-        let file = OpenFile { device, lock, latencies, _lease: lease };
+        let opened_at = now();
+        let file = OpenFile { device, lock, latencies, by, opened_at, _lease: lease };
         self.open.borrow_mut().insert(number, Rc::new(file));
         Ok((OpenId(number), open_handle))
     }
+}
+
+/// A file of the export that a process has open.
+pub(crate) struct FileClient {
+    /// Its number; no other open file of the daemon has it.
+    pub(crate) number: u64,
+    pub(crate) device: String,
+    pub(crate) by: Caller,
+    pub(crate) age: Nanos,
+}
+
+/// The files that are open now. To be called on core 0.
+pub(crate) fn file_clients() -> Vec<FileClient> {
+    let Some(state) = ExportState::get() else { return Vec::new() };
+    let client = |(number, file): (&u64, &Rc<OpenFile>)| FileClient {
+        number: *number,
+        device: file.device.name().to_owned(),
+        by: file.by,
+        age: now().saturating_sub(file.opened_at),
+    };
+    let open = state.open.borrow();
+    open.iter().map(client).collect()
 }
 
 /// Answers the export by calls to core 0.
@@ -324,8 +354,8 @@ impl Host for ExportHost {
         })?
     }
 
-    fn open(&self, id: DeviceId) -> Result<OpenId, Error> {
-        let (open, handle) = self.try_call(move |state, engine| state.open(engine, id))?;
+    fn open(&self, id: DeviceId, by: Caller) -> Result<OpenId, Error> {
+        let (open, handle) = self.try_call(move |state, engine| state.open(engine, id, by))?;
         self.files_mut().insert(open.0, Arc::new(handle));
         Ok(open)
     }

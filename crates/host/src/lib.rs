@@ -20,6 +20,7 @@
 
 mod addr;
 mod claims;
+mod clients;
 mod config;
 mod config_check;
 mod core_thread;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch};
 
+use crate::clients::ClientChoice;
 use crate::config::ServeArgs;
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
@@ -45,6 +46,8 @@ pub(crate) enum Route {
     Reload,
     Config,
     Stop,
+    Clients,
+    Disconnect(ClientChoice),
     Device(String, DeviceVerb),
 }
 
@@ -103,6 +106,11 @@ impl Route {
             ["v1", "version"] if get => Ok(Route::Version),
             ["v1", "targets"] if get => Ok(Route::Targets),
             ["v1", "config"] if get => Ok(Route::Config),
+            ["v1", "clients"] if get => Ok(Route::Clients),
+            ["v1", "clients"] if method == Method::DELETE => clients_of(query),
+            ["v1", "clients", id] if method == Method::DELETE => {
+                Ok(Route::Disconnect(ClientChoice::Id((*id).into())))
+            }
             ["v1", "reload"] if method == Method::POST => Ok(Route::Reload),
             ["v1", "stop"] if method == Method::POST => Ok(Route::Stop),
             ["v1", "devices"] if get => Ok(Route::Devices),
@@ -155,6 +163,16 @@ fn remove_mode(query: &str) -> Result<RemoveMode, Failure> {
             }
         },
     }
+}
+
+/// All clients of a device: those of all devices must be named one by one.
+fn clients_of(query: &str) -> Result<Route, Failure> {
+    let name = query.strip_prefix("device=").filter(|name| !name.is_empty());
+    let name = name.and_then(paths::decode).ok_or_else(|| {
+        let message = format!("query `{query}`: device=NAME is needed, or the path of a client");
+        Failure::new(ErrorKind::Invalid, message)
+    })?;
+    Ok(Route::Disconnect(ClientChoice::Device(name)))
 }
 
 /// Whether it may be one: refusals print eight digits.
@@ -214,6 +232,12 @@ pub(crate) async fn answer(
             parse::<api::Empty>(body)?;
             state.stop.notify_one();
             json(&api::Empty {})
+        }
+        Route::Clients => json(&core.call(async |e| e.clients()).await?),
+        Route::Disconnect(choice) => {
+            let (_client, is_wanted) = client();
+            let disconnect = async move |e: Rc<Engine>| e.disconnect(&choice, &is_wanted).await;
+            json(&core.call(disconnect).await??)
         }
         Route::Device(name, verb) => of_device(state, name, verb, body).await,
     }
@@ -401,6 +425,14 @@ mod tests {
             ("GET", "/v1/targets", "", Route::Targets),
             ("GET", "/v1/version", "", Route::Version),
             ("GET", "/metrics", "", Route::Metrics),
+            ("GET", "/v1/clients", "", Route::Clients),
+            ("DELETE", "/v1/clients/nbd7", "", Route::Disconnect(ClientChoice::Id("nbd7".into()))),
+            (
+                "DELETE",
+                "/v1/clients",
+                "device=a%20b",
+                Route::Disconnect(ClientChoice::Device("a b".into())),
+            ),
             ("POST", "/v1/reload", "", Route::Reload),
             ("GET", "/v1/config", "", Route::Config),
             ("POST", "/v1/stop", "", Route::Stop),

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use block::{Buf, Bufs, Nanos, OpenDevice, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, new_opener, now, spawn};
 
+use crate::connections::Figures;
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;
@@ -69,10 +70,11 @@ pub(crate) struct Conn {
     pub(crate) ended: Cell<bool>,
     /// Failed flushes that the server sent for FUA, not for a FLUSH of the client.
     pub(crate) fua_failures: Cell<u64>,
+    pub(crate) figures: Figures,
 }
 
 impl Conn {
-    pub(crate) fn new(shared: Rc<Shared>, file: FileId, peer: Peer) -> Conn {
+    pub(crate) fn new(shared: Rc<Shared>, file: FileId, peer: Peer, id: u64) -> Conn {
         let deadline = now() + shared.options.handshake_time;
         Conn {
             shared,
@@ -94,6 +96,7 @@ impl Conn {
             dead: Cell::new(false),
             ended: Cell::new(false),
             fua_failures: Cell::new(0),
+            figures: Figures::new(id),
         }
     }
 
@@ -103,6 +106,24 @@ impl Conn {
 
     pub(crate) fn peer(&self) -> Peer {
         self.peer
+    }
+
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// Name of the export; none during the handshake.
+    pub(crate) fn export_name(&self) -> Option<String> {
+        self.session.get().map(|session| session.export.name())
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.draining.get() || self.dead.get()
+    }
+
+    /// Requests whose reply has not left.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.requests.get() as u64
     }
 
     pub(crate) fn is_greeted(&self) -> bool {
@@ -393,7 +414,7 @@ impl Receiver {
         if !conn.admit(bytes).await {
             return false;
         }
-        conn.shared.stats.borrow_mut().requests_total += 1;
+        conn.count_request();
         let mut data = None;
         if request.payload_len() > 0 {
             conn.receiving.set(true);
@@ -416,7 +437,7 @@ impl Receiver {
         match checked {
             Ok(command) => job::start(conn, command, request, data),
             Err(error) => {
-                conn.shared.stats.borrow_mut().errors_total += 1;
+                conn.count_error();
                 let reply = Reply::error(conn.session(), &request, error, bytes);
                 conn.reply(reply);
             }
@@ -503,7 +524,7 @@ mod tests {
             let ends: [fn(&Conn); 2] = [|c| c.dead.set(true), |c| c.draining.set(true)];
             for end in ends {
                 shared.budget.ask(&full, ALL);
-                let conn = Rc::new(Conn::new(shared.clone(), FileId(1), Peer::Local));
+                let conn = Rc::new(Conn::new(shared.clone(), FileId(1), Peer::Local, 1));
                 let admitted = Rc::new(Cell::new(None));
                 let (waits, tell) = (conn.clone(), admitted.clone());
                 spawn(async move { tell.set(Some(waits.admit(2 << 20).await)) });

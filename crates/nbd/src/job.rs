@@ -193,18 +193,18 @@ fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Re
     let session = conn.session();
     let bytes = held_bytes(session, command, request);
     if let Some(error) = done.err().and_then(Errno::from_status) {
-        conn.shared.stats.borrow_mut().errors_total += 1;
+        conn.count_error();
         conn.reply(Reply::error(session, request, error, bytes));
         return;
     }
     let mut head = ReplyHead::Simple { error: None };
     if command == Command::Read {
-        conn.shared.stats.borrow_mut().read_bytes_total += bytes;
+        conn.count_read(bytes);
         if session.structured {
             head = ReplyHead::Data { offset: request.offset, len: request.len };
         }
     } else {
-        conn.shared.stats.borrow_mut().write_bytes_total += bytes;
+        conn.count_write(bytes);
     }
     conn.reply(Reply { cookie: request.cookie, head, data, requests: 1, bytes });
 }

@@ -29,6 +29,7 @@
 
 pub mod client;
 mod conn;
+mod connections;
 mod export;
 mod handshake;
 mod job;
@@ -41,6 +42,7 @@ mod server;
 mod share;
 pub mod wire;
 
+pub use connections::Connection;
 pub use export::{Context, Export, Exports, Run};
 pub use handshake::{Handshake, Session, Step};
 pub use peer::Peer;

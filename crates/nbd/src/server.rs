@@ -247,12 +247,13 @@ async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
         let _ = driver_io(file, SqeOp::Close).await;
         return;
     }
-    {
+    let id = {
         let mut stats = shared.stats.borrow_mut();
         stats.connections += 1;
         stats.connections_total += 1;
-    }
-    let conn = Rc::new(Conn::new(shared.clone(), file, peer));
+        stats.connections_total
+    };
+    let conn = Rc::new(Conn::new(shared.clone(), file, peer, id));
     let slot = shared.conns.borrow_mut().insert(conn.clone());
     shared.changed.wake_all();
     let shared = shared.clone();

@@ -14,7 +14,7 @@ use reactor::{FileId, now, sleep, yield_now};
 use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
 use crate::ring::Shared;
-use crate::socket::{self, SocketAccess};
+use crate::socket::{self, RemoteEnd, SocketAccess};
 use crate::table::{Kind, SharedFile};
 use crate::{device_id, helpers, limits};
 
@@ -242,9 +242,9 @@ impl Files {
         let _ = self.0.borrow_mut().table.close(file, None);
     }
 
-    /// The user at the other end of a Unix socket; `None` for other files.
-    pub fn peer_uid(&self, file: FileId) -> Option<u32> {
-        socket::peer_uid(self.0.borrow().table.get(file)?)
+    /// The other end of a connection; `None` for other files.
+    pub fn remote_end(&self, file: FileId) -> Option<RemoteEnd> {
+        socket::remote_end(self.0.borrow().table.get(file)?)
     }
 }
 

@@ -53,5 +53,5 @@ pub use helpers::{DEADLINE, wait_for_closes};
 pub use mailbox::{Mailbox, Sender};
 pub use pmem::copy;
 pub use ring::Uring;
-pub use socket::SocketAccess;
+pub use socket::{RemoteEnd, SocketAccess};
 pub use table::SharedFile;

@@ -15,7 +15,7 @@ use rustix::net::sockopt::{
     set_socket_send_buffer_size, set_tcp_nodelay, socket_domain, socket_peercred,
 };
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, getpeername, listen, socket_with,
 };
 
 use crate::os_error::os_error;
@@ -126,10 +126,28 @@ pub(crate) fn listen_tcp(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), E
     Ok((listener.into(), bound))
 }
 
-/// The user at the other end of a Unix socket; `None` for other sockets.
-pub(crate) fn peer_uid(fd: &OwnedFd) -> Option<u32> {
-    if socket_domain(fd).ok()? != AddressFamily::UNIX {
-        return None;
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoteEnd {
+    /// The process that connected to a Unix socket.
+    Process {
+        /// Its number. It may have ended since, or have given the socket to another one.
+        pid: i32,
+        /// Its user.
+        uid: u32,
+    },
+    /// An address of the network.
+    Address(SocketAddr),
+}
+
+/// The other end of a connection; `None` for other files, and when it has gone.
+pub(crate) fn remote_end(fd: &OwnedFd) -> Option<RemoteEnd> {
+    if socket_domain(fd).ok()? == AddressFamily::UNIX {
+        let of = socket_peercred(fd).ok()?;
+        return Some(RemoteEnd::Process {
+            pid: of.pid.as_raw_nonzero().get(),
+            uid: of.uid.as_raw(),
+        });
     }
-    Some(socket_peercred(fd).ok()?.uid.as_raw())
+    Some(RemoteEnd::Address(getpeername(fd).ok()??.try_into().ok()?))
 }

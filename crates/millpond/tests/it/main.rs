@@ -5,6 +5,7 @@
 mod alerts;
 mod api;
 mod bench;
+mod clients;
 mod common;
 mod config;
 mod control;

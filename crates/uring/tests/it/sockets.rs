@@ -17,7 +17,7 @@ use crate::common::{Folder, bytes, on_core};
 use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
 use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
 use rustix::net::sockopt::socket_send_buffer_size;
-use uring::{Files, Peer, SocketAccess, Uring};
+use uring::{Files, Peer, RemoteEnd, SocketAccess, Uring};
 
 async fn accept(listener: FileId) -> FileId {
     let taken = driver_io(listener, SqeOp::Accept).await;
@@ -88,7 +88,9 @@ fn many_clients_are_echoed_at_once() {
         let (sent, echoed) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         for _ in 0..CLIENTS {
             let (server, echoed) = (accept(listener).await, echoed.clone());
-            assert_eq!(files.peer_uid(server), Some(rustix::process::getuid().as_raw()));
+            let uid = rustix::process::getuid().as_raw();
+            let pid = std::process::id().cast_signed();
+            assert_eq!(files.remote_end(server), Some(RemoteEnd::Process { pid, uid }));
             spawn(async move {
                 loop {
                     let data = receive(server, 4096).await;
@@ -144,7 +146,12 @@ fn tcp_connections_are_accepted_and_echoed() {
         let client = std::net::TcpStream::connect(address).unwrap();
         let client = files.adopt_socket(client.into()).unwrap();
         let server = accept(listener).await;
-        assert_eq!(files.peer_uid(server), None);
+        let remote = files.remote_end(server);
+        assert!(
+            matches!(remote, Some(RemoteEnd::Address(a)) if a.ip().is_loopback() && a != address),
+            "{remote:?}"
+        );
+        assert_eq!(files.remote_end(client), Some(RemoteEnd::Address(address)));
         assert_eq!(send(client, Buf::copy_of(b"over TCP")).await, Status::Ok);
         assert_eq!(receive(server, 8).await, b"over TCP");
     });

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The clients of the doors: who has which device open, and how an operator disconnects one.
+//!
+//! Invariants
+//! - HO-C1 A disconnected client loses no acknowledged data: its requests in flight are answered
+//!   before its connection ends.
+use block::{Error, ErrorKind, Nanos};
+use control::{Failure, api};
+use nbd::Connection;
+use reactor::{now, sleep};
+use uring::RemoteEnd;
+
+use crate::engine::Engine;
+use crate::fuse_host::{FileClient, file_clients};
+
+/// How long a request for a disconnection waits for its end: nbd's own bound for clients that do
+/// not receive their replies, and a little.
+const END_TIME: Nanos = Nanos::from_secs(35);
+/// How often it looks.
+const END_POLL: Nanos = Nanos::from_millis(5);
+
+/// Prefix of the ids of NBD connections.
+const NBD: &str = "nbd";
+/// Prefix of the ids of open files.
+const FUSE: &str = "fuse";
+
+/// Whose connections are to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ClientChoice {
+    Id(String),
+    Device(String),
+}
+
+fn seconds(age: Nanos) -> u64 {
+    age.0 / Nanos::from_secs(1).0
+}
+
+fn process(pid: u32, uid: u32) -> String {
+    format!("pid {pid} (uid {uid})")
+}
+
+fn of_file(file: FileClient) -> api::Client {
+    api::Client {
+        id: format!("{FUSE}{}", file.number),
+        door: FUSE.into(),
+        device: Some(file.device),
+        peer: process(file.by.pid, file.by.uid),
+        pid: Some(file.by.pid),
+        uid: Some(file.by.uid),
+        connected_seconds: seconds(file.age),
+        ..api::Client::default()
+    }
+}
+
+impl Engine {
+    /// The clients of all doors, in the order in which they connected to each.
+    pub(crate) fn clients(&self) -> Vec<api::Client> {
+        let connections = self.server.connections().into_iter().map(|c| self.of_connection(c));
+        connections.chain(file_clients().into_iter().map(of_file)).collect()
+    }
+
+    fn of_connection(&self, connection: Connection) -> api::Client {
+        let (peer, pid, uid) = match self.remote_end(connection.file) {
+            Some(RemoteEnd::Process { pid, uid }) => {
+                let pid = pid.cast_unsigned();
+                (process(pid, uid), Some(pid), Some(uid))
+            }
+            Some(RemoteEnd::Address(address)) => (address.to_string(), None, None),
+            None => ("gone".to_owned(), None, None),
+        };
+        api::Client {
+            id: format!("{NBD}{}", connection.id),
+            door: NBD.into(),
+            device: connection.export,
+            peer,
+            pid,
+            uid,
+            connected_seconds: seconds(connection.age),
+            is_ending: connection.is_ending,
+            requests_in_flight: Some(connection.in_flight),
+            requests: Some(connection.requests),
+            read_bytes: Some(connection.read_bytes),
+            written_bytes: Some(connection.write_bytes),
+            errors: Some(connection.errors),
+        }
+    }
+
+    /// Disconnects clients (HO-C1). Returns when the connections have ended, and fails with
+    /// `EBUSY` when one has not in time; it ends later, when its last request is answered. The
+    /// client may connect again.
+    pub(crate) async fn disconnect(
+        &self,
+        choice: &ClientChoice,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Disconnected, Failure> {
+        let mut chosen = self.clients();
+        match choice {
+            ClientChoice::Id(id) => chosen.retain(|client| client.id == *id),
+            ClientChoice::Device(name) => {
+                let name = self.dm.get(name)?.info().name;
+                chosen.retain(|client| client.device.as_deref() == Some(&name));
+            }
+        }
+        if let (ClientChoice::Id(id), []) = (choice, chosen.as_slice()) {
+            let text =
+                format!("{id}: no such client: `millpond clients` lists those that there are");
+            return Err(Error::not_found(text).into());
+        }
+        if let Some(file) = chosen.iter().find(|client| client.door == FUSE) {
+            let (id, peer) = (&file.id, &file.peer);
+            let text = format!(
+                "{id}: it is a file that {peer} has open, and only that process can close it; \
+                 nothing was disconnected"
+            );
+            return Err(Failure::new(ErrorKind::NotSupported, text));
+        }
+        for client in &chosen {
+            self.server.disconnect(nbd_id(client));
+            tracing::info!(client = client.id, peer = client.peer, "client is disconnected");
+        }
+        let end = now() + END_TIME;
+        for client in &chosen {
+            while let Some(left) =
+                self.server.connections().into_iter().find(|left| left.id == nbd_id(client))
+            {
+                if now() >= end || !is_wanted() {
+                    let (id, requests) = (&client.id, left.in_flight);
+                    return Err(Failure::new(
+                        ErrorKind::Busy,
+                        format!(
+                            "{id}: {requests} requests in flight have not ended in time; it takes \
+                             no more, and its connection ends after them"
+                        ),
+                    ));
+                }
+                sleep(END_POLL).await;
+            }
+        }
+        Ok(api::Disconnected { clients: chosen.into_iter().map(|client| client.id).collect() })
+    }
+}
+
+fn nbd_id(client: &api::Client) -> u64 {
+    let number = client.id.strip_prefix(NBD).and_then(|number| number.parse().ok());
+    number.expect("made above of the number")
+}

@@ -39,6 +39,7 @@ dpkg-shlibdeps      | dpkg-dev                        | make deb: what the progr
 strip               | binutils                        | make deb: the program without symbols
 chromium            | chromium chromium-browser       | end-to-end tests: pages of HTML
 promtool            | prometheus                      | tests of the alerts for Prometheus
+tmux                | tmux                            | a terminal for the test of top
 '
 
 # Only `make try-deb`.

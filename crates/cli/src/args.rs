@@ -9,6 +9,7 @@ use crate::drain::DrainArgs;
 use crate::recache::{ReplaceCacheArgs, UncacheArgs};
 use crate::save::SaveArgs;
 use crate::show::ShowArgs;
+use crate::top::TopArgs;
 
 /// The verbs that control a daemon.
 #[derive(Debug, Subcommand)]
@@ -39,6 +40,7 @@ pub enum ControlVerb {
     Show(ShowArgs),
     Clients(ClientsArgs),
     Disconnect(DisconnectArgs),
+    Top(TopArgs),
     Flush(FlushArgs),
     Reload(ReloadArgs),
     Save(SaveArgs),
@@ -224,10 +226,17 @@ pub struct MessageArgs {
     /// The device
     pub(crate) name: String,
     /// A sector that the target holds; 0 for a table of one line
+    #[arg(value_parser = sector)]
     pub(crate) sector: u64,
     /// The message
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) words: Vec<String>,
+}
+
+fn sector(text: &str) -> Result<u64, String> {
+    block::value::digits(text).ok_or_else(|| {
+        "a sector number is needed between device and message: 0 for a table of one line".to_owned()
+    })
 }
 
 /// Show the state of each line of the live tables

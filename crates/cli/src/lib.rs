@@ -28,6 +28,7 @@ mod reproduce;
 mod requests;
 mod save;
 mod show;
+mod top;
 mod verbs;
 mod wipe;
 
@@ -59,19 +60,36 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     done.map_err(|f| f.within("recover"))
 }
 
-/// What `millpond help` prints of a target type: arguments, options and attributes; without one,
-/// the list of all. The error for one that is not there has these `verbs` in its hint, too.
-pub fn target_help(target: Option<&str>, verbs: &[String]) -> Result<String, Failure> {
+/// What `millpond help` prints of a target type: arguments, options and attributes; or of an
+/// attribute; without a name the list of all target types. The error for a name that is not there
+/// has these `verbs` in its hint, too.
+pub fn topic_help(topic: Option<&str>, verbs: &[String]) -> Result<String, Failure> {
     let manuals = host::manuals();
-    let Some(name) = target else { return Ok(manual::list(&manuals)) };
-    let found = manuals.iter().find(|manual| manual.name.eq_ignore_ascii_case(name));
-    let found = found.ok_or_else(|| {
+    let Some(name) = topic else { return Ok(manual::list(&manuals)) };
+    if let Some(found) = manuals.iter().find(|manual| manual.name.eq_ignore_ascii_case(name)) {
+        return Ok(manual::page(found));
+    }
+    let tables = host::attribute_tables();
+    manual::attribute_page(name, &tables).ok_or_else(|| {
         let targets = manuals.iter().map(|manual| manual.name);
-        let names: Vec<&str> = targets.chain(verbs.iter().map(String::as_str)).collect();
-        let hint = block::name_hint(name, &names);
-        Failure::new(ErrorKind::NotFound, format!("help: no verb or target type `{name}`: {hint}"))
-    })?;
-    Ok(manual::page(found))
+        let attributes = tables.iter().flat_map(|(_, specs)| specs).map(|spec| spec.name);
+        let verbs = verbs.iter().map(String::as_str);
+        let mut names: Vec<&str> = verbs.chain(targets).chain(attributes).collect();
+        names.dedup();
+        let hint = match block::name_hint(name, &names) {
+            hint if hint.starts_with("did you mean") => hint,
+            _ => "`millpond --help` lists the verbs, `millpond help` the target types, and \
+                  `millpond help TARGET` its attributes"
+                .to_owned(),
+        };
+        let message = format!("help: no verb, target type or attribute `{name}`: {hint}");
+        Failure::new(ErrorKind::NotFound, message)
+    })
+}
+
+/// What `millpond help` prints of an attribute, if there is one of this name.
+pub fn attribute_help(name: &str) -> Option<String> {
+    manual::attribute_page(name, &host::attribute_tables())
 }
 
 /// `millpond wipe`. Returns the exit code.

@@ -221,6 +221,19 @@ impl Summary {
         self.figures.get(name).copied()
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+    pub(crate) fn state(&self) -> &'static str {
+        self.state
+    }
+    pub(crate) fn clients(&self) -> usize {
+        self.clients
+    }
+
     /// The dirty share of the cache, or of the memory that a page cache may use.
     pub(crate) fn dirty_percent(&self) -> Option<u64> {
         let dirty = self.figure("dirty_bytes")?;
@@ -235,6 +248,13 @@ impl Summary {
             Some(part) => format!("{dirty} ({part} %)"),
             None => dirty,
         }
+    }
+
+    /// One without targets.
+    #[cfg(test)]
+    pub(crate) fn for_tests(name: &str, size_bytes: u64, clients: usize) -> Summary {
+        let name = name.to_owned();
+        Summary { name, size_bytes, state: "active", clients, ..Summary::default() }
     }
 
     /// `2 clients, 1 table`.

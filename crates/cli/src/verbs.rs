@@ -26,6 +26,7 @@ use crate::recache::{replace_cache, uncache};
 use crate::requests::{self, Lines, Removal};
 use crate::save::save;
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
+use crate::top::run as top;
 
 type Done = Result<(), Failure>;
 
@@ -71,6 +72,7 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
             let of = a.device.clone().unwrap_or_else(|| a.clients.join(" "));
             within(format!("disconnect {of}"), disconnect(client, &a).await)
         }
+        ControlVerb::Top(a) => within("top", top(client, &a).await),
         ControlVerb::Flush(a) => {
             each("flush", &a.names, async |n| requests::flush(client, n).await).await
         }

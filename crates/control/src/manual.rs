@@ -30,6 +30,42 @@ pub fn list(manuals: &[&Manual]) -> String {
     manuals.iter().map(line).collect()
 }
 
+/// What is known of the attribute or option of this name, in each of the tables that have it; none
+/// when none has.
+pub fn attribute_page(name: &str, tables: &[(&str, Vec<&'static Spec>)]) -> Option<String> {
+    let mut pages = Vec::new();
+    for (owner, specs) in tables {
+        for spec in specs.iter().filter(|spec| spec.name.eq_ignore_ascii_case(name)) {
+            pages.push(of_owner(owner, spec));
+        }
+    }
+    (!pages.is_empty()).then(|| pages.join("\n"))
+}
+
+fn of_owner(owner: &str, spec: &Spec) -> String {
+    let option = match spec.form {
+        OptionForm::Never => "no",
+        OptionForm::Name => "yes, the name alone",
+        OptionForm::Value => "yes, the name and a value",
+    };
+    let live = match spec.access {
+        Access::Read | Access::ReadMany => "no: it can only be read",
+        Access::ReadWrite => "yes: `millpond set`",
+        Access::Write if spec.progress.is_some() => {
+            "it is a command that may take long: `millpond set` runs it"
+        }
+        Access::Write => "it is a command: `millpond set` runs it",
+    };
+    let mut lines = vec![("values", values(spec))];
+    if !spec.default.is_empty() {
+        lines.push(("default", spec.default.to_owned()));
+    }
+    lines.push(("set while in use", live.to_owned()));
+    lines.push(("in a table line", option.to_owned()));
+    let lines = lines.into_iter().map(|(label, text)| format!("  {label:<18}{text}\n"));
+    format!("{} of {owner}: {}\n{}", spec.name, spec.help, lines.collect::<String>())
+}
+
 fn rights(access: Access) -> &'static str {
     match access {
         Access::Read | Access::ReadMany => "read-only",
@@ -53,7 +89,12 @@ fn option(spec: &Spec) -> String {
 }
 
 fn attribute(spec: &Spec) -> String {
-    let values = match spec.kind {
+    let values = values(spec);
+    format!("  {}\n      {}\n      {values}; {}\n", spec.name, spec.help, rights(spec.access))
+}
+
+fn values(spec: &Spec) -> String {
+    match spec.kind {
         Kind::Number { unit: "", .. } if !spec.access.writes() => "a number".to_owned(),
         Kind::Number { unit, .. } if !spec.access.writes() => unit.to_owned(),
         Kind::Flag => "0 or 1".to_owned(),
@@ -63,8 +104,7 @@ fn attribute(spec: &Spec) -> String {
         | Kind::Seconds { .. }
         | Kind::Choice(_)
         | Kind::Text(_) => allowed(spec),
-    };
-    format!("  {}\n      {}\n      {values}; {}\n", spec.name, spec.help, rights(spec.access))
+    }
 }
 
 /// The allowed values, as the error prints them.
@@ -84,6 +124,26 @@ mod tests {
     static LAZY: Spec = Spec::new("lazy", Kind::Flag, "nothing is done").option(OptionForm::Name);
     static DONE: Spec =
         Spec::new("done", Kind::Number { min: 0, max: u64::MAX, unit: "writes" }, "writes so far");
+
+    #[test]
+    fn an_attribute_is_described_for_each_that_has_it() {
+        let tables = [("engine", vec![&JOBS, &LAZY]), ("leaves", vec![&DONE, &JOBS])];
+        let of = |owner: &str| {
+            format!(
+                "jobs of {owner}: writes at once\n  \
+                 values            a number from 1 to 9 writes\n  \
+                 default           2\n  \
+                 set while in use  yes: `millpond set`\n  \
+                 in a table line   yes, the name and a value\n"
+            )
+        };
+        let page = attribute_page("Jobs", &tables).unwrap();
+        assert_eq!(page, format!("{}\n{}", of("engine"), of("leaves")));
+        let done = attribute_page("done", &tables).unwrap();
+        assert!(done.contains("  set while in use  no: it can only be read\n"), "{done}");
+        assert!(!done.contains("default"), "{done}");
+        assert_eq!(attribute_page("jobz", &tables), None);
+    }
 
     #[test]
     fn a_page_has_arguments_options_and_attributes() {

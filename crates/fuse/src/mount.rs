@@ -264,7 +264,7 @@ fn unmount(dir: &Path, how: UnmountMode) -> io::Result<()> {
 /// An I/O error of the control path, with our kind if there is one.
 pub(crate) fn refused(e: &io::Error, what: impl std::fmt::Display) -> Error {
     let kind = ErrorKind::of_io(e.kind());
-    Error::new(kind, format!("{what}: {e}"))
+    Error::new(kind, format!("{what}: {}", block::without_errno(e)))
 }
 
 #[cfg(test)]

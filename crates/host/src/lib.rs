@@ -70,6 +70,6 @@ pub use run_command::{RunArgs, run as run_command};
 pub use rundir::RunDir;
 pub use secondary::{CorePool, DeviceHandle, Lease, Owner, Replica, SecondaryCore};
 pub use table_args::{TableArgs, current_dir, read_stdin, read_table};
-pub use targets::{manuals, register_targets};
+pub use targets::{attribute_tables, manuals, register_targets};
 pub use units::time as parse_time;
 pub use worker_threads::{CORES_MAX, WorkerThreads};

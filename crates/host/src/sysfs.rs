@@ -101,6 +101,22 @@ static OF_MAPPED: [Attr<MappedDevice>; 4] = [
 static OF_LEAVES: [Attr<Rc<dyn Leaf>>; 1] =
     [text("stat", "17 numbers", "requests and sectors so far", |leaf| stat(&**leaf).into())];
 
+/// The attributes that do not belong to a target type, by those who have them.
+pub(crate) fn tables() -> Vec<(&'static str, Vec<&'static Spec>)> {
+    let mut of_leaves = Wbt::attributes();
+    of_leaves.extend(attr::specs(&OF_LEAVES));
+    let mut of_files = attr::specs(&OF_LIMITS);
+    of_files.extend(attr::specs(&OF_ALL));
+    of_files.extend(attr::specs(&OF_MAPPED));
+    let mut of_mapped = dm::attributes_of_all();
+    of_mapped.extend(dm::attributes_of_tables());
+    vec![
+        ("mapped devices", of_mapped),
+        ("leaves", of_leaves),
+        ("devices as files (FUSE), and leaves", of_files),
+    ]
+}
+
 /// All attributes of a device, by path.
 pub(crate) fn attributes(dm: &Dm, exported: &ExportedDevice) -> Vec<&'static Spec> {
     // Of one path the first counts: a target's goes before ours.

@@ -5,7 +5,7 @@
 //! `dm` checks that no two of them use the same sectors (`dm::overlap`).
 use std::rc::Rc;
 
-use block::attr::Manual;
+use block::attr::{Manual, Spec};
 use block::value::digits;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Sector, Target};
 use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
@@ -90,6 +90,12 @@ pub fn manuals() -> Vec<&'static Manual> {
     let mut all: Vec<_> = built_in.chain(ENGINES.iter().map(|kind| kind.manual)).collect();
     all.sort_by_key(|manual| manual.name);
     all
+}
+
+/// The tables of all attributes, each with those that have them: target types first.
+pub fn attribute_tables() -> Vec<(&'static str, Vec<&'static Spec>)> {
+    let of_targets = manuals().into_iter().map(|manual| (manual.name, (manual.specs)()));
+    of_targets.chain(crate::sysfs::tables()).collect()
 }
 
 /// Registers the engines' target types, for a device mapper that makes devices by tables only.

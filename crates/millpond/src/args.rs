@@ -12,6 +12,7 @@ use loadgen::BenchArgs;
 ///
 /// `millpond daemon` builds block devices out of device-mapper tables, keeps their data safe, and
 /// serves them over NBD. The other verbs steer it; they are dmsetup's, with the same output.
+/// `millpond help NAME` describes a verb, a target type or an attribute.
 #[derive(Debug, Parser)]
 #[command(
     name = "millpond",
@@ -65,19 +66,21 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Describe a verb or a target type, or list the target types
+/// Describe a verb, a target type or an attribute, or list the target types
 ///
 /// A verb's text is that of its --help. A target type's has the form of its table line, its options
-/// with ranges and defaults, and its attributes.
+/// with ranges and defaults, and its attributes. An attribute's has its values, its default, who
+/// has it, and whether it can be set while the device is in use.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond help
   millpond help create
-  millpond help writecache")]
+  millpond help writecache
+  millpond help high_watermark")]
 pub(crate) struct HelpArgs {
-    /// The verb, or the target type; all target types when left out
-    #[arg(value_name = "VERB|TARGET")]
+    /// The verb, the target type or the attribute; all target types when left out
+    #[arg(value_name = "VERB|TARGET|ATTRIBUTE")]
     pub(crate) topic: Option<String>,
 }
 

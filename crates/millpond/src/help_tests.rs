@@ -56,13 +56,31 @@ fn help_of_every_target_type_is_pinned() {
     let verbs: Vec<String> = verbs.collect();
     for name in host::manuals().iter().map(|manual| manual.name) {
         assert!(!verbs.iter().any(|verb| verb == name), "{name} is a verb and a target type");
-        let help = cli::target_help(Some(name), &verbs).unwrap();
+        let help = cli::topic_help(Some(name), &verbs).unwrap();
         pin(&root().join(format!("crates/millpond/tests/help/target-{name}.txt")), help.as_bytes());
     }
-    let list = cli::target_help(None, &verbs).unwrap();
+    let list = cli::topic_help(None, &verbs).unwrap();
     pin(&root().join("crates/millpond/tests/help/targets.txt"), list.as_bytes());
-    let refusal = cli::target_help(Some("writecahce"), &verbs).unwrap_err().to_string();
-    assert!(refusal.contains("did you mean `writecache`?"), "{refusal}");
+    for (wrong, right) in [("writecahce", "writecache"), ("hgih_watermark", "high_watermark")] {
+        let refusal = cli::topic_help(Some(wrong), &verbs).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("did you mean `{right}`?")), "{refusal}");
+    }
+}
+
+#[test]
+fn help_of_attributes_is_pinned() {
+    let verbs: Vec<String> = Vec::new();
+    for name in ["high_watermark", "dirty_blocks", "drain", "stat", "disksize"] {
+        let help = cli::topic_help(Some(name), &verbs).unwrap();
+        let file = format!("crates/millpond/tests/help/attribute-{name}.txt");
+        pin(&root().join(file), help.as_bytes());
+    }
+    for (owner, specs) in host::attribute_tables() {
+        for spec in specs {
+            let help = cli::attribute_help(spec.name).unwrap();
+            assert!(help.contains(&format!("{} of {owner}: ", spec.name)), "{help}");
+        }
+    }
 }
 
 /// A man page: clap's sections, and what follows the help as sections of its own.

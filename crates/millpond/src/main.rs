@@ -100,7 +100,8 @@ fn run_daemon(args: DaemonArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     done.map_err(|f| f.within("daemon"))
 }
 
-/// Prints what a verb or a target type is; without one, the target types. Returns the exit code.
+/// Prints what a verb, a target type or an attribute is; without one, the target types. Returns the
+/// exit code.
 fn help(topic: Option<&str>) -> Result<u8, Failure> {
     let mut program = Cli::command();
     program.build();
@@ -109,7 +110,13 @@ fn help(topic: Option<&str>) -> Result<u8, Failure> {
     let verb = topic.and_then(|name| program.find_subcommand_mut(name));
     let text = match verb {
         Some(verb) => verb.render_long_help().to_string(),
-        None => cli::target_help(topic, &verbs)?,
+        None => cli::topic_help(topic, &verbs)?,
+    };
+    // `drain` is a verb and an attribute, `error` a target type and an attribute.
+    let attribute = topic.and_then(cli::attribute_help).filter(|page| *page != text);
+    let text = match attribute {
+        Some(attribute) => format!("{text}\nThe attribute of this name:\n\n{attribute}"),
+        None => text,
     };
     print(&text).map(|()| EXIT_DONE)
 }

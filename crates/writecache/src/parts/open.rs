@@ -178,9 +178,10 @@ async fn create(
     let of = config.parts.expect("no parts were found, so they were asked for");
     if origin.limits().rotational {
         return Err(Error::invalid(format!(
-            "Invalid optional argument: parts {of}: origin {} moves a head (its queue says \
-             rotational), which the sweeps of several parts would take from each other: a cache in \
-             one part is allowed",
+            "Invalid optional argument: parts {of}: origin {} is a rotating disk: each part writes \
+             back in ascending order on its own, and the head would go back and forth between \
+             them; leave `parts` out, or, if the disk does not rotate (a virtual one may claim \
+             to), first set its queue/rotational to 0 in /sys/block",
             config.origin
         )));
     }

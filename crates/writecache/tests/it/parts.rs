@@ -363,7 +363,12 @@ fn too_small_a_device_and_an_origin_that_rotates_are_refused() {
     let ssd = fixture.origin;
     fixture.origin = fixture.world.borrow_mut().add_disk(DiskSpec { rotational: true, ..spec });
     let said = fixture.refusal();
-    assert!(said.contains("parts 2") && said.contains("moves a head"), "{said}");
+    assert!(
+        said.contains("parts 2")
+            && said.contains("is a rotating disk: each part")
+            && said.contains("leave `parts` out"),
+        "{said}"
+    );
     assert!(fixture.image().iter().all(|&byte| byte == 0), "nothing was changed");
     // A cache that is divided is never locked in.
     let hdd = std::mem::replace(&mut fixture.origin, ssd);

@@ -163,7 +163,7 @@ fn killed(verb: &[&str], caches: [&str; 2]) {
         let mut command = Command::new(MILLPOND);
         command.arg("--run-dir").arg(daemon.run_dir()).args(verb).current_dir(daemon.dir.path());
         let mut verb = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(8 * u64::from(round)));
+        std::thread::sleep(Duration::from_millis(25 * u64::from(round)));
         daemon.signal("-KILL");
         let (_, _, left) = daemon.wait();
         ended += u32::from(verb.wait().unwrap().success());

@@ -2,6 +2,7 @@
 //! The listener of `--metrics`: what it shows, what it refuses, and that nobody can hold it.
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::common::{Daemon, sh};
@@ -17,6 +18,12 @@ fn curl(daemon: &Daemon, path: &str, options: &[&str]) -> (String, String) {
     let out = sh("curl", &args).out;
     let (body, status) = out.rsplit_once('\n').unwrap();
     (status.into(), body.into())
+}
+
+/// The same, once no snapshot of before is shown any more.
+fn curl_later(daemon: &Daemon, path: &str) -> (String, String) {
+    assert_eq!(sh("sleep", &["0.15"]).code, Some(0));
+    curl(daemon, path, &[])
 }
 
 fn address(daemon: &Daemon) -> &str {
@@ -97,6 +104,38 @@ fn a_leaf_on_a_file_has_times_of_its_own() {
     }
 }
 
+/// The map of dirty data of a device.
+fn dirty_map(daemon: &Daemon, name: &str) -> Vec<u64> {
+    let (_, text) = curl_later(daemon, "/status.json");
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let devices = status["devices"].as_array().unwrap();
+    let device = devices.iter().find(|device| device["name"] == name).unwrap();
+    let cells = device["dirty_map"].as_array().unwrap().iter();
+    cells.map(|cell| cell.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn the_map_shows_where_dirty_data_lie() {
+    let daemon = Daemon::start_with(&[LISTEN[0], LISTEN[1], "--cores", "2"]);
+    daemon.create("wc", "0 8192 writecache s mem:4M mem:8M 4096 0");
+    daemon.create("parts", "0 131072 writecache s mem:64M mem:65M 4096 2 parts 2");
+    daemon.create("buf", "0 8192 buffered mem:5M");
+    for (name, size) in [("wc", 4 << 20), ("parts", 64 << 20), ("buf", 4 << 20)] {
+        let cell: u64 = size / 64;
+        // nbdcopy sends no flush, after which a page cache has nothing dirty, and no holes.
+        let image = daemon.file(&format!("{name}.img"), size >> 20);
+        let file = std::fs::File::options().write(true).open(&image).unwrap();
+        for at in [0, 40 * cell] {
+            file.write_all_at(&vec![7; 65_536], at).unwrap();
+        }
+        sh("nbdcopy", &["--destination-is-zero", &image, &daemon.uri(name)]).ok();
+        let map = dirty_map(&daemon, name);
+        let dirty: Vec<usize> = (0..map.len()).filter(|nth| map[*nth] > 0).collect();
+        assert_eq!((map.len(), dirty.as_slice()), (64, &[0, 40][..]), "{name}: {map:?}");
+        assert_eq!((map[0], map[40]), (65_536, 65_536), "{name}");
+    }
+}
+
 #[test]
 fn nothing_can_be_changed_by_the_listener_of_metrics() {
     let daemon = Daemon::start_with(&LISTEN);
@@ -129,12 +168,12 @@ fn health_is_503_with_reasons_while_the_origin_fails() {
     daemon.create("slow", "0 2048 linear mem:1M 0");
     daemon.create("wc", "0 2048 writecache s slow mem:2M 4096 0");
     assert_eq!(daemon.qemu_io("wc", &["write 0 64k", "flush"]).code, Some(0));
-    assert_eq!(curl(&daemon, "/healthz", &[]).0, "200");
+    assert_eq!(curl_later(&daemon, "/healthz").0, "200");
     daemon.cli(&["load", "slow", "--table", "0 2048 error"]).ok();
     daemon.cli(&["suspend", "slow"]).ok();
     daemon.cli(&["resume", "slow"]).ok();
     assert_ne!(daemon.cli(&["message", "wc", "0", "flush"]).code, Some(0));
-    let (status, text) = curl(&daemon, "/healthz", &[]);
+    let (status, text) = curl_later(&daemon, "/healthz");
     assert_eq!(status, "503", "{text}");
     assert!(text.starts_with("wc: the origin refuses 16 dirty blocks"), "{text}");
 }

@@ -97,6 +97,7 @@ fn talk(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                 assert!(n <= end - start);
                 return (out, true);
             }
+            Step::StartTls(_) => unreachable!("not at an address without TLS"),
             Step::End => return (out, false),
         }
     }

@@ -32,8 +32,8 @@ impl Addr {
         let addr = found.next().ok_or_else(|| invalid("no such host"))?;
         if !allow_remote && !addr.ip().is_loopback() {
             let message = format!(
-                "{option} {text}: {} is not loopback, and there is neither encryption nor a \
-                 password; --allow-remote allows it all the same",
+                "{option} {text}: {} is not loopback, and clients need neither a certificate \
+                 nor a password; --allow-remote allows it all the same",
                 addr.ip()
             );
             return Err(Failure::new(ErrorKind::Denied, message));

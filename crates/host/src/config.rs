@@ -16,6 +16,10 @@ pub struct ServeArgs {
     /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub(crate) nbd: Vec<String>,
+    /// Directory of certificates for NBD over TLS (server-cert.pem, server-key.pem), which all TCP
+    /// clients must use then. With a ca-cert.pem they need a certificate that it has signed
+    #[arg(long, value_name = "DIR")]
+    pub(crate) nbd_tls_certs: Option<PathBuf>,
     /// Serve the control API here too: `unix:PATH` or `HOST:PORT`. Any program that can connect to
     /// a TCP port controls the daemon
     #[arg(long, value_name = "ADDR")]
@@ -28,7 +32,8 @@ pub struct ServeArgs {
     /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
     #[arg(long, value_name = "DIR")]
     pub(crate) fuse: Option<PathBuf>,
-    /// Let TCP addresses be other than loopback. There is no encryption and no password
+    /// Let TCP addresses be other than loopback. There is no password, and encryption only with
+    /// --nbd-tls-certs. Not needed for NBD where clients must have a certificate
     #[arg(long)]
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
@@ -97,6 +102,7 @@ pub(crate) struct DeviceConfig {
 struct File {
     #[serde(default)]
     nbd: Vec<String>,
+    nbd_tls_certs: Option<PathBuf>,
     http: Option<String>,
     metrics: Option<String>,
     fuse: Option<PathBuf>,
@@ -150,6 +156,7 @@ impl Config {
         let file = self.serve;
         self.serve = ServeArgs {
             nbd: if given.nbd.is_empty() { file.nbd } else { given.nbd },
+            nbd_tls_certs: given.nbd_tls_certs.or(file.nbd_tls_certs),
             http: given.http.or(file.http),
             metrics: given.metrics.or(file.metrics),
             fuse: given.fuse.or(file.fuse),
@@ -213,9 +220,10 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
     }
     let serve = ServeArgs {
         nbd: file.nbd,
+        // As paths in tables: relative to the file.
+        nbd_tls_certs: file.nbd_tls_certs.map(|dir| base.join(dir)),
         http: file.http,
         metrics: file.metrics,
-        // As paths in tables: relative to the file.
         fuse: file.fuse.map(|dir| base.join(dir)),
         allow_remote: file.allow_remote,
         cores: file.cores,

@@ -30,7 +30,7 @@ use crate::daemon::shutdown_time;
 use crate::engine::Engine;
 use crate::leaf_word::{LeafWord, OwnMount, file_error, parse};
 use crate::socket_access::socket_access;
-use crate::{memory, targets};
+use crate::{memory, targets, tls};
 
 /// Returns all that is wrong with a configuration, in the order of the file.
 ///
@@ -39,10 +39,17 @@ use crate::{memory, targets};
 pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
     let Config { serve, devices, .. } = config;
     let mut found = Vec::new();
-    let addresses = serve.nbd.iter().map(|text| ("--nbd", text));
-    let addresses = addresses.chain(serve.http.iter().map(|text| ("--http", text)));
-    for (option, text) in addresses.chain(serve.metrics.iter().map(|text| ("--metrics", text))) {
-        found.extend(Addr::parse(option, text, serve.allow_remote).err());
+    let certificates = serve.nbd_tls_certs.as_deref().map(tls::server_option).transpose();
+    let certificates = certificates.unwrap_or_else(|failure| {
+        found.push(failure);
+        None
+    });
+    let nbd_remote = serve.allow_remote || tls::protects(certificates.as_ref());
+    let addresses = serve.nbd.iter().map(|text| ("--nbd", text, nbd_remote));
+    let http = serve.http.iter().map(|text| ("--http", text, serve.allow_remote));
+    let metrics = serve.metrics.iter().map(|text| ("--metrics", text, serve.allow_remote));
+    for (option, text, allow_remote) in addresses.chain(http).chain(metrics) {
+        found.extend(Addr::parse(option, text, allow_remote).err());
     }
     found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());
     found.extend(socket_access(&serve).err());

@@ -30,11 +30,12 @@ use crate::io_failure::io_failure;
 use crate::memory;
 use crate::observe::{self, Monitor};
 use crate::output::print;
-use crate::reload::ConfigFile;
+use crate::reload::{Certificates, ConfigFile};
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
 use crate::socket_access::socket_access;
+use crate::tls;
 use crate::units::time;
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
@@ -78,9 +79,11 @@ impl Daemon {
     pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
         let Config { file, serve: options, devices } = config;
         let given = options.clone();
+        let certificates = options.nbd_tls_certs.as_deref().map(tls::server_option).transpose()?;
         let mut nbd = vec![Addr::Unix(run_dir.nbd())];
         for text in &options.nbd {
-            nbd.push(Addr::parse("--nbd", text, options.allow_remote)?);
+            let allowed = options.allow_remote || tls::protects(certificates.as_ref());
+            nbd.push(Addr::parse("--nbd", text, allowed)?);
         }
         let mut http = vec![Addr::Unix(run_dir.control())];
         if let Some(text) = &options.http {
@@ -119,7 +122,8 @@ impl Daemon {
             nbd: nbd.iter().map(Addr::to_string).collect(),
             default_export: options.default_export,
         };
-        let config = ConfigFile::new(file, created);
+        let reloaded = Certificates::new(options.nbd_tls_certs, certificates.as_ref());
+        let config = ConfigFile::new(file, created, reloaded);
         let stop = Notify::new();
         let state =
             Arc::new(State { core, version, config, options: given, stop, closing: closed });
@@ -131,7 +135,7 @@ impl Daemon {
             let monitor = Monitor::start(state.core.clone());
             tokio::spawn(observe::serve(listener, monitor, state.closing.clone()));
         }
-        state.core.call(async move |e: Rc<Engine>| e.serve(&files)).await?;
+        state.core.call(async move |e: Rc<Engine>| e.serve(&files, certificates.as_ref())).await?;
         let run_dir = run_dir.clone();
         Ok(Daemon {
             run_dir,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
-use nbd::{Options, Peer, Server};
+use nbd::{Options, Peer, Server, TlsServer};
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use uring::{Files, RemoteEnd, SocketAccess};
 
@@ -33,6 +33,7 @@ use crate::leaves::Leaves;
 use crate::retry::{START_RETRY_TIME, retry_while_busy};
 use crate::secondary::{CorePool, Owner};
 use crate::targets;
+use crate::tls::{self, ServerCertificates};
 use crate::zram_factory::ZramFactory;
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
@@ -61,6 +62,8 @@ pub(crate) struct Engine {
     /// Makes compressed RAM disks without a table.
     zram: ZramFactory,
     files: Files,
+    /// TLS of the server, if it has any.
+    tls: RefCell<Option<Rc<TlsServer>>>,
     ended: Cell<bool>,
 }
 
@@ -82,7 +85,8 @@ impl Engine {
         let defaults = Options::default();
         let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
         let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
-        Engine { dm, leaves, server, owner, claims, zram, files, ended: Cell::new(false) }
+        let (tls, ended) = (RefCell::default(), Cell::new(false));
+        Engine { dm, leaves, server, owner, claims, zram, files, tls, ended }
     }
 
     /// The other end of a socket of the NBD server.
@@ -130,9 +134,28 @@ impl Engine {
     }
 
     /// Serves NBD to clients that connect.
-    pub(crate) fn serve(&self, listeners: &[(FileId, Peer)]) {
+    /// With certificates, clients of the network must use TLS.
+    pub(crate) fn serve(
+        &self,
+        listeners: &[(FileId, Peer)],
+        certificates: Option<&ServerCertificates>,
+    ) {
+        let tls = certificates.map(|all| Rc::new(tls::listener(all, self.files.clone())));
         for (listener, peer) in listeners {
-            self.server.serve(*listener, *peer);
+            match (&tls, peer) {
+                (Some(tls), Peer::Network) => {
+                    self.server.serve_tls(*listener, *peer, tls.clone());
+                }
+                (_, Peer::Local | Peer::Network) => self.server.serve(*listener, *peer),
+            }
+        }
+        self.tls.replace(tls);
+    }
+
+    /// Other certificates for connections that come from now on.
+    pub(crate) fn set_certificates(&self, certificates: &ServerCertificates) {
+        if let Some(tls) = &*self.tls.borrow() {
+            tls.set_config(certificates.config.clone());
         }
     }
 

@@ -52,6 +52,7 @@ mod socket_access;
 mod sysfs;
 mod table_args;
 mod targets;
+mod tls;
 mod units;
 mod worker_threads;
 mod zram_factory;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`: exports of other servers as
-//! leaves. The addresses are those of the NBD URI specification (`doc/uri.md` of
-//! github.com/NetworkBlockDevice/nbd), with `timeout`, `silence` and `fence` in the query besides.
+//! `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`, and with TLS `nbds` in place of
+//! `nbd`: exports of other servers as leaves. The addresses are those of the NBD URI specification
+//! (`doc/uri.md` of github.com/NetworkBlockDevice/nbd), with `timeout`, `silence` and `fence` in
+//! the query besides.
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -9,8 +10,10 @@ use block::{BlockDevice, Error, LocalFuture, Nanos};
 use fluent_uri::Uri;
 use fluent_uri::pct_enc::encoder::{Data, Query};
 use fluent_uri::pct_enc::{EStr, EString, Encoder};
+use nbd::TlsClient;
 use nbd::client::{Client, Connect, LinkEvent, Options};
 use reactor::FileId;
+use rustls::pki_types::ServerName;
 use uring::{Files, Peer};
 
 use crate::units::time;
@@ -19,7 +22,10 @@ use crate::units::time;
 const PORT: u16 = 10_809;
 const ALLOWED: &str = "nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are allowed, \
                        with timeout=TIME, silence=TIME and fence=TIME in the query \
-                       (?timeout=30s&fence=60s)";
+                       (?timeout=30s&fence=60s); with TLS they begin with nbds and have \
+                       tls-certificates=DIR and perhaps tls-hostname=NAME";
+/// The name in the certificate of a server that is reached by a Unix socket, unless one is given.
+const LOCAL_NAME: &str = "localhost";
 
 /// Least `silence`: a server that is silent for less has a slow link or is busy, and is not gone.
 const SILENCE_MIN: Nanos = Nanos::from_secs(1);
@@ -30,6 +36,36 @@ pub struct NbdUri {
     pub(crate) peer: Peer,
     pub(crate) export: String,
     pub(crate) options: Options,
+    /// None without TLS.
+    tls: Option<Tls>,
+}
+
+/// TLS as an address asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tls {
+    certificates: PathBuf,
+    hostname: ServerName<'static>,
+}
+
+impl Tls {
+    fn new(
+        certificates: Option<PathBuf>,
+        hostname: Option<String>,
+        peer: &Peer,
+    ) -> Result<Tls, Error> {
+        let certificates =
+            certificates.ok_or_else(|| invalid("nbds needs tls-certificates=DIR"))?;
+        if !certificates.is_absolute() {
+            return Err(invalid("the path of tls-certificates must begin with a slash"));
+        }
+        let host = match peer {
+            Peer::Tcp(host, _) => host,
+            Peer::Unix(_) => LOCAL_NAME,
+        };
+        let hostname = ServerName::try_from(hostname.unwrap_or_else(|| host.to_owned()));
+        let hostname = hostname.map_err(|e| invalid(&format!("the name of the server: {e}")))?;
+        Ok(Tls { certificates, hostname })
+    }
 }
 
 /// Whether a table's word is an address of NBD, good or bad.
@@ -61,6 +97,7 @@ impl NbdUri {
     pub fn parse(word: &str) -> Result<NbdUri, Error> {
         let uri = Uri::parse(word).map_err(|e| invalid(&format!("no URI: {e}")))?;
         let (mut socket, mut options) = (None, Options::default());
+        let (mut certificates, mut hostname) = (None, None);
         for part in uri.query().into_iter().flat_map(|query| query.split('&')) {
             if part.is_empty() {
                 continue;
@@ -70,6 +107,8 @@ impl NbdUri {
             let a_time = || time(&value).map_err(|e| invalid(&format!("{}: {e}", part.as_str())));
             match key.as_str() {
                 "socket" => socket = Some(PathBuf::from(value)),
+                "tls-certificates" => certificates = Some(PathBuf::from(value)),
+                "tls-hostname" => hostname = Some(value),
                 "timeout" => options.timeout = a_time()?,
                 "silence" if a_time()? < SILENCE_MIN => {
                     return Err(invalid(&format!("{}: 1s is the least", part.as_str())));
@@ -83,9 +122,13 @@ impl NbdUri {
             return Err(invalid("nothing may follow a #"));
         }
         let scheme = uri.scheme().as_str().to_ascii_lowercase();
+        let (scheme, wants_tls) = match scheme.strip_prefix("nbds") {
+            Some(rest) => (format!("nbd{rest}"), true),
+            None => (scheme, false),
+        };
         let authority = uri.authority();
         if authority.is_some_and(|a| a.has_userinfo()) {
-            return Err(invalid("a user before an @ is not supported, nor is TLS"));
+            return Err(invalid("a user before an @ is not supported"));
         }
         let peer = match (&*scheme, socket) {
             ("nbd+unix", Some(socket)) => {
@@ -107,21 +150,37 @@ impl NbdUri {
                 let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
                 Peer::Tcp(bare.unwrap_or(host).to_owned(), port.unwrap_or(PORT))
             }
-            _ => return Err(invalid("TLS is not supported")),
+            _ => return Err(invalid("no such scheme")),
+        };
+        let tls = match wants_tls {
+            true => Some(Tls::new(certificates, hostname, &peer)?),
+            false if certificates.is_some() || hostname.is_some() => {
+                return Err(invalid("TLS belongs to nbds"));
+            }
+            false => None,
         };
         let path = decoded(uri.path())?;
         let export = path.strip_prefix('/').unwrap_or(&path).to_owned();
-        Ok(NbdUri { peer, export, options })
+        Ok(NbdUri { peer, export, options, tls })
     }
 
     /// The same for two words that mean the same export, whatever their time limits.
     pub(crate) fn canonical(&self) -> String {
-        format!("nbd {} {:?}", self.peer, self.export)
+        let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
+        format!("{scheme} {} {:?}", self.peer, self.export)
     }
 
     /// Connects.
     pub async fn open(self, word: String, files: Files) -> Result<Client, Error> {
-        let NbdUri { peer, export, options } = self;
+        let NbdUri { peer, export, options, tls } = self;
+        let tls = match tls {
+            None => None,
+            Some(Tls { certificates, hostname: name }) => {
+                let what = certificates.display().to_string();
+                let config = files.away(&what, move || crate::tls::client(&certificates)).await?;
+                Some(TlsClient { config, name })
+            }
+        };
         let name = word.clone();
         let log = move |event: &LinkEvent| match event {
             LinkEvent::Reconnected => tracing::info!(device = name, "{event}"),
@@ -131,7 +190,8 @@ impl NbdUri {
             LinkEvent::Failed(_) => tracing::error!(device = name, "{event}"),
         };
         let client =
-            Client::open(word, &export, Rc::new(Connector { peer, files }), options, log).await?;
+            Client::open(word, &export, Rc::new(Connector { peer, files, tls }), options, log)
+                .await?;
         if client.is_read_only() {
             tracing::warn!(device = client.name(), "the export is read-only: writes will fail");
         }
@@ -162,6 +222,7 @@ fn no_such(key: &str) -> Error {
 struct Connector {
     peer: Peer,
     files: Files,
+    tls: Option<TlsClient>,
 }
 
 impl Connect for Connector {
@@ -172,6 +233,10 @@ impl Connect for Connector {
 
     fn peer(&self) -> String {
         self.peer.to_string()
+    }
+
+    fn tls(&self) -> Option<TlsClient> {
+        self.tls.clone()
     }
 }
 
@@ -207,7 +272,8 @@ mod tests {
             assert!(is_nbd(word));
             let uri = NbdUri::parse(word).unwrap_or_else(|e| panic!("{word}: {e}"));
             let options = Options::default();
-            assert_eq!(uri, NbdUri { peer, export: export.into(), options }, "{word}");
+            let plain = NbdUri { peer, export: export.into(), options, tls: None };
+            assert_eq!(uri, plain, "{word}");
         }
     }
 
@@ -223,6 +289,22 @@ mod tests {
         assert_eq!(patient.options.fence, Some(Nanos::from_secs(90)));
         assert_eq!(plain.canonical(), patient.canonical());
         assert_ne!(plain.canonical(), NbdUri::parse("nbd://h/y").unwrap().canonical());
+    }
+
+    #[test]
+    fn tls_is_another_export_with_a_name_to_verify() {
+        for (word, name) in [
+            ("nbds://h/x?tls-certificates=/c", "h"),
+            ("nbds://[::1]/x?tls-certificates=/c", "::1"),
+            ("nbds://h/x?tls-certificates=/c&tls-hostname=other", "other"),
+            ("nbds+unix:///x?socket=/s&tls-certificates=/c", "localhost"),
+        ] {
+            let uri = NbdUri::parse(word).unwrap_or_else(|e| panic!("{word}: {e}"));
+            let tls = uri.tls.clone().unwrap();
+            assert_eq!((&*tls.hostname.to_str(), &*tls.certificates), (name, Path::new("/c")));
+            let plain = NbdUri { tls: None, ..uri.clone() };
+            assert_ne!(uri.canonical(), plain.canonical());
+        }
     }
 
     #[test]
@@ -257,7 +339,10 @@ mod tests {
             ("nbd+unix:///x", "needs socket=PATH"),
             ("nbd+unix://h/x?socket=/a", "three slashes"),
             ("nbd+unix:///x?socket=a/b", "begin with a slash"),
-            ("nbds://h/x", "TLS is not supported"),
+            ("nbds://h/x", "nbds needs tls-certificates=DIR"),
+            ("nbds://h/x?tls-certificates=a", "tls-certificates must begin with a slash"),
+            ("nbds://h/x?tls-certificates=/a&tls-hostname=a%20b", "the name of the server"),
+            ("nbd://h/x?tls-certificates=/a", "TLS belongs to nbds"),
         ] {
             let e = NbdUri::parse(word).unwrap_err().to_string();
             assert!(e.contains(why) && e.contains("nbd://HOST[:PORT]/EXPORT"), "{word}: {e}");

@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 use crate::config::{Config, DeviceConfig, ServeArgs, Source};
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
+use crate::tls::{self, ServerCertificates};
 
 /// The configuration file of a daemon, and what was made of it.
 #[derive(Debug)]
@@ -22,6 +23,37 @@ pub(crate) struct ConfigFile {
     /// None when the daemon was started without one.
     path: Option<PathBuf>,
     applied: Mutex<Applied>,
+    certificates: Certificates,
+}
+
+/// The certificates of the NBD server, which a reload reads again.
+#[derive(Debug)]
+pub(crate) struct Certificates {
+    dir: Option<PathBuf>,
+    verifies_clients: bool,
+}
+
+impl Certificates {
+    /// `in_force` were read from `dir`.
+    pub(crate) fn new(dir: Option<PathBuf>, in_force: Option<&ServerCertificates>) -> Certificates {
+        Certificates { dir, verifies_clients: tls::protects(in_force) }
+    }
+
+    /// Reads them again, for connections that come from now on. After an error the old ones stay.
+    async fn reload(&self, core: &CoreHandle) -> Result<(), Failure> {
+        let Some(dir) = self.dir.clone() else { return Ok(()) };
+        let read = tokio::task::spawn_blocking(move || tls::server_option(&dir)).await;
+        let read =
+            read.map_err(|e| Failure::new(ErrorKind::Io, format!("certificates: {e}")))??;
+        if self.verifies_clients && !read.verifies_clients {
+            let text = "--nbd-tls-certs: ca-cert.pem is gone: clients without a certificate are \
+                        allowed only from the next start on";
+            return Err(Failure::new(ErrorKind::Denied, text));
+        }
+        core.call(async move |e: Rc<Engine>| e.set_certificates(&read)).await?;
+        tracing::info!("certificates read again");
+        Ok(())
+    }
 }
 
 /// What of the file is in force.
@@ -35,13 +67,17 @@ struct Applied {
 
 impl ConfigFile {
     /// The file of which `devices` were created.
-    pub(crate) fn new(file: Option<Source>, devices: Vec<DeviceConfig>) -> ConfigFile {
+    pub(crate) fn new(
+        file: Option<Source>,
+        devices: Vec<DeviceConfig>,
+        certificates: Certificates,
+    ) -> ConfigFile {
         let devices = devices.into_iter().map(|device| (device.name.clone(), device)).collect();
         let (path, options) = match file {
             Some(Source { path, options }) => (Some(path), options),
             None => (None, ServeArgs::default()),
         };
-        ConfigFile { path, applied: Mutex::new(Applied { options, devices }) }
+        ConfigFile { path, applied: Mutex::new(Applied { options, devices }), certificates }
     }
 
     /// Reads the file and creates the devices that are new in it (HO-RL1).
@@ -49,7 +85,13 @@ impl ConfigFile {
     /// # Errors
     /// `EOPNOTSUPP` without a file; and what is wrong with the file: then nothing is created.
     pub(crate) async fn reload(&self, core: &CoreHandle) -> Result<api::Reloaded, Failure> {
+        let mut report = api::Reloaded::default();
+        let certificates = self.certificates.reload(core).await;
+        report.failed.extend(certificates.err().map(|failure| failure.to_string()));
         let Some(path) = self.path.clone() else {
+            if self.certificates.dir.is_some() {
+                return Ok(report);
+            }
             let text = "the daemon was started without --config: there is no file to read again";
             return Err(Error::new(ErrorKind::NotSupported, text).into());
         };
@@ -59,7 +101,6 @@ impl ConfigFile {
         let read = tokio::task::spawn_blocking(move || Config::read(&path)).await;
         let read = read.map_err(|e| Failure::new(ErrorKind::Io, format!("config: {e}")))?;
         let Config { serve, devices, .. } = read?;
-        let mut report = api::Reloaded::default();
         if serve != applied.options {
             let text = "the options of the file have changed: they take effect at the next start";
             report.warnings.push(text.into());

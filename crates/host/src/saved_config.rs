@@ -46,6 +46,7 @@ pub(crate) fn text(options: &ServeArgs, devices: &[SavedDevice], base: &Path) ->
 fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
     let ServeArgs {
         nbd,
+        nbd_tls_certs,
         http,
         metrics,
         fuse,
@@ -64,8 +65,10 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         let addresses: Vec<String> = nbd.iter().map(|text| quoted(text)).collect();
         line("nbd", format!("[{}]", addresses.join(", ")));
     }
-    if let Some(dir) = fuse {
-        line("fuse", quoted(&base.join(dir).to_string_lossy()));
+    for (name, dir) in [("nbd_tls_certs", nbd_tls_certs), ("fuse", fuse)] {
+        if let Some(dir) = dir {
+            line(name, quoted(&base.join(dir).to_string_lossy()));
+        }
     }
     if *allow_remote {
         line("allow_remote", "true".to_owned());
@@ -133,6 +136,7 @@ mod tests {
     fn what_is_written_is_what_is_read() {
         let options = ServeArgs {
             nbd: vec!["127.0.0.1:10809".into(), "unix:/a b".into()],
+            nbd_tls_certs: Some("/etc/tls".into()),
             http: Some("unix:/run/\\x".into()),
             metrics: Some("127.0.0.1:9099".into()),
             fuse: Some("/srv/pond".into()),

@@ -10,18 +10,19 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Nanos, OpenDevice, Status};
+use block::{Buf, Bufs, Nanos, OpenDevice, Slice, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, new_opener, now, spawn};
 
 use crate::connections::Figures;
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;
-use crate::peer::Peer;
+use crate::peer::{ListenerRules, Peer};
 use crate::request::{REQUEST_BYTES, Request};
 use crate::send::{self, Reply};
 use crate::server::Shared;
 use crate::share::Share;
+use crate::tls::Tls;
 use crate::wire::{OPTION_BYTES_MAX, REQUEST_BYTES_MAX, cmd};
 
 /// One receive takes up to this: sixty writes of 4 KiB, and it stays in a core's cache.
@@ -35,10 +36,17 @@ const HANDSHAKE_BYTES: usize = 4096;
 /// Replies of a handshake are sent at this length: bounds the memory that a client can claim.
 const HANDSHAKE_OUT_BYTES: usize = 64 << 10;
 
+/// The socket of a connection.
+struct Socket {
+    file: FileId,
+    /// Once the client has come by it.
+    tls: OnceCell<Tls>,
+}
+
 pub(crate) struct Conn {
     pub(crate) shared: Rc<Shared>,
-    file: FileId,
-    peer: Peer,
+    socket: Socket,
+    rules: ListenerRules,
     session: OnceCell<Session>,
     pub(crate) replies: RefCell<VecDeque<Reply>>,
     /// The sender waits here.
@@ -74,12 +82,13 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub(crate) fn new(shared: Rc<Shared>, file: FileId, peer: Peer, id: u64) -> Conn {
+    pub(crate) fn new(shared: Rc<Shared>, file: FileId, rules: ListenerRules, id: u64) -> Conn {
+        let peer = rules.peer;
         let deadline = now() + shared.options.handshake_time;
         Conn {
             shared,
-            file,
-            peer,
+            socket: Socket { file, tls: OnceCell::new() },
+            rules,
             session: OnceCell::new(),
             replies: RefCell::default(),
             ready: WaitList::new(),
@@ -105,11 +114,11 @@ impl Conn {
     }
 
     pub(crate) fn peer(&self) -> Peer {
-        self.peer
+        self.rules.peer
     }
 
     pub(crate) fn file(&self) -> FileId {
-        self.file
+        self.socket.file
     }
 
     /// Name of the export; none during the handshake.
@@ -159,15 +168,39 @@ impl Conn {
     /// Sends a part of the replies.
     pub(crate) async fn send(&self, bufs: Bufs) -> Status {
         self.begin_step(&self.send_due);
-        let sent = self.io(SqeOp::Send { bufs }).await;
+        let sent = self.send_all(bufs).await;
         self.send_due.take();
-        sent.status
+        sent
+    }
+
+    /// Sends all of `bufs`.
+    async fn send_all(&self, bufs: Bufs) -> Status {
+        let Some(tls) = self.socket.tls.get() else {
+            return self.io(SqeOp::Send { bufs }).await.status;
+        };
+        Box::pin(tls.send(&bufs, async |op| self.io(op).await)).await.status
+    }
+
+    /// Receives into `into` what there is.
+    async fn recv(&self, into: Slice) -> OpResult {
+        let Some(tls) = self.socket.tls.get() else {
+            return self.io(SqeOp::Recv { into }).await;
+        };
+        Box::pin(tls.recv(&into, async |op| self.io(op).await)).await
+    }
+
+    /// Has the client come by TLS. False when that fails.
+    async fn start_tls(&self) -> bool {
+        let Some(server) = &self.rules.tls else { return false };
+        let accepted =
+            Box::pin(server.accept(self.socket.file, async |op| self.io(op).await)).await;
+        accepted.is_some_and(|tls| self.socket.tls.set(tls).is_ok())
     }
 
     /// One request to the driver on this socket.
     pub(crate) async fn io(&self, what: SqeOp) -> OpResult {
         self.ops.set(self.ops.get() + 1);
-        let result = driver_io(self.file, what).await;
+        let result = driver_io(self.socket.file, what).await;
         self.ops.set(self.ops.get() - 1);
         self.room.wake_all();
         result
@@ -271,12 +304,16 @@ pub(crate) async fn run(conn: Rc<Conn>) {
         conn.set_deadline();
         conn.room.wait_for(|| conn.requests.get() == 0).await;
     }
+    if let Some(tls) = conn.socket.tls.get().filter(|_| !conn.dead.get()) {
+        // NB-T2: all replies have left.
+        Box::pin(tls.send_end(async |op| conn.io(op).await)).await;
+    }
     // NB-N4: from here on nothing is started on the socket; wait for what is in flight on it.
     conn.deadline.set(None);
     conn.ended.set(true);
     conn.ready.wake_all();
     conn.room.wait_for(|| conn.ops.get() == 0).await;
-    let _ = driver_io(conn.file, SqeOp::Close).await;
+    let _ = driver_io(conn.socket.file, SqeOp::Close).await;
 }
 
 async fn send_bytes(conn: &Conn, out: &mut Vec<u8>) -> bool {
@@ -285,12 +322,15 @@ async fn send_bytes(conn: &Conn, out: &mut Vec<u8>) -> bool {
     }
     let bufs = Buf::copy_of(out).into();
     out.clear();
-    conn.io(SqeOp::Send { bufs }).await.status == Status::Ok
+    conn.send_all(bufs).await == Status::Ok
 }
 
 /// Runs the handshake: returns the session, and the bytes received after the handshake.
 async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
-    let mut handshake = Handshake::new();
+    let mut handshake = match conn.rules.tls {
+        Some(_) => Handshake::with_tls(),
+        None => Handshake::new(),
+    };
     let mut out = Handshake::greeting().to_vec();
     if !send_bytes(conn, &mut out).await {
         return None;
@@ -310,6 +350,15 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
                 let sent = send_bytes(conn, &mut out).await;
                 return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));
             }
+            Step::StartTls(n) => {
+                if start + n != end || !send_bytes(conn, &mut out).await {
+                    return None; // NB-T3
+                }
+                (start, end) = (0, 0);
+                if !conn.start_tls().await || conn.draining.get() {
+                    return None;
+                }
+            }
             Step::End => {
                 send_bytes(conn, &mut out).await;
                 return None;
@@ -327,7 +376,7 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
                     buf.write(|b| b.copy_within(start..end, 0));
                 }
                 (start, end) = (0, end - start);
-                let result = conn.io(SqeOp::Recv { into: buf.slice(end..buf.len()) }).await;
+                let result = conn.recv(buf.slice(end..buf.len())).await;
                 if result.status != Status::Ok || result.value == 0 || conn.draining.get() {
                     return None;
                 }
@@ -363,7 +412,7 @@ impl Receiver {
 
     /// One receive; `None` when the connection ends.
     async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
-        let result = self.conn.io(SqeOp::Recv { into: buf.slice(from..buf.len()) }).await;
+        let result = self.conn.recv(buf.slice(from..buf.len())).await;
         self.conn.shared.stats.borrow_mut().receives_total += 1;
         self.conn.received_at.set(loop_time());
         let go_on = result.status == Status::Ok && result.value > 0;
@@ -524,7 +573,8 @@ mod tests {
             let ends: [fn(&Conn); 2] = [|c| c.dead.set(true), |c| c.draining.set(true)];
             for end in ends {
                 shared.budget.ask(&full, ALL);
-                let conn = Rc::new(Conn::new(shared.clone(), FileId(1), Peer::Local, 1));
+                let rules = ListenerRules { peer: Peer::Local, tls: None };
+                let conn = Rc::new(Conn::new(shared.clone(), FileId(1), rules, 1));
                 let admitted = Rc::new(Cell::new(None));
                 let (waits, tell) = (conn.clone(), admitted.clone());
                 spawn(async move { tell.set(Some(waits.admit(2 << 20).await)) });

@@ -4,6 +4,7 @@
 //! ```text
 //!  greeting ──▶ Flags ──client flags──▶ Options ─┬─ EXPORT_NAME, GO ──▶ Step::Ready
 //!                                          ▲     ├─ ABORT, malformed ──▶ Step::End
+//!                                          ├─────┼─ STARTTLS ──▶ Step::StartTls
 //!                                          └─────┴─ any other option: answered
 //! ```
 use std::fmt;
@@ -66,8 +67,22 @@ pub enum Step {
     Consumed(usize),
     /// This many bytes were consumed, and the handshake is complete: requests follow.
     Ready(usize, Session),
+    /// This many bytes were consumed, and the client begins TLS: the next step has what comes by
+    /// it.
+    StartTls(usize),
     /// The connection ends.
     End,
+}
+
+/// Whether the connection has TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protection {
+    /// It can't have any.
+    Plain,
+    /// It must before anything else.
+    Required,
+    /// It has.
+    Tls,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +96,7 @@ enum Stage {
 pub struct Handshake {
     stage: Stage,
     flags: HandshakeFlags,
+    protection: Protection,
     structured: bool,
     options: u32,
     /// Contexts of the last SET_META_CONTEXT, and the export they are for.
@@ -100,11 +116,17 @@ impl Handshake {
         Handshake {
             stage: Stage::Flags,
             flags: HandshakeFlags::empty(),
+            protection: Protection::Plain,
             structured: false,
             options: 0,
             contexts: [false; Context::ALL.len()],
             contexts_of: String::new(),
         }
+    }
+
+    /// The same for a connection that must have TLS.
+    pub fn with_tls() -> Handshake {
+        Handshake { protection: Protection::Required, ..Handshake::new() }
     }
 
     /// The server's first message.
@@ -164,6 +186,23 @@ impl Handshake {
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Step {
+        if self.protection == Protection::Required {
+            match option {
+                opt::STARTTLS if payload.is_empty() => {
+                    // NB-T3: nothing else was negotiated, as all else is refused.
+                    self.protection = Protection::Tls;
+                    reply(out, option, rep::ACK, &[]);
+                    return Step::StartTls(total);
+                }
+                // It knows no error reply.
+                opt::EXPORT_NAME => return Step::End,
+                opt::STARTTLS | opt::ABORT => {}
+                _ => {
+                    reply_error(out, option, rep::ERR_TLS_REQD, "STARTTLS comes first");
+                    return Step::Consumed(total);
+                }
+            }
+        }
         let done = match option {
             opt::EXPORT_NAME => return self.export_name(payload, total, exports, out),
             opt::GO => match self.info(option, payload, exports, out) {
@@ -186,8 +225,9 @@ impl Handshake {
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 self.meta_context(option, payload, exports, out)
             }
+            opt::STARTTLS if self.protection != Protection::Plain => Err(Malformed),
             opt::STARTTLS => {
-                reply_error(out, option, rep::ERR_POLICY, "this server has no TLS");
+                reply_error(out, option, rep::ERR_POLICY, "there is no TLS at this address");
                 Ok(())
             }
             _ => {

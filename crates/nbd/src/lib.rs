@@ -40,6 +40,7 @@ pub mod request;
 mod send;
 mod server;
 mod share;
+mod tls;
 pub mod wire;
 
 pub use connections::Connection;
@@ -49,3 +50,4 @@ pub use peer::Peer;
 #[cfg(feature = "planted")]
 pub use planted::Fault;
 pub use server::{Options, Server, Stats};
+pub use tls::{TlsClient, TlsServer};

@@ -11,8 +11,9 @@ use slab::Slab;
 use crate::conn::{self, Conn};
 use crate::export::Exports;
 use crate::job::{self, Job};
-use crate::peer::Peer;
+use crate::peer::{ListenerRules, Peer};
 use crate::share::Budget;
+use crate::tls::TlsServer;
 use crate::wire::REQUEST_BYTES_MAX;
 
 /// Pause after a failed accept. The usual cause is a lack of free descriptors.
@@ -145,6 +146,16 @@ impl Server {
     /// Serves clients that connect to `listener`, which the server owns from now on. `peer` returns
     /// where they connect from.
     pub fn serve(&self, listener: FileId, peer: Peer) {
+        self.serve_by(listener, ListenerRules { peer, tls: None });
+    }
+
+    /// The same for clients that must come by TLS: until they have sent STARTTLS, they get no other
+    /// answer.
+    pub fn serve_tls(&self, listener: FileId, peer: Peer, tls: Rc<TlsServer>) {
+        self.serve_by(listener, ListenerRules { peer, tls: Some(tls) });
+    }
+
+    fn serve_by(&self, listener: FileId, rules: ListenerRules) {
         let shared = &self.0;
         assert!(!shared.stopping.get(), "serve after shutdown");
         if shared.listeners.borrow().is_empty() {
@@ -152,7 +163,7 @@ impl Server {
         }
         shared.listeners.borrow_mut().push(listener);
         shared.acceptors.set(shared.acceptors.get() + 1);
-        spawn(accept(shared.clone(), listener, peer));
+        spawn(accept(shared.clone(), listener, rules));
     }
 
     /// Ends the server: refuses new connections and requests, answers what is in flight, and then
@@ -186,12 +197,12 @@ impl fmt::Debug for Server {
     }
 }
 
-async fn accept(shared: Rc<Shared>, listener: FileId, peer: Peer) {
+async fn accept(shared: Rc<Shared>, listener: FileId, rules: ListenerRules) {
     loop {
         let result = driver_io(listener, SqeOp::Accept).await;
         let file = FileId(result.value);
         match (result.status == Status::Ok, shared.stopping.get()) {
-            (true, false) => admit(&shared, file, peer).await,
+            (true, false) => admit(&shared, file, rules.clone()).await,
             (false, false) => sleep(ACCEPT_RETRY).await,
             (true, true) => {
                 let _ = driver_io(file, SqeOp::Close).await;
@@ -231,7 +242,8 @@ impl Shared {
     }
 }
 
-async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
+async fn admit(shared: &Rc<Shared>, file: FileId, rules: ListenerRules) {
+    let peer = rules.peer;
     if shared.is_full(peer) {
         match shared.idlest(peer) {
             Some(conn) => {
@@ -253,7 +265,7 @@ async fn admit(shared: &Rc<Shared>, file: FileId, peer: Peer) {
         stats.connections_total += 1;
         stats.connections_total
     };
-    let conn = Rc::new(Conn::new(shared.clone(), file, peer, id));
+    let conn = Rc::new(Conn::new(shared.clone(), file, rules, id));
     let slot = shared.conns.borrow_mut().insert(conn.clone());
     shared.changed.wake_all();
     let shared = shared.clone();

@@ -28,6 +28,8 @@ pub enum Kind {
     NbdkitLogged,
     /// That takes whole blocks of 4096 bytes only.
     NbdkitBlocks,
+    /// By TLS alone, with the certificates of its folder; clients need one, too.
+    NbdkitTls,
     QemuNbd,
     QemuStorageDaemon,
 }
@@ -50,7 +52,7 @@ impl Kind {
     /// Its program.
     pub fn program(self) -> &'static str {
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks => "nbdkit",
+            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks | Kind::NbdkitTls => "nbdkit",
             Kind::QemuNbd => "qemu-nbd",
             Kind::QemuStorageDaemon => "qemu-storage-daemon",
         }
@@ -60,14 +62,18 @@ impl Kind {
         let image = dir.join(IMAGE);
         let mut command = Command::new(self.program());
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks => {
+            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks | Kind::NbdkitTls => {
                 match address {
                     Address::Unix(socket) => command.args(["-f", "-U"]).arg(socket),
                     Address::Tcp(port) => {
                         command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string()])
                     }
                 };
-                if self == Kind::NbdkitLogged {
+                if self == Kind::NbdkitTls {
+                    command.args(["--tls=require", "--tls-verify-peer"]);
+                    command.arg(format!("--tls-certificates={}", dir.display()));
+                    command.arg("file").arg(&image);
+                } else if self == Kind::NbdkitLogged {
                     command.args(["--filter=log", "file"]).arg(&image);
                     command.arg(format!("logfile={}", dir.join(LOG).display()));
                 } else if self == Kind::NbdkitBlocks {
@@ -128,11 +134,12 @@ impl Origin {
 
     /// The export as a table names it; `query` holds further parameters: `timeout=4s&fence=1s`.
     pub fn uri(&self, query: &str) -> String {
+        let scheme = if self.kind == Kind::NbdkitTls { "nbds" } else { "nbd" };
         match &self.address {
             Address::Unix(socket) => {
-                format!("nbd+unix:///disk?socket={}&{query}", socket.display())
+                format!("{scheme}+unix:///disk?socket={}&{query}", socket.display())
             }
-            Address::Tcp(_) => format!("nbd://{}/disk?{query}", self.peer()),
+            Address::Tcp(_) => format!("{scheme}://{}/disk?{query}", self.peer()),
         }
     }
 

@@ -15,7 +15,7 @@ use reactor::{WaitList, now, spawn};
 
 use crate::client::export_info::ExportInfo;
 use crate::client::guard::LinkId;
-use crate::client::link::Link;
+use crate::client::link::{Connection, Link};
 use crate::client::supervisor::{self, dial};
 use crate::client::work::{Key, Work};
 use crate::client::{Connect, LinkEvent, Options};
@@ -91,11 +91,11 @@ impl Client {
         if export.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the export's name has more than 4096 bytes"));
         }
-        let (file, export_info) = dial(&connect, export, options.timeout).await?;
+        let (connection, export_info) = dial(&connect, export, options.timeout).await?;
         let limits = match export_info.limits() {
             Ok(limits) => limits,
             Err(why) => {
-                supervisor::close(file).await;
+                supervisor::close(connection.file).await;
                 return Err(Error::invalid(format!("export `{export}`: {why}")));
             }
         };
@@ -118,7 +118,7 @@ impl Client {
             changed: WaitList::new(),
             on_event,
         });
-        inner.use_link(file, export_info.structured);
+        inner.use_link(connection, export_info.structured);
         spawn(supervisor::run(inner.clone()));
         spawn(supervisor::expire(inner.clone()));
         Ok(Client(inner))
@@ -250,9 +250,9 @@ impl ClientState {
         !self.work.borrow().is_empty()
     }
 
-    pub(crate) fn use_link(self: &Rc<ClientState>, file: reactor::FileId, structured: bool) {
+    pub(crate) fn use_link(self: &Rc<ClientState>, connection: Connection, structured: bool) {
         self.links.set(self.links.get() + 1);
-        let link = Link::start(self, (self.links.get(), file), structured);
+        let link = Link::start(self, (self.links.get(), connection), structured);
         self.link.replace(Some(link));
         self.work.borrow_mut().connected();
         self.ready.wake_all();

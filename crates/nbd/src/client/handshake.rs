@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  Greeting ──flags, STRUCTURED_REPLY──▶ Structured ──GO──▶ Go ─┬─ ACK ──▶ Ready
-//!                                                               └─ unknown to the server:
-//!                                                          EXPORT_NAME ──▶ Old ──▶ Ready
+//!     │                                       ▲                 └─ unknown to the server:
+//!     └─flags, STARTTLS──▶ StartTls ──by TLS──┘              EXPORT_NAME ──▶ Old ──▶ Ready
 //! ```
 use block::{ErrorKind, is_control_char};
 
@@ -29,6 +29,9 @@ pub enum HandshakeStep {
     More(usize),
     /// This many bytes were consumed; step again with the rest.
     Consumed(usize),
+    /// This many bytes were consumed, and the server waits for TLS. Once it is there,
+    /// [`ClientHandshake::go_on_by_tls`] has the next messages.
+    StartTls(usize),
     /// This many bytes were consumed, and the handshake is complete: requests may follow.
     Ready(usize, ExportInfo),
 }
@@ -45,6 +48,7 @@ pub struct HandshakeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Greeting,
+    StartTls,
     Structured,
     Go,
     Old,
@@ -54,6 +58,7 @@ enum Stage {
 #[derive(Debug)]
 pub struct ClientHandshake {
     export: String,
+    wants_tls: bool,
     stage: Stage,
     no_zeroes: bool,
     structured: bool,
@@ -94,6 +99,7 @@ impl ClientHandshake {
         assert!(export.len() <= crate::wire::NAME_BYTES_MAX, "an export name of the protocol");
         ClientHandshake {
             export: export.to_owned(),
+            wants_tls: false,
             stage: Stage::Greeting,
             no_zeroes: false,
             structured: false,
@@ -103,10 +109,22 @@ impl ClientHandshake {
         }
     }
 
+    /// The same by TLS, and not without it.
+    pub fn with_tls(export: &str) -> ClientHandshake {
+        ClientHandshake { wants_tls: true, ..ClientHandshake::new(export) }
+    }
+
+    /// Appends what follows once there is TLS.
+    pub fn go_on_by_tls(&mut self, out: &mut Vec<u8>) {
+        option(out, opt::STRUCTURED_REPLY, &[]);
+        self.stage = Stage::Structured;
+    }
+
     /// The message that the server must send next, for error texts.
     pub fn awaited(&self) -> &'static str {
         match self.stage {
             Stage::Greeting => "its greeting",
+            Stage::StartTls => "its part of TLS",
             Stage::Structured => "its answer to STRUCTURED_REPLY",
             Stage::Go => "its answer to GO",
             Stage::Old => "its answer to EXPORT_NAME",
@@ -124,7 +142,7 @@ impl ClientHandshake {
     ) -> Result<HandshakeStep, HandshakeError> {
         match self.stage {
             Stage::Greeting => self.greeting(input, out),
-            Stage::Structured | Stage::Go => self.reply(input, out),
+            Stage::StartTls | Stage::Structured | Stage::Go => self.reply(input, out),
             Stage::Old => Ok(self.old(input)),
         }
     }
@@ -150,8 +168,13 @@ impl ClientHandshake {
         self.no_zeroes = flags.contains(HandshakeFlags::NO_ZEROES);
         let ours = flags & (HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
         out.extend_from_slice(&ours.bits().to_be_bytes());
-        option(out, opt::STRUCTURED_REPLY, &[]);
-        self.stage = Stage::Structured;
+        if self.wants_tls {
+            option(out, opt::STARTTLS, &[]);
+            self.stage = Stage::StartTls;
+        } else {
+            option(out, opt::STRUCTURED_REPLY, &[]);
+            self.stage = Stage::Structured;
+        }
         Ok(HandshakeStep::Consumed(GREETING_BYTES))
     }
 
@@ -164,7 +187,11 @@ impl ClientHandshake {
         if magic != OPTION_REPLY_MAGIC {
             return Err(broken("an option's answer has another magic number"));
         }
-        let asked = if self.stage == Stage::Structured { opt::STRUCTURED_REPLY } else { opt::GO };
+        let asked = match self.stage {
+            Stage::StartTls => opt::STARTTLS,
+            Stage::Structured => opt::STRUCTURED_REPLY,
+            Stage::Greeting | Stage::Go | Stage::Old => opt::GO,
+        };
         if of != asked {
             return Err(broken("an answer to what was not asked"));
         }
@@ -182,6 +209,13 @@ impl ClientHandshake {
         }
         let failed = kind & rep::FLAG_ERROR != 0;
         match (self.stage, kind) {
+            (Stage::StartTls, rep::ACK) => return Ok(HandshakeStep::StartTls(total)),
+            (Stage::StartTls, _) if failed => {
+                let text = printable(payload);
+                let said = if text.is_empty() { text } else { format!(": it says `{text}`") };
+                let why = format!("the server does not agree to TLS{said}");
+                return Err(HandshakeError { kind: ErrorKind::Denied, why });
+            }
             (Stage::Structured, rep::ACK) => self.ask(true, out),
             // The server has no structured replies.
             (Stage::Structured, _) if failed => self.ask(false, out),
@@ -233,7 +267,7 @@ impl ClientHandshake {
             rep::ERR_UNKNOWN => (ErrorKind::NotFound, "no such export"),
             rep::ERR_POLICY => (ErrorKind::Denied, "the server does not allow it"),
             rep::ERR_TLS_REQD => {
-                (ErrorKind::NotSupported, "the server wants TLS, which is not here")
+                (ErrorKind::Denied, "the server wants TLS: the address must begin with nbds")
             }
             rep::ERR_SHUTDOWN => (ErrorKind::Io, "the server is shutting down"),
             rep::ERR_BLOCK_SIZE_REQD => (ErrorKind::Io, "the server insists on request sizes"),

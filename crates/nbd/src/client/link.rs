@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Nanos, Status};
+use block::{Buf, Bufs, Nanos, Slice, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, now, sleep, spawn};
 
 use crate::client::LinkEvent;
@@ -20,6 +20,7 @@ use crate::client::receive;
 use crate::client::work::Key;
 use crate::planted::Fault;
 use crate::request::{REQUEST_BYTES, Request};
+use crate::tls::Tls;
 use crate::wire::cmd;
 
 /// Requests in flight; further ones wait in the queue.
@@ -41,10 +42,40 @@ pub(crate) enum LinkEnd {
     Unknown,
 }
 
+/// A socket, and TLS if it has that.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) file: FileId,
+    pub(crate) tls: Option<Tls>,
+}
+
+impl Connection {
+    /// Sends all of `bufs`; `io` does the requests to the driver.
+    pub(crate) async fn send(&self, bufs: Bufs, io: impl AsyncFn(SqeOp) -> OpResult) -> Status {
+        match &self.tls {
+            None => io(SqeOp::Send { bufs }).await.status,
+            Some(tls) => Box::pin(tls.send(&bufs, io)).await.status,
+        }
+    }
+
+    /// Receives into `into` what there is.
+    pub(crate) async fn recv(&self, into: Slice, io: impl AsyncFn(SqeOp) -> OpResult) -> OpResult {
+        match &self.tls {
+            None => io(SqeOp::Recv { into }).await,
+            Some(tls) => Box::pin(tls.recv(&into, io)).await,
+        }
+    }
+
+    /// Why a request has failed, as far as TLS knows it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        Some(format!("TLS: {}", self.tls.as_ref()?.failure()?))
+    }
+}
+
 pub(crate) struct Link {
     pub(crate) client: Rc<ClientState>,
     pub(crate) id: LinkId,
-    file: FileId,
+    pub(crate) connection: Connection,
     /// Whether reads are answered in chunks.
     pub(crate) structured: bool,
     /// No more replies are taken.
@@ -71,13 +102,13 @@ impl Link {
     /// Takes a connection into use.
     pub(crate) fn start(
         client: &Rc<ClientState>,
-        (id, file): (LinkId, FileId),
+        (id, connection): (LinkId, Connection),
         structured: bool,
     ) -> Rc<Link> {
         let link = Rc::new(Link {
             client: client.clone(),
             id,
-            file,
+            connection,
             structured,
             broken: Cell::new(false),
             activity: Cell::new(0),
@@ -100,10 +131,19 @@ impl Link {
     /// One request to the driver on this socket.
     pub(crate) async fn io(&self, what: SqeOp) -> OpResult {
         self.ops.set(self.ops.get() + 1);
-        let result = driver_io(self.file, what).await;
+        let result = driver_io(self.connection.file, what).await;
         self.ops.set(self.ops.get() - 1);
         self.changed.wake_all();
         result
+    }
+
+    /// Receives into `into` what there is. Once the link is broken, that is what the socket has: it
+    /// is read to its end and not used.
+    pub(crate) async fn recv(&self, into: Slice) -> OpResult {
+        if self.is_broken() {
+            return self.io(SqeOp::Recv { into }).await;
+        }
+        self.connection.recv(into, async |op| self.io(op).await).await
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -206,9 +246,9 @@ impl Link {
         let end = bufs.len_bytes();
         for from in (0..end).step_by(SEND_BYTES_MAX) {
             let bufs = bufs.slice(from..end.min(from + SEND_BYTES_MAX));
-            let sent = self.io(SqeOp::Send { bufs }).await;
-            if sent.status != Status::Ok || self.broken.get() {
-                return sent.status;
+            let sent = self.connection.send(bufs, async |op| self.io(op).await).await;
+            if sent != Status::Ok || self.broken.get() {
+                return sent;
             }
             self.note_activity();
         }
@@ -291,7 +331,7 @@ impl Link {
         }
         client.link_lost(&self);
         self.changed.wait_for(|| self.end.get().is_some() && self.ops.get() == 0).await;
-        let _ = driver_io(self.file, SqeOp::Close).await;
+        let _ = driver_io(self.connection.file, SqeOp::Close).await;
         client.link_closed(&self);
         if self.end.get() == Some(LinkEnd::Unknown) {
             let Some(fence) = client.options.fence else { return };
@@ -304,6 +344,12 @@ impl Link {
     /// the caller cuts the link off.
     pub(crate) async fn send_disconnect(&self) {
         let bye = Request { flags: 0, kind: cmd::DISC, cookie: 0, offset: 0, len: 0 };
-        let _ = self.io(SqeOp::Send { bufs: Buf::copy_of(&bye.encode()).into() }).await;
+        let bye = Buf::copy_of(&bye.encode()).into();
+        let io = async |op| self.io(op).await;
+        if self.connection.send(bye, &io).await == Status::Ok
+            && let Some(tls) = &self.connection.tls
+        {
+            tls.send_end(&io).await;
+        }
     }
 }

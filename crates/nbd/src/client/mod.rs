@@ -63,6 +63,8 @@ use std::fmt;
 use block::{Error, LocalFuture, Nanos};
 use reactor::FileId;
 
+use crate::tls::TlsClient;
+
 mod device;
 mod export_info;
 mod guard;
@@ -84,6 +86,11 @@ pub trait Connect {
 
     /// The address for messages: host and port, or a path.
     fn peer(&self) -> String;
+
+    /// How to speak TLS there; without it connections are plain.
+    fn tls(&self) -> Option<TlsClient> {
+        None
+    }
 }
 
 /// Timeouts of a client.

@@ -6,7 +6,6 @@
 use std::rc::Rc;
 
 use block::{Buf, Status};
-use reactor::SqeOp;
 
 use crate::client::link::{Link, LinkEnd};
 use crate::client::work::Key;
@@ -36,7 +35,7 @@ pub(crate) async fn run(link: Rc<Link>) {
             inbox.write(|b| b.copy_within(start..end, 0));
             (start, end) = (0, end - start);
         }
-        let result = link.io(SqeOp::Recv { into: inbox.slice(end..INBOX_BYTES) }).await;
+        let result = link.recv(inbox.slice(end..INBOX_BYTES)).await;
         match (result.status, result.value) {
             (Status::Ok, 0) | (Status::NoDevice, _) => {
                 link.break_off("the server has ended the connection");
@@ -56,7 +55,8 @@ pub(crate) async fn run(link: Rc<Link>) {
                 return link.receiver_ended(LinkEnd::Unknown);
             }
             (status, _) => {
-                link.break_off(&format!("receiving failed: {status}"));
+                let why = link.connection.failure().unwrap_or_else(|| status.to_string());
+                link.break_off(&format!("receiving failed: {why}"));
                 continue;
             }
         }

@@ -11,7 +11,9 @@ use reactor::{FileId, SqeOp, driver_io, now, sleep, spawn};
 use crate::client::device::ClientState;
 use crate::client::export_info::ExportInfo;
 use crate::client::handshake::{ClientHandshake, HandshakeStep};
+use crate::client::link::Connection;
 use crate::client::{Connect, LinkEvent};
+use crate::tls::TlsClient;
 use crate::wire::OPTION_BYTES_MAX;
 
 /// Time for a handshake, unless `timeout` is shorter.
@@ -38,12 +40,12 @@ enum Timer {
     Stopped,
 }
 
-/// Connects and negotiates; returns the socket, and the server's information about the export.
+/// Connects and negotiates; returns the connection, and the server's information about the export.
 pub(crate) async fn dial(
     connect: &Rc<dyn Connect>,
     export: &str,
     timeout: Nanos,
-) -> Result<(FileId, ExportInfo), Error> {
+) -> Result<(Connection, ExportInfo), Error> {
     let file = connect.connect().await?;
     let time = timeout.min(HANDSHAKE_TIME);
     let over = Rc::new(Cell::new(Timer::Running));
@@ -55,8 +57,13 @@ pub(crate) async fn dial(
             let _ = driver_io(file, SqeOp::Shutdown).await;
         }
     });
-    let mut handshake = ClientHandshake::new(export);
-    let agreed = run_handshake(file, &mut handshake).await;
+    let tls = connect.tls();
+    let mut handshake = match tls {
+        Some(_) => ClientHandshake::with_tls(export),
+        None => ClientHandshake::new(export),
+    };
+    let mut connection = Connection { file, tls: None };
+    let agreed = run_handshake(&mut connection, &mut handshake, tls.as_ref()).await;
     let agreed = match over.replace(Timer::Stopped) {
         // The socket is being shut down, whatever the result.
         Timer::Expired => {
@@ -66,15 +73,24 @@ pub(crate) async fn dial(
         Timer::Running | Timer::Stopped => agreed,
     };
     match agreed {
-        Ok(export_info) => Ok((file, export_info)),
+        Ok(export_info) => Ok((connection, export_info)),
         Err(e) => {
             close(file).await;
+            // The server's refusal of a certificate comes after the handshake.
+            let e = connection.failure().map_or(e, Error::io);
             Err(e.within(connect.peer()))
         }
     }
 }
 
-async fn run_handshake(file: FileId, handshake: &mut ClientHandshake) -> Result<ExportInfo, Error> {
+async fn run_handshake(
+    connection: &mut Connection,
+    handshake: &mut ClientHandshake,
+    tls: Option<&TlsClient>,
+) -> Result<ExportInfo, Error> {
+    let file = connection.file;
+    let io = async |op| driver_io(file, op).await;
+    let ended = || Error::io("the server ended the connection during the handshake");
     let mut out = Vec::new();
     let mut buf = Buf::alloc(HANDSHAKE_BYTES);
     let (mut start, mut end) = (0, 0);
@@ -84,12 +100,22 @@ async fn run_handshake(file: FileId, handshake: &mut ClientHandshake) -> Result<
         if !out.is_empty() {
             let bufs = Buf::copy_of(&out).into();
             out.clear();
-            if driver_io(file, SqeOp::Send { bufs }).await.status != Status::Ok {
-                return Err(Error::io("the server ended the connection during the handshake"));
+            if connection.send(bufs, &io).await != Status::Ok {
+                return Err(ended());
             }
         }
         match said {
             HandshakeStep::Consumed(n) => start += n,
+            HandshakeStep::StartTls(n) => {
+                if start + n != end {
+                    return Err(Error::io("the server answers before it is asked")); // NB-T3
+                }
+                let tls = tls.expect("asked for TLS only with certificates");
+                let made = Box::pin(tls.connect(&io)).await;
+                connection.tls = Some(made.map_err(|why| Error::io(format!("TLS: {why}")))?);
+                handshake.go_on_by_tls(&mut out);
+                (start, end) = (0, 0);
+            }
             HandshakeStep::Ready(n, export_info) if start + n == end => return Ok(export_info),
             HandshakeStep::Ready(..) => {
                 return Err(Error::io("the server answers before it is asked"));
@@ -106,9 +132,9 @@ async fn run_handshake(file: FileId, handshake: &mut ClientHandshake) -> Result<
                 }
                 (start, end) = (0, end - start);
                 let into = buf.slice(end..buf.len());
-                let result = driver_io(file, SqeOp::Recv { into }).await;
+                let result = connection.recv(into, &io).await;
                 if result.status != Status::Ok || result.value == 0 {
-                    return Err(Error::io("the server ended the connection during the handshake"));
+                    return Err(ended());
                 }
                 end += result.value as usize;
             }
@@ -144,9 +170,9 @@ pub(crate) async fn run(client: Rc<ClientState>) {
             link.cut_off().await;
         }
         match dial(&client.connect, &client.export, client.options.timeout).await {
-            Ok((file, export_info)) => match client.export_info.difference(&export_info) {
+            Ok((connection, export_info)) => match client.export_info.difference(&export_info) {
                 None => {
-                    client.use_link(file, export_info.structured);
+                    client.use_link(connection, export_info.structured);
                     client.notify(&LinkEvent::Reconnected);
                     client.changed.wait_for(|| replied() || !connected() || over()).await;
                     if replied() {
@@ -154,7 +180,7 @@ pub(crate) async fn run(client: Rc<ClientState>) {
                     }
                 }
                 Some(change) => {
-                    close(file).await;
+                    close(connection.file).await;
                     let export = &client.export;
                     client
                         .fail(format!("export `{export}` is another after a reconnect: {change}"));

@@ -11,3 +11,4 @@ mod pieces;
 mod session;
 mod shares;
 mod silent;
+mod tls;

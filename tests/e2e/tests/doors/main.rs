@@ -17,3 +17,4 @@ mod nbd_origin;
 mod nbd_tcp;
 mod readonly;
 mod sectors;
+mod tls;

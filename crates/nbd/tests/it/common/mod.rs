@@ -429,6 +429,13 @@ impl Client {
         !self.fill(1).await
     }
 
+    /// Receives all there is, to the end of the stream.
+    pub(crate) async fn drain(&mut self) {
+        while self.fill(1).await {
+            self.inbox.clear();
+        }
+    }
+
     pub(crate) async fn close(self) {
         let _ = driver_io(self.file, SqeOp::Shutdown).await;
         let _ = driver_io(self.file, SqeOp::Close).await;

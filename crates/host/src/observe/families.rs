@@ -180,7 +180,7 @@ mod tests {
             assert!(text.lines().any(|line| line == want), "no {want} in {text}");
         }
         let labels = "{device=\"d\",op=\"write\"}";
-        assert!(text.contains(&format!("{name}_sum{labels} 1099.51164779")), "{text}");
+        assert!(text.contains(&format!("{name}_sum{labels} 1099.511647786\n")), "{text}");
         assert!(text.contains(&format!("{name}_count{labels} 3\n")), "{text}");
         assert!(!text.contains("op=\"read\""), "{text}");
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
+use crate::man_pages;
 
 /// Every command with its full name: `millpond`, `millpond-create`, ...
 fn commands() -> Vec<(String, Command)> {
@@ -83,45 +84,31 @@ fn help_of_attributes_is_pinned() {
     }
 }
 
-/// A man page: clap's sections, and what follows the help as sections of its own.
-fn man_page(command: Command) -> Vec<u8> {
-    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let subcommands = command.has_subcommands();
-    let man = clap_mangen::Man::new(command.after_help(""));
-    let mut page = Vec::new();
-    man.render_title(&mut page).unwrap();
-    man.render_name_section(&mut page).unwrap();
-    man.render_synopsis_section(&mut page).unwrap();
-    man.render_description_section(&mut page).unwrap();
-    man.render_options_section(&mut page).unwrap();
-    if subcommands {
-        man.render_subcommands_section(&mut page).unwrap();
-    }
-    page.extend(roff_sections(&after).bytes());
-    page
-}
-
-/// `Examples:` and indented lines, `Exit codes: ...`, and plain paragraphs, as roff.
-fn roff_sections(after: &str) -> String {
-    let mut out = String::new();
-    for paragraph in after.split("\n\n").filter(|p| !p.is_empty()) {
-        let text = paragraph.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
-        if let Some(examples) = text.strip_prefix("Examples:\n") {
-            out.push_str(&format!(".SH EXAMPLES\n.nf\n{examples}\n.fi\n"));
-        } else if let Some(codes) = text.strip_prefix("Exit codes: ") {
-            out.push_str(&format!(".SH EXIT STATUS\n{codes}\n"));
-        } else {
-            out.push_str(&format!(".SH NOTES\n{text}\n"));
-        }
-    }
-    out
-}
-
 #[test]
 fn the_man_page_of_every_verb_is_pinned() {
     for (name, command) in commands() {
-        pin(&root().join(format!("docs/man/{name}.1")), &man_page(command));
+        pin(&root().join(format!("docs/man/{name}.1")), &man_pages::of_command(&name, command));
     }
+}
+
+fn document(name: &str) -> String {
+    std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+}
+
+#[test]
+fn the_man_page_of_the_configuration_file_is_pinned() {
+    let head = ("millpond.toml", 5, "configuration file of the millpond daemon");
+    let page = man_pages::of_document(head, &document("config.md"), &[]);
+    pin(&root().join("docs/man/millpond.toml.5"), &page);
+}
+
+#[test]
+fn the_man_page_of_tables_and_targets_is_pinned() {
+    let help = |name| (name, cli::topic_help(Some(name), &[]).unwrap());
+    let targets: Vec<_> = host::manuals().iter().map(|manual| help(manual.name)).collect();
+    let head = ("millpond", 7, "devices, tables and target types of millpond");
+    let page = man_pages::of_document(head, &document("tables.md"), &targets);
+    pin(&root().join("docs/man/millpond.7"), &page);
 }
 
 #[test]

@@ -14,6 +14,8 @@ mod args;
 #[cfg(test)]
 mod help_tests;
 #[cfg(test)]
+mod man_pages;
+#[cfg(test)]
 mod metrics_tests;
 
 use std::path::Path;

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The manuals' examples are run: each `sh` block, in order; a block that follows one at once is
-//! what it prints. Each `toml` block is a config that a daemon starts with.
+//! what it prints. Each `toml` block is a config that a daemon starts with. Pages for operators run
+//! each block with a daemon of its own. Messages that a page explains are the program's, and links
+//! lead to files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::common::{self, Daemon, file_in, folder, sh};
 
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 /// The fenced blocks of a manual: language, text, and whether it follows the one before at once.
 fn blocks(manual: &str) -> Vec<(String, String, bool)> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(manual);
-    let text = std::fs::read_to_string(path).expect("the manual is there");
+    let text = std::fs::read_to_string(repository().join("docs").join(manual))
+        .expect("the manual is there");
     let mut all = Vec::new();
     let mut lines = text.lines().peekable();
     let mut after_block = false;
@@ -99,4 +105,150 @@ fn the_example_of_the_config_manual_is_a_config() {
     // An orderly end: a killed one would leave its mount.
     daemon.signal("-TERM");
     assert!(daemon.wait().0.success());
+}
+
+/// A folder whose `bin` has the program, and a shell in it, with this run directory.
+fn shell(script: &str, dir: &Path, run_dir: &Path) -> common::CommandOutput {
+    let bin = dir.join("bin");
+    std::fs::create_dir(&bin).expect("a writable folder");
+    std::os::unix::fs::symlink(common::MILLPOND, bin.join("millpond")).expect("a writable folder");
+    let search = std::env::var("PATH").expect("tests have a PATH");
+    // A daemon that the commands start must not outlive them when one fails: it has their output.
+    let end = "trap 'test -z \"$!\" || kill $! 2>&- || true' EXIT";
+    let script = format!("set -e\ncd {}\n{end}\n{script}", dir.display());
+    let variables = [
+        format!("MILLPOND_RUN_DIR={}", run_dir.display()),
+        format!("PATH={}:{search}", bin.display()),
+    ];
+    sh("env", &[&variables[0], &variables[1], "LC_ALL=C.UTF-8", "sh", "-c", &script])
+}
+
+/// Runs each block of commands of a page with a daemon of its own, after the block of the page's
+/// section on its devices, if it has one. A block that follows one at once is what it prints.
+fn run_page(page: &str) {
+    let mut all = blocks(page);
+    let text = std::fs::read_to_string(repository().join("docs").join(page)).expect("a page");
+    let devices = if text.contains("\n## The devices of these examples\n") {
+        all.remove(0).1
+    } else {
+        String::new()
+    };
+    std::thread::scope(|threads| {
+        for (at, (language, commands, _)) in all.iter().enumerate() {
+            let output =
+                all.get(at + 1).filter(|(language, _, follows)| *follows && language != "sh");
+            let devices = &devices;
+            if language != "sh" {
+                continue;
+            }
+            threads.spawn(move || {
+                let daemon = Daemon::start();
+                let script = format!("{devices}\n{commands}");
+                let result = shell(&script, daemon.dir.path(), &daemon.run_dir());
+                let done = (result.code, result.err.as_str());
+                assert_eq!(done, (Some(0), ""), "{page}:\n{commands}\n{result:?}");
+                if let Some((_, output, _)) = output {
+                    assert_eq!(result.out.trim_end(), output.trim_end(), "{page}:\n{commands}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn every_sequence_of_the_runbook_works() {
+    run_page("runbook.md");
+}
+
+#[test]
+fn every_command_of_the_tuning_page_works() {
+    run_page("tuning.md");
+}
+
+#[test]
+fn every_command_of_the_page_on_origins_works() {
+    run_page("origins.md");
+}
+
+#[test]
+fn the_commands_of_the_readme_work_in_order() {
+    let dir = folder();
+    let blocks = blocks("../README.md").into_iter().filter(|(language, ..)| language == "sh");
+    let commands: Vec<String> = blocks.map(|(_, commands, _)| commands).collect();
+    assert!(commands.len() >= 4, "{commands:?}");
+    let result = shell(&commands.join("\n"), dir.path(), &dir.path().join("run"));
+    assert_eq!(result.code, Some(0), "{result:?}");
+    assert!(
+        result.out.contains("\n  dirty   ") && result.out.contains("\nsuperblock "),
+        "{result:?}"
+    );
+}
+
+/// The text of all sources of the program, with the strings that lines continue joined.
+fn sources() -> String {
+    let mut text = String::new();
+    let mut folders = vec![repository().join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() && !path.ends_with("tests") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let file = std::fs::read_to_string(path).expect("a source");
+                let mut joined = false;
+                for line in file.lines() {
+                    let line = if joined { line.trim_start() } else { line };
+                    joined = line.ends_with('\\');
+                    text.push_str(line.strip_suffix('\\').unwrap_or(line));
+                    text.push_str(if joined { "" } else { "\n" });
+                }
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn the_program_prints_each_message_that_is_explained() {
+    let (sources, mut explained) = (sources(), 0);
+    let page = repository().join("docs/troubleshooting.md");
+    for line in std::fs::read_to_string(page).expect("a page").lines() {
+        let Some((message, _)) = line.strip_prefix("| `").and_then(|l| l.split_once('`')) else {
+            continue;
+        };
+        assert!(sources.contains(message), "nothing prints `{message}`");
+        explained += 1;
+    }
+    assert!(explained >= 30, "{explained} messages");
+}
+
+/// The pages for people: Markdown in the root, in `docs`, and beside the targets.
+fn pages() -> Vec<PathBuf> {
+    let root = repository();
+    let folders = ["", "docs", "docs/format", "docs/decisions"].map(|folder| root.join(folder));
+    let files = folders.iter().flat_map(|f| std::fs::read_dir(f).expect("a folder"));
+    let mut pages: Vec<PathBuf> = files.map(|e| e.unwrap().path()).collect();
+    pages.retain(|p| p.extension().is_some_and(|e| e == "md"));
+    for page in ["writecache/writecache.md", "zram/zram.md", "pagecache/buffered.md"] {
+        pages.push(root.join("crates").join(page));
+    }
+    pages
+}
+
+#[test]
+fn links_between_pages_lead_to_files() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).expect("a page");
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')) {
+            let target = link.0.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains(':') || target.contains(char::is_whitespace) {
+                continue;
+            }
+            let file = page.parent().expect("a folder").join(target);
+            assert!(file.exists(), "{}: {target}", page.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked} links");
 }

@@ -113,13 +113,16 @@ fn before_starttls_every_option_is_told_that_tls_is_needed() {
 #[test]
 fn bytes_behind_starttls_end_the_connection() {
     with_server(1, Options::default(), one, |net, _, server| async move {
-        let (listener, _) = serve(&net, &server, configs().0);
+        let (listener, causes) = serve(&net, &server, configs().0);
         let mut c = net.connect(listener);
         c.greet().await;
+        let began = now();
         let mut both = crate::common::option_bytes(opt::STARTTLS, &[]);
         both.extend(crate::common::option_bytes(opt::LIST, &[]));
         c.send(&both).await;
         assert!(c.at_end().await);
+        // At once: no handshake has begun.
+        assert_eq!((now() - began, causes.borrow().len()), (Nanos::ZERO, 0));
     });
 }
 
@@ -130,7 +133,8 @@ fn without_tls_here_starttls_is_refused_and_the_rest_goes_on() {
         c.greet().await;
         c.option(opt::STARTTLS, &[]).await;
         assert_eq!(c.option_reply().await.0, rep::ERR_POLICY);
-        c.go(true).await;
+        c.option(opt::GO, &info("disk", &[])).await;
+        assert_eq!(c.option_reply().await.0, rep::INFO);
     });
 }
 

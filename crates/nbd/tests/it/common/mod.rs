@@ -156,6 +156,11 @@ impl World {
                 self.end_stream_to_peer(id);
                 None
             }
+            (SqeOp::ShutdownWrite, File::Socket { .. }) => {
+                self.end_stream_to_peer(id);
+                self.moved = true;
+                done(0)
+            }
             (SqeOp::Close, _) => {
                 assert!(!self.pending.iter().any(|q| q.sqe.file.0 == id), "closed under a request");
                 self.end_stream_to_peer(id);

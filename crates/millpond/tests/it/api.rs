@@ -28,7 +28,7 @@ fn a_device_lives_its_life_by_curl() {
     assert_eq!(get("/v1/devices/d/deps").1, json!([]));
     let own = get("/v1/devices/d/attributes").1;
     assert_eq!(own["queue/iostats"], json!(0));
-    assert_eq!(own.as_object().map(|all| all.len()), Some(2), "and stat: {own}");
+    assert_eq!(own.as_object().map(|all| all.len()), Some(4), "and stat, ro, doors: {own}");
     assert_eq!(post("/v1/devices/d/load", r#"{"table": "0 16 zero"}"#).0, "200");
     assert_eq!(get("/v1/devices/d").1["inactive_table"], json!(true));
     assert_eq!(post("/v1/devices/d/suspend", "").0, "200");

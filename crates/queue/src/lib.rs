@@ -42,4 +42,4 @@ pub use leaf::{Leaf, OpenFile, SharedLeaf};
 pub use mem::Mem;
 pub use merge::{BlockLeaf, MergingLeaf};
 pub use null::Null;
-pub use stats::{Counts, OtherCores, Stats, Ticket};
+pub use stats::{Counts, OtherCores, Stats, Ticket, requests_are_timed, time_requests};

@@ -40,6 +40,7 @@ impl Monitor {
     /// Starts one; it ends when core 0 does. Needs a runtime.
     pub(crate) fn start(core: CoreHandle) -> Arc<Monitor> {
         note_start();
+        queue::time_requests();
         let monitor = Arc::new(Monitor { wanted: Notify::new(), last: watch::Sender::new(None) });
         tokio::spawn(monitor.clone().observe(core));
         monitor

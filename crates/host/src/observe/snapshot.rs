@@ -126,10 +126,11 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
     let devices = engine.dm.devices().iter().map(|device| state(engine, device)).collect();
     let leaves = engine.leaves.opened().into_iter().map(|leaf| {
         let stats = leaf.stats();
+        let is_timed = queue::requests_are_timed() && !leaf.is_in_memory();
         LeafState {
             name: leaf.name().to_owned(),
             counts: OPS.map(|(op, _)| stats.of(op)),
-            latencies: (!leaf.is_in_memory()).then(|| OPS.map(|(op, _)| stats.latencies(op))),
+            latencies: is_timed.then(|| OPS.map(|(op, _)| stats.latencies(op))),
             errors: stats.errors(),
             failures: stats.failures(),
             in_flight: stats.in_flight(),

@@ -88,7 +88,7 @@ pub(super) static REQUEST_DURATION: Spec = spec(
 /// The same of leaves, except those in memory.
 pub(super) static LEAF_DURATION: Spec = spec(
     "request_duration_seconds",
-    "time that requests of the leaf took, waits in its throttle included",
+    "time that requests of the leaf took, waits in its throttle included; only by `--metrics`",
     Metric::HISTOGRAM,
 );
 

@@ -88,13 +88,33 @@ impl Daemon {
         options: &[&str],
         variables: &[(&str, &str)],
     ) -> Daemon {
-        let (child, mut stderr) = spawn_with_env(dir.path(), options, variables);
+        let started = Daemon::try_start(dir, options, variables);
+        started.unwrap_or_else(|(_, log)| panic!("no daemon: {log}"))
+    }
+
+    /// The same; if it does not come up, its folder and its log.
+    pub(crate) fn try_start_in(
+        dir: TempDir,
+        options: &[&str],
+    ) -> Result<Daemon, (TempDir, String)> {
+        Daemon::try_start(dir, options, &[])
+    }
+
+    fn try_start(
+        dir: TempDir,
+        options: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Daemon, (TempDir, String)> {
+        let (mut child, mut stderr) = spawn_with_env(dir.path(), options, variables);
         let mut log = String::new();
         while !log.contains("millpond: ready ") {
-            assert!(stderr.read_line(&mut log).unwrap() > 0, "no daemon: {log}");
+            if stderr.read_line(&mut log).unwrap() == 0 {
+                child.wait().unwrap();
+                return Err((dir, log));
+            }
         }
         let ready = log.lines().last().unwrap_or_default().to_owned();
-        Daemon { child, stderr, ready, dir }
+        Ok(Daemon { child, stderr, ready, dir })
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {

@@ -6,10 +6,10 @@ use clap::Args;
 use control::{Failure, api, attr, parse_size, paths};
 use host::{Format, Listing, parse_time, print};
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::Instant;
 
 use crate::client::Client;
-use crate::progress::{EVERY, LongOp, Progress, QUIET};
+use crate::progress::{LongOp, show_while};
 
 /// Write everything of a write cache back, gently
 ///
@@ -65,35 +65,41 @@ impl DrainArgs {
 
 /// Runs the verb.
 pub(crate) async fn drain(client: &Client, a: &DrainArgs) -> Result<(), Failure> {
-    let path = paths::attribute(&a.name, attr::DRAIN);
-    let set = |value: String| {
-        let body = api::Attribute { value: api::Value::Text(value) };
-        let path = path.clone();
-        async move { client.put::<_, api::Attribute>(&path, &body).await }
-    };
-    let (began, progress) = (Instant::now(), Progress::new(LongOp::Drain, &a.name));
-    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let answer = set(a.words());
-    tokio::pin!(answer);
-    let ended = loop {
-        tokio::select! {
-            answer = &mut answer => break answer,
-            _ = tick.tick() => progress.show(client).await,
-            signal = tokio::signal::ctrl_c() => {
-                signal.map_err(|e| Failure::new(ErrorKind::Io, format!("signals: {e}")))?;
-                set("stop".to_owned()).await?;
-                break answer.await;
-            }
-        }
-    };
-    progress.finish();
-    ended?;
+    let began = Instant::now();
+    stoppable(client, &a.name, set(client, &a.name, a.words())).await?;
     if a.listing.format == Format::Json {
         let seconds = began.elapsed().as_secs_f64();
         print(&format!("{}\n", json!({ "device": a.name, "drained": true, "seconds": seconds })))?;
     }
     Ok(())
+}
+
+/// Shows the progress of a drain of `name` until the request that began it is answered. A signal
+/// stops the drain: the answer is then its failure.
+pub(crate) async fn stoppable<T>(
+    client: &Client,
+    name: &str,
+    answer: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let answer = async {
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                answer = &mut answer => return answer,
+                signal = tokio::signal::ctrl_c() => {
+                    signal.map_err(|e| Failure::new(ErrorKind::Io, format!("signals: {e}")))?;
+                    // Fails if no drain is running. The answer to the request is what counts.
+                    let _ = set(client, name, "stop".into()).await;
+                }
+            }
+        }
+    };
+    show_while(client, LongOp::Drain, name, answer).await
+}
+
+async fn set(client: &Client, name: &str, value: String) -> Result<api::Attribute, Failure> {
+    let body = api::Attribute { value: api::Value::Text(value) };
+    client.put(&paths::attribute(name, attr::DRAIN), &body).await
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::client::Client;
 /// Shorter commands show no progress.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
 /// How often a bar is drawn, and a line may be printed, after that.
-pub(crate) const EVERY: Duration = Duration::from_secs(1);
+const EVERY: Duration = Duration::from_secs(1);
 /// Rate and time left are those of this last time.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Samples of the window: one for each [`EVERY`], and the one before the window.
@@ -122,7 +122,7 @@ impl LongOp {
 
 /// Progress of one command.
 #[derive(Debug)]
-pub(crate) struct Progress {
+struct Progress {
     what: LongOp,
     name: String,
     began: Instant,
@@ -131,7 +131,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(what: LongOp, name: &str) -> Progress {
+    fn new(what: LongOp, name: &str) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {msg}")
                 .expect("a constant template");
@@ -145,7 +145,7 @@ impl Progress {
     }
 
     /// Asks the daemon for the progress and shows it, if there is any.
-    pub(crate) async fn show(&self, client: &Client) {
+    async fn show(&self, client: &Client) {
         let (done, total) = match self.what {
             LongOp::Flush => (
                 self.number(client, attr::FLUSH_DONE_BLOCKS).await,
@@ -174,7 +174,7 @@ impl Progress {
         }
     }
 
-    pub(crate) fn finish(&self) {
+    fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

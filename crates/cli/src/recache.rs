@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond uncache` and `millpond replace-cache`: take the write cache of a device in use away,
 //! or put another one in its place. A signal stops them as long as blocks are drained.
-use block::ErrorKind;
 use clap::Args;
-use control::{Failure, api, attr, name_with_absolute_path, paths, plain};
+use control::{Failure, api, name_with_absolute_path, paths, plain};
 use host::{Format, Listing, current_dir, print};
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::client::Client;
-use crate::progress::{EVERY, LongOp, Progress, QUIET};
+use crate::drain::stoppable;
 use crate::requests::warn;
 
 /// Write everything of a write cache back, and take the cache away while clients work
@@ -94,8 +92,7 @@ fn report(
     }
 }
 
-/// Sends the request, and shows the progress of the drain. A signal stops the drain: the answer is
-/// its failure.
+/// Sends the request. Without a drain a signal has nothing to stop: the swap ends by itself.
 async fn run(
     client: &Client,
     name: &str,
@@ -104,23 +101,5 @@ async fn run(
 ) -> Result<api::Recached, Failure> {
     let path = paths::of_device(name, verb);
     let answer = client.post::<_, api::Recached>(&path, body);
-    tokio::pin!(answer);
-    let progress = Progress::new(LongOp::Drain, name);
-    let mut tick = interval_at(Instant::now() + QUIET, EVERY);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let answer = loop {
-        tokio::select! {
-            answer = &mut answer => break answer,
-            _ = tick.tick() => progress.show(client).await,
-            signal = tokio::signal::ctrl_c() => {
-                signal.map_err(|e| Failure::new(ErrorKind::Io, format!("signals: {e}")))?;
-                let stop = api::Attribute { value: api::Value::Text("stop".into()) };
-                let path = paths::attribute(name, attr::DRAIN);
-                // Without a drain there is nothing to stop: the swap ends by itself.
-                let _ = client.put::<_, api::Attribute>(&path, &stop).await;
-            }
-        }
-    };
-    progress.finish();
-    answer
+    stoppable(client, name, answer).await
 }

@@ -104,13 +104,18 @@ impl Limits {
 
     /// Whether `bio` lies on the device and is aligned to its logical blocks.
     pub fn check_range(&self, bio: &Bio) -> Result<(), Status> {
+        self.check_range_within(bio, self.capacity)
+    }
+
+    /// The same for a device that has `capacity` now.
+    pub fn check_range_within(&self, bio: &Bio, capacity: Sector) -> Result<(), Status> {
         if bio.op == Op::Flush {
             return Ok(());
         }
         let Sector(mask) = Sector::from_bytes(u64::from(self.logical_block_bytes) - 1);
         let end = bio.sector.checked_add(bio.len).ok_or(Status::Invalid)?;
         let aligned = (bio.sector.0 | bio.len.0) & mask == 0;
-        let lies_on_it = bio.len > Sector::ZERO && end <= self.capacity;
+        let lies_on_it = bio.len > Sector::ZERO && end <= capacity;
         if aligned && lies_on_it { Ok(()) } else { Err(Status::Invalid) }
     }
 }

@@ -7,6 +7,7 @@ use host::{Listing, TableArgs};
 use crate::clients::{ClientsArgs, DisconnectArgs};
 use crate::drain::DrainArgs;
 use crate::recache::{ReplaceCacheArgs, UncacheArgs};
+use crate::resize::ResizeArgs;
 use crate::save::SaveArgs;
 use crate::show::ShowArgs;
 use crate::top::TopArgs;
@@ -27,6 +28,7 @@ pub enum ControlVerb {
     Drain(DrainArgs),
     Uncache(UncacheArgs),
     ReplaceCache(ReplaceCacheArgs),
+    Resize(ResizeArgs),
     Status(StatusArgs),
     Table(TableListArgs),
     Info(InfoArgs),

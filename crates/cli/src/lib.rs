@@ -26,6 +26,7 @@ mod recache;
 mod recover;
 mod reproduce;
 mod requests;
+mod resize;
 mod save;
 mod show;
 mod top;

@@ -24,6 +24,7 @@ use crate::process::Process;
 use crate::progress::{LongOp, QUIET, show_while};
 use crate::recache::{replace_cache, uncache};
 use crate::requests::{self, Lines, Removal};
+use crate::resize::resize;
 use crate::save::save;
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 use crate::top::run as top;
@@ -56,6 +57,7 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         ControlVerb::ReplaceCache(a) => {
             within(format!("replace-cache {}", a.name), replace_cache(client, &a).await)
         }
+        ControlVerb::Resize(a) => within(format!("resize {}", a.name), resize(client, &a).await),
         ControlVerb::Status(a) => within(verb_of("status", &a.name), status(client, &a).await),
         ControlVerb::Table(a) => within(verb_of("table", &a.name), table(client, &a).await),
         ControlVerb::Info(a) => within(verb_of("info", &a.name), info(client, &a).await),

@@ -100,6 +100,31 @@ pub struct Recached {
     pub warnings: Vec<String>,
 }
 
+/// `POST .../resize`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Resize {
+    /// The size that the device gets; without, as much as the devices of its last line have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The token of an earlier refusal to shrink it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub force: Option<String>,
+}
+
+/// Answer to `resize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resized {
+    /// As it is now.
+    pub device: Device,
+    /// Its size before.
+    pub sectors_before: u64,
+    /// The live table as it is now.
+    pub table: Vec<Line>,
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
 /// Answer to `GET /v1/config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedConfig {

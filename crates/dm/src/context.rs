@@ -46,6 +46,12 @@ pub trait Resolver {
     /// anybody holds the device; dropping the last reference closes it. The device's name is a
     /// word that opens it again: `table` prints it.
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>>;
+
+    /// Reads the size of a device that [`Resolver::open`] has opened again: it may have grown. Its
+    /// limits have the new one afterwards.
+    fn read_size(&self, _device: &Rc<dyn BlockDevice>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// A resolver that knows no device: tables can name mapped devices only.

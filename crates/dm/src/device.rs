@@ -55,6 +55,7 @@ mod force;
 pub(crate) mod handles;
 mod open_count;
 mod replace;
+pub(crate) mod resize;
 mod state;
 mod suspend;
 mod unsaved;

@@ -283,6 +283,21 @@ impl Dm {
         Ok(table)
     }
 
+    /// The length that a line has with the length `-`, as the table of `device`.
+    pub(crate) async fn whole_length_of(
+        &self,
+        device: &Rc<MappedDevice>,
+        kind: &TargetType,
+        (start, args): (Sector, &[String]),
+    ) -> Result<Sector, Error> {
+        let devices: Rc<dyn DeviceLookup> = Rc::new(TableDevices {
+            dm: self.me.clone(),
+            device: Rc::downgrade(device),
+            uses: Rc::default(),
+        });
+        self.whole_length(kind, &devices, start, args).await
+    }
+
     async fn whole_length(
         &self,
         kind: &TargetType,
@@ -358,7 +373,10 @@ impl Dm {
         let replicas = self.replicas.borrow().clone();
         for device in self.with_those_above(device) {
             device.refresh_flat();
-            device.flat.publish(device.minor(), &*replicas);
+            match device.flat() {
+                Some(_) => device.flat.publish(device.minor(), &*replicas),
+                None => replicas.set_limits(device.minor(), &device.limits()),
+            }
         }
     }
 

@@ -32,11 +32,13 @@ impl Leaves {
         }
     }
 
-    /// Opens a leaf, or shares it while it is in use.
+    /// Opens a leaf, or shares it while it is in use, with the size that it has now.
     pub(crate) async fn open(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
         let key = self.resolver.canonical(word).await?;
         self.opened.wait_for(|| !self.opening.borrow().contains(&key)).await;
-        if let Some(leaf) = self.open.borrow().get(&key).and_then(Weak::upgrade) {
+        let shared = self.open.borrow().get(&key).and_then(Weak::upgrade);
+        if let Some(leaf) = shared {
+            self.resolver.read_size(&leaf).await?;
             return Ok(leaf);
         }
         self.opening.borrow_mut().insert(key.clone());

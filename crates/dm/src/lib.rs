@@ -14,8 +14,9 @@
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
 //! Invariants: DM-D1 to DM-D5 in `device.rs`, DM-FO1 to DM-FO3 in `device/force.rs`, DM-R1 to
-//! DM-R3 in `device/replace.rs`, DM-U1 and DM-U2 in `device/unsaved.rs`, DM-O1 to DM-O3 in
-//! `overlap.rs`, DM-A1 and DM-A2 in `attributes.rs`, DM-F1 and DM-F2 in `flat.rs`.
+//! DM-R3 in `device/replace.rs`, DM-RS1 in `device/resize.rs`, DM-U1 and DM-U2 in
+//! `device/unsaved.rs`, DM-O1 to DM-O3 in `overlap.rs`, DM-A1 and DM-A2 in
+//! `attributes.rs`, DM-F1 and DM-F2 in `flat.rs`.
 #![warn(missing_docs)]
 
 mod account;
@@ -50,6 +51,7 @@ mod whole;
 pub use attributes::{attributes_of_all, attributes_of_tables};
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::handles::Opened;
+pub use device::resize::ResizedTable;
 pub use device::{MAJOR, MappedDevice};
 pub use dm::{Dm, NESTING_MAX};
 pub use doors::{Doors, ReadOnly};

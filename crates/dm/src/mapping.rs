@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use block::{Error, LocalFuture};
+use block::{Error, Limits, LocalFuture};
 
 use crate::flat::Flat;
 
@@ -60,6 +60,9 @@ pub trait Replicas {
 
     /// Other cores may use this mapping of device `minor`, until it is withdrawn.
     fn publish(&self, minor: u32, flat: &Flat);
+
+    /// Other cores have no mapping of device `minor`, and it has these limits now.
+    fn set_limits(&self, _minor: u32, _limits: &Limits) {}
 }
 
 /// There are no other cores.

@@ -69,7 +69,7 @@ pub fn parse(text: &str) -> Result<Vec<Line>, Error> {
     Ok(lines)
 }
 
-fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
+pub(crate) fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
     let mut words = split(raw)?.into_iter();
     let (Some(start), Some(len), Some(kind)) = (words.next(), words.next(), words.next()) else {
         return Err(Error::invalid(format!(

@@ -8,6 +8,7 @@
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 mod attributes;
 mod recache;
+mod resize;
 mod save;
 
 use std::cell::{Cell, RefCell};

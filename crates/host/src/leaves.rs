@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos, same_device};
+use block::{Base, BlockDevice, Error, ErrorKind, LocalFuture, Nanos, Sector, same_device};
 use dm::Resolver;
 use queue::wbt::SharedWbt;
 use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
@@ -371,6 +371,20 @@ impl Resolver for Leaves {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let (leaves, word) = (self.clone(), word.to_owned());
         Box::pin(async move { Ok(leaves.open_word(word).await? as Rc<dyn BlockDevice>) })
+    }
+
+    fn read_size(&self, device: &Rc<dyn BlockDevice>) -> LocalFuture<Result<(), Error>> {
+        let opened = self.opened().into_iter().find(|leaf| same_device(leaf, device));
+        let files = self.0.files.clone();
+        Box::pin(async move {
+            let (Some(leaf), Some(files)) = (opened, files) else { return Ok(()) };
+            let Some(file) = leaf.file() else { return Ok(()) };
+            if let Some(now) = files.capacity(file, leaf.name()).await? {
+                let block = Sector::from_bytes(leaf.limits().write_unit_bytes().into());
+                leaf.set_capacity(Sector(now.0 / block.0 * block.0));
+            }
+            Ok(())
+        })
     }
 }
 

@@ -65,6 +65,7 @@ pub(crate) enum DeviceVerb {
     Flush,
     Uncache,
     ReplaceCache,
+    Resize,
     Status,
     Table(TableSlot),
     Deps,
@@ -137,6 +138,7 @@ fn verb(method: &Method, rest: &[&str], query: &str) -> Result<Option<DeviceVerb
         ("POST", ["flush"]) => DeviceVerb::Flush,
         ("POST", ["uncache"]) => DeviceVerb::Uncache,
         ("POST", ["replace-cache"]) => DeviceVerb::ReplaceCache,
+        ("POST", ["resize"]) => DeviceVerb::Resize,
         ("GET", ["status"]) => DeviceVerb::Status,
         ("GET", ["table"]) => DeviceVerb::Table(slot(query)?),
         ("GET", ["deps"]) => DeviceVerb::Deps,
@@ -322,6 +324,16 @@ async fn of_device(
             };
             recached(state, change(core, name, replace).await?).await
         }
+        DeviceVerb::Resize => {
+            let how = parse::<api::Resize>(body)?;
+            let (_client, is_wanted) = client();
+            let resize =
+                async move |e: Rc<Engine>, name: String| e.resize(&name, &how, &is_wanted).await;
+            let mut answer = change(core, name, resize).await?;
+            let stale = state.config.stale_table(&answer.device.name, &answer.table).await;
+            answer.warnings.extend(stale);
+            json(&answer)
+        }
         DeviceVerb::Status => json(&core.call(async move |e| e.status(&name).await).await??),
         DeviceVerb::Table(slot) => json(&core.call(async move |e| e.table(&name, slot)).await??),
         DeviceVerb::Deps => json(&core.call(async move |e| e.deps(&name)).await??),
@@ -455,6 +467,7 @@ mod tests {
             ("POST", "/v1/devices/wc/flush", "", of("wc", DeviceVerb::Flush)),
             ("POST", "/v1/devices/wc/uncache", "", of("wc", DeviceVerb::Uncache)),
             ("POST", "/v1/devices/wc/replace-cache", "", of("wc", DeviceVerb::ReplaceCache)),
+            ("POST", "/v1/devices/wc/resize", "", of("wc", DeviceVerb::Resize)),
             ("GET", "/v1/devices/wc/status", "", of("wc", DeviceVerb::Status)),
             ("GET", "/v1/devices/wc/table", "", of("wc", DeviceVerb::Table(TableSlot::Live))),
             (

@@ -12,7 +12,7 @@ const RELATED: [&str; 9] = [
     "create load resume table targets help",
     "suspend resume",
     "remove remove_all clear recover",
-    "drain flush recover message uncache replace-cache",
+    "drain flush recover message uncache replace-cache resize",
     "status show top info ls deps wait clients disconnect",
     "get set",
     "inspect recover wipe",

@@ -89,12 +89,22 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
     }
     let size = session.limits.capacity.bytes();
     let within = request.offset.checked_add(len).is_some_and(|end| end <= size);
-    let fills = matches!(command, Command::Write { .. } | Command::WriteZeroes { .. });
     match within {
         true => Ok(command),
-        false if fills => Err(Errno::NoSpace),
+        false if fills(command) => Err(Errno::NoSpace),
         false => Err(Errno::Invalid),
     }
+}
+
+fn fills(command: Command) -> bool {
+    matches!(command, Command::Write { .. } | Command::WriteZeroes { .. })
+}
+
+/// Whether a request that lies in the size that the client knows reaches beyond what the device has
+/// now: it was made smaller meanwhile.
+fn is_beyond_end(session: &Session, request: &Request) -> bool {
+    let (at, end) = range(request);
+    at.max(end) > session.device.limits().capacity
 }
 
 /// Bytes that a request holds from its admission until its reply has left (NB-N2).
@@ -164,6 +174,7 @@ pub(crate) async fn run(job: Job) {
             let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast);
             then_flush(&conn, fua, zeroed).await
         }
+        Command::BlockStatus { .. } if is_beyond_end(session, &request) => Err(Status::Invalid),
         Command::BlockStatus { one } => {
             let bytes = held_bytes(session, command, &request);
             return block_status(&conn, &request, one, bytes).await;
@@ -192,7 +203,10 @@ fn record(session: &Session, command: Command, begun: Nanos) {
 fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Result<(), Status>) {
     let session = conn.session();
     let bytes = held_bytes(session, command, request);
-    if let Some(error) = done.err().and_then(Errno::from_status) {
+    if let Some(mut error) = done.err().and_then(Errno::from_status) {
+        if error == Errno::Invalid && fills(command) && is_beyond_end(session, request) {
+            error = Errno::NoSpace;
+        }
         conn.count_error();
         conn.reply(Reply::error(session, request, error, bytes));
         return;

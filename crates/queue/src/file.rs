@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status};
 use reactor::FileId;
@@ -18,7 +20,10 @@ use crate::wbt::{SharedWbt, Throttle, Wbt};
 ///
 /// `limits.max_io_bytes` is advice to clients: a larger bio is served too.
 pub struct FileLeaf {
+    /// Its capacity is that of when it was opened.
     limits: Limits,
+    /// How many sectors it has now, on all cores.
+    capacity: Arc<AtomicU64>,
     identity: Option<String>,
     wbt: Wbt,
     /// Closes the file.
@@ -55,7 +60,8 @@ impl FileLeaf {
         let (stats, errors) = (Stats::new(name.into()), FlushErrors::new(errors));
         let block_bytes = limits.logical_block_bytes;
         let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
-        FileLeaf { limits, identity: None, wbt: Wbt::new(throttle), close: None }
+        let capacity = Arc::new(AtomicU64::new(limits.capacity.0));
+        FileLeaf { limits, capacity, identity: None, wbt: Wbt::new(throttle), close: None }
     }
 
     /// The same with what tells its file from all others, as far as that is known.
@@ -105,6 +111,11 @@ impl FileLeaf {
         &self.wbt.throttle().stats
     }
 
+    fn capacity(&self) -> Sector {
+        // Nothing else is published by it: a bio that is refused by an old value came too early.
+        Sector(self.capacity.load(Ordering::Relaxed))
+    }
+
     fn knows(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Write | Op::Flush => true,
@@ -125,11 +136,11 @@ impl BlockDevice for FileLeaf {
     }
 
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        Limits { capacity: self.capacity(), ..self.limits.clone() }
     }
 
     fn submit(&self, bio: Bio) {
-        match self.limits.check_range(&bio) {
+        match self.limits.check_range_within(&bio, self.capacity()) {
             Ok(()) => self.submit_at(bio.sector, bio),
             Err(status) => self.refuse(bio.sector, bio, status),
         }
@@ -181,13 +192,20 @@ impl Leaf for FileLeaf {
         Some(self.file())
     }
 
+    fn set_capacity(&self, capacity: Sector) {
+        self.capacity.store(capacity.0, Ordering::Relaxed);
+    }
+
     fn share(&self) -> Option<SharedLeaf> {
         let (name, limits) = (self.name().to_owned(), self.limits());
         let (wbt, errors) = (self.shared_wbt(), self.shared_flush_errors());
+        let capacity = self.capacity.clone();
         Some(SharedLeaf::new(self, move |file| {
             let OpenFile { id, close } = file.expect("its opener has the file on this core");
             let leaf = FileLeaf::on_same_file(&name, id, limits.clone(), &wbt, &errors);
-            Rc::new(leaf.closed_by(close))
+            let mut leaf = leaf.closed_by(close);
+            leaf.capacity = capacity.clone();
+            Rc::new(leaf)
         }))
     }
 }
@@ -261,6 +279,35 @@ mod tests {
                 "write_zeroes 0+4096",
             ]
         );
+    }
+
+    #[test]
+    fn a_file_that_has_grown_is_longer_on_all_cores() {
+        let script = Script::default();
+        with_core(script.driver(), async {
+            let here = leaf(Limits { logical_block_bytes: 4096, ..Limits::new(Sector(80)) });
+            let open = || OpenFile { id: FileId(8), close: Box::new(|_| {}) };
+            let shared = here.share().unwrap();
+            let there = shared.open(Some(open()));
+            let merging = crate::MergingLeaf::new(FileLeaf::new(
+                "disk1",
+                FileId(9),
+                Limits { logical_block_bytes: 4096, ..Limits::new(Sector(80)) },
+            ));
+            let class = Class::Normal;
+            for (old, new) in [(80, 160), (160, 80)] {
+                let (at, end) = (Sector(old.min(new)), Sector(new));
+                here.set_capacity(end);
+                merging.set_capacity(end);
+                let late = shared.open(Some(open()));
+                let devices: [&dyn BlockDevice; 4] = [&*here, &*there, &*late, &merging];
+                for device in devices {
+                    assert_eq!(device.limits().capacity, end);
+                    let read = read(device, class, at, pattern(4096, 0)).await;
+                    assert_eq!(read.is_ok(), new > old, "{new}");
+                }
+            }
+        });
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::Base;
+use block::{Base, Sector};
 use reactor::FileId;
 
 use crate::stats::{OtherCores, Stats};
@@ -57,6 +57,10 @@ pub trait Leaf: Base {
     fn file(&self) -> Option<FileId> {
         None
     }
+
+    /// It has so many sectors from now on, on all cores: its file has grown or was cut. Whole
+    /// logical blocks. Only a leaf on a file changes.
+    fn set_capacity(&self, _capacity: Sector) {}
 
     /// What another core needs to open the same file or memory. Without it, other cores send their
     /// bios to the core of this leaf.

@@ -75,7 +75,9 @@ struct Shared<D> {
     /// below a block, and all while there is a lock.
     mask: Cell<u64>,
     leaf: D,
+    /// Its capacity is that of when it was opened.
     limits: Limits,
+    capacity: Cell<Sector>,
     block: Sector,
     locks: RefCell<RangeLocks>,
     unlocked: WaitList,
@@ -108,6 +110,7 @@ impl<D: BlockLeaf + 'static> MergingLeaf<D> {
         MergingLeaf(Rc::new(Shared {
             mask: Cell::new(block.0 - 1),
             leaf,
+            capacity: Cell::new(limits.capacity),
             limits,
             block,
             locks: RefCell::default(),
@@ -324,12 +327,12 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
     }
 
     fn limits(&self) -> Limits {
-        self.0.limits.clone()
+        Limits { capacity: self.0.capacity.get(), ..self.0.limits.clone() }
     }
 
     fn submit(&self, bio: Bio) {
         let bits = bio.sector.0 | bio.len.0;
-        match self.0.limits.check_range(&bio) {
+        match self.0.limits.check_range_within(&bio, self.0.capacity.get()) {
             Ok(()) => self.enter(bits, bio.sector, bio),
             // The leaf refuses it, and counts that.
             Err(_) => self.0.leaf.submit(bio),
@@ -390,6 +393,11 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
 
     fn file(&self) -> Option<FileId> {
         self.0.leaf.file()
+    }
+
+    fn set_capacity(&self, capacity: Sector) {
+        self.0.leaf.set_capacity(capacity);
+        self.0.capacity.set(self.0.leaf.limits().capacity);
     }
 
     fn share(&self) -> Option<SharedLeaf> {

@@ -113,7 +113,8 @@ impl Workload {
         Workload { by, ..self.clone() }
     }
 
-    /// One client: `requests` requests one after the other, anywhere on the oracle's blocks.
+    /// One client: `requests` requests one after the other, anywhere on the oracle's blocks that
+    /// the device has.
     pub fn client(
         &self,
         device: Rc<dyn BlockDevice>,
@@ -149,7 +150,7 @@ impl Workload {
         beside: &Rc<BackgroundFlushes>,
     ) -> Result<(), String> {
         let device = &**opened;
-        let (mix, blocks) = (&self.mix, self.oracle.borrow().block_count());
+        let (mix, blocks) = (&self.mix, self.blocks_of(device));
         let (dice, range, fua) = {
             let rng = &mut self.world.borrow_mut().rng;
             let all = mix.reads + mix.writes + mix.flushes + mix.discards + mix.write_zeroes;
@@ -178,6 +179,13 @@ impl Workload {
             return self.change(device, range, Change::Discard, false).await;
         }
         self.change(device, range, Change::WriteZeroes, false).await
+    }
+
+    /// The oracle's blocks that the device has now: it may grow.
+    fn blocks_of(&self, device: &dyn BlockDevice) -> u64 {
+        let oracle = self.oracle.borrow();
+        let has = device.limits().capacity.bytes() / oracle.block_bytes() as u64;
+        oracle.block_count().min(has)
     }
 
     fn sectors(&self, range: &std::ops::Range<u64>) -> (Sector, Sector, usize) {
@@ -271,8 +279,7 @@ impl Workload {
     ) -> impl Future<Output = Result<(), String>> + 'static {
         let this = self.clone();
         async move {
-            let blocks = this.oracle.borrow().block_count();
-            for block in 0..blocks {
+            for block in 0..this.blocks_of(&*device) {
                 this.read(&*device, block..block + 1).await?;
             }
             Ok(())

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Limits, Nanos};
+use block::{Error, ErrorKind, Limits, Nanos, Sector};
 use reactor::{FileId, now, sleep, yield_now};
 
 use crate::file::{self, File, OpenOptions};
@@ -202,6 +202,18 @@ impl Files {
     /// [`Opened::identity`] of `path`, without opening it.
     pub fn identity(path: &Path) -> Result<String, Error> {
         file::identity(path)
+    }
+
+    /// How many sectors an open file or block device has now, without blocking the core; `None` of
+    /// a mapped one, which keeps the size that it had when it was mapped. `what` is its path.
+    ///
+    /// # Errors
+    /// As [`Files::away`].
+    pub async fn capacity(&self, file: FileId, what: &str) -> Result<Option<Sector>, Error> {
+        let Some(shared) = self.share(file) else { return Ok(None) };
+        let path = what.to_owned();
+        let work = move || limits::capacity(Path::new(&path), shared.descriptor());
+        self.away(what, work).await.map(Some)
     }
 
     /// An open file, for [`Files::adopt`] of another core; `None` if it is closed, or mapped: only

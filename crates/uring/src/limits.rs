@@ -79,6 +79,22 @@ pub(crate) fn of(
     Ok(limits)
 }
 
+/// How many sectors an open file or block device has now.
+pub(crate) fn capacity(path: &Path, fd: &OwnedFd) -> Result<Sector, Error> {
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(|e| os_error(path, "look it up", e))?;
+    let bytes = if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+        bytes_of_block_device(path, fd)?
+    } else {
+        stat.stx_size
+    };
+    Ok(Sector::from_bytes(bytes))
+}
+
+fn bytes_of_block_device(path: &Path, fd: &OwnedFd) -> Result<u64, Error> {
+    seek(fd, SeekFrom::End(0)).map_err(|e| os_error(path, "ask for its size", e))
+}
+
 fn of_regular_file(fd: &OwnedFd, stat: &Statx) -> Limits {
     let block = stat.stx_blksize.clamp(SECTOR_BYTES, 1 << 20);
     // A hole beyond the end changes nothing, but shows whether holes can be made.
@@ -98,7 +114,7 @@ fn of_regular_file(fd: &OwnedFd, stat: &Statx) -> Limits {
 
 fn of_block_device(path: &Path, fd: &OwnedFd, stat: &Statx, direct: bool) -> Result<Limits, Error> {
     let failed = |e| os_error(path, "ask for its size", e);
-    let bytes = seek(fd, SeekFrom::End(0)).map_err(failed)?;
+    let bytes = bytes_of_block_device(path, fd)?;
     let logical = ioctl_blksszget(fd).map_err(failed)?;
     let physical = ioctl_blkpbszget(fd).map_err(failed)?;
     let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);

@@ -55,6 +55,12 @@ impl Kind {
     }
 }
 
+impl SharedFile {
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
+        &self.fd
+    }
+}
+
 impl fmt::Debug for SharedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedFile({:?})", self.fd)

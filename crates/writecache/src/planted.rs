@@ -125,6 +125,8 @@ pub enum Fault {
     ZeroesEndNothing,
     /// A cache counts as marked as replaced before the mark is durable.
     MarkNotFlushed,
+    /// A cache serves another length than its superblock has.
+    SizeNotAdopted,
     /// Parts: a FLUSH ends when the first part has ended it.
     FlushOfFirstPart,
     /// Parts: the superblock of a part is not asked which part it is, and of which cache.

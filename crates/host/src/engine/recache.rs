@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Writes back what is dirty while clients work, until little is left.
-    async fn drain_for_swap(
+    pub(super) async fn drain_for_swap(
         &self,
         name: &str,
         is_wanted: &dyn Fn() -> bool,

@@ -7,7 +7,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex};
 
-use block::{Base, BlockDevice, LocalFuture, Op, Sector, Status};
+use block::{Base, BlockDevice, Limits, LocalFuture, Op, Sector, Status};
 use dm::{Dm, Flat, MappedDevice, Opened, Replicas};
 use queue::Leaf;
 use reactor::{Msg, WaitList, export, post, unexport};
@@ -198,6 +198,10 @@ impl Replicas for Publisher {
                 LeaseState { mode: mode_of(local.clone()), limits: flat.limits().clone() };
         });
         owner.request_refresh();
+    }
+
+    fn set_limits(&self, minor: u32, limits: &Limits) {
+        self.0.for_each_lease(minor, |entry| entry.state().limits = limits.clone());
     }
 }
 

@@ -23,6 +23,7 @@ mod page;
 mod parts;
 mod recache;
 mod reproduce;
+mod resize;
 mod save;
 mod service;
 mod show;

@@ -125,7 +125,9 @@ pub(crate) async fn open_native(
     if let Some(Adoption { origin_id, origin_sectors }) = adopts {
         (superblock.origin_id, superblock.origin_sectors) = (origin_id, origin_sectors);
         superblock.generation += 1;
-        write_copies(&config, &*device, &superblock).await?;
+        if !config.planted.is(Fault::SizeNotAdopted) {
+            write_copies(&config, &*device, &superblock).await?;
+        }
     }
     let cut_off = end.cut_off && !config.planted.is(Fault::TailKept);
     if cut_off || (end.torn && !config.planted.is(Fault::TornTailKept)) {

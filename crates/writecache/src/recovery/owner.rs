@@ -49,8 +49,8 @@ pub(crate) fn ownership(
         return Err(Error::invalid(format!(
             "cache device {cache} holds {cached} blocks ({dirty} dirty) of an origin of {has} \
              sectors, the table maps {sectors}: it is another origin's cache, or the origin was \
-             resized. Make a table of {has} sectors, `message NAME 0 flush` it, and the empty \
-             cache takes any size; nothing was changed"
+             resized. Make a table of {has} sectors; `millpond resize NAME` gives the device \
+             another size then; nothing was changed"
         )));
     }
     let resized = Adoption { origin_id: superblock.origin_id, origin_sectors: sectors.0 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A cache is taken out of a stack in use, put in again, and replaced by another one, again and
-//! again, while clients work and the power goes at any step. The next life begins with the table
-//! that a configuration file may still have, that of before. Nothing is lost, and no old block is
-//! served.
+//! A cache is taken out of a stack in use, put in again, and replaced by another one, and the
+//! device grows, again and again, while clients work and the power goes at any step. The next life
+//! begins with the table that a configuration file may still have, that of before. Nothing is lost,
+//! and no old block is served.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Target};
-use dm::{Constructing, Context, Dm, Resolver, TargetType};
+use dm::{Constructing, Context, Dm, Resolver, TargetType, Whole};
 use reactor::FileId;
 use sim::harness::{self, CrashTest, Engine, OperatorState, Step, Stop, Work};
 use sim::{DiskSpec, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
@@ -24,12 +24,28 @@ enum Stack {
     Cached(usize),
 }
 
+/// What is below the device, and how large it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    stack: Stack,
+    len: Sector,
+}
+
+impl Shape {
+    fn with(self, stack: Stack) -> Shape {
+        Shape { stack, ..self }
+    }
+}
+
 #[derive(Clone)]
 struct Setup {
     world: WorldRef,
     block_size: u32,
     blocks: u64,
+    /// The size of the origin, which the device may grow to.
     sectors: Sector,
+    /// The size of the device at first.
+    first_len: Sector,
     options: String,
     formats: [&'static str; 2],
     chunk: Sector,
@@ -43,7 +59,9 @@ impl Setup {
         let mut w = world.borrow_mut();
         let block_size: u32 = w.rng.pick(&[512, 4096]);
         let blocks = w.rng.range(4, 60);
-        let sectors = Sector(blocks * u64::from(block_size) / 512);
+        let unit = u64::from(block_size) / 512;
+        let sectors = Sector(blocks * unit);
+        let first_len = Sector(w.rng.range(blocks / 2, blocks + 1) * unit);
         let parts = if w.rng.below(4) == 0 { " parts 2" } else { "" };
         let area = Sector(2 * if parts.is_empty() { w.rng.pick(&[416, 1024]) } else { 1024 });
         let mut cache = |name| match parts.is_empty() && w.rng.below(4) == 0 {
@@ -69,12 +87,22 @@ impl Setup {
         drop(w);
         let chunk = Sector(u64::from(block_size) / 512 * 4);
         let world = world.clone();
-        let (origin, sectors) = (origin, sectors);
-        Setup { world, block_size, blocks, sectors, options, formats, chunk, origin, caches, fault }
+        Setup {
+            world,
+            block_size,
+            blocks,
+            sectors,
+            first_len,
+            options,
+            formats,
+            chunk,
+            origin,
+            caches,
+            fault,
+        }
     }
 
-    fn table(&self, stack: Stack) -> String {
-        let len = self.sectors;
+    fn table(&self, Shape { stack, len }: Shape) -> String {
         let Stack::Cached(nth) = stack else { return format!("0 {len} linear origin 0") };
         let options = format!("format {} {}", self.formats[nth], self.options);
         let count = options.split_whitespace().count();
@@ -85,7 +113,8 @@ impl Setup {
     fn dm(&self) -> Rc<Dm> {
         let dm = Dm::new(Rc::new(Disks(self.clone())));
         let (chunk, fault) = (self.chunk, self.fault);
-        dm.register(TargetType::new(&MANUAL, move |ctx, args| construct(chunk, fault, ctx, args)));
+        let kind = TargetType::new(&MANUAL, move |ctx, args| construct(chunk, fault, ctx, args));
+        dm.register(kind.with_whole(|args| Whole::of_device(args, 1, Sector(8))));
         dm
     }
 
@@ -133,9 +162,9 @@ fn construct(chunk: Sector, fault: Option<Fault>, ctx: Context, args: Vec<String
 #[derive(Clone, Copy)]
 struct Progress {
     /// What the last verb that has ended has made.
-    now: Stack,
+    now: Shape,
     /// What the verb in progress makes.
-    next: Option<Stack>,
+    next: Option<Shape>,
     /// The cache that the last `replace-cache` has replaced, as long as it has its mark.
     marked: Option<usize>,
     /// The cache that is being made blank.
@@ -146,6 +175,8 @@ thread_local! {
     static UNCACHED: Cell<u64> = const { Cell::new(0) };
     static REPLACED: Cell<u64> = const { Cell::new(0) };
     static REFUSED: Cell<u64> = const { Cell::new(0) };
+    static GROWN: Cell<u64> = const { Cell::new(0) };
+    static TOO_SHORT: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count(what: &'static std::thread::LocalKey<Cell<u64>>) {
@@ -165,7 +196,7 @@ impl Operator {
         while !self.state.is_stopping() {
             let (pause, dice) = {
                 let rng = &mut self.setup.world.borrow_mut().rng;
-                (rng.below(3_000_000), rng.below(4))
+                (rng.below(3_000_000), rng.below(6))
             };
             reactor::sleep(Nanos(pause)).await;
             if let Err(e) = self.act(dice).await {
@@ -178,30 +209,40 @@ impl Operator {
     async fn act(&self, dice: u64) -> Result<(), Error> {
         let before = self.progress.get();
         let begin = |next| self.progress.set(Progress { next: Some(next), ..before });
-        match before.now {
+        let grown = self.longer(before.now);
+        match before.now.stack {
+            _ if dice < 2 && grown.len > before.now.len => {
+                begin(grown);
+                let resized = self.dm.resized_table("d", Some(grown.len)).await?;
+                self.dm.check_resize("d", &resized, None)?;
+                self.dm.replace_table("d", &resized.text).await?;
+                self.progress.set(Progress { now: grown, next: None, ..before });
+                count(&GROWN);
+            }
             Stack::Direct => {
                 let nth = usize::from(dice.is_multiple_of(2));
                 self.make_usable(nth).await;
-                let next = Stack::Cached(nth);
+                let next = before.now.with(Stack::Cached(nth));
                 let wiped = self.progress.get();
                 self.progress.set(Progress { next: Some(next), ..wiped });
                 self.dm.load("d", &self.setup.table(next)).await?;
                 self.dm.resume("d").await?;
                 self.progress.set(Progress { now: next, next: None, ..wiped });
             }
-            Stack::Cached(_) if dice < 2 => {
-                begin(Stack::Direct);
-                if dice == 0 {
+            Stack::Cached(_) if dice < 4 => {
+                let next = before.now.with(Stack::Direct);
+                begin(next);
+                if dice == 2 {
                     self.dm.drain("d", "").await?;
                 }
-                self.dm.replace_table("d", &self.setup.table(Stack::Direct)).await?;
-                self.progress.set(Progress { now: Stack::Direct, next: None, ..before });
+                self.dm.replace_table("d", &self.setup.table(next)).await?;
+                self.progress.set(Progress { now: next, next: None, ..before });
                 count(&UNCACHED);
             }
             Stack::Cached(old) => {
                 let new = 1 - old;
                 self.make_usable(new).await;
-                let next = Stack::Cached(new);
+                let next = before.now.with(Stack::Cached(new));
                 let (marked, wiping) = (None, None);
                 self.progress.set(Progress { next: Some(next), marked, wiping, ..before });
                 self.dm.replace_table("d", &self.setup.table(next)).await?;
@@ -211,6 +252,14 @@ impl Operator {
             }
         }
         Ok(())
+    }
+
+    /// The same with some more blocks, if the origin has more.
+    fn longer(&self, now: Shape) -> Shape {
+        let unit = u64::from(self.setup.block_size) / 512;
+        let room = (self.setup.sectors - now.len).0 / unit;
+        let more = self.setup.world.borrow_mut().rng.range(1, room + 2).min(room);
+        Shape { len: now.len + Sector(more * unit), ..now }
     }
 
     /// A cache that was replaced must be made blank before it is used again.
@@ -237,42 +286,60 @@ impl Lives {
     fn open(&self, machine: &Machine, dm: &Rc<Dm>) -> Step {
         let Progress { now, next, marked, wiping } = self.progress.get();
         let is_stale = self.setup.world.borrow_mut().rng.below(2) == 0;
-        let (first, second) = match (now, next) {
+        let next_stack = next.map(|next| next.stack).filter(|stack| *stack != now.stack);
+        let (first, second) = match (now.stack, next_stack) {
             // The old cache, or the new one if the old one has its mark.
-            (Stack::Cached(_), Some(next @ Stack::Cached(_))) => (now, Some(next)),
+            (Stack::Cached(_), Some(next @ Stack::Cached(_))) => (now.stack, Some(next)),
             // `uncache` did not end.
-            (Stack::Cached(_), Some(Stack::Direct)) => (now, None),
+            (Stack::Cached(_), Some(Stack::Direct)) => (now.stack, None),
             (Stack::Direct, Some(next)) => (next, None),
             (Stack::Direct, None) if is_stale && marked != Some(0) && wiping != Some(0) => {
                 (Stack::Cached(0), None)
             }
             (Stack::Cached(_), None) if is_stale && marked.is_some() => {
-                (marked.map_or(now, Stack::Cached), Some(now))
+                (marked.map_or(now.stack, Stack::Cached), Some(now.stack))
             }
-            (_, None) => (now, None),
+            (_, None) => (now.stack, None),
         };
-        let made = self.create(machine, dm, first)?;
-        let stack = match (made, second) {
-            (Ok(()), _) => first,
+        let stack = match (self.create(machine, dm, first)?, second) {
+            (Ok(len), _) => Ok((first, len)),
             (Err(e), Some(second)) if e.contains("has put") => {
                 count(&REFUSED);
-                self.create(machine, dm, second)?.map_err(Stop::Failed)?;
-                second
+                self.create(machine, dm, second)?.map(|len| (second, len))
             }
-            (Err(e), _) => return Err(Stop::Failed(e)),
+            (Err(e), _) => Err(e),
         };
+        let (stack, len) = stack.map_err(Stop::Failed)?;
         let marked = match (first, stack) {
             (Stack::Cached(first), Stack::Cached(second)) if first != second => Some(first),
             _ => marked,
         };
-        self.progress.set(Progress { now: stack, next: None, marked, wiping });
+        self.progress.set(Progress { now: Shape { stack, len }, next: None, marked, wiping });
         Ok(())
     }
 
-    fn create(&self, machine: &Machine, dm: &Rc<Dm>, stack: Stack) -> Step<Result<(), String>> {
-        let (dm, table) = (dm.clone(), self.setup.table(stack));
-        let made = machine.block_on(async move { dm.create("d", None, Some(&table)).await })?;
-        Ok(made.map(drop).map_err(|e| format!("{stack:?}: {}", e.chain())))
+    /// Makes the device with the length that a configuration may have, or with a later one if the
+    /// cache refuses that: it holds blocks of a longer device. Returns the length.
+    fn create(&self, machine: &Machine, dm: &Rc<Dm>, stack: Stack) -> Step<Result<Sector, String>> {
+        let Progress { now, next, .. } = self.progress.get();
+        let is_stale = self.setup.world.borrow_mut().rng.below(2) == 0;
+        let first = if is_stale { self.setup.first_len } else { now.len };
+        let mut last = Err("no length was tried".into());
+        for len in [first, now.len, next.map_or(now.len, |next| next.len)] {
+            let (dm, shape) = (dm.clone(), Shape { stack, len });
+            let table = self.setup.table(shape);
+            let made = machine.block_on(async move { dm.create("d", None, Some(&table)).await })?;
+            match made {
+                Ok(_) => return Ok(Ok(len)),
+                Err(e) => last = Err(format!("{shape:?}: {}", e.chain())),
+            }
+            let is_short = |e: &String| e.contains("Make a table of") || e.contains("maps only");
+            if !last.as_ref().is_err_and(is_short) {
+                break;
+            }
+            count(&TOO_SHORT);
+        }
+        Ok(last)
     }
 }
 
@@ -313,7 +380,8 @@ fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { blocks_max: 4, discards: 0, write_zeroes: 0, ..Mix::default() };
     mix.think_ns_max = world.borrow_mut().rng.pick(&[0, 20_000, 1_000_000]);
-    let progress = Progress { now: Stack::Cached(0), next: None, marked: None, wiping: None };
+    let now = Shape { stack: Stack::Cached(0), len: setup.first_len };
+    let progress = Progress { now, next: None, marked: None, wiping: None };
     let progress = Rc::new(Cell::new(progress));
     let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
     let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
@@ -321,11 +389,11 @@ fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
 }
 
 #[test]
-fn a_cache_taken_out_or_replaced_in_use_loses_nothing() {
+fn a_device_grown_or_recached_in_use_loses_nothing() {
     seeds::run(150, |seed| simulate(seed, None));
     if seeds::count(150) >= 100 {
-        let counts = [UNCACHED.get(), REPLACED.get(), REFUSED.get()];
-        assert!(counts[0] > 50 && counts[1] > 50 && counts[2] > 10, "{counts:?}");
+        let counts = [&UNCACHED, &REPLACED, &GROWN, &REFUSED, &TOO_SHORT].map(|c| c.get());
+        assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
     }
 }
 
@@ -344,4 +412,10 @@ fn a_cache_left_with_clean_copies_is_found() {
 #[test]
 fn a_mark_that_is_not_durable_in_time_is_found() {
     is_found(Fault::MarkNotFlushed);
+}
+
+/// The next life has blocks of a length that the cache does not know.
+#[test]
+fn a_length_that_the_cache_does_not_adopt_is_found() {
+    is_found(Fault::SizeNotAdopted);
 }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond resize`: give a device in use another size. A signal stops it as long as blocks are
+//! drained.
+use block::size_text;
+use clap::Args;
+use control::{Failure, api, parse_size, paths, plain};
+use host::{Format, Listing, print};
+
+use crate::client::Client;
+use crate::drain::stoppable;
+use crate::requests::warn;
+
+/// Give a device another size while clients work: its origin has grown
+///
+/// Reads the sizes of the files, disks and devices below again. The last line of the table gets as
+/// much as they have, or SIZE less the lines before it. A write cache is drained first, and holds
+/// nothing at the moment of the change. Clients of NBD keep the size that they know until they
+/// connect again; files of --fuse show the new one at once.
+///
+/// A device shrinks only with the token that the refusal prints. Make file systems smaller before.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  truncate -s 20G /srv/origin.img && millpond resize wc
+  millpond resize wc 20G
+  millpond resize wc 5G --force 1a2b3c4d
+
+Exit codes: 0 it has that size; 1 stopped or refused, or blocks are failing: the device is as
+before; 2 usage; 3 there is no such device; 4 it is suspended, a drain of it is running, or it
+would shrink.")]
+pub struct ResizeArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Its new size, bytes or with a suffix (20G; 8s: sectors); without, all that is below
+    #[arg(value_parser = size_bytes)]
+    size: Option<u64>,
+    /// Shrink it although it was refused: the token of the refusal
+    #[arg(long, value_name = "TOKEN")]
+    force: Option<String>,
+    #[command(flatten)]
+    listing: Listing,
+}
+
+fn size_bytes(text: &str) -> Result<u64, String> {
+    match parse_size(text).map_err(|e| e.to_string())? {
+        0 => Err("at least a sector is needed".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Runs `resize`.
+pub(crate) async fn resize(client: &Client, a: &ResizeArgs) -> Result<(), Failure> {
+    let body = api::Resize { size_bytes: a.size, force: a.force.clone() };
+    let path = paths::of_device(&a.name, "resize");
+    let answer = client.post::<_, api::Resized>(&path, &body);
+    let done = stoppable(client, &a.name, answer).await?;
+    warn(&done.warnings);
+    match a.listing.format {
+        Format::Text => print(&text(&done)),
+        Format::Json => {
+            let json = serde_json::to_string_pretty(&done).expect("as in the REST API");
+            print(&format!("{json}\n"))
+        }
+    }
+}
+
+fn text(done: &api::Resized) -> String {
+    let size = |sectors: u64| size_text(sectors.saturating_mul(512));
+    let (name, now) = (plain(&done.device.name), done.device.size_sectors);
+    match done.sectors_before == now {
+        true => format!("{name}: {} ({now} sectors), as before\n", size(now)),
+        false => {
+            let before = size(done.sectors_before);
+            format!("{name}: {} ({now} sectors), was {before}\n", size(now))
+        }
+    }
+}

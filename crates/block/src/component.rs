@@ -65,12 +65,19 @@ pub struct UnsavedBlocks {
     pub start: Sector,
     /// The origin, as the table names it.
     pub origin: String,
+    /// The cache device is missing: nobody knows how many there are.
+    pub is_missing: bool,
 }
 
 impl UnsavedBlocks {
     /// All of them, the unreadable ones included.
     pub fn blocks(&self) -> u64 {
         self.dirty + self.unreadable
+    }
+
+    /// Whether it is known that there are none.
+    pub fn is_empty(&self) -> bool {
+        self.blocks() == 0 && !self.is_missing
     }
 
     /// Whether nothing is known that keeps one of them from being written back.
@@ -82,6 +89,9 @@ impl UnsavedBlocks {
 impl fmt::Display for UnsavedBlocks {
     /// `256 dirty blocks (1.0 MiB) on ./cache.img`, and what is wrong with them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_missing {
+            return write!(f, "the unknown blocks on the missing cache device {}", self.cache);
+        }
         let blocks = self.blocks();
         let noun = if blocks == 1 { "block" } else { "blocks" };
         let size = size_text(blocks.saturating_mul(self.block_bytes));

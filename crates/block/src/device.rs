@@ -27,6 +27,12 @@ pub trait BlockDevice {
     /// Size, alignment, largest request.
     fn limits(&self) -> Limits;
 
+    /// Whether a cache device of it is missing: reads may return old data, and it refuses every
+    /// write, of clients and of devices above.
+    fn is_stale(&self) -> bool {
+        false
+    }
+
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
 

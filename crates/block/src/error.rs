@@ -152,6 +152,14 @@ impl Error {
         Err(Error { token: Some(token), ..Error::busy(context) })
     }
 
+    /// The same error for what `token` forces all the same; `what` that would do.
+    #[must_use]
+    pub fn unless_forced(mut self, token: String, what: impl fmt::Display) -> Error {
+        self.context.push_str(&format!("; nothing was changed. `--force={token}` {what}"));
+        self.token = Some(token);
+        self
+    }
+
     /// `EIO`.
     pub fn io(context: impl Into<String>) -> Error {
         Error::new(ErrorKind::Io, context)

@@ -26,6 +26,8 @@ pub enum Status {
     NoDevice,
     /// A resource is short for the moment; try again.
     Again,
+    /// The device takes no writes.
+    ReadOnly,
 }
 
 impl Status {
@@ -56,6 +58,7 @@ impl Status {
             Status::Timeout => 110,
             Status::NoDevice => 19,
             Status::Again => 11,
+            Status::ReadOnly => 30,
         }
     }
 
@@ -69,6 +72,7 @@ impl Status {
             110 => Status::Timeout,
             6 | 19 => Status::NoDevice,
             11 => Status::Again,
+            30 => Status::ReadOnly,
             _ => Status::Io,
         }
     }
@@ -92,6 +96,7 @@ impl fmt::Display for Status {
             Status::Timeout => "timed out",
             Status::NoDevice => "no such device",
             Status::Again => "resource temporarily unavailable",
+            Status::ReadOnly => "read-only device",
         })
     }
 }
@@ -133,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_worst_status_is_the_first_real_failure() {
-        const ALL: [Status; 9] = [
+        const ALL: [Status; 10] = [
             Status::Ok,
             Status::NotSupported,
             Status::Io,
@@ -143,6 +148,7 @@ mod tests {
             Status::Timeout,
             Status::NoDevice,
             Status::Again,
+            Status::ReadOnly,
         ];
         let rank = |status| [Status::Ok, Status::NotSupported].iter().position(|s| *s == status);
         let rank = |status| rank(status).unwrap_or(2);

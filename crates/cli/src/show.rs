@@ -55,6 +55,11 @@ pub(crate) struct Summary {
     /// The last error, as the target reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
+    /// Whether clients may not write.
+    read_only: bool,
+    /// What keeps its engines from doing their work.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
 }
 
 /// The devices that are asked for.
@@ -130,6 +135,8 @@ pub(crate) async fn summary(
         devices: deps.into_iter().map(|dep| dep.name).collect(),
         figures,
         last_error: last_error(attributes),
+        read_only: device.read_only,
+        problems: device.problems.clone(),
     })
 }
 
@@ -271,7 +278,7 @@ impl Summary {
         let targets = if self.targets.is_empty() { "none".into() } else { self.targets.join(" ") };
         let mut rows = vec![
             ("size", size_text(self.size_bytes)),
-            ("state", self.state.to_owned()),
+            ("state", format!("{}{}", self.state, if self.read_only { ", read-only" } else { "" })),
             ("opened by", self.opened_by()),
             ("target", targets),
         ];
@@ -312,6 +319,7 @@ impl Summary {
         if !errors.is_empty() {
             rows.push(("errors", errors.join(", ")));
         }
+        rows.extend(self.problems.iter().map(|problem| ("problem", problem.clone())));
         if let Some(error) = &self.last_error {
             rows.push(("last error", error.clone()));
         }
@@ -352,6 +360,8 @@ mod tests {
             .map(|(name, value)| (name.to_owned(), api::Value::Number(value)))
             .collect();
         Summary {
+            read_only: false,
+            problems: Vec::new(),
             name: "wc".into(),
             size_bytes: 64 << 20,
             state: "active",

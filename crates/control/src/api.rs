@@ -203,6 +203,9 @@ pub struct Device {
     pub event_nr: u32,
     /// Lines of the live table.
     pub targets: usize,
+    /// What keeps its engines from doing their work, each in one sentence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// One line of a live table: with its arguments (`table`) or its state (`status`).

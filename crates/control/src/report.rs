@@ -336,6 +336,7 @@ mod tests {
             open_count: minor,
             event_nr: 0,
             targets: 1,
+            problems: Vec::new(),
         }
     }
 

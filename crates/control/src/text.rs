@@ -206,6 +206,7 @@ mod tests {
             open_count: 1,
             event_nr: 2,
             targets: 1,
+            problems: Vec::new(),
         }
     }
 

@@ -205,6 +205,7 @@ mod tests {
             open_count: minor,
             event_nr: 2,
             targets: 1,
+            problems: Vec::new(),
         }
     }
 

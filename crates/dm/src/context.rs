@@ -134,6 +134,7 @@ pub struct Context {
     pub(crate) line_no: usize,
     pub(crate) start: Sector,
     pub(crate) len: Sector,
+    pub(crate) force: Option<Rc<str>>,
 }
 
 impl Context {
@@ -155,6 +156,11 @@ impl Context {
     /// Whether the target has no sectors; the table's parser has refused that.
     pub fn is_empty(&self) -> bool {
         self.len == Sector::ZERO
+    }
+
+    /// The token of an earlier refusal of the table, if the operator has given one.
+    pub fn force(&self) -> Option<&str> {
+        self.force.as_deref()
     }
 
     /// For raising events later.

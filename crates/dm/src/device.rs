@@ -230,6 +230,8 @@ impl MappedDevice {
     /// Makes the flat mapping again. Those of the devices below have been.
     pub(crate) fn refresh_flat(&self) {
         let live = self.live();
+        let stale = live.as_ref().is_some_and(|t| t.is_stale());
+        self.rights.read_only().set_by_table(stale);
         let wait = self.lifecycle.holds_bios() || live.as_ref().is_some_and(|t| t.bios_may_wait());
         self.flat.set_bios_may_wait(wait);
         let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();

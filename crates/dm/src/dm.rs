@@ -224,7 +224,7 @@ impl Dm {
     ) -> Result<(), Error> {
         let device = self.get(name)?;
         let guard = device.control().await?;
-        let result = self.construct(&device, text).await;
+        let result = self.construct_forced(&device, text, force).await;
         for below in self.devices().into_iter().filter(|d| device.reaches(d)) {
             below.refresh().await; // `put_inactive` asks what its caches hold
         }
@@ -242,6 +242,15 @@ impl Dm {
         &self,
         device: &Rc<MappedDevice>,
         text: &str,
+    ) -> Result<Table, Error> {
+        self.construct_forced(device, text, None).await
+    }
+
+    async fn construct_forced(
+        &self,
+        device: &Rc<MappedDevice>,
+        text: &str,
+        force: Option<&str>,
     ) -> Result<Table, Error> {
         let uses = Rc::new(RefCell::new(Uses::default()));
         let devices: Rc<dyn DeviceLookup> = Rc::new(TableDevices {
@@ -274,9 +283,15 @@ impl Dm {
                 line_no,
                 start,
                 len,
+                force: force.map(Rc::from),
             };
             let target = (kind.construct)(ctx, args).await.map_err(|e| e.within(&place))?;
-            entries.push(Entry::new(line_no, start, start + len, target));
+            let entry = Entry::new(line_no, start, start + len, target);
+            if let Some(below) = entry.stale_below().filter(|_| entry.owns) {
+                let e = format!("{place}: {below} is read-only: its cache device is missing");
+                return Err(Error::invalid(e));
+            }
+            entries.push(entry);
         }
         let table = Table::new(entries, uses.take())?;
         self.check_nesting(device, &table)?;

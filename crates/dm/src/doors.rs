@@ -73,17 +73,38 @@ impl fmt::Display for Doors {
 /// Whether clients of doors may write to a device. Clones are the same one; a door may ask on any
 /// thread.
 #[derive(Clone, Debug, Default)]
-pub struct ReadOnly(Arc<AtomicBool>);
+pub struct ReadOnly(Arc<ReadOnlyCauses>);
+
+#[derive(Debug, Default)]
+struct ReadOnlyCauses {
+    /// The attribute `ro`.
+    by_operator: AtomicBool,
+    /// The live table is stale: it takes no writes.
+    by_table: AtomicBool,
+}
 
 impl ReadOnly {
     /// Whether writes are refused.
     pub fn get(&self) -> bool {
         // It orders nothing else: a write that runs beside the change may come before or after it.
-        self.0.load(Ordering::Relaxed)
+        self.by_operator() || self.by_table()
+    }
+
+    /// Whether the attribute `ro` was set.
+    pub fn by_operator(&self) -> bool {
+        self.0.by_operator.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn by_table(&self) -> bool {
+        self.0.by_table.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_by_table(&self, read_only: bool) {
+        self.0.by_table.store(read_only, Ordering::Relaxed);
     }
 
     fn set(&self, read_only: bool) {
-        self.0.store(read_only, Ordering::Relaxed);
+        self.0.by_operator.store(read_only, Ordering::Relaxed);
     }
 }
 

@@ -35,6 +35,17 @@ impl Entry {
         Entry { line_no, start, end, target, pure, owns }
     }
 
+    fn is_stale(&self) -> bool {
+        self.target.is_stale() || self.stale_below().is_some()
+    }
+
+    /// A device below that is stale.
+    pub(crate) fn stale_below(&self) -> Option<String> {
+        let below = self.target.components();
+        let found = below.iter().find(|b| b.device.is_stale())?;
+        Some(found.device.name().to_owned())
+    }
+
     /// `line 3: linear`, for messages.
     pub(crate) fn label(&self) -> String {
         format!("line {}: {}", self.line_no, self.target.kind())
@@ -130,6 +141,11 @@ impl Table {
     /// Looks at the targets' limits again: what is below may have changed since the load.
     pub(crate) fn refresh_limits(&self) {
         *self.limits.borrow_mut() = stacked(&self.entries);
+    }
+
+    /// Whether a part of it is stale.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.entries.iter().any(Entry::is_stale)
     }
 
     /// Whether bios may have to wait in a device below.

@@ -55,7 +55,7 @@ impl Claim {
     fn is_left_by(&self, device: &MappedDevice) -> bool {
         let unsaved = self.entry().target.unsaved();
         self.role == Role::Origin
-            && unsaved.is_some_and(|unsaved| unsaved.blocks() == 0)
+            && unsaved.is_some_and(|unsaved| unsaved.is_empty())
             && device.reaches(&self.owner)
     }
 
@@ -216,7 +216,18 @@ impl Dm {
     }
 
     /// Whether `new` has a cache that keeps its blocks where the cache of `old` keeps them.
+    /// A missing one is kept by a table that names it.
     pub(crate) fn keeps_its_cache(&self, old: &Entry, new: &Table) -> bool {
+        if let Some(missing) = old.target.unsaved().filter(|unsaved| unsaved.is_missing) {
+            let same = |cache: &str, start| cache == missing.cache && start == missing.start;
+            return new.entries.iter().filter(|e| e.owns).any(|e| {
+                let again = e.target.unsaved().filter(|unsaved| unsaved.is_missing);
+                let below = e.target.components();
+                let mut caches = below.iter().filter(|b| b.role == Role::Cache);
+                again.is_some_and(|again| same(&again.cache, again.start))
+                    || caches.any(|b| same(b.device.name(), b.start))
+            });
+        }
         let place = |entry: &Entry| -> Vec<(usize, u64)> {
             let mut below = entry.target.components();
             below.retain(|b| b.role == Role::Cache);

@@ -69,7 +69,8 @@ impl Dm {
         }
         let guard = device.control().await?;
         device.check_lost(force).await?;
-        if how == Remove::Drained && !device.unsaved().await.is_empty() {
+        let has_blocks = device.unsaved().await.iter().any(|unsaved| unsaved.blocks() > 0);
+        if how == Remove::Drained && has_blocks {
             let e = format!("{}: was written to while it was written back", device.name());
             return Err(Error::busy(e));
         }

@@ -340,11 +340,18 @@ impl Engine {
     }
 
     pub(crate) fn devices(&self) -> Vec<api::Device> {
-        self.dm.list().into_iter().map(device).collect()
+        self.dm.list().into_iter().map(|info| self.described(info)).collect()
     }
 
     pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
-        Ok(device(self.dm.info(name)?))
+        Ok(self.described(self.dm.info(name)?))
+    }
+
+    fn described(&self, info: DeviceInfo) -> api::Device {
+        let owner = self.dm.get(&info.name).ok();
+        let engines = owner.iter().flat_map(|owner| self.claims.of(owner));
+        let problems = engines.flat_map(|engine| engine.problems()).collect();
+        api::Device { problems, ..device(info) }
     }
 
     pub(crate) async fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
@@ -507,6 +514,9 @@ fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
 /// The warning about blocks that stay in a cache without a device.
 fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
     let UnsavedBlocks { cache, start, origin, .. } = unsaved;
+    if unsaved.is_missing {
+        return format!("{unsaved} stay there, and {origin} alone is perhaps stale");
+    }
     if let Ok(LeafWord::Mem(_) | LeafWord::Null(_)) = parse(cache) {
         return format!(
             "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
@@ -554,6 +564,7 @@ fn device(info: DeviceInfo) -> api::Device {
         open_count: info.open_count,
         event_nr: info.event_nr,
         targets: info.targets,
+        problems: Vec::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use block::value::digits;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Sector, Target};
 use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
 use pagecache::PageCache;
-use writecache::{Config, DeviceFactory, Mode, WriteCache};
+use writecache::{Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
 
 use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
@@ -116,8 +116,12 @@ async fn write_cache(
     let config = Config::parse(&words)?;
     let origin = ctx.lookup_or("Origin data device lookup failed", &config.origin).await?;
     let cache = match config.mode {
-        Mode::Ssd => ctx.lookup_or(CACHE_LOOKUP_FAILED, &config.cache).await?,
-        Mode::Pmem => persistent_memory(&claims, &ctx, &config.cache).await?,
+        Mode::Ssd => ctx.lookup_or(CACHE_LOOKUP_FAILED, &config.cache).await,
+        Mode::Pmem => persistent_memory(&claims, &ctx, &config.cache).await,
+    };
+    let cache = match cache {
+        Ok(cache) => cache,
+        Err(e) => return without_cache(&leaves, &ctx, config, origin, e),
     };
     if Rc::ptr_eq(&origin, &cache) {
         let both = &config.origin;
@@ -137,6 +141,31 @@ async fn write_cache(
         }
         events.raise();
     });
+    Ok(target)
+}
+
+/// What the line of a cache is whose cache device was not found: an error with a token, or with
+/// that token its origin alone, read-only.
+fn without_cache(
+    leaves: &Leaves,
+    ctx: &Context,
+    config: Config,
+    origin: Rc<dyn BlockDevice>,
+    e: Error,
+) -> Result<Rc<dyn Target>, Error> {
+    let is_missing = [ErrorKind::NotFound, ErrorKind::NoFile, ErrorKind::NoDevice, ErrorKind::Io];
+    if !is_missing.contains(&e.kind()) {
+        return Err(e);
+    }
+    let token = StaleOrigin::token(ctx.device(), &config);
+    if ctx.force() != Some(&*token) {
+        let what = "makes the device of its origin alone, read-only: what only the cache holds is \
+                    not visible then, and reads may return OLD data";
+        return Err(e.unless_forced(token, what));
+    }
+    ctx.check_area(&*origin, Sector::ZERO, ctx.len())?;
+    let target = StaleOrigin::new(ctx.device(), config, origin, ctx.len())?;
+    leaves.warn(format!("{}: {}", ctx.device(), target.problem()));
     Ok(target)
 }
 

@@ -101,6 +101,7 @@ impl Errno {
             Status::NotSupported => Some(Errno::NotSupported),
             Status::Invalid => Some(Errno::Invalid),
             Status::Again => Some(Errno::NoMem),
+            Status::ReadOnly => Some(Errno::Perm),
         }
     }
 }

@@ -60,6 +60,7 @@ mod figures;
 mod lifecycle;
 mod manual;
 mod map;
+mod missing;
 mod options;
 mod ordered_queue;
 mod origin;
@@ -81,6 +82,7 @@ pub use config::{Config, FailMode, MediaFormat, Mode, Order, Tuning};
 pub use dm_target::WriteCache;
 pub use events::CacheEvent;
 pub use manual::MANUAL;
+pub use missing::StaleOrigin;
 pub use parts::{DeviceFactory, ShareDevice};
 #[cfg(feature = "planted")]
 pub use planted::Fault;

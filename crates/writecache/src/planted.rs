@@ -127,6 +127,8 @@ pub enum Fault {
     MarkNotFlushed,
     /// A cache serves another length than its superblock has.
     SizeNotAdopted,
+    /// Without its cache device the origin takes writes.
+    WriteWithoutCache,
     /// Parts: a FLUSH ends when the first part has ended it.
     FlushOfFirstPart,
     /// Parts: the superblock of a part is not asked which part it is, and of which cache.

@@ -19,6 +19,10 @@ impl BlockDevice for MappedDevice {
         self.tables.live.borrow().as_ref().map_or_else(|| Limits::new(Sector::ZERO), |t| t.limits())
     }
 
+    fn is_stale(&self) -> bool {
+        self.rights.read_only().by_table()
+    }
+
     fn submit(&self, mut bio: Bio) {
         if bio.opener == Opener::NONE {
             bio.opener = self.opener;

@@ -48,7 +48,7 @@ impl MappedDevice {
         let Some(live) = self.live() else { return Vec::new() };
         let unsaved = |(nth, e): (usize, &Entry)| Some((nth, e.target.unsaved()?));
         let lines = live.entries.iter().enumerate().filter_map(unsaved);
-        lines.filter(|(_, unsaved)| unsaved.blocks() > 0).collect()
+        lines.filter(|(_, unsaved)| !unsaved.is_empty()).collect()
     }
 
     /// Whether `new` may take the live table's place (DM-U1). The device is suspended.

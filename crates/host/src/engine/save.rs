@@ -75,7 +75,11 @@ impl Engine {
         specs.sort_by_key(|spec| !rights.iter().any(|right| right.name == spec.name));
         let mut attributes = Vec::new();
         for spec in specs {
-            let value = chosen(&self.dm.get_attribute(name, spec.name).await?.to_string());
+            let mut value = chosen(&self.dm.get_attribute(name, spec.name).await?.to_string());
+            if spec.name == "ro" {
+                // Without a cache that is missing now.
+                value = u8::from(self.dm.get(name)?.read_only().by_operator()).to_string();
+            }
             if spec.parse(spec.default)?.to_string() != value {
                 attributes.push((spec.name.to_owned(), value));
             }

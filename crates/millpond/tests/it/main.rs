@@ -16,6 +16,7 @@ mod leaves;
 mod life;
 mod memory;
 mod messages;
+mod missing;
 mod observe;
 mod offline;
 mod package;

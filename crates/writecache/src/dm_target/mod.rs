@@ -394,6 +394,7 @@ impl Target for WriteCache {
             cache: config.cache.clone(),
             start: config.start_sector,
             origin: config.origin.clone(),
+            is_missing: false,
         })
     }
 

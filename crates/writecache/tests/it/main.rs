@@ -18,6 +18,7 @@ mod limits;
 mod manual;
 mod media;
 mod memory;
+mod missing;
 mod owner;
 mod pacing;
 mod parts;

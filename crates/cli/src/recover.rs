@@ -27,6 +27,7 @@ use serde_json::json;
 use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
 
+use crate::columns::utc;
 use crate::offline::{self, Access, refusal};
 use crate::progress::Meter;
 
@@ -191,8 +192,9 @@ fn check_origin(
     let other = identity.filter(|(id, _)| own_id != [0; 16] && *id != own_id);
     if let Some((id, text)) = &other {
         doubts.push(format!(
-            "has identity {} ({text}), the cache's own has {}: it is another device, or a copy",
+            "has identity {} ({}), the cache's own has {}: it is another device, or a copy",
             hex(id),
+            identity_text(text),
             hex(&own_id)
         ));
     }
@@ -229,6 +231,15 @@ fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]
     let other = ids().find(|id| *id != [0; 16] && Some(*id) != this);
     let sectors = superblocks.iter().map(|s| s.origin_sectors).max().unwrap_or(0);
     (Sector(sectors), other.or_else(|| ids().next()).unwrap_or([0; 16]))
+}
+
+/// An identity as people read it: `inode 7 made 1795535237.123456789` is that of a file.
+fn identity_text(identity: &str) -> String {
+    let made = identity.rsplit_once(" made ").and_then(|(file, made)| {
+        let seconds = made.split_once('.')?.0.parse().ok()?;
+        Some(format!("{file} made {}", utc(seconds)))
+    });
+    made.unwrap_or_else(|| identity.to_owned())
 }
 
 fn hex(id: &[u8; 16]) -> String {

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::client::Client;
 use crate::clients;
-use crate::columns::{columns, counted};
+use crate::columns::{columns, counted, duration};
 use crate::requests::{self, Lines, unless_missing};
 
 /// Show devices: size, state, what is dirty, errors
@@ -162,6 +162,7 @@ fn of_write_cache(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
         ("cache_bytes", blocks("total_blocks")),
         ("dirty_bytes", dirty),
         ("clean_bytes", blocks("clean_blocks")),
+        ("oldest_dirty_seconds", of("oldest_dirty_seconds")),
         ("unreadable_bytes", blocks("bad_blocks")),
         ("failing_bytes", blocks("failing_blocks")),
         ("written_back_bytes", of("origin_write_bytes")),
@@ -301,6 +302,9 @@ impl Summary {
             rows.push(("dirty", self.dirty()));
         }
         let shown = |(label, name)| self.figure(name).map(|bytes| (label, size_text(bytes)));
+        if let Some(seconds @ 1..) = self.figure("oldest_dirty_seconds") {
+            rows.push(("dirty for", format!("{} at least", duration(seconds))));
+        }
         rows.extend(sizes.into_iter().filter_map(shown));
         if let Some(us) = self.figure("writers_slowed_us") {
             rows.push(("writers slowed", format!("{}.{:03} s", us / 1_000_000, us / 1000 % 1000)));

@@ -31,6 +31,7 @@ use crate::config::{DeviceConfig, of_device};
 use crate::exports::DmExports;
 use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
+use crate::log::long_work;
 use crate::retry::{START_RETRY_TIME, retry_while_busy};
 use crate::secondary::{CorePool, Owner};
 use crate::targets;
@@ -263,25 +264,22 @@ impl Engine {
     ) -> Result<api::Removed, Failure> {
         if how == Remove::Drained {
             // It may take hours, and the client may have disconnected since.
-            tracing::info!(device = name, "writeback before the removal begins");
-            self.dm.write_back_unused(name).await?;
-            tracing::info!(device = name, "writeback before the removal has ended");
+            let work = self.dm.write_back_unused(name);
+            long_work(name, "writeback before the removal", work).await?;
             check_wanted(name, is_wanted)?;
         }
         let mark = self.files.closes_begun();
         let removed = self.dm.remove_forced(name, how, force).await;
         self.files.closed_since(mark).await;
         let unsaved = removed?;
-        tracing::info!(device = name, ?how, "device removed");
+        tracing::info!(device = name, how = word_of(how), "device removed");
         let warning = |unsaved| format!("{name}: {}", unsaved_warning(unsaved));
         Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
     }
 
     /// Writes back what the device's caches hold, and flushes it.
     pub(crate) async fn flush(&self, name: &str) -> Result<api::Empty, Failure> {
-        tracing::info!(device = name, "flush begins");
-        self.dm.flush(name).await?;
-        tracing::info!(device = name, "flush has ended");
+        long_work(name, "flush", self.dm.flush(name)).await?;
         Ok(api::Empty {})
     }
 
@@ -509,6 +507,16 @@ impl fmt::Debug for Engine {
 fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
     let gone = || Error::busy(format!("{name}: the client that asked for it has disconnected"));
     if is_wanted() { Ok(()) } else { Err(gone()) }
+}
+
+/// How a device is removed, in the log.
+fn word_of(how: Remove) -> &'static str {
+    match how {
+        Remove::IfUnused => "unused",
+        Remove::Force => "by force",
+        Remove::Deferred => "when it is closed",
+        Remove::Drained => "after writeback",
+    }
 }
 
 /// The warning about blocks that stay in a cache without a device.

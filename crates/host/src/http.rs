@@ -259,6 +259,7 @@ async fn respond(
     request: Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let began = tokio::time::Instant::now();
     let answer = handle(state, peer, request);
     tokio::pin!(answer);
     let soon = tokio::time::timeout(SHORT_REQUEST_TIME, &mut answer).await;
@@ -274,11 +275,15 @@ async fn respond(
             Err(Failure::new(ErrorKind::Busy, message))
         }
     };
+    let seconds = format!("{:.3}", began.elapsed().as_secs_f64());
+    match &answer {
+        Ok(_) => tracing::debug!(%method, path, seconds, "control request done"),
+        Err(e) => tracing::debug!(%method, path, seconds, error = %e, "control request failed"),
+    }
     let mut response = match answer {
         Ok(ResponseBody::Json(json)) => response(StatusCode::OK, "application/json", json),
         Ok(ResponseBody::Text(text)) => response(StatusCode::OK, "text/plain; version=0.0.4", text),
         Err(failure) => {
-            tracing::debug!(%method, path, error = %failure, "control request failed");
             let status = StatusCode::from_u16(failure.http_status())
                 .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             let json = serde_json::to_vec(&failure).unwrap_or_default();

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
 use std::rc::Rc;
 
 use block::{Nanos, Sector};
@@ -24,7 +25,9 @@ const RUNS_SHOWN: usize = 16;
 
 /// Starts logging at `default` and above, or at the level of `MILLPOND_LOG`.
 pub fn start(default: Level) {
-    let level = std::env::var("MILLPOND_LOG").ok().and_then(|l| l.parse().ok()).unwrap_or(default);
+    let asked = std::env::var("MILLPOND_LOG").ok();
+    let known = asked.as_ref().and_then(|level| level.parse().ok());
+    let level = known.unwrap_or(default);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -36,6 +39,27 @@ pub fn start(default: Level) {
         .with(LevelFilter::from_level(level));
     // Fails only when it was started before; then the first stays.
     let _ = tracing::subscriber::set_global_default(subscriber);
+    if let (Some(asked), None) = (asked, known) {
+        let allowed = "error, warn, info, debug or trace is allowed";
+        tracing::warn!("MILLPOND_LOG `{asked}`: {allowed}; it is {default}");
+    }
+}
+
+/// Logs the begin and the end of work that may take long.
+pub(crate) async fn long_work<T, E: fmt::Display>(
+    device: &str,
+    what: &str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let began = reactor::now();
+    tracing::info!(device, "{what} begins");
+    let ended = work.await;
+    let seconds = format!("{:.1}", Nanos(reactor::now().0 - began.0).as_secs_f64());
+    match &ended {
+        Ok(_) => tracing::info!(device, seconds, "{what} has ended"),
+        Err(error) => tracing::warn!(device, seconds, %error, "{what} has failed"),
+    }
+    ended
 }
 
 /// Logs what happens to the blocks of one device.

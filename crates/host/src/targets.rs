@@ -136,6 +136,10 @@ async fn write_cache(
     target.on_event(move |event| {
         match event.block() {
             Some((kind, sector)) => log.error(kind, sector, &event),
+            None if event.is_progress() => {
+                tracing::info!(device = log.device(), "{event}");
+                return;
+            }
             None if event.is_over() => tracing::info!(device = log.device(), "{event}"),
             None => tracing::error!(device = log.device(), "{event}"),
         }

@@ -124,6 +124,8 @@ pub(crate) async fn construct(
         Some(device) => check_no_page_is_lost(&of_device, &device), // HO-Z2
         None => Ok(()),
     }));
+    let device = ctx.device().to_owned();
+    target.set_on_failure(Box::new(move |what| tracing::error!(device, "zram: {what}")));
     target.set_on_reset(Rc::new(move || Box::pin(reset(factory.clone(), owner.clone()))));
     Ok(target)
 }

@@ -69,6 +69,7 @@ impl Cache {
         life.checkpoints_on.set(true);
         life.quiesced.set(false);
         life.period.set(period);
+        store.slots.borrow_mut().mark_oldest(reactor::now);
         reactor::spawn(wb.clone().pick_task(life.guard()));
         reactor::spawn(wb.clone().settle_task(life.guard()));
         reactor::spawn(wb.clone().reclaim_task(life.guard()));

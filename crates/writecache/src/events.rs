@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, Sector, Status};
+use block::{Error, Nanos, Sector, Status};
 
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
@@ -39,6 +39,20 @@ pub enum CacheEvent {
     Lost {
         /// How many writes, zeroes and discards: all after which no FLUSH had succeeded.
         requests: u64,
+    },
+    /// A large cache is read, which takes a while.
+    Opening {
+        /// Blocks that the cache device has room for.
+        blocks: u64,
+    },
+    /// The cache is open: a large one, one that was slow to read, or one with dirty blocks.
+    Opened {
+        /// Blocks that the origin does not hold.
+        dirty: u64,
+        /// Blocks that the origin holds, too.
+        clean: u64,
+        /// How long that took.
+        time: Nanos,
     },
     /// The origin has refused a write; the blocks are kept and tried again.
     Writeback {
@@ -89,6 +103,8 @@ impl CacheEvent {
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
             | CacheEvent::OriginFlush { .. }
+            | CacheEvent::Opening { .. }
+            | CacheEvent::Opened { .. }
             | CacheEvent::Recovered => None,
         }
     }
@@ -96,6 +112,11 @@ impl CacheEvent {
     /// Whether the event reports the end of an error.
     pub fn is_over(&self) -> bool {
         *self == CacheEvent::Recovered
+    }
+
+    /// Whether the event reports work, which is no error, nor the end of one.
+    pub fn is_progress(&self) -> bool {
+        matches!(self, CacheEvent::Opening { .. } | CacheEvent::Opened { .. })
     }
 }
 
@@ -117,6 +138,15 @@ impl fmt::Display for CacheEvent {
                 "writecache: the cache of the previous table had failed: up to {requests} writes \
                  that it had acknowledged, and that no FLUSH had made durable, are lost; the next \
                  FLUSH of each client that had sent some of them fails, if none has failed yet"
+            ),
+            CacheEvent::Opening { blocks } => {
+                write!(f, "writecache: the cache is being read: it has room for {blocks} blocks")
+            }
+            CacheEvent::Opened { dirty, clean, time } => write!(
+                f,
+                "writecache: the cache is open after {:.3} s: {dirty} dirty blocks, {clean} clean \
+                 ones",
+                time.as_secs_f64()
             ),
             CacheEvent::Writeback { status, sector } => write!(
                 f,

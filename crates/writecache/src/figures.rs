@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 48] = [
+pub(crate) static FIGURES: [Figure; 49] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -91,6 +91,18 @@ pub(crate) static FIGURES: [Figure; 48] = [
     blocks("dirty_blocks", "blocks that the origin does not hold yet", |c| {
         c.store.counts().dirty.into()
     })
+    .metric(Metric::GAUGE),
+    number(
+        "oldest_dirty_seconds",
+        "s",
+        "for how long, at least, the oldest dirty block is dirty; 0: none is",
+        |c| {
+            let now = reactor::now();
+            let since = c.store.slots.borrow_mut().oldest_since(now);
+            since.map_or(0, |since| now.0.saturating_sub(since.0) / 1_000_000_000).into()
+        },
+    )
+    .combined(Combine::Largest)
     .metric(Metric::GAUGE),
     blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into())
         .metric(Metric::GAUGE),
@@ -251,6 +263,11 @@ pub(crate) static DRAIN: Spec = Spec::new(
     "writes everything back within limits",
 )
 .access(Access::Write);
+
+/// The figures that are exported as metrics.
+pub(crate) fn metric_specs() -> impl Iterator<Item = &'static Spec> {
+    specs().filter(|spec| spec.metric.is_some())
+}
 
 /// The figures' specifications, in the order in which they are listed.
 pub(crate) fn specs() -> impl Iterator<Item = &'static Spec> {

@@ -3,7 +3,7 @@
 use block::attr::Manual;
 
 use crate::figures;
-use crate::options::OPTIONS;
+use crate::options::{self, OPTIONS};
 
 /// What `millpond help writecache` prints.
 pub static MANUAL: Manual = Manual {
@@ -15,5 +15,5 @@ pub static MANUAL: Manual = Manual {
         let options = OPTIONS.iter().map(|option| &option.spec);
         options.chain(figures::specs()).chain([&figures::DRAIN]).collect()
     },
-    metrics: || figures::specs().filter(|spec| spec.metric.is_some()).collect(),
+    metrics: || figures::metric_specs().chain(options::metric_specs()).collect(),
 };

@@ -7,7 +7,7 @@
 //!                ├─▶ find ─▶ give ─▶ Config, and `Options`: what the table line shows
 //!   `millpond set` ┘
 //! ```
-use block::attr::{self, Attr, Kind, OptionForm, Spec};
+use block::attr::{self, Attr, Kind, Metric, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error, Nanos, Sector};
 
@@ -126,7 +126,8 @@ pub(crate) static OPTIONS: [Opt; 22] = [
             Kind::Time { unit: TimeUnit::Millisecond, min: 0, max: 86_400_000, or: Some("none") },
             "none",
             "nothing stays dirty for longer",
-        ),
+        )
+        .metric(Metric::GAUGE.named("max_age_seconds").of_time(TimeUnit::Millisecond)),
         |c| {
             let ms = c.tuning.max_age.map(|age| age.0 / MILLISECOND.0);
             ms.map_or_else(|| Value::from("none"), Value::Number)
@@ -287,6 +288,11 @@ pub(crate) fn find_live(name: &str) -> Result<&'static Opt, Error> {
 /// The options that are also attributes of a device: all that apply to its mode.
 pub(crate) fn attributes(config: &Config) -> impl Iterator<Item = &'static Spec> {
     OPTIONS.iter().map(|o| &o.spec).filter(|spec| config.check_mode(spec.name).is_ok())
+}
+
+/// The options that are exported as metrics while they have a number.
+pub(crate) fn metric_specs() -> impl Iterator<Item = &'static Spec> {
+    OPTIONS.iter().map(|o| &o.spec).filter(|spec| spec.metric.is_some())
 }
 
 /// The options that the user set, each once, in the order of a table line.

@@ -18,6 +18,7 @@ use crate::auto_writeback::{self, AutoWriteback};
 use crate::backing::Backing;
 use crate::config::Config;
 use crate::control::apply;
+use crate::failures::OnFailure;
 use crate::layout::{Layout, PAGE_SECTORS, SLOTS_MAX};
 use crate::part::{self, Part, Plan};
 use crate::parts::Parts;
@@ -169,6 +170,11 @@ impl Zram {
     /// Sets the check that may refuse the first start.
     pub fn set_before_start(&self, before_start: BeforeStart) {
         self.hooks.before_start.replace(Some(before_start));
+    }
+
+    /// Sets what is told of failures.
+    pub fn set_on_failure(&self, on_failure: OnFailure) {
+        self.shared.failures.set_on_failure(on_failure);
     }
 
     /// Sets what `reset` does.

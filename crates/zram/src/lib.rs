@@ -39,6 +39,7 @@ mod command;
 mod config;
 mod control;
 mod device;
+mod failures;
 mod figures;
 mod idle;
 mod layout;
@@ -65,6 +66,7 @@ pub use attributes::MANUAL;
 pub use codec::Algorithm;
 pub use config::{Config, PARTS_MAX, SECTORS_MAX};
 pub use device::{BeforeStart, OnReset, Zram};
+pub use failures::OnFailure;
 #[cfg(feature = "planted")]
 pub use planted::Fault;
 pub use settings::{Settings, Start};

@@ -18,6 +18,7 @@ use std::rc::Rc;
 
 use block::{Bio, Buf, Bufs, Edges, Op, Sector, Status, block_start};
 
+use crate::failures::FailureKind;
 use crate::layout::PAGE_SECTORS;
 use crate::part::Part;
 use crate::planted::Fault;
@@ -64,7 +65,10 @@ impl Part {
                 self.page_of(slot, &mut page).inspect_err(|_| {
                     self.counters.failed_reads.add(1);
                     let nth = self.global(nth);
-                    self.set_last_error(format!("slot {nth}: its object in memory is damaged"));
+                    self.note_failure(
+                        FailureKind::Damaged,
+                        format!("slot {nth}: its object in memory is damaged"),
+                    );
                 })?;
                 break;
             }

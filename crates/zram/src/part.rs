@@ -19,6 +19,7 @@ use reactor::{TaskPool, now};
 
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
+use crate::failures::FailureKind;
 use crate::layout::{Layout, PAGE_SECTORS, is_whole, slots_of_any};
 use crate::persist::Media;
 use crate::persist::state::Persist;
@@ -129,8 +130,9 @@ impl Part {
         self.plan.layout.global(self.plan.nth, nth)
     }
 
-    /// Sets the last error, which is logged and shown in the status.
-    pub(crate) fn set_last_error(&self, what: String) {
+    /// Notes a failure: it is logged, and shown by `last_error`.
+    pub(crate) fn note_failure(&self, kind: FailureKind, what: String) {
+        self.shared.failures.note(kind, &what, now());
         self.last_error.replace(Some(what));
     }
 

@@ -7,6 +7,7 @@ use block::{Bio, Bufs, Op, Status};
 use reactor::yield_now;
 use smallvec::SmallVec;
 
+use crate::failures::FailureKind;
 use crate::layout::{PAGE_SECTORS, slots_of};
 use crate::part::Part;
 use crate::slot::{Flags, PAGE};
@@ -67,10 +68,10 @@ impl Part {
                     Err(status) => {
                         worst = worst.worst(status);
                         self.counters.failed_reads.add(1);
-                        self.set_last_error(format!(
-                            "slot {}: its object in memory is damaged",
-                            self.global(nth)
-                        ));
+                        self.note_failure(
+                            FailureKind::Damaged,
+                            format!("slot {}: its object in memory is damaged", self.global(nth)),
+                        );
                     }
                 }
             }

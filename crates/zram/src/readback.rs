@@ -25,6 +25,7 @@ use reactor::{BioFuture, read};
 use smallvec::SmallVec;
 
 use crate::backing::{Address, Backing, Cached, EXTENT_BLOCKS};
+use crate::failures::FailureKind;
 use crate::pack::verify;
 use crate::part::Part;
 use crate::planted::Fault;
@@ -210,7 +211,8 @@ impl Part {
             Failure::Device(status) => status.to_string(),
             Failure::Check(what) => what.clone(),
         };
-        self.set_last_error(format!("slot {slot}: read-back of block {block}: {why}"));
+        let what = format!("slot {slot}: read-back of block {block}: {why}");
+        self.note_failure(FailureKind::ReadBack, what);
     }
 }
 

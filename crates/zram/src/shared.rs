@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
+use crate::failures::Failures;
 use crate::store::Memory;
 
 /// Pages a backing write covers by default: 128 KiB.
@@ -142,6 +143,7 @@ pub(crate) struct Shared {
     pub(crate) inflight: AtomicU32,
     /// Stops the running writeback or recompression at the next page.
     pub(crate) cancel: AtomicBool,
+    pub(crate) failures: Failures,
     counters: Vec<Arc<Counters>>,
 }
 
@@ -153,6 +155,7 @@ impl Shared {
             batch_pages: AtomicU32::new(BATCH_PAGES),
             inflight: AtomicU32::new(INFLIGHT),
             cancel: AtomicBool::new(false),
+            failures: Failures::default(),
             counters: (0..parts).map(|_| Arc::default()).collect(),
         })
     }

@@ -46,6 +46,10 @@ impl Target for Zram {
         attributes::specs()
     }
 
+    fn problems(&self) -> Vec<String> {
+        self.shared.failures.problems(reactor::now(), self.auto.totals().state)
+    }
+
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {
         crate::figures::metrics(&self.totals(), &self.auto.totals())
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use block::{Bio, Bufs, Status};
 use reactor::yield_now;
 
+use crate::failures::FailureKind;
 use crate::layout::slots_of;
 use crate::part::Part;
 use crate::slot::{PAGE, Slot};
@@ -74,10 +75,10 @@ impl Part {
         }
         let handle = self.insert(nth, object).ok_or_else(|| {
             let limit = self.shared.memory.limit() * PAGE as u64;
-            self.set_last_error(format!(
-                "slot {}: mem_limit of {limit} bytes reached",
-                self.global(nth)
-            ));
+            self.note_failure(
+                FailureKind::MemLimit,
+                format!("slot {}: mem_limit of {limit} bytes reached", self.global(nth)),
+            );
             Status::Io
         })?;
         self.counters.huge_pages_since.add(huge);

@@ -35,6 +35,7 @@ use reactor::{BioFuture, TaskPool, write, yield_now};
 
 use crate::backing::Backing;
 use crate::command::PageSelection;
+use crate::failures::FailureKind;
 use crate::part::Part;
 use crate::planted::Fault;
 use crate::slot::{Flags, PAGE};
@@ -443,7 +444,8 @@ impl Job {
     fn failed(&self, nth: u32, status: Status, why: &str) {
         let slot = self.part.global(nth);
         self.note(|o| o.error = first_of(o.error, Some((slot, status))));
-        self.part.set_last_error(format!("slot {slot}: writeback: {why}"));
+        let what = format!("slot {slot}: writeback: {why}");
+        self.part.note_failure(FailureKind::Writeback, what);
     }
 
     /// Writes a batch to the first blocks of its run, and gives the others back.

@@ -5,6 +5,7 @@ use block::Error;
 use control::{Failure, api};
 
 use super::{Engine, check_wanted};
+use crate::log::long_work;
 
 /// Drains before the swap: each leaves what clients have written meanwhile. Chosen: clients that
 /// write faster than the origin must not keep the verb from its end.
@@ -24,7 +25,8 @@ impl Engine {
     ) -> Result<api::Recached, Failure> {
         let device = self.dm.get(name)?;
         device.table_without_caches()?;
-        self.drain_for_swap(name, is_wanted).await?;
+        let drained = self.drain_for_swap(name, is_wanted);
+        long_work(name, "writeback before the cache is removed", drained).await?;
         let table = device.table_without_caches()?;
         self.swap(name, &table, "uncached").await
     }
@@ -37,7 +39,8 @@ impl Engine {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Recached, Failure> {
         self.table_with_cache(name, new)?;
-        self.drain_for_swap(name, is_wanted).await?;
+        let drained = self.drain_for_swap(name, is_wanted);
+        long_work(name, "writeback before the cache is replaced", drained).await?;
         let table = self.table_with_cache(name, new)?;
         self.swap(name, &table, "cache replaced").await
     }

@@ -38,7 +38,7 @@ fn names(text: &str) -> BTreeSet<String> {
 fn exported() -> BTreeSet<String> {
     let daemon = Daemon::start();
     let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 4));
-    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 2 max_age 1h"));
     daemon.create("buf", "0 2048 buffered mem:1M");
     daemon.create("z", "0 2048 zram lz4");
     for device in ["wc", "buf", "z"] {

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{CommandOutput, Daemon, MILLPOND};
+use crate::common::{CommandOutput, Daemon, MILLPOND, sh};
 
 /// Command line, exit code, and parts of the message; `|` separates parts.
 type Row = (&'static str, i32, &'static str);
@@ -260,4 +260,12 @@ fn a_file_that_is_no_cache_is_not_called_sound() {
     let shown = run(daemon.dir.path(), "inspect junk.img");
     assert_eq!(shown.code, Some(1));
     assert!(shown.out.contains("damage      not judged: it is no cache that we know"), "{shown:?}");
+}
+
+#[test]
+fn a_wrong_level_of_the_log_is_named() {
+    let args = ["MILLPOND_LOG=loud", MILLPOND, "run", "--table", "0 8 zero", "--", "true"];
+    let shown = sh("env", &args);
+    assert_eq!(shown.code, Some(0));
+    assert!(shown.err.contains("MILLPOND_LOG `loud`: error, warn, info,"), "{shown:?}");
 }

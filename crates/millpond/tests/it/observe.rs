@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use crate::common::{Daemon, sh};
+use crate::common::{Daemon, folder, sh};
 
 const LISTEN: [&str; 2] = ["--metrics", "127.0.0.1:0"];
 
@@ -176,6 +176,64 @@ fn health_is_503_with_reasons_while_the_origin_fails() {
     let (status, text) = curl_later(&daemon, "/healthz");
     assert_eq!(status, "503", "{text}");
     assert!(text.starts_with("wc: the origin refuses 16 dirty blocks"), "{text}");
+}
+
+#[test]
+fn a_zram_that_takes_no_more_is_a_problem() {
+    let daemon = Daemon::start_with(&LISTEN);
+    daemon.create("z", "0 16384 zram lz4 2 mem_limit 1M");
+    let data = daemon.dir.path().join("random");
+    let random: Vec<u8> =
+        (0..4u32 << 20).map(|n| (n.wrapping_mul(n ^ 0x9e37) >> 9) as u8).collect();
+    std::fs::write(&data, random).unwrap();
+    assert_eq!(curl(&daemon, "/healthz", &[]).0, "200");
+    let write = format!("write -s {} 0 4M", data.display());
+    daemon.qemu_io("z", &[&write]);
+    let (status, text) = curl_later(&daemon, "/healthz");
+    assert_eq!((&*status, &*text), ("503", "z: writes fail: mem_limit is reached\n"));
+    daemon.signal("-TERM");
+    let (_, log, _) = daemon.wait();
+    assert!(log.contains("ERROR zram: slot ") && log.contains("device=\"z\""), "{log}");
+}
+
+#[test]
+fn the_age_of_dirty_data_is_shown() {
+    let daemon = Daemon::start_with(&LISTEN);
+    daemon.create("wc", "0 2048 writecache s mem:1M mem:2M 4096 2 max_age 1h");
+    let oldest = "millpond_writecache_oldest_dirty_seconds{device=\"wc\"}";
+    let (_, text) = curl(&daemon, "/metrics", &[]);
+    assert_eq!(value(&text, oldest), 0.0);
+    assert_eq!(value(&text, "millpond_writecache_max_age_seconds{device=\"wc\"}"), 3600.0);
+    assert_eq!(daemon.qemu_io("wc", &["write 0 64k"]).code, Some(0));
+    assert_eq!(sh("sleep", &["1.1"]).code, Some(0));
+    let (_, text) = curl(&daemon, "/metrics", &[]);
+    assert!(value(&text, oldest) >= 1.0, "{text}");
+    daemon.cli(&["flush", "wc"]).ok();
+    let (_, text) = curl_later(&daemon, "/metrics");
+    assert_eq!(value(&text, oldest), 0.0);
+}
+
+#[test]
+fn files_of_devices_are_counted() {
+    let mount = folder();
+    let fuse = ["--fuse", mount.path().to_str().unwrap()];
+    let daemon = Daemon::start_with(&[&LISTEN[..], &fuse].concat());
+    daemon.create("d", "0 2048 zero");
+    let mut file = std::fs::File::open(mount.path().join("dev/mapper/d")).unwrap();
+    file.read_exact(&mut [0; 4096]).unwrap();
+    let (_, text) = curl(&daemon, "/metrics", &[]);
+    assert_eq!(value(&text, "millpond_fuse_open_files "), 1.0);
+    assert!(value(&text, "millpond_fuse_requests_total ") >= 1.0, "{text}");
+    let reads = "millpond_request_duration_seconds_count{device=\"d\",op=\"read\"}";
+    assert!(value(&text, reads) >= 1.0, "{text}");
+    drop(file);
+    // The kernel tells of a close when it has happened.
+    for _ in 0..100 {
+        if value(&curl_later(&daemon, "/metrics").1, "millpond_fuse_open_files ") == 0.0 {
+            return;
+        }
+    }
+    panic!("the file stays open");
 }
 
 #[test]

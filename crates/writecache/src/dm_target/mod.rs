@@ -457,7 +457,7 @@ impl Target for WriteCache {
             // A failed cache is not opened again: only its memory has the acknowledged writes
             // without a flush. A new table makes a new cache from the media.
             if self.live.borrow().is_none() {
-                self.open().await?;
+                return self.open_and_begin().await;
             }
             self.begin().await;
             Ok(())
@@ -478,10 +478,12 @@ impl Target for WriteCache {
     }
 
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {
-        let exported = figures::specs().filter(|spec| spec.metric.is_some());
-        exported
-            .filter_map(|spec| Some((spec, self.attribute(spec.name).ok()?.number()?)))
-            .collect()
+        let figures = figures::metric_specs()
+            .filter_map(|spec| Some((spec, self.attribute(spec.name).ok()?.number()?)));
+        let config = self.config.borrow();
+        let options = options::metric_specs()
+            .filter_map(|spec| Some((spec, config.option_value(spec.name)?.number()?)));
+        figures.chain(options).collect()
     }
 
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {

@@ -2,20 +2,48 @@
 //! Open: from a table line to a cache in use, undivided or in parts.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error};
+use block::{Bio, BlockDevice, Error, Nanos};
 use reactor::TaskPool;
 
 use super::{OpenCache, WholeCache, WriteCache};
 use crate::cache::Cache;
 use crate::config::Config;
-use crate::events::io_failed;
+use crate::events::{CacheEvent, io_failed};
 use crate::parts::{Parts, Plan, divide};
 use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
 const BIOS_MAX: usize = 4096;
+/// A cache of so many blocks is large: it takes seconds to read. Chosen: 4 GiB of 4 KiB blocks.
+const LARGE_BLOCKS: u64 = 1 << 20;
+/// An open that takes longer is reported. Chosen: an operator notices it.
+const LONG_TIME: Nanos = Nanos::from_millis(500);
 
 impl WriteCache {
+    /// Opens and starts the cache. Reports what it has found if that is worth a line.
+    pub(super) async fn open_and_begin(&self) -> Result<(), Error> {
+        let began = reactor::now();
+        let block_size = u64::from(self.config.borrow().block_size);
+        let blocks = self.device.limits().capacity.bytes() / block_size;
+        let report = |event| {
+            if let Some(on_event) = &*self.on_event.borrow() {
+                on_event(event);
+            }
+        };
+        if blocks >= LARGE_BLOCKS {
+            report(CacheEvent::Opening { blocks });
+        }
+        self.open().await?;
+        let time = Nanos(reactor::now().0 - began.0);
+        self.begin().await;
+        let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
+        let (dirty, clean) = (count("dirty_blocks"), count("clean_blocks"));
+        if dirty > 0 || time >= LONG_TIME || blocks >= LARGE_BLOCKS {
+            report(CacheEvent::Opened { dirty, clean, time });
+        }
+        Ok(())
+    }
+
     /// Opens the cache, with all its parts, and does not start it.
     pub(super) async fn open(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();

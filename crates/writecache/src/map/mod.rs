@@ -23,8 +23,9 @@
 //! - WC-M5 The stamp of a slot changes whenever it is allocated: a task that keeps slot and stamp
 //!   (`SlotRef`) across an await can tell whether the slot still holds the same version.
 //!
-//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and about 2 bytes for a dirty
-//! block in the bitmap: less than 27 bytes a block. 1 TiB of 4 KiB blocks: 2^28 slots, 7 GiB.
+//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and for a dirty block about 2
+//! bytes in each of two bitmaps: less than 29 bytes a block. 1 TiB of 4 KiB blocks: 2^28 slots, 7
+//! GiB.
 use std::ops::Range;
 
 use format::{Entry, Op};
@@ -42,6 +43,7 @@ pub(crate) mod index;
 mod log_entries;
 #[cfg(test)]
 mod log_entries_tests;
+mod oldest;
 mod pending;
 mod planted;
 mod radix;
@@ -57,6 +59,7 @@ pub(crate) use entries::{EntryBatch, EntryVersions};
 use epoch_state::Epochs;
 pub(crate) use epochs::{MergeRule, PhaseState};
 pub(crate) use log_entries::{Dump, changes_per_unit};
+use oldest::Oldest;
 pub(crate) use rebuild::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, map_bytes, ordered_map_bytes,
 };
@@ -92,6 +95,7 @@ pub(crate) struct Slots {
     index: Index,
     free: FreeMap,
     dirty: RoaringTreemap,
+    oldest: Oldest,
     bad: RoaringTreemap,
     unlogged: RoaringTreemap,
     committing: RoaringTreemap,
@@ -141,6 +145,11 @@ impl Slots {
     fn remove_index(&mut self, block: u64) -> Option<u32> {
         let slots = &self.slots;
         self.index.remove(block, |s| slots[s as usize].block())
+    }
+
+    fn remove_dirty(&mut self, block: u64) {
+        self.dirty.remove(block);
+        self.oldest.forget(block);
     }
 
     fn slot_of(&self, block: u64) -> Option<u32> {
@@ -267,6 +276,7 @@ impl Slots {
             self.dirty.remove(block);
             self.mark_unlogged(block);
         }
+        self.oldest.forget(block);
         self.complete_in_phase(block, slot_ref);
     }
 
@@ -291,7 +301,7 @@ impl Slots {
                 self.bad_in_epoch(block, slot_ref.slot);
             }
             self.set_state(slot_ref.slot, State::Bad);
-            self.dirty.remove(block);
+            self.remove_dirty(block);
             self.bad.insert(block);
         }
         current
@@ -308,7 +318,7 @@ impl Slots {
             return false;
         }
         self.remove_index(block);
-        self.dirty.remove(block);
+        self.remove_dirty(block);
         self.remove_version(block, slot_ref.slot);
         self.mark_unlogged(block);
         true

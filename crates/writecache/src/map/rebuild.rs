@@ -391,6 +391,7 @@ impl Rebuild {
             index,
             free,
             dirty,
+            oldest: Default::default(),
             bad,
             unlogged: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),

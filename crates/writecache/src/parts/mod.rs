@@ -122,6 +122,8 @@ impl EventForwarder {
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
+            | CacheEvent::Opening { .. }
+            | CacheEvent::Opened { .. }
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
@@ -134,6 +136,8 @@ impl EventForwarder {
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
+            | CacheEvent::Opening { .. }
+            | CacheEvent::Opened { .. }
             | CacheEvent::GapLost { .. } => true,
         };
         if let Some(on_event) = self.on_event.as_ref().filter(|_| is_news) {

@@ -149,7 +149,7 @@ impl Writeback {
         let d = drain.as_ref()?;
         let now_ns = now().0;
         let elapsed_ns = now_ns.saturating_sub(d.began.0).max(1);
-        let done = d.done();
+        let done = d.job.done();
         let per_s = u128::from(done) * 1_000_000_000 / u128::from(elapsed_ns);
         let blocks_per_s = u64::try_from(per_s).unwrap_or(u64::MAX);
         Some(DrainProgress {

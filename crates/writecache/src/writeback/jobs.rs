@@ -39,6 +39,13 @@ impl FlushJob {
         }
     }
 
+    /// Blocks that are durable on the origin, or have left the cache.
+    pub(super) fn done(&self) -> u64 {
+        // With epochs there may be more left than was dirty at the beginning, because of older
+        // versions.
+        self.total.saturating_sub(self.todo.len() + self.left.len())
+    }
+
     pub(super) fn give_up_all(&mut self) {
         self.left |= std::mem::take(&mut self.todo);
     }
@@ -142,13 +149,6 @@ pub(crate) struct DrainJob {
 impl DrainJob {
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.limits.within.map(|within| self.began.0.saturating_add(within.0))
-    }
-
-    /// Blocks that are durable on the origin, or have left the cache.
-    pub(super) fn done(&self) -> u64 {
-        // With epochs there may be more left than was dirty at the beginning, because of older
-        // versions.
-        self.job.total.saturating_sub(self.job.todo.len() + self.job.left.len())
     }
 }
 

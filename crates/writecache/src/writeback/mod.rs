@@ -288,14 +288,14 @@ impl Writeback {
     }
 
     /// Done and total blocks of the running `flush`. Blocks count as done when they are written,
-    /// the last one when all are durable.
+    /// the last one when all are durable; those that the origin refuses do not count.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let job = self.jobs.flush.borrow();
         let job = job.as_ref()?;
         let pending =
             of_job(&self.settling.written.borrow(), job.number) + self.settling.of_job.get();
         let left = job.todo.len();
-        let done = job.total - left + pending.min(left.saturating_sub(1));
+        let done = job.done() + pending.min(left.saturating_sub(1));
         Some((done, job.total))
     }
 

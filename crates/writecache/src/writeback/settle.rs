@@ -94,6 +94,7 @@ impl Writeback {
                     let newer = self.store.has_fault(Fault::RetireNewer).then(newer).flatten();
                     slots.retire(w.block, newer.unwrap_or(w.slot_ref));
                 }
+                slots.mark_oldest(reactor::now);
             }
             self.each_job(|job| {
                 // A version that was picked before the `flush` began may be older than the one that

@@ -195,6 +195,7 @@ impl Writer {
                 Replaced::Uncommitted => self.store.stats.write_hits_uncommitted.add(1),
                 Replaced::Nothing => self.store.stats.writes_allocated.add(1),
             }
+            map.mark_oldest(reactor::loop_time);
             if forgotten {
                 map.forget_unlogged(block);
             }

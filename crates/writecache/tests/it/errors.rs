@@ -2,14 +2,14 @@
 //! Errors of the origin and of the cache device: what is kept, what goes on, what is tried again
 //! and when, and what is reported to an operator.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::faulty_cache::{life, millis};
 use crate::common::{
     self, Fixture, expect, fields, fill, flush, get, number, pattern, put, say, suspend,
 };
-use block::{Class, ErrorKind, Op, Sector, Status, Target};
+use block::{Class, ErrorKind, Nanos, Op, Sector, Status, Target};
 use writecache::{CacheEvent, Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
@@ -101,7 +101,18 @@ fn a_flush_messages_error_counts_the_blocks_and_keeps_them() {
         w.origin.refuse(Op::Write, 10..12);
         w.origin.refuse(Op::Write, 50..51);
         let began = reactor::now();
+        let (target, most) = (w.cache.clone(), Rc::new(Cell::new(0)));
+        let seen = most.clone();
+        reactor::spawn(async move {
+            while Rc::strong_count(&seen) > 1 {
+                seen.set(number(&target, "flush_done_blocks").max(seen.get()));
+                reactor::sleep(Nanos::from_millis(1)).await;
+            }
+        });
         let error = say(&w.cache, "flush").await.unwrap_err();
+        let done = most.get();
+        drop(most);
+        assert!(done > 0 && done <= 97, "the refused blocks are not done: {done}");
         assert!(reactor::now().0 - began.0 < 5_000_000_000, "it took too long");
         assert_eq!(error.kind(), ErrorKind::Io);
         let said = error.chain();

@@ -47,6 +47,7 @@ use std::rc::Rc;
 use block::{Error, ErrorKind, Op, Status};
 
 use crate::backing::{Backing, Space};
+use crate::failures::FailureKind;
 use crate::part::Part;
 
 pub(crate) use flush_queue::FlushQueue;
@@ -72,7 +73,8 @@ impl Part {
     fn persist_failed(&self, what: &str, status: Status) {
         let persist = self.persist();
         if persist.fail(status) {
-            self.set_last_error(format!("persist: {what}: {status}: nothing more is made durable"));
+            let what = format!("persist: {what}: {status}: nothing more is made durable");
+            self.note_failure(FailureKind::Persist, what);
         }
         persist.changed.wake_all();
     }

@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 use crate::config::{Config, DeviceConfig, ServeArgs, Source};
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
+use crate::saved_config::SavedDevice;
 use crate::tls::{self, ServerCertificates};
 
 /// The configuration file of a daemon, and what was made of it.
@@ -148,16 +149,26 @@ impl ConfigFile {
             .iter()
             .map(|l| format!("{} {} {} {}\n", l.start, l.length, l.target, l.params))
             .collect();
-        let words = |text: &str| {
-            let lines = dm::parse(text).unwrap_or_default().into_iter();
-            lines.map(|l| (l.start, l.len, l.kind, l.args)).collect::<Vec<_>>()
-        };
-        (words(in_file) != words(&text)).then(|| {
+        (!is_same_table(in_file, &text)).then(|| {
             format!(
                 "the configuration file {path} has another table of {name}, with which it comes up \
                  after a restart: `millpond save {path} --force` writes the devices as they are now"
             )
         })
+    }
+
+    /// Takes over what a device can't tell of itself and the file had: that it is optional; and,
+    /// while it has the same table, the token that forces it.
+    pub(crate) async fn keep_choices(&self, devices: &mut [SavedDevice]) {
+        let applied = self.applied.lock().await;
+        for device in devices {
+            let Some(before) = applied.devices.get(&device.name) else { continue };
+            device.optional = before.optional;
+            let table = before.table.as_deref().zip(device.table.as_deref());
+            if table.is_some_and(|(before, now)| is_same_table(before, now)) {
+                device.force.clone_from(&before.force);
+            }
+        }
     }
 
     /// As [`ConfigFile::reload`]; the log gets the report.
@@ -172,4 +183,13 @@ impl ConfigFile {
             Err(failure) => tracing::error!("reload: {failure}: nothing was changed"),
         }
     }
+}
+
+/// Whether both have the same words.
+fn is_same_table(one: &str, other: &str) -> bool {
+    let words = |text: &str| {
+        let lines = dm::parse(text).unwrap_or_default().into_iter();
+        lines.map(|l| (l.start, l.len, l.kind, l.args)).collect::<Vec<_>>()
+    };
+    words(one) == words(other)
 }

@@ -247,8 +247,9 @@ pub(crate) async fn answer(
 
 /// The configuration file that brings up what is there now.
 async fn config(state: &State) -> Result<api::SavedConfig, Failure> {
-    let (devices, left_out) =
+    let (mut devices, left_out) =
         state.core.call(async |e: Rc<Engine>| e.saved_devices().await).await??;
+    state.config.keep_choices(&mut devices).await;
     let here = std::env::current_dir().map_err(|e| io_failure(&e, "current directory"))?;
     let toml = saved_config::text(&state.options, &devices, &here);
     let warnings = left_out.iter().map(|what| format!("not saved: {what}")).collect();

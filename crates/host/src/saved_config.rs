@@ -8,12 +8,16 @@ use control::with_absolute_paths;
 use crate::config::ServeArgs;
 
 /// A device as a configuration file has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SavedDevice {
     pub(crate) name: String,
     pub(crate) uuid: Option<String>,
     /// Without, it is a compressed RAM disk that has no size yet.
     pub(crate) table: Option<String>,
+    /// As the configuration file had it; see `DeviceConfig`.
+    pub(crate) force: Option<String>,
+    /// The same.
+    pub(crate) optional: bool,
     pub(crate) attributes: Vec<(String, String)>,
 }
 
@@ -32,6 +36,12 @@ pub(crate) fn text(options: &ServeArgs, devices: &[SavedDevice], base: &Path) ->
                 let _ = writeln!(out, "table = {}", lines(&table));
             }
             None => out.push_str("zram = true\n"),
+        }
+        if let Some(token) = &device.force {
+            let _ = writeln!(out, "force = {}", quoted(token));
+        }
+        if device.optional {
+            out.push_str("optional = true\n");
         }
         if !device.attributes.is_empty() {
             out.push_str("[device.attributes]\n");
@@ -128,6 +138,8 @@ mod tests {
             name: name.to_owned(),
             uuid: (name == "b").then(|| "u \"1\"".to_owned()),
             table: table.map(str::to_owned),
+            force: (name == "b").then(|| "1a2b3c4d".to_owned()),
+            optional: name == "z",
             attributes: attributes.iter().map(pair).collect(),
         }
     }
@@ -166,6 +178,8 @@ mod tests {
                 name: d.name,
                 uuid: d.uuid,
                 table: d.table,
+                force: d.force,
+                optional: d.optional,
                 attributes: d.attributes,
             })
             .collect();

@@ -22,8 +22,7 @@ impl Engine {
                 // Set up by attributes, and without a size yet.
                 (false, false) => {
                     let uuid = info.uuid.clone();
-                    let (table, attributes) = (None, Vec::new());
-                    saved.push(SavedDevice { name: name.clone(), uuid, table, attributes });
+                    saved.push(SavedDevice { name: name.clone(), uuid, ..SavedDevice::default() });
                     left_out
                         .push(format!("device {name}: attributes that were set before its size"));
                 }
@@ -85,7 +84,7 @@ impl Engine {
             }
         }
         let (name, uuid, table) = (name.clone(), info.uuid.clone(), Some(table.join("\n")));
-        Ok(SavedDevice { name, uuid, table, attributes })
+        Ok(SavedDevice { name, uuid, table, attributes, ..SavedDevice::default() })
     }
 }
 

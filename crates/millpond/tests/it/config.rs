@@ -228,3 +228,39 @@ fn stop_returns_when_the_daemon_has_ended() {
     let text = CommandOutput::from(output).failed(1);
     assert!(text.contains("no daemon answers"), "{text}");
 }
+
+/// Its first line is opened, or its table is live and its cache formatted, before it fails: nothing
+/// of it stays open, and its name is free.
+#[test]
+fn a_device_that_fails_half_way_leaves_nothing_behind() {
+    let dir = with_config(
+        "[[device]]\nname = 'a'\noptional = true\n\
+         table = \"\"\"\n0 8 linear ./disk.img 0\n8 8 linear ./gone.img 0\n\"\"\"\n\
+         [[device]]\nname = 'b'\noptional = true\n\
+         table = '0 8192 writecache s ./origin.img ./cache.img 4096 0'\n\
+         attributes = { low_watermark = 10, high_watermark = 101 }\n",
+    );
+    for name in ["origin.img", "cache.img"] {
+        file_in(dir.path(), name, 8);
+    }
+    let daemon = Daemon::start_in(dir, &START);
+    assert_eq!(daemon.cli(&["ls"]).ok(), "No devices found\n");
+    // They are free for other processes,
+    let tool = |args: &[&str]| -> CommandOutput {
+        let mut command = std::process::Command::new(MILLPOND);
+        command.args(args).current_dir(daemon.dir.path());
+        command.output().unwrap().into()
+    };
+    for files in [["origin.img", "cache.img"], ["disk.img", "cache.img"]] {
+        let other = folder();
+        let second = Daemon::start_in(other, &[]);
+        for (nth, file) in files.into_iter().enumerate() {
+            let table = format!("0 8 linear {}/{file} 0", daemon.dir.path().display());
+            second.create(&format!("x{nth}"), &table);
+        }
+    }
+    assert!(tool(&["inspect", "cache.img"]).out.contains("superblock"), "it was formatted");
+    // and for devices of these names.
+    daemon.create("a", "0 8 linear ./disk.img 0");
+    daemon.create("b", "0 8192 writecache s ./origin.img ./cache.img 4096 0");
+}

@@ -77,6 +77,27 @@ const TABLES: &[Row] = &[
     ("create n --table '0 8 linear nbd://127.0.0.1:1/x 0'", 1, "127.0.0.1:1: cannot connect"),
     ("create n --table '0 8 linear nbd:// 0'", 1, "the host is missing; nbd://HOST"),
     ("create n --table '0 8 linear nbd+unix:///x 0'", 1, "needs socket=PATH; nbd://HOST"),
+    ("create n --table '0 8 linear nbds://h/x 0'", 1, "nbds needs tls-certificates=DIR"),
+    (
+        "create n --table '0 8 linear nbds://h/x?tls-certificates=certs 0'",
+        1,
+        "the path of tls-certificates must begin with a slash",
+    ),
+    (
+        "create n --table '0 8 linear nbds://127.0.0.1:1/x?tls-certificates=/nope 0'",
+        3,
+        "/nope/ca-cert.pem: No such file|ENOENT",
+    ),
+    (
+        "create n --table '0 8 linear nbd://h/x?tls-certificates=/nope 0'",
+        1,
+        "TLS belongs to nbds|with TLS they begin with nbds",
+    ),
+    (
+        "create n --table '0 8 linear nbds://h/x?tls-verify-peer=0 0'",
+        1,
+        "`tls-verify-peer` is no parameter|tls-certificates=DIR and perhaps tls-hostname=NAME",
+    ),
     ("create n --table '0 8 linear http://h/x 0'", 1, "no devices of the scheme http:|nbd://HOST"),
     (
         "create n --table '0 8 linear nbd+unix:///nope?socket=SOCK 0'",
@@ -144,6 +165,12 @@ const PROGRAM: &[Row] = &[
     ("daemon --run-dir r2 --nbd nonsense", 1, "--nbd nonsense|unix:PATH and HOST:PORT"),
     ("daemon --run-dir r2 --nbd 127.0.0.1:80x", 1, "127.0.0.1:80x|unix:PATH and HOST:PORT"),
     ("daemon --run-dir r2 --nbd TAKEN", 4, "TAKEN|cannot listen there|EBUSY"),
+    ("daemon --run-dir run", 4, "run: a daemon runs there already (pid |with --run-dir"),
+    (
+        "daemon --run-dir r2 --socket-group nosuch",
+        3,
+        "--socket-group nosuch: there is no such group",
+    ),
     ("daemon --run-dir r2 --fuse /nonexist", 3, "--fuse /nonexist: an empty directory is needed"),
     ("daemon --run-dir r2 --fuse /etc", 1, "--fuse /etc: |choose an empty one"),
     ("daemon --run-dir r2 --cores 0", 1, "--cores 0: 1 to 16 are allowed"),

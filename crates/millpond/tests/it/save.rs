@@ -69,3 +69,28 @@ fn a_saved_configuration_brings_up_the_same_devices() {
     assert_eq!(state(&daemon), before);
     assert_eq!(daemon.cli(&["save"]).ok(), printed);
 }
+
+/// What a device can't tell of itself is taken from the file that the daemon was started with.
+#[test]
+fn a_saved_configuration_keeps_optional_and_force() {
+    let dir = folder();
+    let device = |name: &str| {
+        format!(
+            "[[device]]\nname = '{name}'\noptional = true\nforce = '1a2b3c4d'\n\
+             table = '0  8 zero'\n"
+        )
+    };
+    std::fs::write(dir.path().join("c.toml"), device("a") + &device("b")).unwrap();
+    let daemon = Daemon::start_in(dir, &["--config", "c.toml"]);
+    daemon.create("c", "0 8 zero");
+    daemon.cli(&["load", "b", "--table", "0 16 zero"]).ok();
+    daemon.cli(&["resume", "b"]).ok();
+    let saved = daemon.cli(&["save"]).ok();
+    let devices: Vec<&str> = saved.split("[[device]]\n").skip(1).map(str::trim).collect();
+    let expected = [
+        "name = \"a\"\ntable = \"0 8 zero\"\nforce = \"1a2b3c4d\"\noptional = true",
+        "name = \"b\"\ntable = \"0 16 zero\"\noptional = true",
+        "name = \"c\"\ntable = \"0 8 zero\"",
+    ];
+    assert_eq!(devices, expected, "{saved}");
+}

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
 use crate::attr::{self, Spec};
+use crate::runs::Runs;
 use crate::value::Value;
 use crate::{Bio, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks};
 
@@ -15,6 +16,9 @@ pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// First sectors and lengths of dirty runs, ascending; `None` when the target does not track them.
 pub type DirtyRuns = LocalFuture<Option<Vec<(Sector, Sector)>>>;
+
+/// Runs that read as zeroes: the answer of [`BlockDevice::zero_runs`].
+pub type ZeroRuns = LocalFuture<Runs>;
 
 /// Anything that takes bios: a leaf, a mapped device, an engine.
 ///
@@ -52,6 +56,16 @@ pub trait BlockDevice {
     /// Changes whenever an answer of [`map_blocks`](BlockDevice::map_blocks) may change.
     fn map_generation(&self) -> u64 {
         0
+    }
+
+    /// Runs within `at..at + len`, which lies on the device, that are known to read as zeroes and
+    /// to take no space. Each of their sectors read as zeroes at some moment between this call and
+    /// the answer: so a write that had completed before the call, and nothing has overwritten, is
+    /// in no run. What is in doubt is left out; by default everything is.
+    ///
+    /// Time and memory grow with `len`: callers ask for 64 MiB at most.
+    fn zero_runs(&self, _at: Sector, _len: Sector) -> ZeroRuns {
+        Box::pin(async { Runs::new() })
     }
 
     /// Called when a writer above has to wait because too much is dirty. A throttle below then lets
@@ -156,6 +170,10 @@ impl BlockDevice for OpenDevice {
 
     fn map_generation(&self) -> u64 {
         self.device.map_generation()
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        self.device.zero_runs(at, len)
     }
 
     fn writer_throttled(&self) {

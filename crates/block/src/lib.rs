@@ -33,6 +33,7 @@ pub mod metric;
 mod op;
 mod planted;
 mod ram;
+pub mod runs;
 mod shared_copy;
 mod status;
 mod suggest;
@@ -46,7 +47,7 @@ pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;
 pub use device::{
     Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, Map, MappedExtent, OnIoError,
-    OpenDevice, Target, same_device,
+    OpenDevice, Target, ZeroRuns, same_device,
 };
 pub use edges::{Edges, block_end, block_start};
 pub use error::{Error, ErrorKind, without_errno};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, same_device};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, ZeroRuns, same_device};
 
 use crate::context::Context;
 use crate::table::{quote, sectors_of};
@@ -35,6 +35,13 @@ impl Area {
             bio.sector += self.offset;
         }
         self.device.submit(bio);
+    }
+
+    /// [`BlockDevice::zero_runs`] of a part of the area, counted from its first sector.
+    pub(crate) fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let (below, offset) = (self.device.zero_runs(at + self.offset, len), self.offset);
+        let above = move |(at, len)| (at - offset, len);
+        Box::pin(async move { below.await.into_iter().map(above).collect() })
     }
 
     /// What a target says of it when it is `len` sectors long.

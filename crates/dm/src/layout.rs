@@ -54,6 +54,24 @@ impl Layout {
         (stripe, Sector(row * self.chunk.value + inside), Sector(self.chunk.value - inside))
     }
 
+    /// Calls `each` with the sectors that `len` sectors from `from` on of a stripe are, by chunks.
+    pub(crate) fn for_each_chunk(
+        self,
+        stripe: usize,
+        from: Sector,
+        len: Sector,
+        mut each: impl FnMut(Sector, Sector),
+    ) {
+        let (mut at, end) = (from, from + len);
+        while at < end {
+            let (row, inside) = self.chunk.divide(at.0);
+            let chunk = row * self.n.value + stripe as u64;
+            let len = Sector(self.chunk.value - inside).min(end - at);
+            each(Sector(chunk * self.chunk.value + inside), len);
+            at += len;
+        }
+    }
+
     /// The boundary `at` as seen on `stripe`: everything before it there lies before `at`.
     pub(crate) fn boundary(self, at: Sector, stripe: usize) -> Sector {
         let (holder, place, left) = self.locate(at);
@@ -94,6 +112,26 @@ mod tests {
             for (layout, (stripe, at)) in layouts.iter().zip(wants) {
                 let (got, place, _) = layout.locate(Sector(sector));
                 assert_eq!((got, place.0), (stripe, at), "sector {sector} in {layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_chunks_of_a_run_of_a_stripe_lie_where_its_sectors_do() {
+        for layout in [(3, 128), (2, 8), (3, 100), (5, 7), (1, 16)].map(|(n, c)| Layout::new(n, c))
+        {
+            for (from, len) in [(0, 1), (5, 300), (127, 2), (100, 100), (7, 7)] {
+                for stripe in 0..usize::try_from(layout.n.value).unwrap() {
+                    let mut next = from;
+                    layout.for_each_chunk(stripe, Sector(from), Sector(len), |at, len| {
+                        for s in at.0..at.0 + len.0 {
+                            let (on, place, _) = layout.locate(Sector(s));
+                            assert_eq!((on, place.0), (stripe, next), "{s} in {layout:?}");
+                            next += 1;
+                        }
+                    });
+                    assert_eq!(next, from + len);
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mapped devices as NBD exports: each by its name, and the default one by the empty name.
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,6 +11,9 @@ use nbd::{Context, Export, Exports, Run};
 
 /// Flag of `millpond:dirty`: not yet on the origin.
 const DIRTY: u32 = 1;
+
+/// Flags of `base:allocation`: takes no space, and reads as zeroes.
+const HOLE_ZERO: u32 = 1 | 2;
 
 /// The exports of one device mapper.
 pub(crate) struct DmExports {
@@ -61,45 +65,56 @@ impl Exports for DmExports {
 
     fn open(&self, name: &str) -> Result<Box<dyn Export>, Error> {
         let opened = self.find(name)?.open()?;
-        tracing::info!(device = opened.device().name(), "client connected");
-        Ok(Box::new(DmExport(opened)))
+        tracing::debug!(device = opened.device().name(), "a client asks for the device");
+        Ok(Box::new(DmExport { opened, has_begun: Cell::new(false) }))
     }
 }
 
-struct DmExport(Opened);
+struct DmExport {
+    opened: Opened,
+    /// Its client may send requests.
+    has_begun: Cell<bool>,
+}
 
 impl Drop for DmExport {
     fn drop(&mut self) {
-        tracing::info!(device = self.0.device().name(), "client disconnected");
+        if self.has_begun.get() {
+            tracing::info!(device = self.opened.device().name(), "client disconnected");
+        }
     }
 }
 
 impl Export for DmExport {
     fn device(&self) -> Rc<dyn BlockDevice> {
-        self.0.device().clone()
+        self.opened.device().clone()
     }
 
     fn name(&self) -> String {
-        self.0.device().name().to_owned()
+        self.opened.device().name().to_owned()
+    }
+
+    fn begin(&self) {
+        self.has_begun.set(true);
+        tracing::info!(device = self.opened.device().name(), "client connected");
     }
 
     fn description(&self) -> String {
-        let kinds: Vec<String> = self.0.device().table().into_iter().map(|l| l.kind).collect();
+        let kinds: Vec<String> = self.opened.device().table().into_iter().map(|l| l.kind).collect();
         kinds.join(", ")
     }
 
     fn read_only(&self) -> bool {
-        self.0.device().read_only().get()
+        self.opened.device().read_only().get()
     }
 
     fn latencies(&self) -> Option<Arc<Latencies>> {
-        Some(self.0.device().latencies())
+        Some(self.opened.device().latencies())
     }
 
     fn offers(&self, context: Context) -> bool {
         match context {
             Context::Allocation => true,
-            Context::Dirty => self.0.device().tracks_dirty(),
+            Context::Dirty => self.opened.device().tracks_dirty(),
         }
     }
 
@@ -109,10 +124,13 @@ impl Export for DmExport {
         at: Sector,
         len: Sector,
     ) -> LocalFuture<Option<Vec<Run>>> {
-        let device = self.0.device().clone();
+        let device = self.opened.device().clone();
         Box::pin(async move {
             match context {
-                Context::Allocation => None,
+                Context::Allocation => {
+                    let runs = device.zero_runs(at, len).await.into_iter();
+                    Some(runs.map(|(sector, len)| Run { sector, len, flags: HOLE_ZERO }).collect())
+                }
                 Context::Dirty => {
                     let runs = device.dirty(at, len).await?.into_iter();
                     Some(runs.map(|(sector, len)| Run { sector, len, flags: DIRTY }).collect())

@@ -14,6 +14,7 @@ use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
 use reactor::{FileId, WaitList};
 use uring::{Files, OpenOptions, SharedFile};
 
+use crate::holes;
 use crate::leaf_word::{LeafWord, OwnMount, PMEM, parse};
 use crate::retry::retry_while_busy;
 
@@ -356,6 +357,7 @@ impl Leaves {
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.persistent_identity).closed_by(closer(files));
+        let leaf = leaf.finding_holes(holes::finder(files, opened.file, path));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };
         Ok((with_merges(leaf), key, place))

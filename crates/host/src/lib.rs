@@ -30,6 +30,7 @@ mod event_ring;
 mod exported;
 mod exports;
 mod fuse_host;
+mod holes;
 mod http;
 mod io_failure;
 mod leaf_word;

@@ -348,6 +348,7 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
             }
             Step::Ready(n, session) => {
                 let sent = send_bytes(conn, &mut out).await;
+                session.export.begin();
                 return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));
             }
             Step::StartTls(n) => {

@@ -12,7 +12,7 @@ pub trait Exports {
     fn list(&self) -> Vec<String>;
 
     /// Opens an export; a drop of the result closes it. The empty name is the default export. Also
-    /// called for clients that only ask for information, so it must be cheap.
+    /// called for clients that only ask for information, so it must be cheap ([`Export::begin`]).
     fn open(&self, name: &str) -> Result<Box<dyn Export>, Error>;
 }
 
@@ -67,6 +67,10 @@ pub trait Export {
 
     /// Its own name, also when it was opened as the default.
     fn name(&self) -> String;
+
+    /// The handshake is over: its client may send requests. Not called for clients that only ask
+    /// for information.
+    fn begin(&self) {}
 
     /// A description for people; may be empty.
     fn description(&self) -> String {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-use block::{Bio, BlockDevice, Error, Limits, Op, PAGE, Reservation, Sector, Status};
+use block::{Bio, BlockDevice, Error, Limits, Op, PAGE, Reservation, Sector, Status, ZeroRuns};
 use reactor::{OnDone, TaskPool};
 
 use crate::config::Config;
@@ -141,6 +141,10 @@ impl BlockDevice for PageCache {
             Op::Discard | Op::WriteZeroes => self.discard(bio),
             Op::Flush => self.flush(bio),
         }
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        self.find_zero_runs(at, len)
     }
 }
 

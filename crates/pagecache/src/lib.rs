@@ -33,6 +33,7 @@
 #![warn(missing_docs)]
 
 mod active_discards;
+mod allocation;
 mod arena;
 mod attributes;
 mod bits;

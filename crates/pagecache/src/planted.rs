@@ -40,4 +40,8 @@ pub enum Fault {
     SkipNewOpeners,
     /// Pages that were in flight below while a flush there failed count as written.
     TrustWritesDuringFailedFlush,
+    /// The zero runs of the device below count whatever was held when it was asked.
+    ZeroRunsLookLate,
+    /// The zero runs of the device below count whatever is held when it has answered.
+    ZeroRunsLookEarly,
 }

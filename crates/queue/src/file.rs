@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status, ZeroRuns};
 use reactor::FileId;
 
 use crate::flush_errors::{FlushErrors, SharedFlushErrors};
@@ -26,9 +26,14 @@ pub struct FileLeaf {
     capacity: Arc<AtomicU64>,
     identity: Option<String>,
     wbt: Wbt,
+    /// Finds runs for which the file has no data.
+    find_holes: Option<FindHoles>,
     /// Closes the file.
     close: Option<Box<dyn FnOnce(FileId)>>,
 }
+
+/// Finds runs for which a file has no data, as [`BlockDevice::zero_runs`] asks for them.
+pub type FindHoles = Box<dyn Fn(Sector, Sector) -> ZeroRuns>;
 
 impl FileLeaf {
     /// A device called `name` on `file`, throttled by our law with the default target.
@@ -61,7 +66,8 @@ impl FileLeaf {
         let block_bytes = limits.logical_block_bytes;
         let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
         let capacity = Arc::new(AtomicU64::new(limits.capacity.0));
-        FileLeaf { limits, capacity, identity: None, wbt: Wbt::new(throttle), close: None }
+        let wbt = Wbt::new(throttle);
+        FileLeaf { limits, capacity, identity: None, wbt, find_holes: None, close: None }
     }
 
     /// The same with what tells its file from all others, as far as that is known.
@@ -76,6 +82,13 @@ impl FileLeaf {
     #[must_use]
     pub fn in_page_cache(self) -> FileLeaf {
         self.shared_flush_errors().set_cached();
+        self
+    }
+
+    /// The same on a file that may have holes.
+    #[must_use]
+    pub fn finding_holes(mut self, find: FindHoles) -> FileLeaf {
+        self.find_holes = Some(find);
         self
     }
 
@@ -148,6 +161,13 @@ impl BlockDevice for FileLeaf {
 
     fn identity(&self) -> Option<String> {
         self.identity.clone()
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        match &self.find_holes {
+            Some(find) => find(at, len),
+            None => Box::pin(async { Vec::new() }),
+        }
     }
 
     fn writer_throttled(&self) {

@@ -36,7 +36,7 @@ mod sync_order;
 mod testing;
 pub mod wbt;
 
-pub use file::FileLeaf;
+pub use file::{FileLeaf, FindHoles};
 pub use flush_errors::SharedFlushErrors;
 pub use leaf::{Leaf, OpenFile, SharedLeaf};
 pub use mem::Mem;

@@ -35,7 +35,7 @@ use std::rc::{Rc, Weak};
 
 use block::{
     Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, OnIoError, Op, Planted,
-    SECTOR_SIZE, Sector, Status, block_end, block_start,
+    SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
@@ -341,6 +341,10 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
 
     fn identity(&self) -> Option<String> {
         self.0.leaf.identity()
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        self.0.leaf.zero_runs(at, len)
     }
 
     fn writer_throttled(&self) {

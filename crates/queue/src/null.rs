@@ -2,7 +2,7 @@
 //! Null: a device that does nothing, at once; what is left is the cost of the path above it.
 use std::rc::{Rc, Weak};
 
-use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status, ZeroRuns};
 
 use crate::leaf::{Leaf, SharedLeaf};
 use crate::stats::Stats;
@@ -58,6 +58,11 @@ impl BlockDevice for Null {
             Ok(()) => self.submit_at(bio.sector, bio),
             Err(status) => self.end(bio.sector, bio, status),
         }
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let zero = self.zero;
+        Box::pin(async move { if zero { vec![(at, len)] } else { Vec::new() } })
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -160,6 +161,21 @@ impl Files {
     ) -> Result<T, Error> {
         let sender = self.0.borrow().wakeup.mailbox().sender();
         helpers::call(sender, what, work).await
+    }
+
+    /// The runs of bytes within `range` for which a regular file has no data; nothing where its
+    /// file system does not tell, for other files, and for mapped ones.
+    ///
+    /// # Errors
+    /// Those of [`Files::away`], with `what` for the path.
+    pub async fn holes(
+        &self,
+        file: FileId,
+        what: &str,
+        range: Range<u64>,
+    ) -> Result<Vec<Range<u64>>, Error> {
+        let Some(shared) = self.share(file) else { return Ok(Vec::new()) };
+        self.away(what, move || Ok(shared.holes(range))).await
     }
 
     /// A mark for [`Files::closed_since`].

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The open files of a driver, and the number of requests in flight on each.
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use block::{CoreId, OpKey};
 use reactor::{FileId, SqeOp};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, SeekFrom, seek};
+use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use slab::Slab;
 
@@ -30,6 +32,33 @@ pub(crate) struct DirectAlign {
 pub struct SharedFile {
     fd: Arc<OwnedFd>,
     kind: Kind,
+}
+
+impl SharedFile {
+    /// The runs within `range` without data. May wait for the file system. The descriptor's offset,
+    /// which the search sets, means nothing: every request has its own.
+    pub(crate) fn holes(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut holes = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let hole = match seek(&self.fd, SeekFrom::Hole(at)) {
+                Ok(hole) if hole >= at => hole,
+                // It does not tell, or is no file any more.
+                _ => break,
+            };
+            let data = match seek(&self.fd, SeekFrom::Data(hole)) {
+                Ok(data) if data > hole => data,
+                // No data after it.
+                Err(Errno::NXIO) => range.end,
+                _ => break,
+            };
+            if hole < range.end {
+                holes.push(hole..data.min(range.end));
+            }
+            at = data;
+        }
+        holes
+    }
 }
 
 /// The kind of a descriptor.

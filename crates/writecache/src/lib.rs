@@ -51,6 +51,7 @@
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
 
+mod allocation;
 mod cache;
 mod config;
 mod device_limits;

@@ -141,6 +141,10 @@ pub enum Fault {
     PartsNotNotified,
     /// Parts: a new cache begins with part 0, and is taken for complete before it is.
     FirstPartFirst,
+    /// The zero runs of the origin count whatever the cache held when it was asked.
+    ZeroRunsLookLate,
+    /// The zero runs of the origin count whatever the cache holds when it has answered.
+    ZeroRunsLookEarly,
 }
 
 #[cfg(feature = "planted")]

@@ -11,7 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Status};
+use block::{
+    Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Sector, Status, ZeroRuns,
+};
 use reactor::WaitList;
 
 use crate::auto_writeback::{self, AutoWriteback};
@@ -353,6 +355,17 @@ impl BlockDevice for Zram {
             Some(started) => started.parts.submit(bio),
             None => bio.complete(Status::NoDevice),
         }
+    }
+
+    /// Slots without a page, and pages of zeroes, which take no memory either.
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let parts = self.parts();
+        Box::pin(async move {
+            match parts {
+                Some(parts) => parts.zero_runs(at, len).await,
+                None => Vec::new(),
+            }
+        })
     }
 }
 

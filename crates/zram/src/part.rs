@@ -297,6 +297,14 @@ impl Part {
         done
     }
 
+    /// The slots of the device from `first` to before `end` that are here and read as zeroes.
+    pub(crate) fn zero_slots(&self, first: u64, end: u64) -> Vec<u64> {
+        let (layout, nth) = (self.plan.layout, self.plan.nth);
+        let slots = self.slots.borrow();
+        let zero = layout.part_of(nth, first, end).filter(|local| slots.get(*local).is_zero());
+        zero.map(|local| layout.global(nth, local)).collect()
+    }
+
     /// Whether a bio completes only when data are durable.
     pub(crate) fn waits_for_media(&self, bio: &Bio) -> bool {
         let fua = bio.op.is_write() && bio.flags.contains(BioFlags::FUA);

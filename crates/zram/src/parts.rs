@@ -11,6 +11,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 
+use block::runs::{Runs, joined};
 use block::{Bio, BlockDevice, Bufs, Class, CoreId, Edges, Error, Flags, Op, Sector};
 use reactor::{
     BioFuture, CoreLocal, Export, Msg, Remote, call, complete_after, core_id, export, io, post,
@@ -128,6 +129,15 @@ impl Parts {
             answers.push(answer.await);
         }
         answers
+    }
+
+    /// The runs of slots that read as zeroes.
+    pub(crate) async fn zero_runs(&self, at: Sector, len: Sector) -> Runs {
+        let (first, end) = (at.0 / PAGE_SECTORS, (at + len).0.div_ceil(PAGE_SECTORS));
+        let of_parts = self.ask(move |part| async move { part.zero_slots(first, end) }).await;
+        let clipped = |slot: u64| Sector(slot * PAGE_SECTORS).max(at).min(at + len);
+        let run = |slot: u64| (clipped(slot), clipped(slot + 1) - clipped(slot));
+        joined(of_parts.into_iter().flatten().map(run).collect())
     }
 
     /// Sends a bio, which has been checked, to its parts.

@@ -2,8 +2,10 @@
 //! A mapped device as its clients use it: a device that takes bios, and a base of flat mappings.
 use std::rc::{Rc, Weak};
 
+use block::runs::Runs;
 use block::{
     Base, Bio, BlockDevice, Limits, LocalFuture, MappedExtent, OnIoError, Opener, Sector, Status,
+    ZeroRuns,
 };
 
 use super::MappedDevice;
@@ -41,6 +43,22 @@ impl BlockDevice for MappedDevice {
 
     fn map_generation(&self) -> u64 {
         self.flat.generation.get()
+    }
+
+    /// Asks the targets of the live table, one after the other. If another table goes live
+    /// meanwhile, what the clients have written to it came after the question.
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let (live, end) = (self.live(), at + len);
+        Box::pin(async move {
+            let mut runs = Runs::new();
+            let entries = live.iter().flat_map(|table| &table.entries);
+            for entry in entries.filter(|e| e.start < end && e.end > at) {
+                let (from, to) = (entry.start.max(at), entry.end.min(end));
+                let zeroes = entry.target.zero_runs(from - entry.start, to - from).await;
+                runs.extend(zeroes.into_iter().map(|(at, len)| (at + entry.start, len)));
+            }
+            runs
+        })
     }
 
     fn writer_throttled(&self) {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::attr::Manual;
-use block::{Bio, BlockDevice, Component, Error, Limits, Sector, Target};
+use block::{Bio, BlockDevice, Component, Error, Limits, Sector, Target, ZeroRuns};
 
 use crate::area::Area;
 use crate::context::Context;
@@ -38,6 +38,10 @@ impl BlockDevice for Linear {
 
     fn submit(&self, bio: Bio) {
         self.area.submit(bio);
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        self.area.zero_runs(at, len)
     }
 }
 

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::attr::Manual;
+use block::runs::{Runs, joined};
 use block::value::digits;
-use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target, ZeroRuns};
 
 use crate::area::{Area, distinct, number, shifted, stack};
 use crate::context::Context;
@@ -174,6 +175,24 @@ impl BlockDevice for Striped {
         } else {
             self.split_by_stripe(bio);
         }
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let (layout, end) = (self.layout, at + len);
+        let on_stripe = |(index, area): (usize, &Area)| {
+            let (from, to) = (layout.boundary(at, index), layout.boundary(end, index));
+            (from < to).then(|| (index, area.zero_runs(from, to - from)))
+        };
+        let below: Vec<_> = self.stripes.iter().enumerate().filter_map(on_stripe).collect();
+        Box::pin(async move {
+            let mut runs = Runs::new();
+            for (index, zeroes) in below {
+                for (from, len) in zeroes.await {
+                    layout.for_each_chunk(index, from, len, |at, len| runs.push((at, len)));
+                }
+            }
+            joined(runs)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::attr::Manual;
-use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target};
+use block::{Bio, BlockDevice, Error, Limits, Op, Sector, Status, Target, ZeroRuns};
 
 use crate::context::Context;
 
@@ -39,6 +39,10 @@ impl BlockDevice for Zero {
             bio.bufs.zero();
         }
         bio.complete(Status::Ok);
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        Box::pin(async move { vec![(at, len)] })
     }
 }
 

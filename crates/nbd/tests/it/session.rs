@@ -415,6 +415,9 @@ fn block_status_tells_allocation_and_dirty_runs() {
         assert_eq!(words(c.reply(|_| 0).await.2), [1, 64 << 10, 0]);
         assert_eq!(words(c.reply(|_| 0).await.2), [2, 4096, 1]);
         assert_eq!(c.ask(cmd::READ, 0, 0, 512).await.0, 0, "two chunks were one request");
+        for (offset, len) in [((1 << 20) - 512, 1024), (1 << 20, 512), (u64::MAX - 511, 512)] {
+            assert_eq!(c.ask(cmd::BLOCK_STATUS, 0, offset, len).await.0, 22, "beyond the end");
+        }
     });
 }
 

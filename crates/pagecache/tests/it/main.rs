@@ -2,6 +2,7 @@
 //! The page cache: tests of its public items, one file for each subject.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod allocation;
 mod common;
 mod costs;
 mod crash;

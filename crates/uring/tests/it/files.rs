@@ -391,3 +391,34 @@ fn a_shared_file_serves_other_cores_until_its_owner_closes() {
         files.close(again.file);
     });
 }
+
+#[test]
+fn holes_are_what_was_never_written() {
+    for folder in [Folder::on_disk(), Folder::in_memory()] {
+        on_core(async move |files| {
+            let path = folder.path("disk");
+            let opened = files.open_path(&path, new_file(64 << 20)).unwrap();
+            let file = opened.file;
+            let dev = Rc::new(FileLeaf::new("disk", file, opened.limits));
+            let holes = async |range| -> Vec<(u64, u64)> {
+                let found = files.holes(file, "disk", range).await.unwrap();
+                found.into_iter().map(|hole| (hole.start, hole.end)).collect()
+            };
+            assert_eq!(holes(0..64 << 20).await, [(0, 64 << 20)]);
+            for at in [8 << 20, 32 << 20] {
+                let (at, data) = (Sector::from_bytes(at), buf(1 << 20, 1));
+                write(&*dev, Flags::empty(), CLASS, at, data).await.unwrap();
+            }
+            let all = [(0, 8 << 20), (9 << 20, 32 << 20), (33 << 20, 64 << 20)];
+            assert_eq!(holes(0..64 << 20).await, all);
+            let part = 4096..(8 << 20) + 4096;
+            assert_eq!(holes(part).await, [(4096, 8 << 20)]);
+            assert_eq!(holes(8 << 20..9 << 20).await, []);
+            let zeroes = Sector::from_bytes(8 << 20);
+            discard(&*dev, CLASS, zeroes, Sector::from_bytes(1 << 20)).await.unwrap();
+            assert_eq!(holes(0..64 << 20).await, [(0, 32 << 20), (33 << 20, 64 << 20)]);
+            files.close(file);
+            assert_eq!(files.holes(file, "disk", 0..4096).await.unwrap(), []);
+        });
+    }
+}

@@ -21,7 +21,7 @@ use block::attr::{self, Spec};
 use block::value::Value;
 use block::{
     Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Role, Sector,
-    Status, Target, UnsavedBlocks,
+    Status, Target, UnsavedBlocks, ZeroRuns,
 };
 use reactor::TaskPool;
 
@@ -32,6 +32,7 @@ use crate::events::{CacheEvent, OnEvent};
 use crate::figures::{self, FIGURES};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
+use crate::planted::Fault;
 use crate::writeback::jobs::DrainLimits;
 
 /// The open cache.
@@ -216,18 +217,27 @@ impl WriteCache {
     }
 
     /// The engine of an undivided cache.
-    fn cache(&self) -> Option<Rc<Cache>> {
+    pub(crate) fn cache(&self) -> Option<Rc<Cache>> {
         match &*self.live.borrow() {
             Some(OpenCache::Whole(whole)) => Some(whole.cache.clone()),
             Some(OpenCache::Divided(_)) | None => None,
         }
     }
 
-    fn parts(&self) -> Option<Rc<Parts>> {
+    pub(crate) fn parts(&self) -> Option<Rc<Parts>> {
         match &*self.live.borrow() {
             Some(OpenCache::Divided(parts)) => Some(parts.clone()),
             Some(OpenCache::Whole(_)) | None => None,
         }
+    }
+
+    pub(crate) fn origin(&self) -> &Rc<dyn BlockDevice> {
+        &self.origin
+    }
+
+    /// Whether this fault is planted: never in a build without them.
+    pub(crate) fn has_fault(&self, fault: Fault) -> bool {
+        self.config.borrow().planted.is(fault)
     }
 
     fn running(&self) -> Result<Rc<Cache>, Error> {
@@ -336,6 +346,10 @@ impl BlockDevice for WriteCache {
             Some(OpenCache::Divided(parts)) => parts.submit(bio),
             None => bio.complete(Status::Io),
         }
+    }
+
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        self.find_zero_runs(at, len)
     }
 }
 

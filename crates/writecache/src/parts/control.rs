@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Control: operations of a divided cache that all parts carry out.
+use block::runs::joined;
 use block::{Error, Sector, Target};
 
 use super::{Parts, share_of_rate};
@@ -48,19 +49,6 @@ impl Parts {
 
     pub(crate) async fn dirty_runs(&self, at: Sector, len: Sector) -> Vec<(Sector, Sector)> {
         let runs = self.ask(move |part| async move { part.dirty(at, len).await }).await;
-        merged(runs.into_iter().flatten().flatten().collect())
+        joined(runs.into_iter().flatten().flatten().collect())
     }
-}
-
-/// Runs in order, which do not overlap; adjacent ones are joined.
-pub(crate) fn merged(mut runs: Vec<(Sector, Sector)>) -> Vec<(Sector, Sector)> {
-    runs.sort_unstable();
-    let mut joined: Vec<(Sector, Sector)> = Vec::with_capacity(runs.len());
-    for (at, len) in runs {
-        match joined.last_mut() {
-            Some((start, before)) if *start + *before == at => *before += len,
-            _ => joined.push((at, len)),
-        }
-    }
-    joined
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Probe of a cache in several parts: each part as a cache of its own, and their sum.
+use block::runs::joined;
 use block::{Error, Sector};
 use format::{Part, Superblock};
 
@@ -7,7 +8,6 @@ use super::native::copies_in;
 use super::{
     Contents, Depth, HEAD_BYTES, Occupancy, Place, ProbeReport, has_superblocks, probe_area,
 };
-use crate::parts::control::merged;
 use crate::parts::open::Division;
 
 /// A cache in several parts.
@@ -122,6 +122,6 @@ fn sum(all: &[&Occupancy]) -> Occupancy {
         whole.bad += of.bad;
     }
     let ranges = all.iter().flat_map(|of| of.dirty_ranges.iter().copied()).collect();
-    whole.dirty_ranges = merged(ranges);
+    whole.dirty_ranges = joined(ranges);
     whole
 }

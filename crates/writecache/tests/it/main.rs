@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod age;
+mod allocation;
 mod around;
 mod behaviour;
 #[path = "../common/mod.rs"]

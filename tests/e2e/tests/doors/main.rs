@@ -3,6 +3,7 @@
 //! while clients are connected: one file for each subject.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod allocation;
 mod clients;
 mod crash;
 mod failed_flush;

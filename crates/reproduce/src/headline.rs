@@ -11,6 +11,7 @@ use std::fmt::Write;
 
 use crate::html::escaped;
 use crate::report::{Report, Row};
+use crate::svg::diamond;
 use crate::text::shown;
 
 const WIDTH: f64 = 480.0;
@@ -129,14 +130,7 @@ fn of_row(out: &mut String, (section, row): (&str, &Row), axis: &Axis, top: f64)
         let _ = write!(out, "<path class=\"limit\" d=\"M{x:.1} {:.1}v14\"/>", bar - 2.0);
     }
     if let Some(published) = row.published {
-        let x = axis.x(published);
-        let _ = write!(
-            out,
-            "<path class=\"published\" d=\"M{x:.1} {:.1}l5 5l-5 5l-5 -5z\"><title>published: {}\
-             </title></path>",
-            middle - 5.0,
-            shown(published)
-        );
+        diamond(out, (axis.x(published), middle), published);
     }
 }
 

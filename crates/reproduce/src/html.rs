@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::headline;
-use crate::report::{Plot, Report, Section};
+use crate::report::{Mark, Plot, Report, Section};
 use crate::svg::draw;
 use crate::text::{cells, head, preface};
 
@@ -93,6 +93,9 @@ fn of_plot(out: &mut String, plot: &Plot) {
     for (nth, series) in plot.series.iter().enumerate() {
         let name = escaped(&series.name);
         let _ = write!(out, "<li><span class=\"s{nth}\"></span>{name}</li>");
+    }
+    if plot.marks.iter().any(|mark| matches!(mark, Mark::Published { .. })) {
+        out.push_str("<li><span class=\"published\"></span>published</li>");
     }
     out.push_str("</ul></figure>\n");
 }

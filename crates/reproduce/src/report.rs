@@ -209,10 +209,11 @@ impl Series {
 
 /// A value beside which a plot is to be judged, such as a published one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mark {
-    /// Where on the x axis.
-    pub x: f64,
-    pub label: String,
+pub enum Mark {
+    /// A place on the x axis of lines or steps.
+    Line { x: f64, label: String },
+    /// What a group of bars would reach, by the published ratio.
+    Published { group: usize, y: f64 },
 }
 
 /// A plot of some series.

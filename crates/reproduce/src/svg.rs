@@ -11,7 +11,7 @@
 use std::fmt::Write;
 
 use crate::html::escaped;
-use crate::report::{Kind, Plot};
+use crate::report::{Kind, Mark, Plot};
 use crate::text::shown;
 
 const WIDTH: f64 = 480.0;
@@ -111,7 +111,11 @@ fn y_at(part: f64) -> f64 {
 /// Draws the plot. Its data carry the class `mark`.
 pub(crate) fn draw(plot: &Plot) -> String {
     let all = || plot.series.iter().flat_map(|s| s.points.iter());
-    let y = Axis::of(all().map(|p| p.1), plot.is_log);
+    let marked = plot.marks.iter().filter_map(|mark| match mark {
+        Mark::Published { y, .. } => Some(*y),
+        Mark::Line { .. } => None,
+    });
+    let y = Axis::of(all().map(|p| p.1).chain(marked), plot.is_log);
     let mut out = format!(
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
         escaped(&plot.title)
@@ -124,7 +128,8 @@ pub(crate) fn draw(plot: &Plot) -> String {
     match plot.kind {
         Kind::Bars => bars(&mut out, plot, &y),
         Kind::Lines | Kind::Steps => {
-            let marks = plot.marks.iter().map(|mark| mark.x);
+            let lines_at: Vec<(f64, &str)> = plot.marks.iter().filter_map(line_mark).collect();
+            let marks = lines_at.iter().map(|(x, _)| *x);
             let x = Axis::of(all().map(|p| p.0).chain(marks), false);
             for tick in x.ticks() {
                 text(
@@ -134,14 +139,14 @@ pub(crate) fn draw(plot: &Plot) -> String {
                     &label(tick),
                 );
             }
-            for (nth, mark) in plot.marks.iter().enumerate() {
-                let at = x_at(x.part(mark.x));
+            for (nth, (place, label)) in lines_at.iter().enumerate() {
+                let at = x_at(x.part(*place));
                 line(&mut out, "reference", (at, TOP), (at, y_at(0.0)));
                 // On the side of the line that has more room.
                 let (class, gap) =
-                    if x.part(mark.x) > 0.5 { ("end", -6.0) } else { ("start", 6.0) };
+                    if x.part(*place) > 0.5 { ("end", -6.0) } else { ("start", 6.0) };
                 let row = y_at(0.0) - 10.0 - 16.0 * nth as f64;
-                text(&mut out, class, (at + gap, row), &mark.label);
+                text(&mut out, class, (at + gap, row), label);
             }
             for (nth, series) in plot.series.iter().enumerate() {
                 lines(&mut out, (nth, plot.kind), &series.points, (&x, &y));
@@ -153,6 +158,24 @@ pub(crate) fn draw(plot: &Plot) -> String {
     text(&mut out, "middle name", (middle, HEIGHT - 6.0), plot.x);
     out.push_str("</svg>");
     out
+}
+
+fn line_mark(mark: &Mark) -> Option<(f64, &str)> {
+    match mark {
+        Mark::Line { x, label } => Some((*x, label)),
+        Mark::Published { .. } => None,
+    }
+}
+
+/// The diamond of a published value around a point of a plot.
+pub(crate) fn diamond(out: &mut String, (x, y): (f64, f64), value: f64) {
+    let _ = write!(
+        out,
+        "<path class=\"published\" d=\"M{x:.1} {:.1}l5 5l-5 5l-5 -5z\"><title>published: {}</title>\
+         </path>",
+        y - 5.0,
+        shown(value)
+    );
 }
 
 fn lines(
@@ -196,6 +219,12 @@ fn bars(out: &mut String, plot: &Plot, y: &Axis) {
             );
         }
     }
+    for mark in &plot.marks {
+        if let Mark::Published { group, y: value } = mark {
+            let at = x_at((*group as f64 + 0.5) / groups);
+            diamond(out, (at, y_at(y.part(*value))), *value);
+        }
+    }
     let chars: usize = plot.labels.iter().map(|l| l.chars().count() + 1).sum();
     let every = chars.div_ceil(LABEL_CHARS).max(1);
     for (nth, name) in plot.labels.iter().enumerate() {
@@ -234,7 +263,10 @@ mod tests {
             is_log,
             labels: vec!["one".into(), "two & three".into()],
             series: vec![Series::new("s", points.iter().copied())],
-            marks: vec![Mark { x: 1.5, label: "as published".into() }],
+            marks: vec![match kind {
+                Kind::Bars => Mark::Published { group: 1, y: 1000.0 },
+                Kind::Lines | Kind::Steps => Mark::Line { x: 1.5, label: "as published".into() },
+            }],
         }
     }
 
@@ -245,6 +277,10 @@ mod tests {
         assert_eq!(bars.matches("<rect class=\"mark").count(), 2, "{bars}");
         assert!(bars.contains("a &lt; b") && bars.contains("two &amp; three"), "{bars}");
         assert!(!bars.contains("NaN"), "{bars}");
+        // At the top, for the axis goes up to it, and above the middle of the second label.
+        let published =
+            "class=\"published\" d=\"M366.5 7.0l5 5l-5 5l-5 -5z\"><title>published: 1000<";
+        assert!(bars.contains(published), "{bars}");
         let steps = draw(&plot(Kind::Steps, false, &points));
         assert_eq!(steps.matches("mark line").count(), 1, "{steps}");
         assert!(steps.contains("M62.0 225.8H265.0V12.0"), "{steps}");

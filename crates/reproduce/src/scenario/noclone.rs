@@ -11,7 +11,7 @@ use sim::{Machine, World};
 use super::units::mib;
 use crate::dm_bench::{Group, RANDREAD_512, SHAPES, Shape, Timing, time};
 use crate::median::spread_percent;
-use crate::report::{Basis, Direction, Kind, Plot, Row, Section, Series};
+use crate::report::{Basis, Direction, Kind, Mark, Plot, Row, Section, Series};
 use crate::rounds::{Progress, Steps};
 use crate::table::{Table, fixed};
 
@@ -96,7 +96,9 @@ pub fn run(program: &Path, options: &Options, progress: Progress<'_>) -> Result<
             section.rows = rows(&timed);
             let points = timed.iter().enumerate().map(|(at, t)| (at as f64, t.iops / 1e6));
             let series = vec![Series::new("random reads", points)];
-            section.plots.push(bars("million reads a second", "Mappings over memory", series));
+            let mut plot = bars("million reads a second", "Mappings over memory", series);
+            plot.marks.extend(published(&timed));
+            section.plots.push(plot);
             section.notes.push(format!(
                 "{} of memory, random reads of 512 B, depth 32, one job, in process; \
                  instructions, allocations and the way through FUSE need valgrind and fio: make \
@@ -152,6 +154,13 @@ fn put(section: &mut Section, group: &Group, timed: &[Timing]) {
             section.put("ns_per_layer", t.more_ns / f64::from(t.shape.layers()));
         }
     }
+}
+
+/// Where the published ratio would put linear, given how it is here with a clone.
+fn published(timed: &[Timing]) -> Option<Mark> {
+    let clone = timed.iter().find(|t| t.shape == Shape::CloneLinear)?;
+    let group = timed.iter().position(|t| t.shape == Shape::Linear)?;
+    Some(Mark::Published { group, y: clone.iops * PUBLISHED_RATIO / 1e6 })
 }
 
 /// A plot of bars, one for each of [`SHAPES`].

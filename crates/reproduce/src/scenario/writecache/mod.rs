@@ -200,7 +200,7 @@ impl FlushRuns {
         let compared = ratios(&self.seconds(Strategy::Lru), &self.seconds(Strategy::Sorted));
         let round = median_at(&compared);
         let shown = |strategy: Strategy| self.of(strategy, false).get(round?);
-        let published = shown(Strategy::Lru).map(|lru| Mark {
+        let published = shown(Strategy::Lru).map(|lru| Mark::Line {
             x: lru.seconds() / PUBLISHED_RATIO,
             label: "sorted, by the published ratio".into(),
         });

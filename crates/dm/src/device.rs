@@ -54,7 +54,7 @@ mod flat_slot;
 mod force;
 pub(crate) mod handles;
 mod open_count;
-mod replace;
+pub(crate) mod replace;
 pub(crate) mod resize;
 mod state;
 mod suspend;

@@ -51,6 +51,7 @@ mod whole;
 pub use attributes::{attributes_of_all, attributes_of_tables};
 pub use context::{Construct, Constructing, Context, Events, NoLeaves, Resolver, TargetType};
 pub use device::handles::Opened;
+pub use device::replace::LiveTable;
 pub use device::resize::ResizedTable;
 pub use device::{MAJOR, MappedDevice};
 pub use dm::{Dm, NESTING_MAX};

@@ -96,7 +96,11 @@ impl RunDir {
         match DirBuilder::new().mode(0o700).create(&self.0) {
             Ok(()) => {}
             Err(e) if e.kind() == IoKind::AlreadyExists => {}
-            Err(e) => return Err(io_failure(&e, format!("run dir {dir}"))),
+            Err(e) => {
+                let cause = block::without_errno(&e);
+                let text = format!("run dir {dir}: {cause}: choose another with --run-dir");
+                return Err(Failure::new(ErrorKind::of_io(e.kind()), text));
+            }
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(CWD, &self.0, flags, Mode::empty()).map(File::from);

@@ -28,7 +28,9 @@
 //! - DM-R2 If another cache takes the place of one, a bio goes to it only when the old one is
 //!   marked, durably: a table that still names the old one would hide what the new one holds.
 //! - DM-R3 After an error the old table is live again, and serves the bios that have waited.
-use std::rc::Rc;
+//! - DM-R4 A table that was made from the live one replaces that one only: an operator may have
+//!   made another one live meanwhile.
+use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
 
@@ -39,16 +41,47 @@ use crate::dm::Dm;
 use crate::live::{Entry, Table};
 use crate::table::quote;
 
+/// Which table of a device is live at a moment.
+#[derive(Clone, Debug)]
+pub struct LiveTable(Weak<Table>);
+
+impl LiveTable {
+    fn is_still_live(&self, device: &MappedDevice) -> bool {
+        device.live().is_some_and(|live| std::ptr::eq(self.0.as_ptr(), Rc::as_ptr(&live)))
+    }
+}
+
 impl Dm {
-    /// Replaces the live table of a device that is in use (DM-R1 to DM-R3). Bios wait while the
-    /// caches of the live table are written back: the caller has drained them before.
+    /// Which table of a device is live now, for [`Dm::replace_table`].
     ///
     /// # Errors
-    /// Why the old table is live as before.
-    pub async fn replace_table(&self, name: &str, text: &str) -> Result<(), Error> {
+    /// `ENXIO` if there is no such device, `EINVAL` if it has no live table.
+    pub fn live_table(&self, name: &str) -> Result<LiveTable, Error> {
+        let live = self.get(name)?.live();
+        let live = live.ok_or_else(|| Error::invalid(format!("{name}: it has no live table")))?;
+        Ok(LiveTable(Rc::downgrade(&live)))
+    }
+
+    /// Replaces the live table of a device that is in use (DM-R1 to DM-R4) by `text`, which was
+    /// made from the table `from`. Bios wait while the caches of the live table are written back:
+    /// the caller has drained them before.
+    ///
+    /// # Errors
+    /// Why the old table is live as before; `EBUSY` if `from` is live no more.
+    pub async fn replace_table(
+        &self,
+        name: &str,
+        from: &LiveTable,
+        text: &str,
+    ) -> Result<(), Error> {
         let device = self.get(name)?;
         let guard = device.control().await?;
-        let replaced = device.replace(self, &guard, text).await;
+        let replaced = match from.is_still_live(&device) {
+            true => device.replace(self, &guard, text).await,
+            false => Err(Error::busy(
+                "another table has become live meanwhile: nothing was changed, try again",
+            )),
+        };
         drop(guard);
         replaced.map_err(|e| e.within(device.name()))
     }

@@ -6,6 +6,7 @@ mod flat;
 mod force;
 mod lifecycle;
 mod no_alloc;
+mod replace;
 mod stacks;
 mod suspended;
 mod targets;

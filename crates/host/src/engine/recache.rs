@@ -3,6 +3,7 @@
 //! a device passes are in `dm::device::replace`.
 use block::Error;
 use control::{Failure, api};
+use dm::LiveTable;
 
 use super::{Engine, check_wanted};
 use crate::log::long_work;
@@ -27,8 +28,9 @@ impl Engine {
         device.table_without_caches()?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is removed", drained).await?;
+        let from = self.dm.live_table(name)?;
         let table = device.table_without_caches()?;
-        self.swap(name, &table, "uncached").await
+        self.swap(name, (&from, &table), "uncached").await
     }
 
     /// Drains the cache of a device, and puts another one in its place.
@@ -41,8 +43,9 @@ impl Engine {
         self.table_with_cache(name, new)?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is replaced", drained).await?;
+        let from = self.dm.live_table(name)?;
         let table = self.table_with_cache(name, new)?;
-        self.swap(name, &table, "cache replaced").await
+        self.swap(name, (&from, &table), "cache replaced").await
     }
 
     /// Writes back what is dirty while clients work, until little is left.
@@ -64,11 +67,16 @@ impl Engine {
         Ok(())
     }
 
-    async fn swap(&self, name: &str, table: &str, event: &str) -> Result<api::Recached, Failure> {
+    async fn swap(
+        &self,
+        name: &str,
+        (from, table): (&LiveTable, &str),
+        event: &str,
+    ) -> Result<api::Recached, Failure> {
         let device = self.dm.get(name)?;
         let before = device.cache_devices();
         let mark = self.files.closes_begun();
-        let swapped = self.dm.replace_table(name, table).await;
+        let swapped = self.dm.replace_table(name, from, table).await;
         self.files.closed_since(mark).await;
         swapped?;
         let after = device.cache_devices();

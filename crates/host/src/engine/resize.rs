@@ -21,9 +21,10 @@ impl Engine {
         let ResizedTable { before, after, .. } = resized;
         if after != before {
             self.drain_for_swap(name, is_wanted).await?;
+            let from = self.dm.live_table(name)?;
             let ResizedTable { text, after, .. } = self.resized_table(name, how).await?;
             let mark = self.files.closes_begun();
-            let swapped = self.dm.replace_table(name, &text).await;
+            let swapped = self.dm.replace_table(name, &from, &text).await;
             self.files.closed_since(mark).await;
             swapped?;
             let (from, to) = (size_text(before.bytes()), size_text(after.bytes()));

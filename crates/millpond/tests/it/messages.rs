@@ -159,7 +159,7 @@ const PROGRAM: &[Row] = &[
         1,
         "/nonexistent/dir/control.sock|millpond daemon --run-dir|ENOENT",
     ),
-    ("daemon --run-dir /proc/nope", 3, "run dir /proc/nope: |ENOENT"),
+    ("daemon --run-dir /proc/nope", 3, "run dir /proc/nope: |choose another with --run-dir|ENOENT"),
     ("daemon --run-dir ./LONG", 1, "a socket in it may have at most 94|choose a shorter"),
     ("--run-dir ./LONG ls", 1, "a socket in it may have at most 94|choose a shorter"),
     ("daemon --run-dir r2 --nbd nonsense", 1, "--nbd nonsense|unix:PATH and HOST:PORT"),

@@ -210,12 +210,13 @@ impl Operator {
         let before = self.progress.get();
         let begin = |next| self.progress.set(Progress { next: Some(next), ..before });
         let grown = self.longer(before.now);
+        let from = self.dm.live_table("d")?;
         match before.now.stack {
             _ if dice < 2 && grown.len > before.now.len => {
                 begin(grown);
                 let resized = self.dm.resized_table("d", Some(grown.len)).await?;
                 self.dm.check_resize("d", &resized, None)?;
-                self.dm.replace_table("d", &resized.text).await?;
+                self.dm.replace_table("d", &from, &resized.text).await?;
                 self.progress.set(Progress { now: grown, next: None, ..before });
                 count(&GROWN);
             }
@@ -235,7 +236,7 @@ impl Operator {
                 if dice == 2 {
                     self.dm.drain("d", "").await?;
                 }
-                self.dm.replace_table("d", &self.setup.table(next)).await?;
+                self.dm.replace_table("d", &from, &self.setup.table(next)).await?;
                 self.progress.set(Progress { now: next, next: None, ..before });
                 count(&UNCACHED);
             }
@@ -245,7 +246,7 @@ impl Operator {
                 let next = before.now.with(Stack::Cached(new));
                 let (marked, wiping) = (None, None);
                 self.progress.set(Progress { next: Some(next), marked, wiping, ..before });
-                self.dm.replace_table("d", &self.setup.table(next)).await?;
+                self.dm.replace_table("d", &from, &self.setup.table(next)).await?;
                 let marked = Some(old);
                 self.progress.set(Progress { now: next, next: None, marked, wiping: None });
                 count(&REPLACED);

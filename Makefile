@@ -51,7 +51,7 @@ MAN_PAGES := $(wildcard docs/man/*.[157])
 COMPLETIONS = $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond \
 	$(SHARE)/fish/vendor_completions.d/millpond.fish
 
-install: $(BUILT) ## program, man pages, completions, systemd unit, documents (PREFIX=/usr DESTDIR=...)
+install: $(BUILT) ## program, man pages, completions, systemd unit, udev rule, documents (PREFIX=/usr DESTDIR=...)
 	$(INSTALL) -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/millpond
 	for page in $(MAN_PAGES); do \
 		$(INSTALL) -D -m 644 -t $(SHARE)/man/man$${page##*.} $$page || exit; \
@@ -64,6 +64,9 @@ install: $(BUILT) ## program, man pages, completions, systemd unit, documents (P
 	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(LIB)/systemd/system/millpond.service
 	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(LIB)/sysusers.d/millpond.conf
 	$(INSTALL) -D -m 644 packaging/millpond.tmpfiles $(LIB)/tmpfiles.d/millpond.conf
+	$(INSTALL) -D -m 755 packaging/udev/millpond-export $(LIB)/udev/millpond-export
+	$(INSTALL) -D -m 644 packaging/udev/70-millpond.rules $(LIB)/udev/rules.d/70-millpond.rules
+	sed -i 's|/usr/lib/|$(PREFIX)/lib/|' $(LIB)/udev/rules.d/70-millpond.rules
 	for file in $(COMPLETIONS); do $(INSTALL) -D -m 644 /dev/null $$file || exit; done
 	$(PROGRAM) completions bash >$(word 1,$(COMPLETIONS))
 	$(PROGRAM) completions zsh >$(word 2,$(COMPLETIONS))
@@ -72,6 +75,7 @@ install: $(BUILT) ## program, man pages, completions, systemd unit, documents (P
 uninstall: ## remove what `make install` put there; configuration and data stay
 	rm -f $(DESTDIR)$(PREFIX)/bin/millpond $(COMPLETIONS) $(foreach page,$(MAN_PAGES),$(SHARE)/man/man$(patsubst .%,%,$(suffix $(page)))/$(notdir $(page)))
 	rm -f $(LIB)/systemd/system/millpond.service $(LIB)/sysusers.d/millpond.conf $(LIB)/tmpfiles.d/millpond.conf
+	rm -f $(LIB)/udev/millpond-export $(LIB)/udev/rules.d/70-millpond.rules
 	rm -rf $(DOC)
 
 deb: build ## a Debian package: target/debian/millpond_VERSION_ARCH.deb

@@ -13,8 +13,12 @@ fn repository() -> PathBuf {
 
 /// Runs a goal of the Makefile on the program of the tests, with `root` for the system.
 fn make(goal: &str, root: &Path) {
+    make_with(goal, root, "/usr");
+}
+
+fn make_with(goal: &str, root: &Path, prefix: &str) {
     let mut make = Command::new("make");
-    make.args(["-s", goal, "PREFIX=/usr"]).current_dir(repository());
+    make.args(["-s", goal]).arg(format!("PREFIX={prefix}")).current_dir(repository());
     make.arg(format!("PROGRAM={MILLPOND}")).arg(format!("DESTDIR={}", root.display()));
     // This test may run in a make of its own.
     make.env_remove("MAKEFLAGS").env_remove("MFLAGS").env_remove("MAKELEVEL");
@@ -53,6 +57,8 @@ fn install_puts_each_file_in_its_place() {
     make("install", root.path());
     let mut expected: Vec<String> = [
         "755 usr/bin/millpond",
+        "755 usr/lib/udev/millpond-export",
+        "644 usr/lib/udev/rules.d/70-millpond.rules",
         "644 usr/lib/systemd/system/millpond.service",
         "644 usr/lib/sysusers.d/millpond.conf",
         "644 usr/lib/tmpfiles.d/millpond.conf",
@@ -93,6 +99,63 @@ fn installed_completions_are_those_of_the_program() {
 }
 
 #[test]
+fn the_udev_rule_calls_the_helper_that_is_installed() {
+    for prefix in ["/usr", "/usr/local"] {
+        let root = folder();
+        make_with("install", root.path(), prefix);
+        let rule = root.path().join(&prefix[1..]).join("lib/udev/rules.d/70-millpond.rules");
+        let rule = std::fs::read_to_string(rule).unwrap();
+        let program = rule.split("PROGRAM=\"").nth(1).unwrap().split(' ').next().unwrap();
+        let helper = root.path().join(&program[1..]);
+        assert_eq!(std::fs::metadata(&helper).unwrap().permissions().mode() & 0o111, 0o111);
+        // It adds a link and sets nothing else of a device, whosever that is.
+        let lines = rule.lines().filter(|line| !line.starts_with('#'));
+        let words = lines.flat_map(|line| line.trim_end_matches('\\').split(", ")).map(str::trim);
+        let set = words.filter(|word| !word.contains("==") && !word.contains("!="));
+        let set = set.filter(|word| !word.is_empty() && !word.starts_with("PROGRAM="));
+        let set: Vec<&str> = set.collect();
+        assert_eq!(set, ["SYMLINK+=\"millpond/$result\""], "{rule}");
+    }
+}
+
+#[test]
+fn the_helper_of_udev_names_devices_of_millpond_only() {
+    let dir = folder();
+    let table = dir.path().join("nbdtab");
+    let lines = "# nbd9 /run/millpond/nbd.sock no unix\n\
+                 nbd0 /run/millpond/nbd.sock\twc unix,persist\n \
+                 nbd1  other.example  data\n\
+                 nbd2 127.0.0.1 far port=10810,_millpond # by TCP\n\
+                 nbd3 /run/other/nbd.sock wc unix\n\
+                 nbd4 other.example wc x_millpond\n\
+                 nbd5 /run/millpond/nbd.sock ../sda unix\n\
+                 nbd6 /run/millpond/nbd.sock .. unix\n\
+                 nbd7 /run/millpond/nbd.sock two unix\nnbd7 other.example lines\n\
+                 nbd8 other.example lines\nnbd8 /run/millpond/nbd.sock two unix\n\
+                 nbd11 /run/millpond/nbd.sock *? unix\n\
+                 nbd12 /run/millpond/nbd.sock #wc unix\n\
+                 nbd10 /run/millpond/nbd.sock vg-root.0:a=b@c+d_e unix";
+    std::fs::write(&table, lines).unwrap();
+    let helper = repository().join("packaging/udev/millpond-export");
+    let names = (0..=13).map(|number| {
+        let device = format!("nbd{number}");
+        let args = [helper.to_str().unwrap(), &device, table.to_str().unwrap()];
+        let output = sh("sh", &args);
+        assert!(output.err.is_empty(), "{output:?}");
+        assert_eq!(output.code, Some(i32::from(output.out.is_empty())), "{output:?}");
+        output.out.trim_end().to_owned()
+    });
+    let named: Vec<(usize, String)> = names.enumerate().filter(|(_, n)| !n.is_empty()).collect();
+    let expected = [(0, "wc"), (2, "far"), (10, "vg-root.0:a=b@c+d_e")];
+    assert_eq!(named, expected.map(|(number, name)| (number, name.to_owned())));
+    // A machine without nbd-client: no name, and no device is one of millpond's.
+    let missing = dir.path().join("nothing");
+    let args = [helper.to_str().unwrap(), "nbd0", missing.to_str().unwrap()];
+    let output = sh("sh", &args);
+    assert!(output.out.is_empty() && output.code != Some(0), "{output:?}");
+}
+
+#[test]
 fn uninstall_leaves_the_files_of_others_only() {
     let root = folder();
     make("install", root.path());
@@ -127,6 +190,8 @@ fn a_debian_package_has_all_files_and_its_scripts() {
         "-rwxr-xr-x root/root ./usr/bin/millpond",
         "-rw-r--r-- root/root ./etc/millpond.toml",
         "-rw-r--r-- root/root ./usr/lib/systemd/system/millpond.service",
+        "-rwxr-xr-x root/root ./usr/lib/udev/millpond-export",
+        "-rw-r--r-- root/root ./usr/lib/udev/rules.d/70-millpond.rules",
         "-rw-r--r-- root/root ./usr/share/man/man1/millpond-create.1.gz",
         "-rw-r--r-- root/root ./usr/share/doc/millpond/copyright",
         "-rw-r--r-- root/root ./usr/share/doc/millpond/changelog.gz",

@@ -94,7 +94,7 @@ impl CacheEvent {
                 Some(("writes that the origin refused", *sector))
             }
             CacheEvent::GapLost { sector, .. } => {
-                Some(("writes that the origin refused over blocks that it alone slot_ref", *sector))
+                Some(("writes that the origin refused over blocks that it alone has", *sector))
             }
             CacheEvent::BadBlock { sector, .. } => {
                 Some(("blocks that the cache device can't read", *sector))

@@ -71,11 +71,16 @@ impl MappedDevice {
             String::new()
         };
         let hidden: Vec<UnsavedBlocks> = hidden.into_iter().map(|(_, unsaved)| unsaved).collect();
-        let harm = format!(
-            "{name}: the new table would hide {}; to write them back first, {first}`millpond \
-             message {name} 0 flush`, or `flush_on_suspend` to do it as the table is swapped",
-            stale(&hidden)
-        );
+        let way = match hidden.iter().find(|unsaved| unsaved.is_missing) {
+            Some(missing) => {
+                format!("to keep them, bring {} back and load a table with it", missing.cache)
+            }
+            None => format!(
+                "to write them back first, {first}`millpond message {name} 0 flush`, or \
+                 `flush_on_suspend` to do it as the table is swapped"
+            ),
+        };
+        let harm = format!("{name}: the new table would hide {}; {way}", stale(&hidden));
         Error::require_token(self.token("resume", &hidden), given, harm)
     }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Takes the write cache of a device in use away, or puts another one in its place. The states that
 //! a device passes are in `dm::device::replace`.
-use block::Error;
+use block::{BlockDevice, Error};
 use control::{Failure, api};
-use dm::LiveTable;
+use dm::{LiveTable, MappedDevice};
 
 use super::{Engine, check_wanted};
 use crate::log::long_work;
@@ -25,6 +25,8 @@ impl Engine {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Recached, Failure> {
         let device = self.dm.get(name)?;
+        let instead = "its origin instead of the cache";
+        check_caches_present(&device, ("uncache", instead)).await?;
         device.table_without_caches()?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is removed", drained).await?;
@@ -40,6 +42,8 @@ impl Engine {
         new: &api::ReplaceCache,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Recached, Failure> {
+        let instead = format!("the cache {}", new.cache);
+        check_caches_present(&*self.dm.get(name)?, ("replace-cache", &instead)).await?;
         self.table_with_cache(name, new)?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is replaced", drained).await?;
@@ -113,6 +117,20 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// Fails when a cache device is missing: nothing can be written back from it, so neither verb can
+/// keep what it holds. `wanted` is the verb, and what a table without the missing device has.
+async fn check_caches_present(device: &MappedDevice, wanted: (&str, &str)) -> Result<(), Error> {
+    let unsaved = device.unsaved().await;
+    let Some(missing) = unsaved.iter().find(|unsaved| unsaved.is_missing) else { return Ok(()) };
+    let (name, cache, (verb, instead)) = (device.name(), &missing.cache, wanted);
+    Err(Error::invalid(format!(
+        "{name}: its cache device {cache} is missing: what it holds can't be written back. Bring \
+         it back, then `millpond load {name}` with the same table, `millpond resume {name}` and \
+         `{verb}` again. If it is lost for good, `millpond load {name}` with a table that has \
+         {instead}, and `millpond resume {name}` with the token of the refusal"
+    )))
 }
 
 /// The arguments of a `writecache` line with another cache device. What the old line says of the

@@ -95,8 +95,15 @@ fn a_device_without_its_cache_is_read_only_until_it_is_back() {
     is_refused(&engine, "wc is read-only: its cache device is missing");
     // Nothing replaces the cache, or hides that there is one.
     daemon.file("new.img", 16);
-    is_refused(&daemon.cli(&["replace-cache", "wc", "./new.img"]), "unknown blocks on the missing");
-    is_refused(&daemon.cli(&["uncache", "wc"]), "no line of its table is a write cache");
+    for (words, has) in [
+        (&["replace-cache", "wc", "./new.img"][..], "a table that has the cache "),
+        (&["uncache", "wc"], "a table that has its origin instead of the cache, "),
+    ] {
+        let error = daemon.cli(words).failed(1);
+        assert!(error.contains("cache.img is missing: ") && error.contains(has), "{error}");
+        // The verb takes no token: it prints none.
+        assert!(!error.contains("--force") && error.contains("`millpond load wc`"), "{error}");
+    }
     is_refused(&daemon.cli(&["resize", "wc", "8M"]), "`--force=");
     daemon.cli(&["load", "wc", "--table", "0 32768 linear ./origin.img 0"]).ok();
     is_refused(&daemon.cli(&["resume", "wc"]), "unknown blocks on the missing");
@@ -146,6 +153,27 @@ fn an_orderly_start_after_a_forced_one_loses_nothing() {
     expect(&daemon, "wc", 2, "0 512k");
     expect(&daemon, "wc", 1, "512k 512k");
     daemon.qemu_io("wc", &["write -P 4 0 4k", "flush"]).ok();
+}
+
+/// As `replace-cache` and `uncache` say of a cache that is lost for good.
+#[test]
+fn a_lost_cache_is_given_up_with_the_token_of_resume() {
+    let dir = without_its_cache();
+    file_in(dir.path(), "new.img", 16);
+    let daemon = Daemon::start_in(dir, &[]);
+    let token = token_of(&daemon.cli(&["create", "wc", "--table", TABLE]).failed(3));
+    daemon.cli(&["create", "wc", "--table", TABLE, "--force", &token]);
+    let new = TABLE.replace("cache.img", "new.img");
+    daemon.cli(&["load", "wc", "--table", &new]).ok();
+    let refused = daemon.cli(&["resume", "wc"]).failed(4);
+    // A flush can't write back what is missing.
+    assert!(!refused.contains("flush") && refused.contains("cache.img back"), "{refused}");
+    let token = token_of(&refused);
+    daemon.cli(&["resume", "wc", "--force", &token]).ok();
+    expect(&daemon, "wc", 1, "0 1M");
+    daemon.qemu_io("wc", &["write -P 5 0 4k", "flush"]).ok();
+    expect(&daemon, "wc", 5, "0 4k");
+    assert!(!daemon.cli(&["show", "wc"]).ok().contains("missing"));
 }
 
 /// Clients that were connected while the device took writes, of NBD and of FUSE.

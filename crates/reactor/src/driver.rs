@@ -75,7 +75,8 @@ pub enum SqeOp {
         /// What to send.
         bufs: Bufs,
     },
-    /// Shut a socket down: everything pending on it ends.
+    /// Shut a socket down: everything pending on it ends. On a listener the pending accept ends and
+    /// later ones fail, here: another process that has the same socket goes on.
     Shutdown,
     /// End the stream to the other side of a socket: a send that is pending ends. What the other
     /// side sends can still be received.

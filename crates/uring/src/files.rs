@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use block::{Error, ErrorKind, Limits, Nanos, Sector};
 use reactor::{FileId, now, sleep, yield_now};
+use rustix::net::sockopt::socket_acceptconn;
 
 use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
@@ -244,30 +245,35 @@ impl Files {
         self.0.borrow_mut().table.adopt(shared)
     }
 
-    /// Adds a connected or listening socket.
+    /// Adds a connected or listening socket. One that listens is shared with whoever else has it:
+    /// its end here leaves it as it is (UR-U8).
     pub fn adopt_socket(&self, fd: OwnedFd) -> Result<FileId, Error> {
         socket::set_blocking(&fd)?;
-        Ok(socket::insert(&mut self.0.borrow_mut().table, fd))
+        let table = &mut self.0.borrow_mut().table;
+        if socket_acceptconn(&fd) == Ok(true) {
+            return Ok(table.insert(fd, Kind::Listener));
+        }
+        Ok(socket::insert(table, fd))
     }
 
     /// Listens on a Unix socket at `path`. Replaces a stale socket of ours. A close leaves the
     /// path.
     pub fn listen_unix(&self, path: &Path, access: SocketAccess) -> Result<FileId, Error> {
         let fd = socket::listen_unix(path, access)?;
-        Ok(self.0.borrow_mut().table.insert(fd, Kind::Socket))
+        Ok(self.0.borrow_mut().table.insert(fd, Kind::Listener))
     }
 
     /// Listens on a TCP address; also returns it with the port that port 0 became.
     pub fn listen_tcp(&self, address: SocketAddr) -> Result<(FileId, SocketAddr), Error> {
         let (fd, bound) = socket::listen_tcp(address)?;
-        Ok((self.0.borrow_mut().table.insert(fd, Kind::Socket), bound))
+        Ok((self.0.borrow_mut().table.insert(fd, Kind::Listener), bound))
     }
 
     /// Closes a file: at once, or when the last request in flight on it has ended. Requests that
     /// wait on a socket end now. No effect on a closed file.
     pub fn close(&self, file: FileId) {
         // Each of the three answers leaves it closed, now or soon.
-        let _ = self.0.borrow_mut().table.close(file, None);
+        let _ = self.0.borrow_mut().close(file, None);
     }
 
     /// The other end of a connection; `None` for other files.

@@ -29,6 +29,8 @@
 //! - UR-U7 A core waits for no file system and no disk: helper threads open, close and examine
 //!   files (`helpers`, UR-H1 to UR-H4), and kernel threads issue requests that may block at
 //!   submission.
+//! - UR-U8 A listening socket is never shut down: its accepts are cancelled. Another process may
+//!   have the same socket, and its clients go on connecting to it.
 
 mod connect;
 mod device_id;
@@ -39,6 +41,7 @@ mod limits;
 mod lock_owner;
 mod mailbox;
 mod os_error;
+mod passed;
 mod pmem;
 mod request;
 mod ring;
@@ -51,6 +54,7 @@ pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened};
 pub use helpers::{DEADLINE, wait_for_closes};
 pub use mailbox::{Mailbox, Sender};
+pub use passed::take_passed;
 pub use pmem::copy;
 pub use ring::Uring;
 pub use socket::{RemoteEnd, SocketAccess};

@@ -224,6 +224,9 @@ impl Request {
         let status = if accept && short {
             // Out of descriptors for the moment: the listener lives on.
             Status::Again
+        } else if accept && errno == libc::ECANCELED {
+            // As after a shutdown of the socket itself.
+            Status::Invalid
         } else if matches!(self.what, SqeOp::Shutdown | SqeOp::ShutdownWrite)
             && errno == libc::ENOTCONN
         {

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use block::{CoreId, Error, ErrorKind, Nanos, Status};
-use io_uring::{IoUring, squeue, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
@@ -24,7 +24,7 @@ use crate::mailbox::{Mailbox, Sender};
 use crate::pmem::MappedOutcome;
 use crate::request::{Outcome, Request, Vectors};
 use crate::socket;
-use crate::table::{CloseResult, Table};
+use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
 
 /// Requests per system call; a larger batch takes more calls.
@@ -37,6 +37,17 @@ const BOUNDED_WORKERS_MAX: u32 = 1024;
 /// How long a dropped driver waits until the kernel has released its buffers.
 const DRAIN_SECS_MAX: u64 = 30;
 
+/// The completion of a cancellation: the request that it has ended has a completion of its own.
+const CANCELLATION: u64 = WAKEUP - 1;
+
+/// What waits for room in the submission ring, in this order.
+enum Waiting {
+    /// A request.
+    Start(usize),
+    /// The end of a request that was submitted or waits before it.
+    Cancel(usize),
+}
+
 /// Start of the clock, common to all cores, so that their times can be compared.
 #[expect(clippy::disallowed_methods, reason = "this is the clock of production")]
 static CLOCK_START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -46,8 +57,7 @@ pub(crate) struct Shared {
     ring: IoUring,
     pub(crate) table: Table,
     requests: Slab<Request>,
-    /// Flights that wait for room in the submission ring.
-    backlog: VecDeque<usize>,
+    backlog: VecDeque<Waiting>,
     spare: Vec<Vectors>,
     /// Events for the reactor.
     ready: Vec<Event>,
@@ -140,19 +150,28 @@ impl Uring {
 impl Shared {
     fn begin(&mut self, sqe: Sqe) {
         let Sqe { home, key, file, what } = sqe;
+        if matches!(what, SqeOp::Close) {
+            let status = match self.close(file, Some((home, key))) {
+                CloseResult::Done => Status::Ok,
+                CloseResult::Deferred => return,
+                CloseResult::NoSuchFile => Status::NoDevice,
+            };
+            return self.ready.push(Event::Cqe { home, key, result: status.into() });
+        }
         let mut end = |status: Status| {
             self.ready.push(Event::Cqe { home, key, result: status.into() });
         };
-        if matches!(what, SqeOp::Close) {
-            match self.table.close(file, Some((home, key))) {
-                CloseResult::Done => end(Status::Ok),
-                CloseResult::Deferred => {}
-                CloseResult::NoSuchFile => end(Status::NoDevice),
-            }
-            return;
-        }
         if let Some(MappedOutcome::Done(status)) = self.table.serve(file, &what) {
             return end(status);
+        }
+        if self.table.is_listener(file) {
+            if matches!(what, SqeOp::Shutdown) {
+                end(Status::Ok);
+                return self.end_accepts(file);
+            }
+            if matches!(what, SqeOp::Accept) && self.table.accepts_ended(file) {
+                return end(Status::Invalid);
+            }
         }
         let Ok(direct) = self.table.begin(file) else { return end(Status::NoDevice) };
         if let SqeOp::Send { bufs } = &what
@@ -164,8 +183,25 @@ impl Shared {
         if request.is_empty() {
             self.end(&request, Status::Ok.into());
         } else {
-            self.backlog.push_back(self.requests.insert(request));
+            self.backlog.push_back(Waiting::Start(self.requests.insert(request)));
         }
+    }
+
+    /// Closes a file now, or when the last request on it has ended (UR-U3).
+    pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> CloseResult {
+        let result = self.table.close(file, closer);
+        if matches!(result, CloseResult::Deferred) && self.table.is_listener(file) {
+            self.end_accepts(file);
+        }
+        result
+    }
+
+    /// Ends what waits on a listener, now and later, and leaves the socket as it is (UR-U8).
+    fn end_accepts(&mut self, file: FileId) {
+        self.table.end_accepts(file);
+        let waiting = self.requests.iter().filter(|(_, request)| request.file == file);
+        self.backlog.extend(waiting.map(|(slot, _)| Waiting::Cancel(slot)));
+        self.fill();
     }
 
     fn end(&mut self, request: &Request, result: OpResult) {
@@ -177,13 +213,22 @@ impl Shared {
 
     /// Moves the backlog into the submission ring, as far as it has room.
     fn fill(&mut self) {
-        while let Some(&slot) = self.backlog.front() {
-            let request = &mut self.requests[slot];
-            let entry = request.entry(self.table.fd(request.file), &mut self.spare);
-            let entry = entry.user_data(slot as u64);
-            let entry = match self.table.may_block(request.file) {
-                true => entry.flags(squeue::Flags::ASYNC), // UR-U7
-                false => entry,
+        while let Some(next) = self.backlog.front() {
+            let entry = match *next {
+                Waiting::Start(slot) => {
+                    let request = &mut self.requests[slot];
+                    let entry = request.entry(self.table.fd(request.file), &mut self.spare);
+                    let entry = entry.user_data(slot as u64);
+                    match self.table.may_block(request.file) {
+                        true => entry.flags(squeue::Flags::ASYNC), // UR-U7
+                        false => entry,
+                    }
+                }
+                // The kernel takes entries in order: a later request in the same slot, should this
+                // one have ended, has not begun yet.
+                Waiting::Cancel(slot) => {
+                    opcode::AsyncCancel::new(slot as u64).build().user_data(CANCELLATION)
+                }
             };
             // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
@@ -227,11 +272,18 @@ impl Shared {
                 self.wakeup.armed = false;
                 continue;
             }
+            if cqe.user_data() == CANCELLATION {
+                continue;
+            }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
             let result = match self.requests[slot].outcome(cqe.result()) {
                 Outcome::Retry if self.ending => Status::Io.into(),
+                // Its cancellation has found nothing to end.
+                Outcome::Retry if self.table.accepts_ended(self.requests[slot].file) => {
+                    Status::Invalid.into()
+                }
                 Outcome::Retry => {
-                    self.backlog.push_back(slot);
+                    self.backlog.push_back(Waiting::Start(slot));
                     continue;
                 }
                 Outcome::Done(result) => result,
@@ -329,8 +381,10 @@ impl Drop for Uring {
         }
         let shared = &mut *self.shared.borrow_mut();
         shared.ending = true;
-        for slot in std::mem::take(&mut shared.backlog) {
-            shared.requests.remove(slot);
+        for waiting in std::mem::take(&mut shared.backlog) {
+            if let Waiting::Start(slot) = waiting {
+                shared.requests.remove(slot);
+            }
         }
         shared.wait(Some(Nanos::ZERO));
         // Cancels requests on sockets and the eventfd; disk requests end by themselves.

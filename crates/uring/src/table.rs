@@ -66,6 +66,9 @@ impl SharedFile {
 pub(crate) enum Kind {
     /// Its close never blocks.
     Socket,
+    /// A listening socket; its close never blocks. Other processes may have the same one: it is
+    /// never shut down (UR-U8).
+    Listener,
     /// Its close may wait for a file system or disk.
     File {
         direct: Option<DirectAlign>,
@@ -78,7 +81,7 @@ pub(crate) enum Kind {
 impl Kind {
     fn direct(self) -> Option<DirectAlign> {
         match self {
-            Kind::Socket => None,
+            Kind::Socket | Kind::Listener => None,
             Kind::File { direct, .. } => direct,
         }
     }
@@ -106,6 +109,8 @@ struct Slot {
     map: Option<Mapping>,
     /// A socket that has room for large sends.
     has_large_buffer: bool,
+    /// A listener that accepts no more.
+    accepts_ended: bool,
 }
 
 /// Open files by [`FileId`].
@@ -137,7 +142,7 @@ impl Slot {
             }
         };
         match kind {
-            Kind::Socket => close(),
+            Kind::Socket | Kind::Listener => close(),
             Kind::File { .. } => helpers::close(close),
         }
     }
@@ -176,9 +181,16 @@ impl Table {
     }
 
     fn add(&mut self, fd: Arc<OwnedFd>, kind: Kind, opened_here: bool) -> FileId {
-        let (closing, map) = (None, None);
-        let slot =
-            Slot { fd, opened_here, in_flight: 0, closing, kind, map, has_large_buffer: false };
+        let slot = Slot {
+            fd,
+            opened_here,
+            in_flight: 0,
+            closing: None,
+            kind,
+            map: None,
+            has_large_buffer: false,
+            accepts_ended: false,
+        };
         FileId(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 open files"))
     }
 
@@ -200,6 +212,21 @@ impl Table {
     /// Whether a kernel thread must issue requests on a file.
     pub(crate) fn may_block(&self, file: FileId) -> bool {
         matches!(self.0[index(file)].kind, Kind::File { may_block: true, .. })
+    }
+
+    /// Whether it is a listening socket.
+    pub(crate) fn is_listener(&self, file: FileId) -> bool {
+        self.0.get(index(file)).is_some_and(|slot| matches!(slot.kind, Kind::Listener))
+    }
+
+    /// Notes that a listener accepts no more.
+    pub(crate) fn end_accepts(&mut self, file: FileId) {
+        self.0[index(file)].accepts_ended = true;
+    }
+
+    /// Whether it is a listener that accepts no more.
+    pub(crate) fn accepts_ended(&self, file: FileId) -> bool {
+        self.0.get(index(file)).is_some_and(|slot| slot.accepts_ended)
     }
 
     /// Counts a request; returns the requirements of O_DIRECT. `Err`: no such file.
@@ -231,7 +258,8 @@ impl Table {
         closer
     }
 
-    /// Closes now, or when the last request has ended (UR-U3).
+    /// Closes now, or when the last request has ended (UR-U3). Those on a listener are the caller's
+    /// to end.
     pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> CloseResult {
         let Some(slot) = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()) else {
             return CloseResult::NoSuchFile;
@@ -241,9 +269,16 @@ impl Table {
             return CloseResult::Done;
         }
         slot.closing = Some(closer);
-        // Ends requests that wait on a socket. On a file it fails with ENOTSOCK; its requests end
-        // by themselves.
-        let _ = shutdown(&*slot.fd, Shutdown::Both);
+        match slot.kind {
+            // Ends requests that wait on it.
+            Kind::Socket => {
+                let _ = shutdown(&*slot.fd, Shutdown::Both);
+            }
+            // UR-U8
+            Kind::Listener => slot.accepts_ended = true,
+            // Its requests end by themselves.
+            Kind::File { .. } => {}
+        }
         CloseResult::Deferred
     }
 }

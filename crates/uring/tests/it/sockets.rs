@@ -209,6 +209,54 @@ fn shutdown_ends_a_receive_and_accepts_that_wait() {
     });
 }
 
+/// A service manager has the same listening sockets: shutdown(2), which once ended the accepts,
+/// would end them for it and for the next process, too.
+#[test]
+fn a_listener_that_others_have_outlives_its_use() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        for nth in 0..2 {
+            let path = folder.path(&format!("sock{nth}"));
+            let unix = UnixListener::bind(&path).unwrap();
+            let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = tcp.local_addr().unwrap();
+            let ours: [OwnedFd; 2] =
+                [unix.try_clone().unwrap().into(), tcp.try_clone().unwrap().into()];
+            for listener in ours {
+                let listener = files.adopt_socket(listener).unwrap();
+                let waiting = driver_io(listener, SqeOp::Accept);
+                sleep(Nanos::from_millis(1)).await;
+                let ends = if nth == 0 { SqeOp::Shutdown } else { SqeOp::Close };
+                let ending = driver_io(listener, ends);
+                assert_eq!(waiting.await.status, Status::Invalid);
+                assert_eq!(ending.await.status, Status::Ok);
+                let again = driver_io(listener, SqeOp::Accept).await.status;
+                assert_eq!(again, if nth == 0 { Status::Invalid } else { Status::NoDevice });
+                files.close(listener);
+            }
+            let _clients =
+                (UnixStream::connect(&path).unwrap(), std::net::TcpStream::connect(address));
+            unix.set_nonblocking(true).unwrap();
+            tcp.set_nonblocking(true).unwrap();
+            unix.accept().unwrap();
+            tcp.accept().unwrap();
+        }
+    });
+}
+
+/// The cancellation goes to the ring before the core sleeps, not with the next request.
+#[test]
+fn a_close_by_the_control_path_ends_an_accept() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let listener = files.listen_unix(&folder.path("sock"), SocketAccess::OWNER).unwrap();
+        let waiting = driver_io(listener, SqeOp::Accept);
+        sleep(Nanos::from_millis(1)).await;
+        files.close(listener);
+        assert_eq!(waiting.await.status, Status::Invalid);
+    });
+}
+
 #[test]
 fn close_ends_what_waits_on_the_socket_and_then_itself() {
     on_core(async |files| {

@@ -60,7 +60,7 @@ install: $(BUILT) ## program, man pages, completions, systemd unit, udev rule, d
 		$(INSTALL) -D -m 644 -t $(DOC)/$${page%/*} $$page || exit; \
 	done
 	$(INSTALL) -m 644 README.md CHANGELOG.md packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(DOC)
-	$(INSTALL) -D -m 644 packaging/systemd/millpond.service $(LIB)/systemd/system/millpond.service
+	$(INSTALL) -D -m 644 -t $(LIB)/systemd/system packaging/systemd/millpond.service packaging/systemd/millpond.socket
 	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(LIB)/systemd/system/millpond.service
 	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(LIB)/sysusers.d/millpond.conf
 	$(INSTALL) -D -m 644 packaging/millpond.tmpfiles $(LIB)/tmpfiles.d/millpond.conf
@@ -74,7 +74,7 @@ install: $(BUILT) ## program, man pages, completions, systemd unit, udev rule, d
 
 uninstall: ## remove what `make install` put there; configuration and data stay
 	rm -f $(DESTDIR)$(PREFIX)/bin/millpond $(COMPLETIONS) $(foreach page,$(MAN_PAGES),$(SHARE)/man/man$(patsubst .%,%,$(suffix $(page)))/$(notdir $(page)))
-	rm -f $(LIB)/systemd/system/millpond.service $(LIB)/sysusers.d/millpond.conf $(LIB)/tmpfiles.d/millpond.conf
+	rm -f $(LIB)/systemd/system/millpond.service $(LIB)/systemd/system/millpond.socket $(LIB)/sysusers.d/millpond.conf $(LIB)/tmpfiles.d/millpond.conf
 	rm -f $(LIB)/udev/millpond-export $(LIB)/udev/rules.d/70-millpond.rules
 	rm -rf $(DOC)
 

@@ -69,6 +69,18 @@ while [ "$(pid)" = 0 ] || [ "$(pid)" = "$before" ] || ! systemctl is-active --qu
 done
 is_intact
 
+step 'the socket of systemd: a client starts the daemon, and finds it after each end'
+systemctl stop millpond
+systemctl enable --now millpond.socket
+[ "$(stat -c '%a %U %G' /run/millpond/nbd.sock)" = '660 millpond millpond' ]
+is_intact
+systemctl is-active millpond
+systemctl restart millpond
+is_intact
+systemctl stop millpond
+[ -S /run/millpond/nbd.sock ]
+is_intact
+
 step 'an upgrade leaves the daemon running and the configuration as it is'
 before=$(pid)
 cp /etc/millpond.toml $work/config

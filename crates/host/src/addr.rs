@@ -2,7 +2,7 @@
 //! Addresses to serve at: `unix:PATH` or `HOST:PORT`, by TCP on loopback only unless allowed.
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
 use control::Failure;
@@ -30,15 +30,40 @@ impl Addr {
         }
         let mut found = text.to_socket_addrs().map_err(|e| invalid(&e.to_string()))?;
         let addr = found.next().ok_or_else(|| invalid("no such host"))?;
-        if !allow_remote && !addr.ip().is_loopback() {
-            let message = format!(
-                "{option} {text}: {} is not loopback, and clients need neither a certificate \
-                 nor a password; --allow-remote allows it all the same",
-                addr.ip()
-            );
-            return Err(Failure::new(ErrorKind::Denied, message));
+        let addr = Addr::Tcp(addr);
+        addr.check_reach(&format!("{option} {text}"), allow_remote)?;
+        Ok(addr)
+    }
+
+    /// Refuses an address that other machines reach, unless that is allowed; `what` names it.
+    pub(crate) fn check_reach(&self, what: &str, allow_remote: bool) -> Result<(), Failure> {
+        match self {
+            Addr::Tcp(addr) if !allow_remote && !addr.ip().is_loopback() => {
+                let message = format!(
+                    "{what}: {} is not loopback, and clients need neither a certificate nor a \
+                     password; --allow-remote allows it all the same",
+                    addr.ip()
+                );
+                Err(Failure::new(ErrorKind::Denied, message))
+            }
+            Addr::Tcp(_) | Addr::Unix(_) => Ok(()),
         }
-        Ok(Addr::Tcp(addr))
+    }
+
+    /// Whether a listener at `other` is what was asked for: any port is one.
+    pub(crate) fn is_met_by(&self, other: &Addr) -> bool {
+        match (self, other) {
+            (Addr::Tcp(asked), Addr::Tcp(there)) if asked.port() == 0 => asked.ip() == there.ip(),
+            _ => self == other,
+        }
+    }
+
+    /// The path of a Unix socket.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Addr::Unix(path) => Some(path),
+            Addr::Tcp(_) => None,
+        }
     }
 }
 

@@ -20,9 +20,10 @@ use tokio::sync::{Notify, watch};
 use uring::SocketAccess;
 
 use crate::addr::Addr;
-use crate::config::{Config, DeviceConfig};
+use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::config_check;
 use crate::core_thread::{CoreHandle, CoreThreads};
+use crate::endpoints::Endpoints;
 use crate::engine::Engine;
 use crate::fuse_host::FuseExport;
 use crate::http::{Connections, Listener, serve};
@@ -30,6 +31,7 @@ use crate::io_failure::io_failure;
 use crate::memory;
 use crate::observe::{self, Monitor};
 use crate::output::print;
+use crate::passed::{ListenerRole, ServiceManager};
 use crate::reload::{Certificates, ConfigFile};
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
@@ -60,9 +62,8 @@ const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Daemon {
     run_dir: RunDir,
-    nbd: Vec<Addr>,
-    /// Where metrics are shown.
-    metrics: Option<Addr>,
+    /// Where it serves, by name.
+    addrs: Vec<(ListenerRole, Addr)>,
     state: Arc<State>,
     closing: watch::Sender<bool>,
     connections: Connections,
@@ -75,41 +76,44 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon. When it returns, the config's devices are there and clients are served.
-    pub(crate) async fn start(run_dir: &RunDir, config: Config) -> Result<Daemon, Failure> {
+    /// Starts a daemon, which also serves at the listeners of the service manager. When it returns,
+    /// the config's devices are there and clients are served.
+    pub(crate) async fn start(
+        run_dir: &RunDir,
+        config: Config,
+        manager: ServiceManager,
+    ) -> Result<Daemon, Failure> {
         let Config { file, serve: options, devices } = config;
         let given = options.clone();
         let certificates = options.nbd_tls_certs.as_deref().map(tls::server_option).transpose()?;
-        let mut nbd = vec![Addr::Unix(run_dir.nbd())];
-        for text in &options.nbd {
-            let allowed = options.allow_remote || tls::protects(certificates.as_ref());
-            nbd.push(Addr::parse("--nbd", text, allowed)?);
-        }
-        let mut http = vec![Addr::Unix(run_dir.control())];
-        if let Some(text) = &options.http {
-            http.push(Addr::parse("--http", text, options.allow_remote)?);
-        }
-        let metrics = options.metrics.as_deref();
-        let metrics =
-            metrics.map(|text| Addr::parse("--metrics", text, options.allow_remote)).transpose()?;
+        let is_protected = tls::protects(certificates.as_ref());
+        let access = socket_access(&options)?;
+        let ServiceManager { listeners, mut store } = manager;
+        let mut endpoints = Endpoints::new(run_dir, &options, is_protected, access, listeners)?;
         let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
         let cores = options.cores.unwrap_or(1);
         memory::set(options.memory.as_deref())?;
-        let access = socket_access(&options)?;
+        warn_of_access(&options, &endpoints);
         let lock = run_dir.take()?;
         if access.mode != SocketAccess::OWNER.mode {
             run_dir.let_others_pass()?;
         }
         let (core, threads) = CoreHandle::start(options.default_export.clone(), cores)?;
-        let taken = core.call(async move |e: Rc<Engine>| e.listen(&nbd, access).await).await??;
-        let (files, nbd): (Vec<_>, Vec<Addr>) = taken.into_iter().unzip();
+        endpoints.drop_unused(&store);
+        let sockets = endpoints.own_paths(&store);
+        let Endpoints { nbd, control, metrics, .. } = endpoints;
+        let mut nbd = core.call(async move |e: Rc<Engine>| e.listen(nbd, access).await).await??;
+        for listener in &mut nbd {
+            listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
+        }
         let created = create(&core, devices).await?;
-        let sockets = unix_paths(nbd.iter().chain(&http).chain(&metrics));
-        let listeners = http.iter().map(|addr| Listener::bind("control socket", addr));
-        let listeners = listeners.collect::<Result<Vec<Listener>, Failure>>()?;
-        let observer =
-            metrics.as_ref().map(|addr| Listener::bind("--metrics", addr)).transpose()?;
-        let metrics = observer.as_ref().zip(metrics).map(|(listener, addr)| listener.addr(&addr));
+        let control =
+            Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
+        let metrics = Listener::open_all("--metrics", ListenerRole::Metrics, metrics, &mut store)?;
+        let mut addrs: Vec<_> =
+            nbd.iter().map(|one| (ListenerRole::Nbd, one.addr.clone())).collect();
+        addrs.extend(control.iter().map(|(_, addr)| (ListenerRole::Control, addr.clone())));
+        addrs.extend(metrics.iter().map(|(_, addr)| (ListenerRole::Metrics, addr.clone())));
         let fuse = match &options.fuse {
             Some(dir) => Some(FuseExport::start(dir, &core)?),
             None => None,
@@ -119,7 +123,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             cores,
-            nbd: nbd.iter().map(Addr::to_string).collect(),
+            nbd: nbd.iter().map(|listener| listener.addr.to_string()).collect(),
             default_export: options.default_export,
         };
         let reloaded = Certificates::new(options.nbd_tls_certs, certificates.as_ref());
@@ -128,19 +132,20 @@ impl Daemon {
         let state =
             Arc::new(State { core, version, config, options: given, stop, closing: closed });
         let connections = Connections::new();
-        for listener in listeners {
+        for (listener, _) in control {
             tokio::spawn(serve(listener, connections.clone(), state.clone()));
         }
-        if let Some(listener) = observer {
+        if !metrics.is_empty() {
             let monitor = Monitor::start(state.core.clone());
-            tokio::spawn(observe::serve(listener, monitor, state.closing.clone()));
+            for (listener, _) in metrics {
+                tokio::spawn(observe::serve(listener, monitor.clone(), state.closing.clone()));
+            }
         }
-        state.core.call(async move |e: Rc<Engine>| e.serve(&files, certificates.as_ref())).await?;
+        state.core.call(async move |e: Rc<Engine>| e.serve(&nbd, certificates.as_ref())).await?;
         let run_dir = run_dir.clone();
         Ok(Daemon {
             run_dir,
-            nbd,
-            metrics,
+            addrs,
             state,
             closing,
             connections,
@@ -226,15 +231,13 @@ impl Daemon {
 
     /// The line that reports that it is ready, and where it serves.
     fn ready_line(&self) -> String {
-        let nbd: Vec<String> = self.nbd.iter().map(|a| format!(" nbd={a}")).collect();
-        let metrics = self.metrics.as_ref().map(|addr| format!(" metrics={addr}"));
+        let addrs: String =
+            self.addrs.iter().map(|(door, addr)| format!(" {door}={addr}")).collect();
         let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
         format!(
-            "millpond: ready pid={} run_dir={}{}{}{}",
+            "millpond: ready pid={} run_dir={}{addrs}{}",
             std::process::id(),
             self.run_dir.path().display(),
-            nbd.concat(),
-            metrics.unwrap_or_default(),
             fuse.unwrap_or_default()
         )
     }
@@ -274,12 +277,16 @@ async fn create(
     Ok(all)
 }
 
-fn unix_paths<'a>(addrs: impl Iterator<Item = &'a Addr>) -> Vec<PathBuf> {
-    let path = |a: &Addr| match a {
-        Addr::Unix(path) => Some(path.clone()),
-        Addr::Tcp(_) => None,
-    };
-    addrs.filter_map(path).collect()
+/// Warns of options for who may connect where a socket unit decides that.
+fn warn_of_access(options: &ServeArgs, endpoints: &Endpoints) {
+    if options.socket_mode.is_some() || options.socket_group.is_some() {
+        for addr in endpoints.nbd_paths_of_units() {
+            tracing::warn!(
+                "{addr}: the socket unit decides who may connect (SocketMode=, SocketGroup=): \
+                 --socket-mode and --socket-group do not hold here"
+            );
+        }
+    }
 }
 
 /// Makes a panic end the process at once, like a power cut: the data on the media are
@@ -366,8 +373,9 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     // From now on SIGHUP does not end the process; one that comes before clients are served waits.
     let hangups = handler(SignalKind::hangup())?;
     let mut signals = TerminationSignals::new()?;
+    let manager = ServiceManager::of_process()?;
     let daemon = tokio::select! {
-        daemon = Daemon::start(run_dir, config) => daemon?,
+        daemon = Daemon::start(run_dir, config, manager) => daemon?,
         (name, code) = signals.next() => {
             // No client was served yet, so nothing was acknowledged.
             tracing::warn!(signal = name, "told to end while it starts: exits at once");

@@ -7,6 +7,7 @@
 //! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 mod attributes;
+mod listen;
 mod recache;
 mod resize;
 mod save;
@@ -21,21 +22,19 @@ use std::sync::Arc;
 use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
-use nbd::{Options, Peer, Server, TlsServer};
+use nbd::{Options, Server, TlsServer};
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
-use uring::{Files, RemoteEnd, SocketAccess};
+use uring::{Files, RemoteEnd};
 
-use crate::addr::Addr;
 use crate::claims::Claims;
 use crate::config::{DeviceConfig, of_device};
 use crate::exports::DmExports;
 use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
 use crate::log::long_work;
-use crate::retry::{START_RETRY_TIME, retry_while_busy};
 use crate::secondary::{CorePool, Owner};
 use crate::targets;
-use crate::tls::{self, ServerCertificates};
+use crate::tls::ServerCertificates;
 use crate::zram_factory::ZramFactory;
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
@@ -104,54 +103,6 @@ impl Engine {
     /// Ends the loop of core 0.
     pub(crate) fn end(&self) {
         self.ended.set(true);
-    }
-
-    /// Listens at addresses for the NBD server, without serving yet; returns the actual ones.
-    /// `access` is that of Unix sockets.
-    pub(crate) async fn listen(
-        &self,
-        addrs: &[Addr],
-        access: SocketAccess,
-    ) -> Result<Vec<((FileId, Peer), Addr)>, Failure> {
-        let mut taken = Vec::new();
-        for addr in addrs {
-            let listening =
-                retry_while_busy(START_RETRY_TIME, async || self.listen_once(addr, access)).await;
-            let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
-            let (file, addr) = listening.map_err(failed)?;
-            let peer = match addr {
-                Addr::Unix(_) => Peer::Local,
-                Addr::Tcp(_) => Peer::Network,
-            };
-            taken.push(((file, peer), addr));
-        }
-        Ok(taken)
-    }
-
-    fn listen_once(&self, addr: &Addr, access: SocketAccess) -> Result<(FileId, Addr), Error> {
-        match addr {
-            Addr::Unix(path) => Ok((self.files.listen_unix(path, access)?, addr.clone())),
-            Addr::Tcp(tcp) => self.files.listen_tcp(*tcp).map(|(file, tcp)| (file, Addr::Tcp(tcp))),
-        }
-    }
-
-    /// Serves NBD to clients that connect.
-    /// With certificates, clients of the network must use TLS.
-    pub(crate) fn serve(
-        &self,
-        listeners: &[(FileId, Peer)],
-        certificates: Option<&ServerCertificates>,
-    ) {
-        let tls = certificates.map(|all| Rc::new(tls::listener(all, self.files.clone())));
-        for (listener, peer) in listeners {
-            match (&tls, peer) {
-                (Some(tls), Peer::Network) => {
-                    self.server.serve_tls(*listener, *peer, tls.clone());
-                }
-                (_, Peer::Local | Peer::Network) => self.server.serve(*listener, *peer),
-            }
-        }
-        self.tls.replace(tls);
     }
 
     /// Other certificates for connections that come from now on.

@@ -17,8 +17,10 @@
 //!   the devices that a table names does not count as a change.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,7 +40,10 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::addr::Addr;
+use crate::endpoints::{Endpoint, Source};
+use crate::fd_store::FdStore;
 use crate::io_failure::io_failure;
+use crate::passed::ListenerRole;
 use crate::routes::{self, ResponseBody, Route, State, shutdown};
 use crate::rundir::remove_stale_socket;
 
@@ -66,31 +71,80 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens at `addr`; a Unix socket is for its owner only. `what` names it in errors. Needs a
-    /// runtime.
-    pub(crate) fn bind(what: &str, addr: &Addr) -> Result<Listener, Failure> {
+    /// Listens at a place, by the listener that was passed for it or by one of its own; a Unix
+    /// socket of its own is for its owner only. `what` names it in errors. Needs a runtime.
+    pub(crate) fn open(what: &str, place: Endpoint) -> Result<Listener, Failure> {
+        let Endpoint { addr, source } = place;
+        let passed = match source {
+            Source::Unit(socket) | Source::Stored(socket) => Some(socket),
+            Source::Open => None,
+        };
         let failed = |e: std::io::Error| io_failure(&e, format!("{what} {addr}"));
-        match addr {
+        match &addr {
             Addr::Unix(path) => {
-                remove_stale_socket(path)?;
-                let std = StdUnixListener::bind(path).map_err(failed)?;
-                // A client that connects before this is refused by the check of its uid.
-                std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(failed)?;
+                let std = match passed {
+                    Some(socket) => socket.into(),
+                    None => bind_unix(path, failed)?,
+                };
                 std.set_nonblocking(true).map_err(failed)?;
                 UnixListener::from_std(std).map(Listener::Unix).map_err(failed)
             }
             Addr::Tcp(tcp) => {
-                let std = StdTcpListener::bind(tcp).map_err(failed)?;
+                let std = match passed {
+                    Some(socket) => socket.into(),
+                    None => StdTcpListener::bind(tcp).map_err(failed)?,
+                };
                 std.set_nonblocking(true).map_err(failed)?;
                 TcpListener::from_std(std).map(Listener::Tcp).map_err(failed)
             }
         }
     }
+
+    /// Listens at places; returns each listener with where it is now. Those that it opens are kept
+    /// in the store.
+    pub(crate) fn open_all(
+        what: &str,
+        role: ListenerRole,
+        places: Vec<Endpoint>,
+        store: &mut FdStore,
+    ) -> Result<Vec<(Listener, Addr)>, Failure> {
+        let open = |place: Endpoint| {
+            let asked = place.addr.clone();
+            let is_new = matches!(place.source, Source::Open);
+            let listener = Listener::open(what, place)?;
+            let addr = listener.addr(&asked);
+            if is_new {
+                store.keep(role, &listener);
+            }
+            Ok((listener, addr))
+        };
+        places.into_iter().map(open).collect()
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(unix) => unix.as_fd(),
+            Listener::Tcp(tcp) => tcp.as_fd(),
+        }
+    }
+}
+
+fn bind_unix(
+    path: &Path,
+    failed: impl Fn(std::io::Error) -> Failure,
+) -> Result<StdUnixListener, Failure> {
+    remove_stale_socket(path)?;
+    let std = StdUnixListener::bind(path).map_err(&failed)?;
+    // A client that connects before this is refused by the check of its uid.
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(&failed)?;
+    Ok(std)
 }
 
 impl Listener {
     /// Where it listens now: with the port that the system has chosen for port 0.
-    pub(crate) fn addr(&self, asked: &Addr) -> Addr {
+    fn addr(&self, asked: &Addr) -> Addr {
         match self {
             Listener::Unix(_) => asked.clone(),
             Listener::Tcp(tcp) => tcp.local_addr().map_or(asked.clone(), Addr::Tcp),

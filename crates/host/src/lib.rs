@@ -7,7 +7,7 @@
 //!                     (thread of tokio)        │ (thread of core 0)
 //!   --metrics ═══▶ observe ────────────────────┤
 //!   daemon, run_command                        ├ dm ── targets, zram_factory, claims ── leaves
-//!     └ config, rundir, addr, memory           ├ nbd ── exports
+//!     └ config, rundir, endpoints, memory      ├ nbd ── exports
 //!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┘ (threads of fuser)
 //!                                  secondary, worker_threads: the other cores
 //! ```
@@ -25,10 +25,12 @@ mod config;
 mod config_check;
 mod core_thread;
 mod daemon;
+mod endpoints;
 mod engine;
 mod event_ring;
 mod exported;
 mod exports;
+mod fd_store;
 mod fuse_host;
 mod holes;
 mod http;
@@ -42,6 +44,7 @@ mod mount_paths;
 mod nbd_uri;
 mod observe;
 mod output;
+mod passed;
 mod reload;
 mod retry;
 mod routes;

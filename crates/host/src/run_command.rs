@@ -18,6 +18,7 @@ use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::daemon::Daemon;
 use crate::io_failure::io_failure;
 use crate::memory;
+use crate::passed::ServiceManager;
 use crate::rundir::RunDir;
 use crate::table_args::{TableArgs, read_table};
 
@@ -102,7 +103,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
     memory::set_by_default();
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;
-    let daemon = Daemon::start(&run_dir, config).await?;
+    let daemon = Daemon::start(&run_dir, config, ServiceManager::default()).await?;
     let file = daemon.fuse_dir().map(|dir| dir.join("dev").join(dm::mangle(&args.name)));
     let exit = match spawn(args, &run_dir, file.as_deref()) {
         Ok(child) => exit_code(wait(child, signals).await?),

@@ -95,6 +95,11 @@ pub(crate) struct HelpArgs {
 RUN_DIR/control.sock takes HTTP (docs/api.md), RUN_DIR/nbd.sock takes NBD. RUN_DIR is made if it is
 not there; one that is a symlink, another user's, or that others may write to, is refused.
 
+Listening sockets that systemd passes (LISTEN_FDS) are served as well: FileDescriptorName= of their
+unit is nbd, control or metrics. One at an address of the options takes the place of that one; its
+path is not unlinked. With NOTIFY_SOCKET the daemon leaves its own listeners in systemd's store for
+its next start (docs/service.md).
+
 An NBD client that takes no replies for 30 seconds is cut off. When all 256 connections are taken,
 the session that has been idle for longest, 5 minutes at least, makes room for a new one; 64 are
 kept for local sockets (docs/nbd.md).

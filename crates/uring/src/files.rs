@@ -256,6 +256,11 @@ impl Files {
         Ok(socket::insert(table, fd))
     }
 
+    /// Another descriptor of an open socket; `None` if it is closed, or none is free.
+    pub fn copy_of_socket(&self, file: FileId) -> Option<OwnedFd> {
+        self.0.borrow().table.get(file)?.try_clone().ok()
+    }
+
     /// Listens on a Unix socket at `path`. Replaces a stale socket of ours. A close leaves the
     /// path.
     pub fn listen_unix(&self, path: &Path, access: SocketAccess) -> Result<FileId, Error> {

@@ -2,6 +2,7 @@
 //! The program as its users start it: one file for each subject.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod activation;
 mod alerts;
 mod api;
 mod bench;

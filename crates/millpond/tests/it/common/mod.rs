@@ -105,7 +105,13 @@ impl Daemon {
         options: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<Daemon, (TempDir, String)> {
-        let (mut child, mut stderr) = spawn_with_env(dir.path(), options, variables);
+        let child = spawn_with_env(dir.path(), options, variables);
+        Daemon::ready(dir, child)
+    }
+
+    /// Waits until a daemon in `dir`, whose standard error is a pipe, reports that it is ready.
+    pub(crate) fn ready(dir: TempDir, mut child: Child) -> Result<Daemon, (TempDir, String)> {
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut log = String::new();
         while !log.contains("millpond: ready ") {
             if stderr.read_line(&mut log).unwrap() == 0 {
@@ -201,16 +207,14 @@ impl Drop for Daemon {
 }
 
 pub(crate) fn spawn(dir: &Path, options: &[&str]) -> (Child, BufReader<ChildStderr>) {
-    spawn_with_env(dir, options, &[])
+    let mut child = spawn_with_env(dir, options, &[]);
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    (child, stderr)
 }
 
-fn spawn_with_env(
-    dir: &Path,
-    options: &[&str],
-    variables: &[(&str, &str)],
-) -> (Child, BufReader<ChildStderr>) {
+fn spawn_with_env(dir: &Path, options: &[&str], variables: &[(&str, &str)]) -> Child {
     // As systemd: WATCHDOG_PID is the number of the process that gets it.
-    let mut child = Command::new("sh")
+    Command::new("sh")
         .args(["-c", "WATCHDOG_PID=$$ exec \"$0\" \"$@\"", MILLPOND, "daemon", "--run-dir"])
         .arg(dir.join("run"))
         .args(options)
@@ -219,9 +223,7 @@ fn spawn_with_env(
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    (child, stderr)
+        .unwrap()
 }
 
 /// A daemon that does not come up: exit code and log.

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Listeners that the daemon leaves with systemd for its next start (the file descriptor store,
+//! sd_notify(3)): until then their clients wait instead of being refused.
+//!
+//! The next daemon gets them as it gets those of socket units (`passed`), by the names that they
+//! have in the store: `stored-nbd-0`.
+//!
+//! Invariants
+//! - HO-FS1 What is in the store has a name of its own: systemd removes by name.
+use std::collections::BTreeSet;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+
+use sd_notify::NotifyState;
+
+use crate::passed::{ListenerRole, PassedListener};
+use crate::rundir::remove_stale_socket;
+
+/// What the names of stored listeners begin with.
+const PREFIX: &str = "stored-";
+
+/// Listeners that are kept at most: as many as `FileDescriptorStoreMax=` of the unit allows.
+const STORED_MAX: usize = 64;
+
+/// The role of a stored listener's name.
+pub(crate) fn role(name: &str) -> Option<ListenerRole> {
+    let (role, number) = name.strip_prefix(PREFIX)?.rsplit_once('-')?;
+    number.parse::<u32>().ok()?;
+    ListenerRole::of(role)
+}
+
+/// The store that this process has; without a service manager nothing is stored.
+#[derive(Debug, Default)]
+pub(crate) struct FdStore {
+    is_there: bool,
+    names: BTreeSet<String>,
+}
+
+impl FdStore {
+    /// The store of a process that was started with these listeners.
+    pub(crate) fn of_process(passed: &[PassedListener]) -> FdStore {
+        let names = passed.iter().filter_map(|listener| listener.stored.clone());
+        FdStore { is_there: std::env::var_os("NOTIFY_SOCKET").is_some(), names: names.collect() }
+    }
+
+    /// Whether what is given to it is kept.
+    pub(crate) fn is_there(&self) -> bool {
+        self.is_there
+    }
+
+    /// Keeps a listener of ours.
+    pub(crate) fn keep(&mut self, role: ListenerRole, socket: &impl AsFd) {
+        if !self.is_there {
+            return;
+        }
+        let free = (0..STORED_MAX).map(|number| format!("{PREFIX}{role}-{number}"));
+        let Some(name) = free.into_iter().find(|name| !self.names.contains(name)) else { return };
+        let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
+        match sd_notify::notify_with_fds(false, &state, &[socket.as_fd()]) {
+            // HO-FS1
+            Ok(()) => drop(self.names.insert(name)),
+            Err(e) => tracing::warn!(name, "systemd does not keep a listener: {e}"),
+        }
+    }
+
+    /// Ends a listener that an earlier daemon has stored and that is of no use: nothing listens at
+    /// its address then.
+    pub(crate) fn drop_listener(&self, listener: PassedListener) {
+        let PassedListener { role: _, addr, socket, stored } = listener;
+        // For systemd's copy, too, which is closed later.
+        end(socket);
+        if let Some(name) = &stored {
+            let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
+            if let Err(e) = sd_notify::notify(false, &state) {
+                tracing::warn!(name, "systemd still keeps a listener: {e}");
+            }
+        }
+        if let Some(Err(e)) = addr.path().map(remove_stale_socket) {
+            tracing::warn!("path of a listener of the daemon before: {e}");
+        }
+    }
+}
+
+fn end(socket: OwnedFd) {
+    // Any kind: std has no type for all of them. It has ended already if this fails.
+    let _ = std::os::unix::net::UnixStream::from(socket).shutdown(Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_store_have_a_role_and_a_number() {
+        assert_eq!(role("stored-nbd-0"), Some(ListenerRole::Nbd));
+        assert_eq!(role("stored-metrics-12"), Some(ListenerRole::Metrics));
+        for name in ["nbd", "stored-nbd", "stored-web-0", "stored-nbd-x", "stored--0"] {
+            assert_eq!(role(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Listeners that systemd has opened and passes to the daemon when it starts it (socket
+//! activation, sd_listen_fds(3)).
+//!
+//! Each has a name, `FileDescriptorName=` of its unit, which says what is served there: `nbd`,
+//! `control` or `metrics`. Any number of each is allowed, Unix or TCP. The rules for addresses and
+//! for TLS are those of `--nbd`, `--http` and `--metrics`.
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+
+use block::ErrorKind;
+use control::Failure;
+use rustix::net::{SocketAddrUnix, getsockname};
+
+use crate::addr::Addr;
+use crate::fd_store::{self, FdStore};
+
+/// What is served at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerRole {
+    Nbd,
+    Control,
+    Metrics,
+}
+
+impl ListenerRole {
+    pub(crate) fn of(name: &str) -> Option<ListenerRole> {
+        [ListenerRole::Nbd, ListenerRole::Control, ListenerRole::Metrics]
+            .into_iter()
+            .find(|role| role.name() == name)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ListenerRole::Nbd => "nbd",
+            ListenerRole::Control => "control",
+            ListenerRole::Metrics => "metrics",
+        }
+    }
+}
+
+impl fmt::Display for ListenerRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A listener that the process was started with.
+#[derive(Debug)]
+pub(crate) struct PassedListener {
+    pub(crate) role: ListenerRole,
+    pub(crate) addr: Addr,
+    pub(crate) socket: OwnedFd,
+    /// The name in systemd's store of one that an earlier daemon has opened (`fd_store`).
+    pub(crate) stored: Option<String>,
+}
+
+/// What a service manager has and keeps for the daemon; nothing by default.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceManager {
+    pub(crate) listeners: Vec<PassedListener>,
+    pub(crate) store: FdStore,
+}
+
+impl ServiceManager {
+    /// That of this process; takes the listeners that it was started with.
+    pub(crate) fn of_process() -> Result<ServiceManager, Failure> {
+        let listeners = listeners()?;
+        let store = FdStore::of_process(&listeners);
+        Ok(ServiceManager { listeners, store })
+    }
+}
+
+fn listeners() -> Result<Vec<PassedListener>, Failure> {
+    let wrong = |e: &str| Failure::new(ErrorKind::Invalid, format!("sockets of systemd: {e}"));
+    let passed = sd_notify::listen_fds_with_names(false);
+    let passed = passed.map_err(|e| wrong(&block::without_errno(&e)))?;
+    let (descriptors, names): (Vec<_>, Vec<_>) = passed.unzip();
+    let roles = names.into_iter().map(role).collect::<Result<Vec<_>, Failure>>()?;
+    let sockets = uring::take_passed(descriptors.into_iter());
+    let sockets = sockets.map_err(|e| wrong(&e.to_string()))?;
+    let listener = |(socket, (role, stored)): (OwnedFd, (ListenerRole, Option<String>))| {
+        let addr = address(&socket).ok_or_else(|| {
+            let allowed = "allowed are Unix sockets with a path, and TCP";
+            wrong(&format!("the one called `{role}`: {allowed}"))
+        })?;
+        tracing::info!(role = role.name(), address = %addr, "listener passed by systemd");
+        Ok(PassedListener { role, addr, socket, stored })
+    };
+    sockets.into_iter().zip(roles).map(listener).collect()
+}
+
+/// The role of a name, and the name if it is one of the store.
+fn role(name: String) -> Result<(ListenerRole, Option<String>), Failure> {
+    if let Some(role) = fd_store::role(&name) {
+        return Ok((role, Some(name)));
+    }
+    ListenerRole::of(&name).map(|role| (role, None)).ok_or_else(|| {
+        let message = format!(
+            "socket `{name}` of systemd: FileDescriptorName= says what is served there: allowed \
+             are nbd, control and metrics"
+        );
+        Failure::new(ErrorKind::Invalid, message)
+    })
+}
+
+/// Where a socket listens.
+fn address(socket: &OwnedFd) -> Option<Addr> {
+    let address = getsockname(socket).ok()?;
+    if let Ok(tcp) = SocketAddr::try_from(address.clone()) {
+        return Some(Addr::Tcp(tcp));
+    }
+    let unix = SocketAddrUnix::try_from(address).ok()?;
+    Some(Addr::Unix(OsStr::from_bytes(unix.path_bytes()?).into()))
+}

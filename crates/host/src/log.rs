@@ -54,12 +54,17 @@ pub(crate) async fn long_work<T, E: fmt::Display>(
     let began = reactor::now();
     tracing::info!(device, "{what} begins");
     let ended = work.await;
-    let seconds = format!("{:.1}", Nanos(reactor::now().0 - began.0).as_secs_f64());
+    let seconds = seconds_since(began);
     match &ended {
         Ok(_) => tracing::info!(device, seconds, "{what} has ended"),
         Err(error) => tracing::warn!(device, seconds, %error, "{what} has failed"),
     }
     ended
+}
+
+/// The time since `began` in seconds, as lines of the log have it.
+pub(crate) fn seconds_since(began: Nanos) -> String {
+    format!("{:.1}", Nanos(reactor::now().0 - began.0).as_secs_f64())
 }
 
 /// Logs what happens to the blocks of one device.

@@ -209,9 +209,14 @@ pub fn with_absolute_socket(word: &str, here: &Path) -> String {
     if coded || path.starts_with('/') {
         return word.to_owned();
     }
-    let mut base = EString::<Query>::new();
-    base.encode_str::<Data>(&here.to_string_lossy());
-    format!("{}{}/{}", &word[..at], base.into_string(), path.strip_prefix("./").unwrap_or(path))
+    // Slashes may stand in a query as they are, and the rest of the path has them so.
+    let encoded = |name: &str| {
+        let mut encoded = EString::<Query>::new();
+        encoded.encode_str::<Data>(name);
+        encoded.into_string()
+    };
+    let base: Vec<String> = here.to_string_lossy().split('/').map(encoded).collect();
+    format!("{}{}/{}", &word[..at], base.join("/"), path.strip_prefix("./").unwrap_or(path))
 }
 
 fn no_such(key: &str) -> Error {
@@ -319,6 +324,9 @@ mod tests {
             let uri = NbdUri::parse(&with_absolute_socket(word, here)).unwrap();
             assert_eq!(uri.peer, Peer::Unix(socket.into()), "{word}");
         }
+        // A person reads it, in the output of `bench --uri`.
+        let shown = with_absolute_socket("nbd+unix:///x?socket=run/s", here);
+        assert_eq!(shown, "nbd+unix:///x?socket=/my%20disks/a%26b/run/s");
     }
 
     #[test]

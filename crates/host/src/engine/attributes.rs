@@ -6,6 +6,7 @@ use control::{Failure, api};
 use super::Engine;
 use crate::exported::ExportedDevice;
 use crate::leaf_word::is_leaf_word;
+use crate::log::seconds_since;
 use crate::sysfs;
 
 impl Engine {
@@ -69,14 +70,21 @@ impl Engine {
         if is_command {
             tracing::info!(device = name, attr, value, "command begins");
         }
+        let began = reactor::now();
         let set = self.dm.set_attribute(name, attr, value).await;
         self.files.closed_since(mark).await;
-        if let (true, Err(error)) = (is_command, &set) {
-            tracing::warn!(device = name, attr, %error, "command failed");
+        let seconds = seconds_since(began);
+        match (is_command, &set) {
+            (true, Ok(())) => {
+                tracing::info!(device = name, attr, value, seconds, "command has ended");
+            }
+            (true, Err(error)) => {
+                tracing::warn!(device = name, attr, seconds, %error, "command failed");
+            }
+            (false, Ok(())) => tracing::info!(device = name, attr, value, "attribute set"),
+            (false, Err(_)) => {}
         }
         set?;
-        let what = if is_command { "command has ended" } else { "attribute set" };
-        tracing::info!(device = name, attr, value, "{what}");
         match self.dm.access(name, attr) {
             Ok(access) if access.reads() => self.attribute(name, attr).await,
             // A command has no value, and may have removed the attribute.

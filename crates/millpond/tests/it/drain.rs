@@ -39,6 +39,16 @@ fn a_drain_writes_everything_back_within_its_time() {
     assert!(error.contains("nope"), "{error}");
     let error = daemon.cli(&["drain", "wc", "--rate", "0"]).failed(2);
     assert!(error.contains("positive number of bytes"), "{error}");
+    // The log has how long each took.
+    daemon.signal("-TERM");
+    let (_, log, _) = daemon.wait();
+    let ends: Vec<&str> = log.lines().filter(|line| line.contains("command has ended")).collect();
+    assert_eq!(ends.len(), 2, "{log}");
+    for end in ends {
+        let (_, seconds) = end.split_once(" seconds=").unwrap_or_else(|| panic!("{end}"));
+        let seconds = seconds.split_whitespace().next().unwrap().trim_matches('"');
+        assert!(seconds.parse::<f64>().is_ok_and(|s| s < 60.0), "{end}");
+    }
 }
 
 #[test]

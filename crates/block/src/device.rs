@@ -265,6 +265,11 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async move { Err(e) })
     }
 
+    /// Its cache takes the place of another one: the `resume` that opens it fails, and changes
+    /// nothing, if its cache device holds blocks. They would be older than what clients have
+    /// written to the other one.
+    fn require_empty(&self) {}
+
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         let kind = self.kind();

@@ -14,7 +14,7 @@
 //! for other targets are counted in flight, by a completion chained to theirs.
 //!
 //! Invariants: DM-D1 to DM-D5 in `device.rs`, DM-FO1 to DM-FO3 in `device/force.rs`, DM-R1 to
-//! DM-R3 in `device/replace.rs`, DM-RS1 in `device/resize.rs`, DM-U1 and DM-U2 in
+//! DM-R5 in `device/replace.rs`, DM-RS1 in `device/resize.rs`, DM-U1 and DM-U2 in
 //! `device/unsaved.rs`, DM-O1 to DM-O3 in `overlap.rs`, DM-A1 and DM-A2 in
 //! `attributes.rs`, DM-F1 and DM-F2 in `flat.rs`.
 #![warn(missing_docs)]

@@ -11,6 +11,8 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
 pub enum Fault {
+    /// A cache device with blocks takes the place of another one.
+    UsedCacheTaken,
     /// A commit skips the flush of the cache device.
     SkipCacheFlush,
     /// The superblock names a checkpoint before its units are on the media.

@@ -30,6 +30,8 @@
 //! - DM-R3 After an error the old table is live again, and serves the bios that have waited.
 //! - DM-R4 A table that was made from the live one replaces that one only: an operator may have
 //!   made another one live meanwhile.
+//! - DM-R5 A cache that comes in holds nothing when it is opened: its blocks, dirty ones and clean
+//!   copies, would be older than what clients have written meanwhile.
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
@@ -62,7 +64,7 @@ impl Dm {
         Ok(LiveTable(Rc::downgrade(&live)))
     }
 
-    /// Replaces the live table of a device that is in use (DM-R1 to DM-R4) by `text`, which was
+    /// Replaces the live table of a device that is in use (DM-R1 to DM-R5) by `text`, which was
     /// made from the table `from`. Bios wait while the caches of the live table are written back:
     /// the caller has drained them before.
     ///
@@ -220,6 +222,10 @@ impl MappedDevice {
         new: &Rc<Table>,
     ) -> Result<(), Error> {
         self.check_hidden(new, false, None).await?; // DM-R1
+        // DM-R5: a cache that is not open yet does not track dirty blocks, so all are asked.
+        for entry in new.entries.iter().filter(|entry| !dm.keeps_its_cache(entry, live)) {
+            entry.target.require_empty();
+        }
         new.resume_after(Some(live.clone())).await?;
         let marked = match self.check_guard(guard) {
             Ok(()) => self.mark_replaced(dm, live, new).await,

@@ -151,6 +151,37 @@ fn a_replaced_cache_is_refused_until_it_is_wiped() {
     expect(&daemon, 0x44, "0 1M");
 }
 
+/// They would come back over what has been written since.
+#[test]
+fn a_cache_with_blocks_of_before_does_not_come_in() {
+    let daemon = Daemon::start();
+    for name in ["origin.img", "used.img", "cache.img"] {
+        daemon.file(name, 16);
+    }
+    let table = |cache: &str| format!("0 32768 writecache s ./origin.img ./{cache} 4096 0");
+    daemon.create("wc", &table("used.img"));
+    fill(&daemon, 0x11);
+    assert_eq!(daemon.cli(&["remove", "wc"]).code, Some(0));
+    daemon.create("wc", &table("cache.img"));
+    fill(&daemon, 0x22);
+    let before = client(&daemon, 7);
+    let error = daemon.cli(&["replace-cache", "wc", "./used.img"]).failed(1);
+    assert!(error.contains("used.img: it holds 256 dirty and 0 clean blocks"), "{error}");
+    goes_on(before, 7);
+    expect(&daemon, 0x22, "0 1M");
+    daemon.cli(&["flush", "wc"]).ok();
+    expect(&daemon, 0x22, "0 1M");
+    // What it holds stays there, until it is wiped.
+    let state = daemon.cli(&["inspect", "used.img", "-o", "json"]).ok();
+    let state: Value = serde_json::from_str(&state).unwrap();
+    assert_eq!(state["blocks"]["dirty"], 256, "{state}");
+    let refused = daemon.cli(&["wipe", "used.img"]).failed(1);
+    let token = refused.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    assert_eq!(daemon.cli(&["wipe", "used.img", "--force", token]).code, Some(0));
+    daemon.cli(&["replace-cache", "wc", "./used.img"]).ok();
+    expect(&daemon, 0x22, "0 1M");
+}
+
 /// Kills the daemon at ever later moments of a verb, and starts it again each time.
 #[expect(clippy::disallowed_methods, reason = "the moment of the kill is the point of the test")]
 fn killed(verb: &[&str], caches: [&str; 2]) {

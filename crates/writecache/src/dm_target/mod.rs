@@ -97,6 +97,8 @@ pub struct WriteCache {
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
+    /// It takes another cache's place: its cache device must hold nothing.
+    must_be_empty: Cell<bool>,
     /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
@@ -157,6 +159,7 @@ impl WriteCache {
             sectors,
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
+            must_be_empty: Cell::new(false),
             cleaner_by_message: Cell::new(false),
             on_event: RefCell::new(None),
             #[cfg(feature = "planted")]
@@ -424,6 +427,10 @@ impl Target for WriteCache {
 
     fn mark_replaced(self: Rc<Self>, successor: String) -> LocalFuture<Result<(), Error>> {
         Box::pin(self.mark(successor))
+    }
+
+    fn require_empty(&self) {
+        self.must_be_empty.set(true);
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
 use crate::parts::{Parts, Plan, divide};
+use crate::planted::Fault;
 use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
@@ -34,6 +35,11 @@ impl WriteCache {
             report(CacheEvent::Opening { blocks });
         }
         self.open().await?;
+        if let Err(e) = self.check_empty().await {
+            // It was not started: nothing of it has been written back.
+            drop(self.live.take());
+            return Err(e);
+        }
         let time = Nanos(reactor::now().0 - began.0);
         self.begin().await;
         let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
@@ -42,6 +48,29 @@ impl WriteCache {
             report(CacheEvent::Opened { dirty, clean, time });
         }
         Ok(())
+    }
+
+    /// Of a cache that takes another one's place: that its cache device holds nothing.
+    async fn check_empty(&self) -> Result<(), Error> {
+        let config = self.config.borrow().clone();
+        if !self.must_be_empty.get() || config.planted.is(Fault::UsedCacheTaken) {
+            return Ok(());
+        }
+        if let Some(parts) = self.parts() {
+            parts.refresh().await;
+        }
+        let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
+        let clean = count("clean_blocks");
+        let dirty = count("dirty_blocks") + count("zero_blocks") + count("bad_blocks");
+        if clean + dirty == 0 {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "cache device {}: it holds {dirty} dirty and {clean} clean blocks of an earlier time, \
+             which would hide newer data: only a blank one, or one that holds nothing, takes \
+             another's place. `millpond wipe` makes it blank; nothing was changed",
+            config.cache
+        )))
     }
 
     /// Opens the cache, with all its parts, and does not start it.

@@ -29,4 +29,5 @@ mod regressions;
 mod sectors;
 mod session;
 mod traces;
+mod used;
 mod zeroes;

@@ -168,7 +168,12 @@ fn without_cache(
         return Err(e.unless_forced(token, what));
     }
     ctx.check_area(&*origin, Sector::ZERO, ctx.len())?;
-    let target = StaleOrigin::new(ctx.device(), config, origin, ctx.len())?;
+    let cache = match config.mode {
+        Mode::Ssd => None,
+        Mode::Pmem => as_pmem(&config.cache),
+    };
+    let cache = cache.map_or_else(|| config.cache.clone(), Into::into);
+    let target = StaleOrigin::new(ctx.device(), config, cache, origin, ctx.len())?;
     leaves.warn(format!("{}: {}", ctx.device(), target.problem()));
     Ok(target)
 }

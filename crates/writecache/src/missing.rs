@@ -21,23 +21,27 @@ use crate::planted::Fault;
 pub struct StaleOrigin {
     name: String,
     config: Config,
+    /// The name of the cache device when it is there: mode `p` takes a path without `pmem:`, too.
+    cache: String,
     origin: Rc<dyn BlockDevice>,
     sectors: Sector,
 }
 
 impl StaleOrigin {
-    /// The origin of the cache of `config`, on which `sectors` lie.
+    /// The origin of the cache of `config`, on which `sectors` lie. `cache` is the name that the
+    /// missing cache device has when it is there.
     ///
     /// # Errors
     /// `EINVAL` when the length does not fit the block size.
     pub fn new(
         name: impl Into<String>,
         config: Config,
+        cache: impl Into<String>,
         origin: Rc<dyn BlockDevice>,
         sectors: Sector,
     ) -> Result<Rc<StaleOrigin>, Error> {
         config.check_length(sectors)?;
-        Ok(Rc::new(StaleOrigin { name: name.into(), config, origin, sectors }))
+        Ok(Rc::new(StaleOrigin { name: name.into(), config, cache: cache.into(), origin, sectors }))
     }
 
     /// What the operator must give to have device `name` without its cache: the same for the same
@@ -113,7 +117,7 @@ impl Target for StaleOrigin {
     fn unsaved(&self) -> Option<UnsavedBlocks> {
         Some(UnsavedBlocks {
             block_bytes: u64::from(self.config.block_size),
-            cache: self.config.cache.clone(),
+            cache: self.cache.clone(),
             start: self.config.start_sector,
             origin: self.config.origin.clone(),
             is_missing: true,

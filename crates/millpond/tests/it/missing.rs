@@ -176,6 +176,43 @@ fn a_lost_cache_is_given_up_with_the_token_of_resume() {
     assert!(!daemon.cli(&["show", "wc"]).ok().contains("missing"));
 }
 
+/// By its name in the table, or with the `pmem:` that mode p leaves out.
+#[test]
+fn a_missing_cache_in_persistent_memory_comes_back() {
+    for mode_and_cache in ["s ./origin.img pmem:./cache.img", "p ./origin.img ./cache.img"] {
+        let table = TABLE.replace("s ./origin.img ./cache.img", mode_and_cache);
+        assert_ne!(table, TABLE);
+        let daemon = Daemon::start();
+        daemon.file("origin.img", 16);
+        daemon.file("cache.img", 16);
+        // There are warnings that it is no persistent memory.
+        let verb = |args: &[&str]| {
+            let output = daemon.cli(args);
+            assert_eq!(output.code, Some(0), "{output:?}");
+        };
+        verb(&["create", "wc", "--table", &table]);
+        daemon.qemu_io("wc", &["write -P 1 0 1M", "flush"]).ok();
+        verb(&["flush", "wc"]);
+        daemon.qemu_io("wc", &["write -P 2 0 512k", "flush"]).ok();
+        verb(&["remove", "wc"]);
+        let path = |name: &str| daemon.dir.path().join(name);
+        std::fs::rename(path("cache.img"), path("away.img")).unwrap();
+        let token = token_of(&daemon.cli(&["create", "wc", "--table", &table]).failed(3));
+        verb(&["create", "wc", "--table", &table, "--force", &token]);
+        expect(&daemon, "wc", 1, "0 1M");
+        let origin = std::fs::read(path("origin.img")).unwrap();
+        std::fs::rename(path("away.img"), path("cache.img")).unwrap();
+        verb(&["load", "wc", "--table", &table]);
+        verb(&["resume", "wc"]);
+        assert_eq!(origin, std::fs::read(path("origin.img")).unwrap());
+        expect(&daemon, "wc", 2, "0 512k");
+        expect(&daemon, "wc", 1, "512k 512k");
+        daemon.qemu_io("wc", &["write -P 3 4k 4k", "flush"]).ok();
+        verb(&["flush", "wc"]);
+        expect(&daemon, "wc", 3, "4k 4k");
+    }
+}
+
 /// Clients that were connected while the device took writes, of NBD and of FUSE.
 #[test]
 fn a_client_of_before_can_not_write_either() {

@@ -23,7 +23,8 @@ fn is_as_with_the_cache(fault: Option<Fault>) -> bool {
     written.unwrap();
     let machine = Machine::boot(&fixture.world, 1);
     let (origin, config) = (fixture.leaf(fixture.origin), fixture.config.clone());
-    let stale = StaleOrigin::new("wc", config, origin, fixture.sectors).unwrap();
+    let name = config.cache.clone();
+    let stale = StaleOrigin::new("wc", config, name, origin, fixture.sectors).unwrap();
     assert!(stale.is_stale() && stale.unsaved().unwrap().is_missing);
     let work = async move {
         stale.clone().resume().await.unwrap();

@@ -170,6 +170,54 @@ fn every_command_of_the_page_on_origins_works() {
     run_page("origins.md");
 }
 
+/// The commands of the program that a page has in its text, and in blocks without a language.
+fn commands_of(page: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository().join("docs").join(page)).expect("a page");
+    let (mut commands, mut block) = (Vec::new(), None);
+    for line in text.lines() {
+        match (line.strip_prefix("```"), &block) {
+            (Some(language), None) => block = Some(language),
+            (Some(_), Some(_)) => block = None,
+            (None, Some("")) => commands.push(line),
+            (None, Some(_)) => {}
+            (None, None) => commands.extend(line.split('`').skip(1).step_by(2)),
+        }
+    }
+    commands.retain(|command| command.starts_with("millpond "));
+    commands.into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_commands_of_the_pages_on_services_work() {
+    let dir = folder();
+    let config = "[[device]]\nname = 'wc'\ntable = '0 - writecache s ./o.img ./c.img 4096 0'\n\
+                  [[device]]\nname = 'zram0'\nzram = true\n";
+    std::fs::write(dir.path().join("pond.toml"), config).expect("a writable folder");
+    file_in(dir.path(), "o.img", 64);
+    file_in(dir.path(), "c.img", 16);
+    let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
+    let mut script = String::new();
+    for (page, least) in [("config.md", 5), ("service.md", 3)] {
+        let mut commands = commands_of(page);
+        // That is the daemon of this test.
+        commands.retain(|command| command != "millpond daemon --config FILE");
+        assert!(commands.len() >= least, "{page}: {commands:?}");
+        for command in commands {
+            let command = command.replace("/etc/millpond.toml", "pond.toml");
+            let command =
+                command.replace("save FILE", "save new.toml").replace("FILE", "pond.toml");
+            script.push_str(&format!("{command}\n"));
+        }
+    }
+    let result = shell(&script, daemon.dir.path(), &daemon.run_dir());
+    let errors = result.err.lines().filter(|line| !line.contains("warning: not saved: "));
+    assert_eq!((result.code, errors.count()), (Some(0), 0), "{script}\n{result:?}");
+    assert!(result.out.contains("pond.toml: 2 devices, no error found"), "{result:?}");
+    // `save` has written what the commands have changed.
+    let saved = std::fs::read_to_string(daemon.dir.path().join("pond.toml")).expect("saved");
+    assert!(saved.contains("\"ro\" = \"1\"") && saved.contains("8388608 zram"), "{saved}");
+}
+
 #[test]
 fn the_commands_of_the_readme_work_in_order() {
     let dir = folder();

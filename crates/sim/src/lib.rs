@@ -43,5 +43,5 @@ pub use holes::HoleFinder;
 pub use image::{Image, PendingWrite};
 pub use oracle::{Change, Client, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
-pub use workload::{Mix, Verdict, Workload};
+pub use workload::{KeepsOverKill, Mix, Verdict, Workload};
 pub use world::{PowerCut, Swarm, World, WorldRef};

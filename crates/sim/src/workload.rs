@@ -93,7 +93,13 @@ pub struct Workload {
     mix: Mix,
     /// Client of these requests.
     by: Client,
+    /// Whether a kill undoes a change that began at this time and ends now.
+    keeps: Option<KeepsOverKill>,
 }
+
+/// Whether a device promises that a kill of its process does not undo a change that began at a time
+/// and ends now.
+pub type KeepsOverKill = Rc<dyn Fn(Nanos) -> bool>;
 
 /// The flushes in flight while a client continues.
 #[derive(Default)]
@@ -105,12 +111,17 @@ struct BackgroundFlushes {
 impl Workload {
     pub fn new(world: &WorldRef, oracle: &Rc<RefCell<Oracle>>, mix: Mix) -> Workload {
         let (world, oracle) = (world.clone(), oracle.clone());
-        Workload { verdict: Verdict::default(), world, oracle, mix, by: 0 }
+        Workload { verdict: Verdict::default(), world, oracle, mix, by: 0, keeps: None }
     }
 
     /// The same workload for a client that the device distinguishes from others.
     pub fn of(&self, by: Client) -> Workload {
         Workload { by, ..self.clone() }
+    }
+
+    /// The same workload on a device that promises more than flushes do.
+    pub fn keeping(&self, keeps: KeepsOverKill) -> Workload {
+        Workload { keeps: Some(keeps), ..self.clone() }
     }
 
     /// One client: `requests` requests one after the other, anywhere on the oracle's blocks that
@@ -230,6 +241,7 @@ impl Workload {
         fua: bool,
     ) -> Result<(), String> {
         let (at, len, bytes) = self.sectors(&range);
+        let began = reactor::now();
         let token = self.oracle.borrow_mut().begin_change_by(self.by, range, change, fua);
         let mut flags = if fua { Flags::FUA } else { Flags::empty() };
         if self.world.borrow_mut().rng.chance_per_mille(self.mix.meta_per_mille) {
@@ -246,6 +258,9 @@ impl Workload {
         };
         let result = io(device, op, flags, Class::Normal, (at, len), bufs).await;
         let ok = self.outcome(op, result)?;
+        if ok && self.keeps.as_ref().is_some_and(|keeps| keeps(began)) {
+            self.oracle.borrow_mut().keep_over_kill(&token);
+        }
         self.oracle.borrow_mut().end_write(token, ok);
         Ok(())
     }

@@ -96,6 +96,8 @@ struct Block {
     current: Moment,
     /// Latest begin of a durable version: the same, after a crash.
     durable: Moment,
+    /// Latest begin of a version that a kill does not undo: the same, after a kill.
+    kept: Moment,
     /// Latest begins, for reads that began before.
     zeroes_began: Moment,
     discard_began: Moment,
@@ -190,6 +192,7 @@ impl Oracle {
             versions: vec![initial],
             current: INITIAL,
             durable: INITIAL,
+            kept: INITIAL,
             zeroes_began: INITIAL,
             discard_began: INITIAL,
             failed_ended: INITIAL,
@@ -327,6 +330,14 @@ impl Oracle {
         }
     }
 
+    /// Records, before [`Oracle::end_write`], that a kill of the process does not undo a change
+    /// that has succeeded: the device has promised that without a flush. A power cut may.
+    pub fn keep_over_kill(&mut self, token: &WriteToken) {
+        for block in &mut self.blocks[span(&token.blocks)] {
+            block.kept = block.kept.max(token.began);
+        }
+    }
+
     /// To be called before a flush is submitted.
     pub fn begin_flush(&mut self) -> FlushToken {
         self.begin_flush_by(0, Nanos::ZERO)
@@ -451,7 +462,8 @@ impl Oracle {
     }
 
     /// Records a kill of the process with the power on. As after a crash, each version that was not
-    /// durable is present or not; but it may still be in a volatile cache, until a flush.
+    /// durable is present or not, unless the device has promised to keep it; but it may still be in
+    /// a volatile cache, until a flush.
     pub fn kill(&mut self) {
         self.stop(LastEvent::Kill);
     }
@@ -466,7 +478,10 @@ impl Oracle {
                 v.superseded = NEVER;
                 v.uncertain = true;
             }
-            block.current = block.durable;
+            if event == LastEvent::Crash {
+                block.kept = INITIAL;
+            }
+            block.current = block.durable.max(block.kept);
             block.last = event;
         }
     }

@@ -324,6 +324,28 @@ fn data_read_after_a_kill_need_a_flush_to_survive_a_crash() {
 }
 
 #[test]
+fn what_a_device_keeps_over_a_kill_a_power_cut_may_undo() {
+    for crash in [false, true] {
+        let mut h = Hand::new();
+        let old = h.write(0);
+        h.flush(true);
+        let token = h.oracle.begin_write(0..1, false);
+        let mut data = vec![0; BLOCK];
+        h.oracle.fill(&token, &mut data);
+        h.oracle.keep_over_kill(&token);
+        h.oracle.end_write(token, true);
+        h.oracle.kill();
+        if crash {
+            h.oracle.crash();
+            h.accepts(0, &old);
+        } else {
+            h.refuses(0, &old, "is not allowed");
+            h.accepts(0, &data);
+        }
+    }
+}
+
+#[test]
 fn verify_after_crash_reads_every_block() {
     let mut h = Hand::new();
     let data = h.write(1);

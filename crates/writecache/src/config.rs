@@ -45,6 +45,16 @@ pub enum MediaFormat {
     Dm,
 }
 
+/// When a write is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// When the cache has it; the origin gets it later.
+    #[default]
+    Writeback,
+    /// When the origin has accepted it. The cache takes nothing, and is emptied.
+    Writethrough,
+}
+
 /// In which order dirty blocks are written back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
@@ -82,8 +92,11 @@ pub struct Tuning {
     pub autocommit_time: Nanos,
     /// No block stays dirty for longer.
     pub max_age: Option<Nanos>,
-    /// The cache is being emptied: writes of blocks that it does not have go to the origin.
+    /// The cache is being emptied: writes of blocks that it does not have go to the origin. In an
+    /// open cache `Writethrough` sets it, too.
     pub cleaner: bool,
+    /// When a write is complete.
+    pub cache_mode: CacheMode,
     /// Each write of writeback carries FUA, instead of one origin flush for many.
     pub fua: bool,
     /// Only metadata (the flag META of a bio) takes new blocks of the cache.
@@ -180,6 +193,7 @@ impl Config {
                 autocommit_time: Nanos::from_millis(1000),
                 max_age: None,
                 cleaner: false,
+                cache_mode: CacheMode::Writeback,
                 fua: false,
                 metadata_only: false,
                 pause_writeback: match mode {
@@ -300,6 +314,13 @@ impl Config {
             return Err(Error::invalid(
                 "Invalid optional argument: metadata_only and ordered exclude each other: writes \
                  that go around the cache can't be kept in order",
+            ));
+        }
+        if self.ordered && t.cache_mode == CacheMode::Writethrough {
+            return Err(Error::invalid(
+                "Invalid optional argument: cache_mode: `writethrough`: with ordered only \
+                 `writeback` is allowed: writes that go to the origin at once can't be kept in \
+                 order",
             ));
         }
         if self.ordered && t.writeback_order == Order::Lru {

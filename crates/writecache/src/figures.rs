@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 49] = [
+pub(crate) static FIGURES: [Figure; 50] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -81,6 +81,11 @@ pub(crate) static FIGURES: [Figure; 49] = [
         .metric(Metric::GAUGE),
     blocks("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into())
         .metric(Metric::GAUGE),
+    blocks("used_blocks", "blocks that data or the log use; 0: nothing needs the cache", |c| {
+        let counts = c.store.counts();
+        (counts.slots - counts.free).into()
+    })
+    .metric(Metric::GAUGE),
     blocks("writeback_blocks", "blocks that are being written back", |c| {
         c.writeback.blocks().into()
     })

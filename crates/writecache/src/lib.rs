@@ -30,7 +30,8 @@
 //!   frees it is durable (`map`, WC-M4).
 //! - WC-I3 An entry is retired only after the origin's flush has returned (`writeback`).
 //! - WC-I4 No write goes around the cache for a sector with a live or not yet durably retired
-//!   entry: data that do (`writer::write_around`), discards and zeroes take the range first
+//!   entry: data that do (`writer::write_around`), data that replace an entry
+//!   (`writer::write_through`, WC-T1 to WC-T3), discards and zeroes take the range first
 //!   (`writeback`, WC-WB1).
 //! - WC-I5 The order of the map is the log's sequence, not the order of completions: a record holds
 //!   the state of the map at the moment it is built.
@@ -79,7 +80,7 @@ mod wait_lists;
 mod writeback;
 mod writer;
 
-pub use config::{Config, FailMode, MediaFormat, Mode, Order, Tuning};
+pub use config::{CacheMode, Config, FailMode, MediaFormat, Mode, Order, Tuning};
 pub use dm_target::WriteCache;
 pub use events::CacheEvent;
 pub use manual::MANUAL;

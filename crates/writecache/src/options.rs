@@ -11,7 +11,7 @@ use block::attr::{self, Attr, Kind, Metric, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error, Nanos, Sector};
 
-use crate::config::{Config, FailMode, MediaFormat, Mode, Order};
+use crate::config::{CacheMode, Config, FailMode, MediaFormat, Mode, Order};
 
 /// An optional argument.
 pub(crate) type Opt = Attr<Config>;
@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 22] = [
+pub(crate) static OPTIONS: [Opt; 23] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -197,6 +197,23 @@ pub(crate) static OPTIONS: [Opt; 22] = [
         fixed(flag("adopt_origin", "takes the origin for the cache's own, whatever it was before")),
         |c| c.adopt_origin.into(),
         |c, v| c.adopt_origin = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "cache_mode",
+            Kind::Choice(&["writeback", "writethrough"]),
+            "writeback",
+            "a write is complete when the cache has it, or when the origin has accepted it",
+        ),
+        |c| match c.tuning.cache_mode {
+            CacheMode::Writeback => "writeback".into(),
+            CacheMode::Writethrough => "writethrough".into(),
+        },
+        |c, v| {
+            let through = *v == "writethrough";
+            c.tuning.cache_mode =
+                if through { CacheMode::Writethrough } else { CacheMode::Writeback };
+        },
     ),
     Attr::new(
         value(

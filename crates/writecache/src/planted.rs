@@ -33,6 +33,20 @@ pub enum Fault {
     AroundBesideLive,
     /// A write goes around the cache before it is durable that the clean copy is gone.
     AroundBeforeDrop,
+    /// Writethrough: a dirty block leaves the cache before the origin's flush of its new data.
+    ThroughBeforeFlush,
+    /// Writethrough: the origin's block is not locked while its new data are written.
+    ThroughUnlocked,
+    /// Writethrough: the origin gets new data of a block that the log still calls clean.
+    ThroughBeforeCommit,
+    /// Writethrough: a write ends although the log still has the old version of the block.
+    ThroughDropUnlogged,
+    /// Writethrough: a write over a dirty block does not wait for a merge of it.
+    ThroughBesideMerge,
+    /// Writethrough: the write of a part drops whatever version the cache holds by then.
+    ThroughDropsNewer,
+    /// Writethrough: a write that was in flight at the switch stays in the cache.
+    ThroughLeavesBegun,
     /// A FLUSH does not flush the origin after writes that went around.
     FlushWithoutOrigin,
     /// `max_age` counts only while nothing else is to be written back.

@@ -26,7 +26,7 @@ use block::{
 use reactor::TaskPool;
 
 use crate::cache::Cache;
-use crate::config::{Config, Tuning};
+use crate::config::{CacheMode, Config, Tuning};
 use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
 use crate::figures::{self, FIGURES};
@@ -309,10 +309,17 @@ impl WriteCache {
         }
     }
 
-    /// The options as they are now, with those that messages have set.
+    /// The options as they are now, with those that messages have set. A cache that is written
+    /// through is emptied as one in cleaner mode is: so the path of a write has one test for both.
     fn tuning(&self) -> Tuning {
         let tuning = self.config.borrow().tuning;
-        Tuning { cleaner: tuning.cleaner || self.cleaner_by_message.get(), ..tuning }
+        let through = tuning.cache_mode == CacheMode::Writethrough;
+        Tuning { cleaner: self.is_cleaner() || through, ..tuning }
+    }
+
+    /// Whether an option or a message has switched cleaner mode on.
+    fn is_cleaner(&self) -> bool {
+        self.config.borrow().tuning.cleaner || self.cleaner_by_message.get()
     }
 
     /// Applies the options as they are now.
@@ -512,7 +519,7 @@ impl Target for WriteCache {
             return Box::pin(async move { Err(attr::write_only(&name).within("writecache")) });
         }
         let option = match &*name {
-            "cleaner" => Some(self.tuning().cleaner.into()),
+            "cleaner" => Some(self.is_cleaner().into()),
             "parts" => self.parts().map(|parts| u64::from(parts.count()).into()),
             _ => None,
         };

@@ -306,6 +306,6 @@ impl Writeback {
         c.unlogged >= self.store.commit_threshold()
             || c.free < reclaim_reserve(c.slots)
             || self.pacing.starved_writers.get() > 0
-            || self.needs_writeback()
+            || self.wants_writeback()
     }
 }

@@ -21,6 +21,11 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
 impl Writeback {
     pub(crate) fn needs_writeback(&self) -> bool {
+        self.wants_writeback() && !self.retry.is_paused()
+    }
+
+    /// The same, though errors of the origin may pause it.
+    pub(crate) fn wants_writeback(&self) -> bool {
         let free = u64::from(self.store.free_blocks()) + self.blocks();
         let draining = if self.picker.draining.get() {
             self.pacing.watermarks().should_continue(free)
@@ -28,8 +33,7 @@ impl Writeback {
             self.pacing.watermarks().should_start(free)
         };
         self.picker.draining.set(draining);
-        let wanted = self.has_work_besides_drain() || self.jobs.drain.borrow().is_some();
-        wanted && !self.retry.is_paused()
+        self.has_work_besides_drain() || self.jobs.drain.borrow().is_some()
     }
 
     /// Whether there is a reason for writeback other than a drain.

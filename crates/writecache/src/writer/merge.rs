@@ -54,7 +54,7 @@ impl Merges {
     }
 
     /// Waits for the block's turn (WC-MG2, WC-MG3).
-    async fn begin(&self, block: u64) -> MergeGuard<'_> {
+    pub(super) async fn begin(&self, block: u64) -> MergeGuard<'_> {
         let ready = || !self.blocks.borrow().contains_key(&block) && !self.is_clearing(block);
         self.wait.wait_for(ready).await;
         self.blocks.borrow_mut().insert(block, false);
@@ -86,7 +86,7 @@ impl Merges {
 }
 
 /// A merge in progress.
-struct MergeGuard<'a> {
+pub(super) struct MergeGuard<'a> {
     merges: &'a Merges,
     block: u64,
 }
@@ -170,6 +170,9 @@ impl Writer {
             }
         } else {
             self.merge_sectors(block, part.start, &data, bio.class).await?;
+        }
+        if self.writes_through() {
+            self.write_begun_through(block..block + 1, bio.class).await?;
         }
         if bio.flags.contains(Flags::FUA) && !self.store.has_fault(Fault::MergeIgnoresFua) {
             self.commit_fua().await?;
@@ -261,6 +264,6 @@ impl Writer {
     }
 }
 
-fn bytes(len: Sector) -> usize {
+pub(super) fn bytes(len: Sector) -> usize {
     usize::try_from(len.bytes()).expect("a part of a request's data, or less than a block")
 }

@@ -5,6 +5,7 @@
 //! bio. FUA adds a commit: one record write and one flush, shared with concurrent commits.
 mod merge;
 mod write_around;
+mod write_through;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -143,6 +144,12 @@ impl Writer {
             }
             if outcome.is_err() || self.writeback.has_work() {
                 self.store.waits.blocks_changed();
+                // While the cache is emptied every dirty block is work.
+                if self.writes_through() {
+                    let from = parts.first().map_or(done, |part| part.blocks.start);
+                    let begun = first + from as u64..first + done as u64;
+                    outcome = outcome.and(Box::pin(self.write_begun_through(begun, class)).await);
+                }
             } else if first_change {
                 self.store.waits.first_change.wake_all();
             }
@@ -276,8 +283,8 @@ impl Writer {
             Err(Status::NotSupported) if bio.op == Op::Discard => return Ok(()),
             other => other?,
         }
-        if bio.flags.contains(Flags::FUA) {
-            self.store.commit().await?;
+        if bio.flags.contains(Flags::FUA) || self.writes_through() {
+            self.store.commit().await?; // WC-T1
         }
         Ok(())
     }

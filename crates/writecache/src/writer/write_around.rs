@@ -37,9 +37,9 @@ impl Writer {
         around && !self.store.config.ordered
     }
 
-    /// Whether a write of this block must go to the cache nevertheless: the block is dirty there. A
-    /// clean copy is updated too, unless the cache is being emptied.
-    fn must_cache(&self, block: u64) -> bool {
+    /// Whether a write of this block must not go around the cache nevertheless: the block is dirty
+    /// there. A clean copy is updated too, unless the cache is being emptied.
+    pub(super) fn must_cache(&self, block: u64) -> bool {
         let Some(found) = self.store.slots.borrow().find(block) else { return false };
         match found.state {
             State::Dirty | State::Bad | State::Zero => {
@@ -58,8 +58,8 @@ impl Writer {
         range.start..end
     }
 
-    /// Writes blocks around the cache, except those that must go through it. Returns whether any
-    /// went through it.
+    /// Writes blocks around the cache, except those that are dirty there: these are written in the
+    /// cache, or on the origin too (`write_through`). Returns whether any was written in the cache.
     pub(crate) async fn write_around_or_through(
         &self,
         first: u64,
@@ -84,6 +84,12 @@ impl Writer {
             }
             let kept = (at..end).find(|&b| !self.must_cache(b)).unwrap_or(end);
             let over = at..kept.max(at + 1);
+            if self.writes_through() {
+                if self.write_over_dirty(&over, part_of(&over), class, flags).await? {
+                    at = over.end;
+                }
+                continue;
+            }
             self.write_cached(over.start, &part_of(&over), class).await?;
             through_cache = true;
             at = over.end;
@@ -101,14 +107,21 @@ impl Writer {
         flags: Flags,
     ) -> Result<bool, Status> {
         let range = block..block + 1;
-        while !self.must_cache(block) {
-            let skip = at - self.store.sector_of(block);
-            if self.write_around(range.clone(), skip, data, class, flags).await? == range.end {
+        loop {
+            while !self.must_cache(block) {
+                let skip = at - self.store.sector_of(block);
+                if self.write_around(range.clone(), skip, data, class, flags).await? == range.end {
+                    return Ok(true);
+                }
+            }
+            if !self.writes_through() {
+                self.merge_sectors(block, at, data, class).await?;
+                return Ok(false);
+            }
+            if self.write_part_over_dirty(block, Some((at, data)), class).await? {
                 return Ok(true);
             }
         }
-        self.merge_sectors(block, at, data, class).await?;
-        Ok(false)
     }
 
     /// Writes `data` to the origin, from `skip` sectors after the beginning of `range` on. Returns
@@ -148,23 +161,37 @@ impl Writer {
         }
         let blocks = usize::try_from(part.end - part.start).expect("within the bio");
         let data = data.slice(0..data.len_bytes().min(blocks * self.store.block_bytes()));
-        self.store.stats.writes_around.add(blocks as u64);
-        let a = &self.writeback.origin.around;
-        a.in_flight.set(a.in_flight.get() + 1);
         let at = self.store.sector_of(part.start) + skip;
         let flush_errors = self.writeback.origin_flush_errors();
-        let outcome = reactor::write(&*self.writeback.origin.device, flags, class, at, data).await;
-        a.in_flight.set(a.in_flight.get() - 1);
-        a.last_ended.set(Some(reactor::now()));
-        outcome?; // the cache does not fail: the writer gets the error
+        // The cache does not fail: the writer gets the error.
+        self.write_origin(at, data, class, flags).await?;
         // WC-RT2. A flush of the origin that failed meanwhile may have lost the data.
         if self.writeback.origin_flush_errors() != flush_errors
             && !self.store.has_fault(Fault::AroundBesideFlushError)
         {
             return Err(Status::Io);
         }
+        let a = &self.writeback.origin.around;
         a.completed.set(a.completed.get() + 1);
         Ok(part.end)
+    }
+
+    /// One write of the origin for a client.
+    pub(super) async fn write_origin(
+        &self,
+        at: Sector,
+        data: Bufs,
+        class: Class,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let blocks = data.len_bytes().div_ceil(self.store.block_bytes());
+        self.store.stats.writes_around.add(blocks as u64);
+        let a = &self.writeback.origin.around;
+        a.in_flight.set(a.in_flight.get() + 1);
+        let outcome = reactor::write(&*self.writeback.origin.device, flags, class, at, data).await;
+        a.in_flight.set(a.in_flight.get() - 1);
+        a.last_ended.set(Some(reactor::now()));
+        outcome
     }
 
     /// Drops clean copies of the range, and waits until the log has no block of it.

@@ -7,6 +7,7 @@ pub(crate) mod failing;
 pub(crate) mod faulty_cache;
 pub(crate) mod kernel;
 pub(crate) mod life;
+pub(crate) mod mode_switch;
 pub(crate) mod operator;
 pub(crate) mod origin_history;
 pub(crate) mod ram;

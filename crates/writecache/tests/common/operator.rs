@@ -48,6 +48,12 @@ pub(crate) struct Operator {
     pub(crate) state: OperatorState,
 }
 
+impl AsRef<OperatorState> for Operator {
+    fn as_ref(&self) -> &OperatorState {
+        &self.state
+    }
+}
+
 impl Operator {
     /// With `around` it may also make writes go around the cache.
     pub(crate) fn of(

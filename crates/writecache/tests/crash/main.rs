@@ -13,3 +13,4 @@ mod recover_killed;
 mod reload;
 mod replace;
 mod simulate;
+mod through;

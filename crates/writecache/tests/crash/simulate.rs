@@ -11,6 +11,7 @@ use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef
 use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
 use crate::common::life;
+use crate::common::mode_switch::ModeSwitch;
 use crate::common::operator::Operator;
 use crate::common::suspend_gate::GatedTarget;
 use crate::common::{kernel, number, random_options};
@@ -26,6 +27,8 @@ const EAGER: Costs = Costs {
 thread_local! {
     /// Blocks of gaps that were written in the lives of this thread's seeds.
     pub(crate) static GAPS: Cell<u64> = const { Cell::new(0) };
+    /// How often nothing needed the cache any more after a switch to writethrough.
+    pub(crate) static EMPTIED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Filled writes, as often as may be.
@@ -71,6 +74,8 @@ pub(crate) struct Plan {
     pub(crate) flush_errors: &'static [u32],
     /// Writes are sent around the cache with every seed.
     pub(crate) around: bool,
+    /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
+    pub(crate) through: bool,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -90,6 +95,7 @@ impl Plan {
         write_errors: &[0, 5, 50],
         flush_errors: &[0, 20],
         around: false,
+        through: false,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -100,6 +106,7 @@ impl Plan {
     /// Requests of 512 bytes and more on blocks of 1 to 4 KiB. Few blocks, so that merges meet.
     pub(crate) const SECTORS: Plan =
         Plan { by_sectors: true, block_sizes: &[1024, 4096, 4096], ..Plan::USUAL };
+    pub(crate) const THROUGH: Plan = Plan { around: true, through: true, ..Plan::USUAL };
     /// Tiny caches, too: the format's header takes little.
     pub(crate) const DM: Plan =
         Plan { format: "dm", area_kib: &[24, 72, 416, 1024], ..Plan::USUAL };
@@ -158,6 +165,10 @@ impl Setup {
         if self.config.ordered {
             self.config.tuning.writeback_order = Order::Sorted;
         }
+        if self.plan.through {
+            let mode = ["cache_mode", rng.pick(&["writeback", "writethrough"])];
+            self.config = self.config.with_option(mode[0], mode[1]).expect("a mode");
+        }
     }
 
     /// Whether failed writes of the origin may leave rubbish. Beside filled writes a power cut must
@@ -208,7 +219,8 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         lives: plan.rounds,
         cut_after: plan.cut_after,
     };
-    test.run(&mut Lives { world, setup, oracle, mix })
+    let mode = Rc::default();
+    test.run(&mut Lives { world, setup, oracle, mix, mode })
 }
 
 /// The cache, over all lives of a seed.
@@ -217,10 +229,13 @@ struct Lives {
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
+    /// Of this life.
+    mode: Rc<ModeSwitch>,
 }
 
 impl Engine for Lives {
     fn begin_life(&mut self) -> u16 {
+        self.mode = Rc::default();
         self.setup.reload(&mut self.world.borrow_mut().rng);
         1
     }
@@ -234,18 +249,43 @@ impl Engine for Lives {
         self.open(machine, &cache)?;
         let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
-        let load = Workload::new(world, &self.oracle, mix);
+        let mut load = Workload::new(world, &self.oracle, mix);
+        if setup.plan.through {
+            self.mode.opened(&cache);
+            let mode = self.mode.clone();
+            // A failed flush of the origin loses what it should have covered.
+            load = load.keeping(Rc::new(move |began| !with_faults && mode.keeps(began)));
+        }
         life::verify(machine, &load, &device)?;
         if with_faults {
             draw_faults(world, setup);
         }
         let operator = Operator::of(world, &gated, setup.around, with_faults);
         machine.spawn(0, operator.clone().work());
+        if setup.plan.through {
+            let (mode, world) = (self.mode.clone(), world.clone());
+            machine.spawn(0, mode.work(world, cache.clone(), operator.clone()));
+        }
         let disks = [setup.cache, setup.origin];
         let worked = life::work(machine, world, &load, &device, &cache, &operator.state, disks);
         GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+        EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());
         worked?;
         self.finish(machine, &cache, &load)
+    }
+
+    /// If nothing needed the cache, the origin alone has all that a FLUSH covered; and after a kill
+    /// all that was written.
+    fn check_crash(&mut self) -> Result<(), String> {
+        if !self.mode.is_empty() {
+            return Ok(());
+        }
+        let mut oracle = self.oracle.borrow().clone();
+        let (world, bytes) = (self.world.borrow(), oracle.block_bytes() as u64);
+        let origin = |block: u64, out: &mut [u8]| {
+            world.peek(self.setup.origin, Sector::from_bytes(block * bytes), out);
+        };
+        oracle.verify_after_crash(origin).map_err(|why| format!("the origin alone: {why}"))
     }
 }
 

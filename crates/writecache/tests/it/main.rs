@@ -28,6 +28,7 @@ mod probe;
 mod regressions;
 mod sectors;
 mod session;
+mod through;
 mod traces;
 mod used;
 mod zeroes;

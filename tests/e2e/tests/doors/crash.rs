@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use e2e::pause;
 use e2e::stamp::{Random, Stamps, Written};
 use e2e::test_bed::TestBed;
+use e2e::{clock, pause};
 
 const ROUNDS: u64 = 10;
 const BLOCKS: u64 = 2048;
@@ -80,6 +80,59 @@ fn kills_lose_nothing(mut bed: TestBed, rounds: u64) {
     for area in &mut areas {
         let found = area.check(|at, data| origin.read_exact_at(data, at)).unwrap();
         assert_eq!(found.older, 0, "{found:?}");
+    }
+}
+
+/// Once the status says that nothing needs the cache, a kill under load leaves every answered write
+/// on the origin, flushed or not; and the cache that is opened again undoes none, nor is it missed.
+#[test]
+fn a_kill_after_writethrough_leaves_all_on_the_origin() {
+    let mut bed = TestBed::with_cache(32 << 20, 16 << 20, "high_watermark 90 low_watermark 80");
+    let mut area = Stamps::new(0..BLOCKS, 1);
+    area.lay(&mut bed.connect("wc")).unwrap();
+    let mut written = Written::default();
+    for cache_is_kept in [true, false] {
+        let mut client = bed.connect("wc");
+        let answers = &AtomicU64::new(0);
+        let before = written.writes;
+        let area = &mut area;
+        let count = |w: &Written| {
+            answers.fetch_max(w.writes - before, Ordering::Relaxed);
+            false
+        };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| area.write(&mut client, &mut written, count));
+            let wait_for = |least: u64| {
+                while answers.load(Ordering::Relaxed) < least {
+                    assert!(!writer.is_finished(), "the client has failed");
+                    pause(Duration::from_micros(200));
+                }
+            };
+            wait_for(500);
+            assert!(bed.attribute("wc", "dirty_blocks") > 0, "the cache is not used");
+            bed.verb(&["set", "wc", "cache_mode", "writethrough"]);
+            assert_eq!(bed.verb(&["get", "wc", "cache_mode"]).trim(), "writethrough");
+            let give_up = clock() + 60.0;
+            while bed.attribute("wc", "used_blocks") > 0 {
+                assert!(clock() < give_up, "the cache is still needed");
+                pause(Duration::from_millis(1));
+            }
+            wait_for(answers.load(Ordering::Relaxed) + 500);
+            bed.kill();
+            writer.join().unwrap().unwrap_err();
+        });
+        let origin = std::fs::File::open(bed.path("origin.img")).unwrap();
+        let found = area.check(|at, data| origin.read_exact_at(data, at)).unwrap();
+        assert_eq!(found.older, 0, "cache kept: {cache_is_kept}: {found:?}");
+        if !cache_is_kept {
+            std::fs::remove_file(bed.path("cache.img")).unwrap();
+            bed.make_file("cache.img", 16 << 20);
+        }
+        bed.start_again();
+        assert_eq!(bed.attribute("wc", "dirty_blocks"), 0);
+        let mut client = bed.connect("wc");
+        let found = area.check(|at, data| client.read(at, data)).unwrap();
+        assert_eq!(found.older, 0, "cache kept: {cache_is_kept}: {found:?}");
     }
 }
 

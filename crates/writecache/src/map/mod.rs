@@ -23,9 +23,9 @@
 //! - WC-M5 The stamp of a slot changes whenever it is allocated: a task that keeps slot and stamp
 //!   (`SlotRef`) across an await can tell whether the slot still holds the same version.
 //!
-//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map, and for a dirty block about 2
-//! bytes in each of two bitmaps: less than 29 bytes a block. 1 TiB of 4 KiB blocks: 2^28 slots, 7
-//! GiB.
+//! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map and 1 bit for the mark, and about
+//! 2 bytes for a dirty block in the bitmap: less than 27 bytes a block. 1 TiB of 4 KiB blocks: 2^28
+//! slots, 7 GiB.
 use std::ops::Range;
 
 use format::{Entry, Op};
@@ -147,9 +147,12 @@ impl Slots {
         self.index.remove(block, |s| slots[s as usize].block())
     }
 
-    fn remove_dirty(&mut self, block: u64) {
-        self.dirty.remove(block);
-        self.oldest.forget(block);
+    /// The newest version of the block, in `slot`, is about to be no longer dirty, if it was.
+    fn remove_dirty(&mut self, block: u64, slot: u32) {
+        if self.slots[slot as usize].state == State::Dirty {
+            self.dirty.remove(block);
+            self.oldest.forget(slot);
+        }
     }
 
     fn slot_of(&self, block: u64) -> Option<u32> {
@@ -250,6 +253,7 @@ impl Slots {
             self.supersede(block, old);
         }
         self.set_state(slot, State::Dirty);
+        self.oldest.enter(slot, old.filter(|_| was_dirty));
         if !was_dirty {
             self.dirty.insert(block);
         }
@@ -269,14 +273,15 @@ impl Slots {
     /// The origin holds this version of the block durably (WC-I3). If the block has a newer version
     /// nothing changes, unless an epoch has kept this one.
     pub(crate) fn retire(&mut self, block: u64, slot_ref: SlotRef) {
-        if self.is_current(block, slot_ref)
-            && self.slots[slot_ref.slot as usize].state == State::Dirty
-        {
-            self.set_state(slot_ref.slot, State::Clean);
-            self.dirty.remove(block);
-            self.mark_unlogged(block);
+        let is_dirty = |slot: &u32| self.slots[*slot as usize].state == State::Dirty;
+        if let Some(slot) = self.slot_of(block).filter(is_dirty) {
+            self.oldest.forget(slot);
+            if slot == slot_ref.slot && self.is_intact(slot_ref) {
+                self.set_state(slot, State::Clean);
+                self.dirty.remove(block);
+                self.mark_unlogged(block);
+            }
         }
-        self.oldest.forget(block);
         self.complete_in_phase(block, slot_ref);
     }
 
@@ -287,6 +292,7 @@ impl Slots {
             && self.slots[slot_ref.slot as usize].state == State::Clean
         {
             self.set_state(slot_ref.slot, State::Dirty);
+            self.oldest.enter(slot_ref.slot, None);
             self.dirty.insert(block);
             self.mark_unlogged(block);
         }
@@ -300,8 +306,8 @@ impl Slots {
             if self.slots[slot_ref.slot as usize].state == State::Dirty {
                 self.bad_in_epoch(block, slot_ref.slot);
             }
+            self.remove_dirty(block, slot_ref.slot);
             self.set_state(slot_ref.slot, State::Bad);
-            self.remove_dirty(block);
             self.bad.insert(block);
         }
         current
@@ -318,7 +324,7 @@ impl Slots {
             return false;
         }
         self.remove_index(block);
-        self.remove_dirty(block);
+        self.remove_dirty(block, slot_ref.slot);
         self.remove_version(block, slot_ref.slot);
         self.mark_unlogged(block);
         true

@@ -10,27 +10,62 @@
 //! All blocks that are dirty at one moment are *marked*; a block that is written back or dropped
 //! loses its mark. While a mark is left, the oldest dirty block is at least as old as the marks,
 //! and at most as old as the marks before them. When no mark is left, all dirty blocks are marked
-//! anew: that copies the bitmap of dirty blocks once, and each of its blocks has to be written back
-//! before the next copy. So a block costs one entry of a bitmap, and nothing is ever searched.
+//! anew.
+//!
+//! A mark is one bit of the slot. No dirty block is marked when the next marking begins, so that
+//! the bits of all dirty slots are equal then: the marking changes the value that means "marked"
+//! and sets the count of marks, and touches no slot.
 //!
 //! A block that clients overwrite all the time loses its mark when any of its versions has been
 //! written: the origin then has what the client wrote in the meantime.
+//!
+//! Invariants
+//! - WC-OD1 `marks` is the number of dirty slots whose bit says "marked".
 use block::Nanos;
-use roaring::RoaringTreemap;
 
-use super::Slots;
+use super::{Slots, State};
 
-/// The marked blocks.
-#[derive(Default)]
+/// Which dirty slots are marked, and since when.
 pub(super) struct Oldest {
-    marked: RoaringTreemap,
+    /// One bit a slot; only those of dirty slots mean something.
+    words: Vec<u64>,
+    /// The value of the bit of a marked slot.
+    marked: bool,
+    marks: u32,
     since: Nanos,
 }
 
 impl Oldest {
-    /// The origin has a version of the block, or the cache has none any more.
-    pub(super) fn forget(&mut self, block: u64) {
-        self.marked.remove(block);
+    /// No slot of `slots` is marked.
+    pub(super) fn new(slots: u32) -> Oldest {
+        let words = vec![0; slots.div_ceil(64) as usize];
+        Oldest { words, marked: true, marks: 0, since: Nanos(0) }
+    }
+
+    fn is_marked(&self, slot: u32) -> bool {
+        (self.words[(slot / 64) as usize] >> (slot % 64) & 1 != 0) == self.marked
+    }
+
+    fn set(&mut self, slot: u32, marked: bool) {
+        let (word, bit) = (&mut self.words[(slot / 64) as usize], 1 << (slot % 64));
+        *word = if marked == self.marked { *word | bit } else { *word & !bit };
+    }
+
+    /// The slot becomes dirty; `superseded` is the dirty slot of the same block that it replaces,
+    /// whose mark it takes over.
+    #[inline(always)]
+    pub(super) fn enter(&mut self, slot: u32, superseded: Option<u32>) {
+        self.set(slot, superseded.is_some_and(|old| self.is_marked(old)));
+    }
+
+    /// The origin has a version of the block whose dirty slot this is, or the slot is about to be
+    /// no longer dirty.
+    #[inline(always)]
+    pub(super) fn forget(&mut self, slot: u32) {
+        if self.is_marked(slot) {
+            self.set(slot, false);
+            self.marks -= 1;
+        }
     }
 }
 
@@ -38,15 +73,25 @@ impl Slots {
     /// Marks all dirty blocks if none is marked.
     #[inline(always)]
     pub(crate) fn mark_oldest(&mut self, now: impl FnOnce() -> Nanos) {
-        if self.oldest.marked.is_empty() && !self.dirty.is_empty() {
-            self.oldest = Oldest { marked: self.dirty.clone(), since: now() };
+        if self.oldest.marks == 0 && self.counts.dirty > 0 {
+            self.oldest.marked = !self.oldest.marked;
+            self.oldest.marks = self.counts.dirty;
+            self.oldest.since = now();
         }
     }
 
     /// Since when, at least, the oldest dirty block is dirty; `None` without dirty blocks.
     pub(crate) fn oldest_since(&mut self, now: Nanos) -> Option<Nanos> {
         self.mark_oldest(|| now);
-        (!self.oldest.marked.is_empty()).then_some(self.oldest.since)
+        (self.oldest.marks > 0).then_some(self.oldest.since)
+    }
+
+    /// Checks WC-OD1 by counting.
+    pub(super) fn check_marks(&self) {
+        let is_dirty = |slot: u32| self.slots[slot as usize].state == State::Dirty;
+        let marked = |&slot: &u32| is_dirty(slot) && self.oldest.is_marked(slot);
+        let marks = (0..self.counts.slots).filter(marked).count();
+        assert_eq!(marks, self.oldest.marks as usize, "WC-OD1");
     }
 }
 
@@ -91,5 +136,32 @@ mod tests {
         map.retire(7, first);
         assert!(map.is_dirty(7));
         assert_eq!(since(&mut map, 40), Some(40));
+    }
+
+    #[test]
+    fn marks_are_counted_over_many_markings() {
+        let mut map = Rebuild::new(64).finish(1000).unwrap();
+        let draws = (1..4000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33);
+        let mut markings = 0;
+        for draw in draws {
+            let (block, now) = (draw / 8 % 24, draw);
+            let before = map.oldest.since;
+            let found = map.find(block).map(|found| found.slot_ref);
+            match (draw % 8, found) {
+                (0..3, _) if map.counts.free > 0 => _ = write(&mut map, block, now),
+                (3, Some(slot_ref)) => _ = map.drop_block(block, slot_ref),
+                (4, Some(slot_ref)) => map.make_dirty(block, slot_ref),
+                (5, Some(slot_ref)) => _ = map.quarantine(block, slot_ref),
+                (_, Some(slot_ref)) => map.retire(block, slot_ref),
+                (_, None) => map.retire(block, SlotRef { slot: 0, stamp: 0 }),
+            }
+            map.mark_oldest(|| Nanos(now));
+            markings += u32::from(map.oldest.since != before);
+            map.begin_commit();
+            let batch = map.take_batch(100);
+            map.complete_batch(batch);
+            map.check();
+        }
+        assert!(markings > 20, "{markings}");
     }
 }

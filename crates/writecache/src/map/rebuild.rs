@@ -32,6 +32,7 @@ use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
 use super::epoch_state::Epochs;
+use super::oldest::Oldest;
 use super::pending::PendingVersions;
 use super::zero_ranges::ZeroRanges;
 use super::{Counts, Slot, Slots, State};
@@ -391,7 +392,7 @@ impl Rebuild {
             index,
             free,
             dirty,
-            oldest: Default::default(),
+            oldest: Oldest::new(count),
             bad,
             unlogged: RoaringTreemap::new(),
             committing: RoaringTreemap::new(),

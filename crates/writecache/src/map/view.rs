@@ -73,5 +73,6 @@ impl Slots {
         assert_eq!(seen, self.counts, "WC-M1");
         assert_eq!(self.index.len(), (seen.dirty + seen.clean + seen.bad) as usize, "WC-M2");
         assert_eq!(self.free.len(), seen.free);
+        self.check_marks();
     }
 }

@@ -83,7 +83,7 @@ impl Slots {
         s.crc = u32::try_from(range.end - range.start).expect("as the caller says");
         for (block, slot_ref) in live {
             self.remove_index(block);
-            self.remove_dirty(block);
+            self.remove_dirty(block, slot_ref.slot);
             self.supersede(block, slot_ref.slot);
         }
         // WC-Z4

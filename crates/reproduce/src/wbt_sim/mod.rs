@@ -17,8 +17,8 @@
 //!   seed.
 //! - RP-S2 The latency of a read counts from the time when it was due. Reads are sent at their
 //!   times, no matter how many are in flight.
-//! - RP-S3 Reads are measured from [`SETTLE_NS`] on; earlier ones are reported apart. The writer
-//!   continues until the last read has ended.
+//! - RP-S3 Reads are measured from `settle_ns` of the load on; earlier ones are reported apart. The
+//!   writer continues until the last read has ended.
 //! - RP-S4 The time of a lone writer ends when all its data are on the disk: `buffered` is flushed.
 mod run;
 
@@ -44,7 +44,8 @@ pub const RATES: [u64; 3] = [20, 500, 2000];
 /// A writer that reaches the end of its file begins again; a lone writer's file is longer.
 pub const FILE_BYTES: u64 = 4 << 30;
 pub const LONE_FILE_BYTES: u64 = 10 << 30;
-/// How long both run before reads are measured. In this time the throttle adapts to the disk.
+/// How long both run before reads are measured, at full size. In this time the throttle adapts to
+/// the disk.
 pub const SETTLE_NS: u64 = 4_000_000_000;
 
 /// A model of a disk.
@@ -164,8 +165,8 @@ pub enum Writer {
 pub enum Load {
     /// A writer that ends after so many bytes.
     Lone { bytes: u64 },
-    /// A writer without end, a reader, or both, for `for_ns` after [`SETTLE_NS`].
-    Timed { writer: bool, reads_per_s: Option<u64>, for_ns: u64 },
+    /// A writer without end, a reader, or both, for `for_ns` after `settle_ns`.
+    Timed { writer: bool, reads_per_s: Option<u64>, settle_ns: u64, for_ns: u64 },
 }
 
 /// One run.

@@ -50,17 +50,20 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         }
         Rc::new(leaf)
     });
-    let (lone_bytes, writes, reads_per_s, for_ns) = match case.load {
-        Load::Lone { bytes } => (Some(bytes), true, None, 0),
-        Load::Timed { writer, reads_per_s, for_ns } => (None, writer, reads_per_s, for_ns),
+    let (lone_bytes, writes, reads_per_s, settle_ns, for_ns) = match case.load {
+        Load::Lone { bytes } => (Some(bytes), true, None, SETTLE_NS, 0),
+        Load::Timed { writer, reads_per_s, settle_ns, for_ns } => {
+            (None, writer, reads_per_s, settle_ns, for_ns)
+        }
     };
-    let to_ns = SETTLE_NS + for_ns;
+    let to_ns = settle_ns + for_ns;
     let job = Rc::new(Job {
         leaf: leaf.clone(),
         request_bytes: case.disk.request_bytes(),
         file_bytes: if lone_bytes.is_some() { LONE_FILE_BYTES } else { FILE_BYTES },
         left: Cell::new(lone_bytes.unwrap_or(u64::MAX)),
         writers: Cell::new(0),
+        settle_ns,
         to_ns,
         position: Cell::new(0),
         written: Cell::new(None),
@@ -118,7 +121,7 @@ pub fn run(case: Case) -> Result<Outcome, String> {
         ..Outcome::default()
     };
     for (due_ns, latency_ns) in job.latencies.take() {
-        let counts = due_ns >= SETTLE_NS;
+        let counts = due_ns >= settle_ns;
         if counts { &mut outcome.read_ns } else { &mut outcome.early_read_ns }.push(latency_ns);
     }
     outcome.read_ns.sort_unstable();
@@ -141,7 +144,8 @@ struct Job {
     left: Cell<u64>,
     /// Writer's tasks that have not ended.
     writers: Cell<u64>,
-    /// The end of the measured time.
+    /// The begin and the end of the measured time.
+    settle_ns: u64,
     to_ns: u64,
     position: Cell<u64>,
     /// The result of [`Job::meter`].
@@ -163,7 +167,7 @@ impl Job {
 
     /// Samples the throttle in the measured time.
     async fn watch(self: Rc<Job>) {
-        reactor::sleep(Nanos(SETTLE_NS)).await;
+        reactor::sleep(Nanos(self.settle_ns)).await;
         let begin = reactor::now();
         while !self.stop.get() && reactor::now().0 < self.to_ns {
             self.samples.borrow_mut().push(Sample::of(&self.leaf, reactor::now().0 - begin.0));
@@ -173,9 +177,9 @@ impl Job {
 
     /// Counts the bytes written to the disk in the measured time.
     async fn meter(self: Rc<Job>) {
-        reactor::sleep(Nanos(SETTLE_NS)).await;
+        reactor::sleep(Nanos(self.settle_ns)).await;
         let before = self.disk_bytes();
-        reactor::sleep(Nanos(self.to_ns - SETTLE_NS)).await;
+        reactor::sleep(Nanos(self.to_ns - self.settle_ns)).await;
         self.written.set(Some(self.disk_bytes() - before));
     }
 

@@ -5,6 +5,7 @@
 use crate::common::{CommandOutput, Daemon, MILLPOND, file_in, sh};
 
 const MIB: usize = 1 << 20;
+const BLOCK: usize = 4096;
 /// 256 MiB, of which each part has four chunks of 32.
 const SECTORS: u64 = 256 * 2048;
 
@@ -106,13 +107,14 @@ fn a_killed_cache_in_parts_is_inspected_recovered_and_wiped() {
     let output = millpond(&recover).ok();
     assert!(output.starts_with("513 blocks (2.0 MiB) in 2 ranges written back"), "{output}");
     let data = std::fs::read(&origin).unwrap();
-    let wanted = |at: usize| match at {
-        at if (31 * MIB..33 * MIB).contains(&at) => 0x11,
-        at if (200 * MIB..200 * MIB + 4096).contains(&at) => 0x22,
-        _ => 0,
+    let wanted = |block: usize| match block {
+        block if (31 * MIB / BLOCK..33 * MIB / BLOCK).contains(&block) => [0x11; BLOCK],
+        block if block == 200 * MIB / BLOCK => [0x22; BLOCK],
+        _ => [0; BLOCK],
     };
-    let wrong = data.iter().enumerate().find(|(at, byte)| **byte != wanted(*at));
-    assert!(wrong.is_none(), "{wrong:?}");
+    assert_eq!(data.len(), 256 * MIB);
+    let wrong = data.chunks(BLOCK).enumerate().position(|(nth, block)| *block != wanted(nth));
+    assert!(wrong.is_none(), "block {wrong:?}");
 
     assert!(millpond(&["wipe", &cache]).ok().contains("is blank"));
     let text = millpond(&["inspect", &cache]).ok();

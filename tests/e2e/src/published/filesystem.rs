@@ -109,8 +109,11 @@ pub(super) fn make_tree(dir: &Path, files: u64, file_bytes_max: u64) -> std::io:
         let folder = dir.join(format!("{:02}/{:02}", nth % 7, nth % 41));
         std::fs::create_dir_all(&folder)?;
         let len = random.below(file_bytes_max + 1);
-        let words = (0..len.div_ceil(4)).flat_map(|_| (random.below(1 << 32) as u32).to_le_bytes());
-        let data: Vec<u8> = words.take(len as usize).collect();
+        let mut data = vec![0; len as usize];
+        for bytes in data.chunks_mut(4) {
+            let word = (random.below(1 << 32) as u32).to_le_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
         File::create(folder.join(format!("file {nth}")))?.write_all(&data)?;
     }
     Ok(())

@@ -14,6 +14,7 @@ use e2e::fio::Fio;
 use e2e::loops::Loop;
 use e2e::mounted::{file, fuse};
 use e2e::process::{Job, run};
+use e2e::stamp::fill_words;
 use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom as Whence, fallocate};
@@ -36,13 +37,15 @@ fn open_to_write(path: &Path) -> std::io::Result<File> {
 /// Bytes that tell where they belong.
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut x = seed | 1;
-    let mut next = || {
+    let next = || {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
-        x.to_le_bytes()
+        x
     };
-    (0..len.div_ceil(8)).flat_map(|_| next()).take(len).collect()
+    let mut data = vec![0; len];
+    fill_words(&mut data, next);
+    data
 }
 
 /// Runs a program that has to succeed.

@@ -32,7 +32,7 @@ fn at_a_site<T: Debug>(
 }
 
 fn a_write_cache(order: Order) {
-    let sizes = cache::Sizes { origin_bytes: 64 * MIB, cache_bytes: 32 * MIB };
+    let sizes = cache::Sizes { origin_bytes: 32 * MIB, cache_bytes: 16 * MIB };
     let filled = at_a_site(obstacle(), |site| cache::run(site, sizes, order, 1));
     let Some(filled) = filled else { return };
     assert!(filled.origin_writes > 0 && filled.origin_writes <= filled.dirty_blocks, "{filled:?}");
@@ -50,7 +50,7 @@ fn a_write_cache_is_filled_and_flushed_oldest_first() {
 
 #[test]
 fn twelve_jobs_read_memory_and_a_linear_mapping_of_it() {
-    let sizes = linear::Sizes { mib: 64, rounds: 2, run_ms: 300 };
+    let sizes = linear::Sizes { mib: 64, rounds: 2, run_ms: 100 };
     let Some(reads) = at_a_site(obstacle(), |site| linear::run(site, sizes)) else { return };
     let all = [&reads.raw_iops[..], &reads.linear_iops].concat();
     assert!(all.len() == 4 && all.iter().all(|iops| *iops > 0.0), "{reads:?}");
@@ -81,7 +81,7 @@ fn a_tarball_on_xfs_survives_on_a_stack_of_three_targets() {
 
 #[test]
 fn idle_pages_are_written_back_and_read_back() {
-    let sizes = zram::Sizes { disksize: "384M", written_mib: 256 };
+    let sizes = zram::Sizes { disksize: "96M", written_mib: 64 };
     let Some(idle) = at_a_site(obstacle(), |site| zram::idle(site, sizes)) else { return };
     assert!(idle.fill_iops > 0.0 && idle.read_back_iops > 0.0, "{idle:?}");
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use e2e::mounted::{file, fuse};
 use e2e::process::Job;
+use e2e::stamp::fill_words;
 use e2e::test_bed::TestBed;
 use e2e::{clock, pause};
 use nbd::wire::ExportFlags;
@@ -84,14 +85,14 @@ fn errno(e: &Error) -> Errno {
 /// A page of this device that compresses to about half, and is like no other.
 fn page(nth: u64, round: u64) -> Vec<u8> {
     let mut x = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round.wrapping_add(1) << 40 | 1;
-    let mut next = || {
+    let next = || {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
-        x.to_le_bytes()
+        x
     };
-    let mut page: Vec<u8> = (0..PAGE / 16).flat_map(|_| next()).collect();
-    page.resize(PAGE, 0x5a);
+    let mut page = vec![0x5a; PAGE];
+    fill_words(&mut page[..PAGE / 2], next);
     page[..8].copy_from_slice(&nth.to_le_bytes());
     page
 }
@@ -99,13 +100,15 @@ fn page(nth: u64, round: u64) -> Vec<u8> {
 /// A page that nothing compresses.
 fn noise(nth: u64) -> Vec<u8> {
     let mut x = (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
+    let next = || {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
-        x.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    (0..PAGE / 8).flat_map(|_| next()).collect()
+    let mut page = vec![0; PAGE];
+    fill_words(&mut page, next);
+    page
 }
 
 /// Buffered where the device is a file: the pages go one after the other in large writes.
@@ -113,7 +116,7 @@ fn fill(bed: &TestBed, name: &str, pages: std::ops::Range<u64>, page: impl Fn(u6
     let device = OpenOptions::new().write(true).open(file(bed, name)).unwrap();
     let pages: Vec<u64> = pages.collect();
     for run in pages.chunks(64) {
-        let data: Vec<u8> = run.iter().flat_map(|nth| page(*nth)).collect();
+        let data = run.iter().map(|nth| page(*nth)).collect::<Vec<_>>().concat();
         device.write_all_at(&data, run[0] * PAGE as u64).unwrap();
     }
 }

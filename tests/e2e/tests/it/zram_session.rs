@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use e2e::mounted::{file, fuse};
+use e2e::stamp::fill_words;
 use e2e::test_bed::TestBed;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
@@ -22,13 +23,15 @@ const NAME: &str = "zram0";
 /// A page that nothing compresses.
 fn noise(nth: u64) -> Vec<u8> {
     let mut x = (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
+    let next = || {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
-        x.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    (0..PAGE / 8).flat_map(|_| next()).collect()
+    let mut page = vec![0; PAGE];
+    fill_words(&mut page, next);
+    page
 }
 
 /// `ok`, or what has no other name than its errno.

@@ -97,7 +97,6 @@ pub struct WriteCache {
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
-    /// It takes another cache's place: its cache device must hold nothing.
     must_be_empty: Cell<bool>,
     /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
@@ -309,12 +308,12 @@ impl WriteCache {
         }
     }
 
-    /// The options as they are now, with those that messages have set. A cache that is written
-    /// through is emptied as one in cleaner mode is: so the path of a write has one test for both.
+    /// The options as they are now, with those that messages have set. Writethrough empties the
+    /// cache as cleaner mode does: so the path of a write has one test for both.
     fn tuning(&self) -> Tuning {
         let tuning = self.config.borrow().tuning;
         let through = tuning.cache_mode == CacheMode::Writethrough;
-        Tuning { cleaner: self.is_cleaner() || through, ..tuning }
+        Tuning { cleaner: through || self.is_cleaner(), ..tuning }
     }
 
     /// Whether an option or a message has switched cleaner mode on.

@@ -14,7 +14,7 @@ const EAGER: &str = "high_watermark 0 low_watermark 0 autocommit_time 1";
 
 /// What the cache device holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum CacheContents {
     Nothing,
     Clean,
     Dirty,
@@ -22,19 +22,19 @@ enum Held {
 
 /// The device gets blocks as `held`, then the origin gets newer ones, as by another cache. Returns
 /// the error with which the first cache takes the other one's place, if it does not.
-fn takes_a_place(more: &str, held: Held, fault: Option<Fault>) -> Option<String> {
+fn takes_a_place(more: &str, held: CacheContents, fault: Option<Fault>) -> Option<String> {
     let mut fixture = Fixture::new(64, 4096, &format!("{more} {MANUAL}"));
     let lazy = fixture.config.clone();
     let eager = config(4096, &format!("{more} {EAGER}"));
-    if held == Held::Clean {
+    if held == CacheContents::Clean {
         fixture.config = eager.clone();
     }
     let written = fixture.life(async move |cache| {
-        if held != Held::Nothing {
+        if held != CacheContents::Nothing {
             fill(&*cache, 0..40, 1).await;
             flush(&*cache).await;
         }
-        if held == Held::Clean {
+        if held == CacheContents::Clean {
             reactor::sleep(Nanos::from_secs(10)).await;
         }
         cache.suspend().await.unwrap();
@@ -84,10 +84,10 @@ fn takes_a_place(more: &str, held: Held, fault: Option<Fault>) -> Option<String>
 #[test]
 fn a_cache_with_blocks_does_not_take_anothers_place() {
     for more in ["", "parts 2"] {
-        assert_eq!(takes_a_place(more, Held::Nothing, None), None, "{more}");
-        let refusal = takes_a_place(more, Held::Dirty, None).expect("it is refused");
+        assert_eq!(takes_a_place(more, CacheContents::Nothing, None), None, "{more}");
+        let refusal = takes_a_place(more, CacheContents::Dirty, None).expect("it is refused");
         assert!(refusal.contains("holds 40 dirty and 0 clean blocks of an"), "{refusal}");
-        let refusal = takes_a_place(more, Held::Clean, None).expect("it is refused");
+        let refusal = takes_a_place(more, CacheContents::Clean, None).expect("it is refused");
         assert!(!refusal.contains(" 0 clean"), "{refusal}");
     }
 }
@@ -96,5 +96,5 @@ fn a_cache_with_blocks_does_not_take_anothers_place() {
 #[test]
 #[should_panic(expected = "of the origin is newer")]
 fn a_cache_with_blocks_that_takes_a_place_is_caught() {
-    takes_a_place("", Held::Dirty, Some(Fault::UsedCacheTaken));
+    takes_a_place("", CacheContents::Dirty, Some(Fault::UsedCacheTaken));
 }

@@ -9,6 +9,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 [ "$(id -u)" = 0 ] || { echo "try-deb: root only: it boots a system" >&2; exit 2; }
+for tool in systemd-nspawn mmdebstrap; do
+    command -v $tool >/dev/null && continue
+    echo "try-deb: needs $tool: apt install systemd-container mmdebstrap" >&2
+    exit 2
+done
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 program=${1:-$target/release/millpond}
 base=$target/try-deb/debian

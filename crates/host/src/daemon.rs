@@ -232,7 +232,7 @@ impl Daemon {
     /// The line that reports that it is ready, and where it serves.
     fn ready_line(&self) -> String {
         let addrs: String =
-            self.addrs.iter().map(|(door, addr)| format!(" {door}={addr}")).collect();
+            self.addrs.iter().map(|(role, addr)| format!(" {role}={addr}")).collect();
         let fuse = self.fuse_dir().map(|dir| format!(" fuse={}", dir.display()));
         format!(
             "millpond: ready pid={} run_dir={}{addrs}{}",

@@ -22,6 +22,7 @@ mod inspect;
 mod offline;
 mod process;
 mod progress;
+mod rates;
 mod recache;
 mod recover;
 mod reproduce;

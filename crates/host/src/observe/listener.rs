@@ -144,7 +144,8 @@ async fn respond(
 fn health(observed: &Observed) -> Response<Full<Bytes>> {
     let devices = observed.snapshot.devices.len();
     if observed.problems.is_empty() {
-        return response(StatusCode::OK, TEXT, format!("ok, {devices} devices\n"));
+        let plural = if devices == 1 { "" } else { "s" };
+        return response(StatusCode::OK, TEXT, format!("ok, {devices} device{plural}\n"));
     }
     let lines: String = observed.problems.iter().map(|line| format!("{line}\n")).collect();
     response(StatusCode::SERVICE_UNAVAILABLE, TEXT, lines)

@@ -182,6 +182,8 @@ fn health_is_503_with_reasons_while_the_origin_fails() {
 fn a_zram_that_takes_no_more_is_a_problem() {
     let daemon = Daemon::start_with(&LISTEN);
     daemon.create("z", "0 16384 zram lz4 2 mem_limit 1M");
+    let health = curl_later(&daemon, "/healthz");
+    assert_eq!(health, ("200".into(), "ok, 1 device\n".into()));
     let data = daemon.dir.path().join("random");
     let random: Vec<u8> =
         (0..4u32 << 20).map(|n| (n.wrapping_mul(n ^ 0x9e37) >> 9) as u8).collect();

@@ -28,6 +28,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 mod damage;
 pub mod dm;
 mod geometry;
+mod journal;
 mod quorum;
 mod record;
 mod replaced;
@@ -36,6 +37,10 @@ pub mod zram;
 
 pub use damage::Damage;
 pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
+pub use journal::{
+    JOURNAL_CAPACITY_MAX, JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, Journal, JournalChange,
+    JournalEntry, JournalHeader, journal_bytes, journal_offset,
+};
 pub use quorum::{Copies, Generation, SUPERBLOCK_COPIES, elect, highest_generation};
 pub use record::{
     BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,

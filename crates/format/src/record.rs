@@ -217,7 +217,7 @@ struct HeaderMedia {
 /// Block number in the low 48 bits, operation in the high 16.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Debug)]
 #[repr(C)]
-struct EntryMedia {
+pub(crate) struct EntryMedia {
     op_block: U64,
     slot: U32,
     crc: U32,
@@ -230,7 +230,11 @@ const ENTRY_BYTES: usize = size_of::<EntryMedia>();
 const _: () = assert!(HEADER_BYTES + ENTRIES_PER_UNIT * ENTRY_BYTES == UNIT);
 
 impl EntryMedia {
-    fn encode(entry: &Entry) -> EntryMedia {
+    /// No entry: op 0 is invalid (FM-R3).
+    pub(crate) const BLANK: EntryMedia =
+        EntryMedia { op_block: U64::ZERO, slot: U32::ZERO, crc: U32::ZERO };
+
+    pub(crate) fn encode(entry: &Entry) -> EntryMedia {
         EntryMedia {
             op_block: U64::new(u64::from(entry.op.code()) << 48 | entry.block),
             slot: U32::new(entry.slot),
@@ -238,7 +242,7 @@ impl EntryMedia {
         }
     }
 
-    fn decode(&self) -> Option<Entry> {
+    pub(crate) fn decode(&self) -> Option<Entry> {
         let op_block = self.op_block.get();
         let code = u16::try_from(op_block >> 48).expect("16 bits are left");
         let op = Op::from_code(code)?;

@@ -18,6 +18,7 @@ use crate::driver::{Driver, Event, Msg, OpResult, Sqe};
 use crate::exports::{Export, Exports};
 use crate::op_table::OpTable;
 use crate::outbox::Outbox;
+use crate::shared_memory::SharedMemoryStore;
 use crate::timers::Timers;
 
 /// Tasks polled in one turn of the loop before the driver is asked again: completions do not wait
@@ -92,6 +93,7 @@ pub(crate) struct Core {
     outbox: RefCell<Outbox>,
     openers: Cell<u32>,
     memory: RefCell<Arc<Budget>>,
+    pub(crate) shared_memory: RefCell<Option<Rc<dyn SharedMemoryStore>>>,
     pub(crate) calls: Calls,
     pub(crate) locals: RefCell<CoreLocals>,
 }
@@ -333,6 +335,7 @@ impl Reactor {
             outbox: RefCell::default(),
             openers: Cell::new(0),
             memory: RefCell::new(Arc::new(Budget::unlimited())),
+            shared_memory: RefCell::default(),
             calls: Calls::default(),
             locals: RefCell::default(),
         }));

@@ -33,6 +33,7 @@ mod op_table;
 mod outbox;
 mod quiesce;
 mod remote;
+mod shared_memory;
 mod sleep;
 mod task_pool;
 mod timers;
@@ -55,6 +56,9 @@ pub use io::{
 pub use op_table::OnDone;
 pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::Remote;
+pub use shared_memory::{
+    SharedMemory, SharedMemoryStore, open_shared_memory, set_shared_memory, shared_memory,
+};
 pub use sleep::{sleep, yield_now};
 pub use task_pool::TaskPool;
 pub use wait::WaitList;

@@ -65,7 +65,11 @@ impl Machine {
         assert!(cores > 0, "a machine needs a core");
         let enter = |core| {
             let core = CoreId(core);
-            Reactor::enter(core, Box::new(Sim { world: world.clone(), core }))
+            let reactor = Reactor::enter(core, Box::new(Sim { world: world.clone(), core }));
+            if let Some(memories) = world.borrow().memories() {
+                reactor.on(|| reactor::set_shared_memory(Rc::new(memories)));
+            }
+            reactor
         };
         Machine { world: world.clone(), reactors: (0..cores).map(enter).collect() }
     }

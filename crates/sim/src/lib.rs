@@ -33,6 +33,7 @@ mod oracle;
 mod pages;
 mod rng;
 pub mod seeds;
+mod shared_memory;
 mod workload;
 mod world;
 
@@ -43,5 +44,6 @@ pub use holes::HoleFinder;
 pub use image::{Image, PendingWrite};
 pub use oracle::{Change, Client, FlushToken, Oracle, ReadToken, WriteToken};
 pub use rng::Rng;
+pub use shared_memory::Memories;
 pub use workload::{KeepsOverKill, Mix, Verdict, Workload};
 pub use world::{PowerCut, Swarm, World, WorldRef};

@@ -31,10 +31,6 @@
 //!   submission.
 //! - UR-U8 A listening socket is never shut down: its accepts are cancelled. Another process may
 //!   have the same socket, and its clients go on connecting to it.
-//! - UR-U9 A flush of a regular file that is shorter than its users were told fails: somebody has
-//!   cut it, and what was beyond its end reads as zeroes once it has grown again by writes. Only a
-//!   flush looks at the size: a file whose last bytes were written between the cut and the flush
-//!   has its size again.
 
 mod connect;
 mod device_id;
@@ -49,6 +45,7 @@ mod passed;
 mod pmem;
 mod request;
 mod ring;
+mod shared_memory;
 mod socket;
 mod table;
 mod wakeup;
@@ -61,5 +58,6 @@ pub use mailbox::{Mailbox, Sender};
 pub use passed::take_passed;
 pub use pmem::copy;
 pub use ring::Uring;
+pub use shared_memory::MemoryFiles;
 pub use socket::{RemoteEnd, SocketAccess};
-pub use table::{SharedFile, ShorterFile};
+pub use table::SharedFile;

@@ -36,6 +36,7 @@ use crate::disk::{Disk, DiskSpec, DiskState, DiskStats, Faults};
 use crate::events::{TraceEvent, clear, record};
 use crate::model::{Flash, FlashParams, Hdd, HddParams, Model, Uniform};
 use crate::rng::Rng;
+use crate::shared_memory::Memories;
 
 use ops::Op;
 use streams::Streams;
@@ -82,6 +83,8 @@ pub struct World {
     steps: u64,
     trace: u64,
     cut: Option<PowerCut>,
+    /// Memory that outlives a process, if the machine has any.
+    memories: Option<Memories>,
     scratch: Vec<u64>,
 }
 
@@ -116,6 +119,7 @@ impl World {
             steps: 0,
             trace: 0,
             cut: None,
+            memories: None,
             scratch: Vec::new(),
         }))
     }
@@ -159,6 +163,16 @@ impl World {
     pub fn leaf(&self, file: FileId) -> Rc<Disk> {
         let disk = &self.disks[index(file)];
         Rc::new(Disk { name: disk.name.clone(), file, limits: disk.limits.clone() })
+    }
+
+    /// Gives the machine shared memory: its next processes can open some.
+    pub fn share_memory(&mut self) -> Memories {
+        self.memories.get_or_insert_default().clone()
+    }
+
+    /// The shared memory, if the machine has some.
+    pub fn memories(&self) -> Option<Memories> {
+        self.memories.clone()
     }
 
     /// The clock.

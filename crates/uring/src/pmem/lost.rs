@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// Files that can be mapped at once.
-pub(super) const MAPPINGS_MAX: usize = 64;
+pub(super) const MAPPINGS_MAX: usize = 256;
 /// Lost pages that a mapping remembers; with one more all of it is lost.
 const LOST_MAX: usize = 64;
 

@@ -130,10 +130,7 @@ pub(crate) fn map(
     if flush.is_none() && kind != FileType::RegularFile {
         return Err(not_supported(path, "this CPU has no instruction for it that is known here"));
     }
-    let Some(watch) = Watch::begin(region.base, len, unit) else {
-        let e = format!("{} files are mapped already, the most there can be", lost::MAPPINGS_MAX);
-        return Err(Error::new(ErrorKind::NoSpace, format!("{}: {e}", path.display())));
-    };
+    let watch = Watch::begin(region.base, len, unit).ok_or_else(|| too_many_mappings(path))?;
     let warning = flush.is_none().then(|| {
         format!(
             "{}: is not persistent memory (its file system gives no MAP_SYNC): only msync makes it \
@@ -155,6 +152,12 @@ pub(crate) fn map(
     };
     let mapping = Mapping { watch, region, writable, flush };
     Ok(Mapped { mapping, limits, warning })
+}
+
+fn too_many_mappings(path: &Path) -> Error {
+    let most = lost::MAPPINGS_MAX;
+    let why = format!("{most} files are mapped already, the most there can be");
+    Error::new(ErrorKind::NoSpace, format!("{}: {why}", path.display()))
 }
 
 /// Size of a DAX device, and the unit by which it is mapped.
@@ -270,6 +273,58 @@ impl Mapping {
 
     fn outcome(&self, range: &Range<usize>) -> Status {
         if self.watch.touches(range) { Status::Io } else { Status::Ok }
+    }
+}
+
+/// A plain file that is mapped as memory: no request ever refers to it.
+pub(crate) struct MappedMemory {
+    // In this order, as in `Mapping`.
+    watch: Watch,
+    region: Region,
+}
+
+impl MappedMemory {
+    /// Maps the first `len` bytes of a regular file that has them.
+    pub(crate) fn map(path: &Path, fd: &OwnedFd, len: usize) -> Result<MappedMemory, Error> {
+        let region = Region::new(fd, len, true, MapFlags::SHARED | MapFlags::POPULATE);
+        let region = region.map_err(|e| os_error(path, "map it", e))?;
+        let watch = Watch::begin(region.base, len, rustix::param::page_size());
+        let watch = watch.ok_or_else(|| too_many_mappings(path))?;
+        Ok(MappedMemory { watch, region })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.region.len
+    }
+
+    fn range(&self, at: usize, len: usize) -> Range<usize> {
+        let end = at.checked_add(len).filter(|&end| end <= self.region.len);
+        at..end.expect("a range within the memory")
+    }
+
+    /// Copies the bytes from `at` on to `out`.
+    pub(crate) fn copy_from(&self, at: usize, out: &mut [u8]) -> Result<(), Status> {
+        let range = self.range(at, out.len());
+        let to = out.as_mut_ptr();
+        // SAFETY: `range` is within the mapping, to which there is no reference; `out` is borrowed.
+        unsafe { copy_shared(to.cast(), self.region.base.add(at).cast(), out.len()) };
+        if self.watch.touches(&range) { Err(Status::Io) } else { Ok(()) }
+    }
+
+    /// Stores `bytes` from `at` on.
+    pub(crate) fn copy_to(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
+        let range = self.range(at, bytes.len());
+        let from = bytes.as_ptr();
+        // SAFETY: `range` is within the mapping, to which there is no reference; `bytes` is
+        // borrowed.
+        unsafe { copy_shared(self.region.base.add(at).cast(), from.cast(), bytes.len()) };
+        if self.watch.touches(&range) { Err(Status::Io) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for MappedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedMemory({} bytes)", self.region.len)
     }
 }
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory that outlives the process: what an engine stores there the next process finds, unless the
+//! machine stopped in between.
+//!
+//! ```text
+//!   engine ── write ──▶ SharedMemory      a store to memory: no request, no system call
+//!                        ▲
+//!   open_shared_memory ──┘ SharedMemoryStore: files of a directory (uring), the world (sim)
+//! ```
+//!
+//! Invariants
+//! - RE-M1 What `write` has stored is there after the death of the process at any later moment. If
+//!   the process dies during a `write`, any of its bytes may be stored.
+//! - RE-M2 After a stop of the machine the memory is blank, or has any earlier contents: the boot
+//!   id is another one then.
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Error, ErrorKind, LocalFuture, Status};
+
+use crate::core::with_core;
+
+/// Memory that outlives the process (RE-M1). One user writes to it at a time.
+pub trait SharedMemory: fmt::Debug {
+    /// Its size in bytes.
+    fn len_bytes(&self) -> usize;
+    /// Copies the bytes from `at` on to `out`.
+    ///
+    /// # Errors
+    /// `Io` when a part of the memory is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    fn read(&self, at: usize, out: &mut [u8]) -> Result<(), Status>;
+    /// Stores `bytes` from `at` on.
+    ///
+    /// # Errors
+    /// `Io` when a part of the memory is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status>;
+}
+
+/// Opens shared memory by its name.
+pub trait SharedMemoryStore {
+    /// Opens `len_bytes` of memory with this name; new memory is blank. A name is a file name. Does
+    /// not block the core.
+    ///
+    /// # Errors
+    /// When there is no room for it, or it can't be used; the text says why.
+    fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>>;
+    /// The identity of this start of the machine (RE-M2).
+    fn boot_id(&self) -> [u8; 16];
+    /// Where the memory with this name is, for messages.
+    fn place_of(&self, name: &str) -> String;
+}
+
+/// Sets where this core opens shared memory, before any device is opened.
+pub fn set_shared_memory(store: Rc<dyn SharedMemoryStore>) {
+    with_core(|c| *c.shared_memory.borrow_mut() = Some(store));
+}
+
+/// Where this core opens shared memory: nowhere until [`set_shared_memory`] is called.
+pub fn shared_memory() -> Option<Rc<dyn SharedMemoryStore>> {
+    with_core(|c| c.shared_memory.borrow().clone())
+}
+
+/// Opens shared memory.
+///
+/// # Errors
+/// `NotSupported` where there is none; those of [`SharedMemoryStore::open`].
+pub async fn open_shared_memory(name: &str, len_bytes: u64) -> Result<Rc<dyn SharedMemory>, Error> {
+    let Some(store) = shared_memory() else {
+        let why = "there is no directory for memory that outlives the process";
+        return Err(Error::new(ErrorKind::NotSupported, why));
+    };
+    store.open(name, len_bytes).await
+}

@@ -22,7 +22,6 @@ mod inspect;
 mod offline;
 mod process;
 mod progress;
-mod rates;
 mod recache;
 mod recover;
 mod reproduce;

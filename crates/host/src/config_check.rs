@@ -60,9 +60,9 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
         let text = format!("default_export `{name}`: no device of the file has this name");
         found.push(Error::not_found(text).into());
     }
-    let started = CoreHandle::start(None, serve.cores.unwrap_or(1)).or_else(|failure| {
+    let started = CoreHandle::start(None, serve.cores.unwrap_or(1), None).or_else(|failure| {
         found.push(failure);
-        CoreHandle::start(None, 1)
+        CoreHandle::start(None, 1, None)
     });
     let (core, threads) = started?;
     let problems = core.call(async move |engine: Rc<Engine>| check_devices(&engine, devices).await);

@@ -10,19 +10,19 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{CoreId, ErrorKind};
 use control::Failure;
-use reactor::{Reactor, set_memory, spawn};
+use reactor::{Reactor, spawn};
 use tokio::sync::oneshot;
 use uring::{Sender, Uring};
 
 use crate::engine::Engine;
 use crate::io_failure::io_failure;
-use crate::memory;
 use crate::secondary::CorePool;
 use crate::worker_threads::WorkerThreads;
 
@@ -56,12 +56,14 @@ impl CoreThreads {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core 0 and `cores - 1` workers; returns when they take calls.
+    /// Starts the thread of core 0 and `cores - 1` workers; returns when they take calls. They keep
+    /// in `memory_dir` what outlives the process.
     pub(crate) fn start(
         default_export: Option<String>,
         cores: u32,
+        memory_dir: Option<&Path>,
     ) -> Result<(CoreHandle, CoreThreads), Failure> {
-        let pool = CorePool::new(SECONDARY_CORES_MAX)?;
+        let pool = CorePool::with_memory_in(SECONDARY_CORES_MAX, memory_dir.map(Path::to_owned))?;
         let workers = WorkerThreads::start(&pool, cores)?;
         let ids = workers.ids();
         let sender = pool.owner();
@@ -142,7 +144,7 @@ fn run(
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
     let engine = reactor.on(|| {
-        set_memory(memory::budget());
+        pool.set_up_memory(&files);
         Rc::new(Engine::new(files, default_export, pool, cores))
     });
     ENGINE.set(Some(engine.clone()));

@@ -32,7 +32,7 @@ use crate::memory;
 use crate::observe::{self, Monitor};
 use crate::output::print;
 use crate::passed::{ListenerRole, ServiceManager};
-use crate::reload::{Certificates, ConfigFile, ConfiguredDevices};
+use crate::reload::{Certificates, ConfigFile};
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
@@ -98,7 +98,9 @@ impl Daemon {
         if access.mode != SocketAccess::OWNER.mode {
             run_dir.let_others_pass()?;
         }
-        let (core, threads) = CoreHandle::start(options.default_export.clone(), cores)?;
+        memory::remove_used_journals(run_dir.path());
+        let (core, threads) =
+            CoreHandle::start(options.default_export.clone(), cores, Some(run_dir.path()))?;
         endpoints.drop_unused(&store);
         let sockets = endpoints.own_paths(&store);
         let Endpoints { nbd, control, metrics, .. } = endpoints;
@@ -106,7 +108,7 @@ impl Daemon {
         for listener in &mut nbd {
             listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
         }
-        let devices = create(&core, devices).await?;
+        let created = create(&core, devices).await?;
         let control =
             Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
         let metrics = Listener::open_all("--metrics", ListenerRole::Metrics, metrics, &mut store)?;
@@ -127,7 +129,7 @@ impl Daemon {
             default_export: options.default_export,
         };
         let reloaded = Certificates::new(options.nbd_tls_certs, certificates.as_ref());
-        let config = ConfigFile::new(file, devices, reloaded);
+        let config = ConfigFile::new(file, created, reloaded);
         let stop = Notify::new();
         let state =
             Arc::new(State { core, version, config, options: given, stop, closing: closed });
@@ -253,20 +255,20 @@ pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
-/// Creates the devices of a config, in order. One that is optional and fails is left out.
+/// Creates the devices of a config, in order. One that is optional and fails is left out. Returns
+/// those that were created.
 async fn create(
     core: &CoreHandle,
     devices: Vec<DeviceConfig>,
-) -> Result<ConfiguredDevices, Failure> {
-    let mut all = ConfiguredDevices::default();
+) -> Result<Vec<DeviceConfig>, Failure> {
+    let mut all = Vec::new();
     core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(START_RETRY_TIME)).await?;
     for device in devices {
         let (place, optional, new) = (device.place.clone(), device.optional, device.clone());
         let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
         match created.await? {
-            Ok(()) => all.created.push(device),
+            Ok(()) => all.push(device),
             Err(failure) if optional => {
-                all.left_out.push(device);
                 let failure = failure.within(&place);
                 tracing::error!("{failure}: it is optional: the daemon starts without it");
             }

@@ -7,10 +7,14 @@
 //! Verbs on images, which have one map only, may use all of it: a cache that a daemon could open
 //! can be recovered.
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use block::{Budget, ErrorKind};
 use control::{Failure, parse_size};
+use format::{JOURNAL_PREFIX, Journal};
+use reactor::{set_memory, set_shared_memory};
+use uring::{Files, MemoryFiles};
 
 /// Where control groups of version 2 are mounted.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -50,6 +54,34 @@ pub(crate) fn set(option: Option<&str>) -> Result<(), Failure> {
 pub fn set_for_tools() {
     // A second one of this process, in tests, keeps the budget of the first.
     let _ = BUDGET.set(Arc::new(Budget::new(all().unwrap_or(u64::MAX), FOR_TOOLS)));
+}
+
+/// Sets the budget of the core that runs on this thread, and where it opens memory that outlives
+/// the process.
+pub(crate) fn set_up(files: &Files, memory_dir: Option<&Path>) {
+    set_memory(budget());
+    let Some(dir) = memory_dir else { return };
+    match MemoryFiles::new(files.clone(), dir) {
+        Ok(store) => set_shared_memory(Rc::new(store)),
+        Err(e) => tracing::warn!("no memory outlives this process: {}", e.chain()),
+    }
+}
+
+/// Removes the journals of write caches in `dir` that have nothing that a cache device may lack: so
+/// caches that were removed leave nothing. The lock of `dir` is held, and no cache is open.
+pub(crate) fn remove_used_journals(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // An error is found again when the cache is opened, and reported there.
+        if name.starts_with(JOURNAL_PREFIX)
+            && path.symlink_metadata().is_ok_and(|meta| meta.is_file())
+            && let Ok(bytes) = std::fs::read(&path)
+            && Journal::decode(&bytes).is_ok_and(|journal| journal.changes.is_empty())
+        {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
 }
 
 /// Half of the memory; no limit where that can't be read.

@@ -17,6 +17,9 @@ use crate::store::Store;
 use crate::writeback::Writeback;
 use crate::writer::Writer;
 
+/// The attribute `journal` of a cache that has one.
+pub(crate) const JOURNAL_IN_MEMORY: &str = "in memory";
+
 /// One cache in use. All of it belongs to one core.
 pub(crate) struct Cache {
     pub(crate) store: Rc<Store>,
@@ -31,10 +34,10 @@ pub(crate) struct Cache {
 impl Cache {
     /// The cache that recovery has found, for `origin`.
     pub(crate) fn new(recovered: RecoveredCache, origin: Rc<dyn BlockDevice>) -> Cache {
-        let RecoveredCache { config, device, blocks, media, slots, memory } = recovered;
+        let RecoveredCache { config, device, blocks, media, slots, memory, journal } = recovered;
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::device_limits::limits(&config, &*origin, &*device, capacity);
-        let store = Rc::new(Store::new(config, device, media, slots));
+        let store = Rc::new(Store::new(config, device, media, slots, journal));
         let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin)));
         let writer = Writer::new(writeback.clone());
         Cache { store, writeback, writer, limits, _memory: memory }
@@ -58,6 +61,7 @@ impl Cache {
             self.store.checkpoint().await?;
             self.store.slots.borrow_mut().free_after_checkpoint();
         }
+        self.store.journal.clear(); // WC-JR1
         Ok(())
     }
 
@@ -69,6 +73,7 @@ impl Cache {
         life.checkpoints_on.set(true);
         life.quiesced.set(false);
         life.period.set(period);
+        store.expect_changes();
         store.slots.borrow_mut().mark_oldest(reactor::now);
         reactor::spawn(wb.clone().pick_task(life.guard()));
         reactor::spawn(wb.clone().settle_task(life.guard()));
@@ -78,6 +83,18 @@ impl Cache {
         reactor::spawn(Store::commit_when_old_task(Rc::downgrade(store), period));
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
         wb.start_ages();
+    }
+
+    /// The attribute `journal`.
+    pub(crate) fn journal_state(&self) -> String {
+        match &self.store.journal.memory {
+            Ok(_) if self.store.failure().is_some() => "none: the cache has failed".to_owned(),
+            Ok(_) if self.store.slots.borrow().has_lost_journal() => {
+                "none: a part of its memory is lost".to_owned()
+            }
+            Ok(_) => JOURNAL_IN_MEMORY.to_owned(),
+            Err(why) => format!("none: {why}"),
+        }
     }
 
     /// Whether it is suspended, or about to be.
@@ -107,6 +124,8 @@ impl Cache {
         life.quiesced.set(true);
         store.waits.wake_all();
         life.tasks.ended.wait_for(|| !life.checkpoints_on.get()).await;
+        // Another table may open the cache now.
+        store.leave_journal();
         flushed.and(outcome.map_err(io_failed))
     }
 
@@ -114,6 +133,7 @@ impl Cache {
     pub(crate) fn abandon(&self) {
         self.store.life.stopping.set(true);
         self.store.life.quiesced.set(true);
+        self.store.leave_journal();
         if !block::crashing() {
             self.store.waits.wake_all();
         }

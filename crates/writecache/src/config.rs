@@ -11,6 +11,7 @@ use format::BLOCK_LIMIT;
 
 use crate::options::{OPTIONS, Options};
 use crate::planted::Fault;
+use crate::recovery::journal::JOURNAL_CAPACITY;
 
 /// Default limit of blocks under writeback, in bytes. Chosen: it fills the queue of any drive and
 /// takes little memory. The kernel's 65536 blocks would be 256 MiB.
@@ -150,6 +151,8 @@ pub struct Config {
     pub(crate) zeroes_as_data_max_bytes: u64,
     /// Length of a chunk of the origin, which belongs to one part of a new divided cache.
     pub(crate) chunk: Sector,
+    /// Entries of the journal in memory.
+    pub(crate) journal_capacity: u64,
     /// The part that this config is for; `None` for the whole cache.
     pub(crate) part: Option<PartOf>,
     /// The options that the table line has, to show it again.
@@ -208,6 +211,7 @@ impl Config {
                 foreground_p99_target: None,
             },
             planted: Planted::NONE,
+            journal_capacity: JOURNAL_CAPACITY,
             assumed_costs: None,
             zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,

@@ -15,6 +15,8 @@ use std::rc::Rc;
 
 use block::{Error, Nanos, Sector, Status};
 
+use crate::recovery::journal::IgnoredJournal;
+
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
 
@@ -54,6 +56,21 @@ pub enum CacheEvent {
         /// How long that took.
         time: Nanos,
     },
+    /// Changes that the process before had acknowledged, and that the cache device did not know,
+    /// were found in the journal in memory.
+    JournalApplied {
+        /// How many.
+        changes: u64,
+    },
+    /// A journal in memory was found and does not count.
+    JournalIgnored {
+        /// How many changes it had.
+        changes: u64,
+        /// Why it does not count.
+        why: IgnoredJournal,
+    },
+    /// There is no memory for a journal: the attribute `journal` says why.
+    NoJournal,
     /// The origin has refused a write; the blocks are kept and tried again.
     Writeback {
         /// The error.
@@ -105,6 +122,9 @@ impl CacheEvent {
             | CacheEvent::OriginFlush { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
+            | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalIgnored { .. }
+            | CacheEvent::NoJournal
             | CacheEvent::Recovered => None,
         }
     }
@@ -116,7 +136,21 @@ impl CacheEvent {
 
     /// Whether the event reports work, which is no error, nor the end of one.
     pub fn is_progress(&self) -> bool {
-        matches!(self, CacheEvent::Opening { .. } | CacheEvent::Opened { .. })
+        match self {
+            CacheEvent::Opening { .. }
+            | CacheEvent::Opened { .. }
+            | CacheEvent::JournalApplied { .. }
+            | CacheEvent::NoJournal => true,
+            CacheEvent::Failed { .. }
+            | CacheEvent::Lost { .. }
+            | CacheEvent::Bug { .. }
+            | CacheEvent::JournalIgnored { .. }
+            | CacheEvent::Writeback { .. }
+            | CacheEvent::OriginFlush { .. }
+            | CacheEvent::GapLost { .. }
+            | CacheEvent::BadBlock { .. }
+            | CacheEvent::Recovered => false,
+        }
     }
 }
 
@@ -147,6 +181,22 @@ impl fmt::Display for CacheEvent {
                 "writecache: the cache is open after {:.3} s: {dirty} dirty blocks, {clean} clean \
                  ones",
                 time.as_secs_f64()
+            ),
+            CacheEvent::JournalApplied { changes } => write!(
+                f,
+                "writecache: the process before ended without a commit: {changes} changes that it \
+                 had acknowledged were found in the journal in memory, and are applied"
+            ),
+            CacheEvent::JournalIgnored { changes, why } => write!(
+                f,
+                "writecache: a journal in memory with {changes} changes was ignored: {why}. What \
+                 clients had written and not flushed by then may be lost"
+            ),
+            CacheEvent::NoJournal => write!(
+                f,
+                "writecache: there is no journal in memory (the attribute `journal` says why): if \
+                 this process is killed, writes that no FLUSH followed may be lost, those of the \
+                 last `autocommit_time` at most"
             ),
             CacheEvent::Writeback { status, sector } => write!(
                 f,

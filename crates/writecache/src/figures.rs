@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 50] = [
+pub(crate) static FIGURES: [Figure; 52] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -133,6 +133,19 @@ pub(crate) static FIGURES: [Figure; 50] = [
     blocks("uncommitted_blocks", "blocks written since the last commit", |c| {
         c.store.counts().unlogged.into()
     })
+    .metric(Metric::GAUGE),
+    text(
+        "journal",
+        "in memory, or none: and why",
+        "where completed writes are that the log does not have, if this process is killed",
+        |c| c.journal_state().into(),
+    ),
+    number(
+        "journal_changes",
+        "",
+        "changes that the journal in memory has and the log may not",
+        |c| c.store.slots.borrow().journal_use().0.into(),
+    )
     .metric(Metric::GAUGE),
     blocks("reads", "blocks that clients have read", |c| count(&c.store.stats.reads))
         .metric(Metric::COUNTER),

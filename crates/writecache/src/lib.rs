@@ -92,6 +92,7 @@ pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
     NativeCache, Occupancy, ProbeReport, probe,
 };
+pub use recovery::journal::IgnoredJournal;
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.
 pub const VERSION: (u32, u32, u32) = (1, 6, 0);

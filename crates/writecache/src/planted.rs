@@ -176,6 +176,11 @@ impl Config {
         self.assumed_costs = costs;
     }
 
+    /// Gives the journal in memory room for so many entries.
+    pub fn set_journal_capacity(&mut self, entries: u64) {
+        self.journal_capacity = entries;
+    }
+
     /// The costs that are assumed.
     pub fn assumed_costs(&self) -> Option<policy::destage::Costs> {
         self.assumed_costs

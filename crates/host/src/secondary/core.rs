@@ -10,11 +10,10 @@ use std::sync::Arc;
 use block::{Base, Bio, BlockDevice, CoreId, Error, Limits, OnIoError, Op, Sector, Status};
 use dm::Flat;
 use queue::Leaf;
-use reactor::{Msg, Reactor, Remote, post, set_memory, spawn};
+use reactor::{Msg, Reactor, Remote, post, spawn};
 use uring::{Files, Uring};
 
 use crate::leaves::SharedLeaf;
-use crate::memory;
 use crate::secondary::owner::{core_has_left, core_has_refreshed, leaf_has_failed};
 use crate::secondary::{CorePool, DeviceHandle, LeaseEntry, LocalMapping, ReplicaMode};
 
@@ -142,7 +141,7 @@ impl SecondaryCore {
         let driver = driver.inspect_err(|_| pool.free_slot(slot))?;
         let files = driver.files();
         let reactor = Reactor::enter(CorePool::core(slot), Box::new(driver));
-        reactor.on(|| set_memory(memory::budget()));
+        reactor.on(|| pool.set_up_memory(&files));
         // Replicas read the mode in force when they are made.
         let inner = Rc::new(CoreState {
             slot,

@@ -75,18 +75,20 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{CoreId, Error, Limits};
 use dm::Plan;
 use reactor::Export;
-use uring::{Mailbox, Sender};
+use uring::{Files, Mailbox, Sender};
 
 pub(crate) use self::core::open_on_this_core;
 pub use self::core::{Replica, SecondaryCore};
 pub use owner::{Lease, Owner};
 
 use crate::leaves::SharedLeaf;
+use crate::memory;
 use presence::Presence;
 
 /// The mapping by which a replica works without core 0.
@@ -151,6 +153,8 @@ pub struct CorePool {
     presence: Presence,
     /// Which slots have a secondary core now.
     taken: Mutex<Vec<bool>>,
+    /// Where its cores open memory that outlives the process.
+    memory_dir: Option<PathBuf>,
 }
 
 thread_local! {
@@ -163,12 +167,25 @@ thread_local! {
 impl CorePool {
     /// Room for `count` secondary cores.
     pub fn new(count: u16) -> Result<Arc<CorePool>, Error> {
+        CorePool::with_memory_in(count, None)
+    }
+
+    /// The same, for cores that open memory that outlives the process in `memory_dir`.
+    pub(crate) fn with_memory_in(
+        count: u16,
+        memory_dir: Option<PathBuf>,
+    ) -> Result<Arc<CorePool>, Error> {
         let mailboxes: Vec<Mailbox> =
             (0..=count).map(|_| Mailbox::new()).collect::<Result<_, _>>()?;
         let owner = mailboxes[0].sender();
         let presence = Presence::new(usize::from(count));
         let taken = Mutex::new(vec![false; usize::from(count)]);
-        Ok(Arc::new(CorePool { mailboxes, owner, presence, taken }))
+        Ok(Arc::new(CorePool { mailboxes, owner, presence, taken, memory_dir }))
+    }
+
+    /// Sets the memory of the core that runs on this thread.
+    pub(crate) fn set_up_memory(&self, files: &Files) {
+        memory::set_up(files, self.memory_dir.as_deref());
     }
 
     /// The mailboxes of all cores, for the driver of one.

@@ -5,14 +5,12 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Error, Nanos};
 use reactor::TaskPool;
 
-use super::whole::WholeCache;
-use super::{OpenCache, WriteCache};
+use super::{OpenCache, WholeCache, WriteCache};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
 use crate::parts::{Parts, Plan, divide};
 use crate::planted::Fault;
-use crate::probe::{Depth, probe};
 use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
@@ -64,21 +62,15 @@ impl WriteCache {
         let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
         let clean = count("clean_blocks");
         let dirty = count("dirty_blocks") + count("zero_blocks") + count("bad_blocks");
-        check_counts(&config.cache, dirty, clean)
-    }
-
-    /// The same of a cache that is not open: reads its cache device.
-    pub(super) async fn probe_empty(&self) -> Result<(), Error> {
-        let (cache, start) = {
-            let config = self.config.borrow();
-            (config.cache.clone(), config.start_sector)
-        };
-        let report = probe(self.device.clone(), start, Depth::Metadata).await?;
-        match report.occupancy() {
-            Some(held) => check_counts(&cache, held.dirty + held.bad, held.clean),
-            // Blank, or the open will say what it is.
-            None => Ok(()),
+        if clean + dirty == 0 {
+            return Ok(());
         }
+        Err(Error::invalid(format!(
+            "cache device {}: it holds {dirty} dirty and {clean} clean blocks of an earlier time, \
+             which would hide newer data: only a blank one, or one that holds nothing, takes \
+             another's place. `millpond wipe` makes it blank; nothing was changed",
+            config.cache
+        )))
     }
 
     /// Opens the cache, with all its parts, and does not start it.
@@ -137,6 +129,16 @@ impl WriteCache {
     async fn open_whole(&self, cache: Rc<Cache>) -> Result<OpenCache, Error> {
         cache.prepare(self.tuning()).await.map_err(io_failed)?;
         cache.store.health.on_event.replace(self.on_event.borrow().clone());
+        if let Some((why, changes)) = cache.store.journal.lost {
+            cache.store.notify(CacheEvent::JournalIgnored { changes, why });
+        }
+        if cache.store.journal.applied > 0 {
+            cache.store.notify(CacheEvent::JournalApplied { changes: cache.store.journal.applied });
+        }
+        // Of a process that has no memory for any cache the program tells once.
+        if cache.store.journal.memory.is_err() && reactor::shared_memory().is_some() {
+            cache.store.notify(CacheEvent::NoJournal);
+        }
         let mask = cache.store.config.block_sectors() - 1;
         // One kind of task for all bios, with one call of `handle`, so that the compiler inlines
         // it.
@@ -180,15 +182,4 @@ impl WriteCache {
             cache.start(self.period.get());
         }
     }
-}
-
-fn check_counts(cache: &str, dirty: u64, clean: u64) -> Result<(), Error> {
-    if clean + dirty == 0 {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "cache device {cache}: it holds {dirty} dirty and {clean} clean blocks of an earlier time, \
-         which would hide newer data: only a blank one, or one that holds nothing, takes another's \
-         place. `millpond wipe` makes it blank; nothing was changed"
-    )))
 }

@@ -40,6 +40,7 @@ mod epoch_state;
 mod epochs;
 mod free;
 pub(crate) mod index;
+pub(crate) mod journal;
 mod log_entries;
 #[cfg(test)]
 mod log_entries_tests;
@@ -58,6 +59,7 @@ mod zeroes;
 pub(crate) use entries::{EntryBatch, EntryVersions};
 use epoch_state::Epochs;
 pub(crate) use epochs::{MergeRule, PhaseState};
+use journal::JournalWriter;
 pub(crate) use log_entries::{Dump, changes_per_unit};
 use oldest::Oldest;
 pub(crate) use rebuild::{
@@ -111,6 +113,8 @@ pub(crate) struct Slots {
     evict_cursor: u32,
     /// Only with the option `ordered`.
     epochs: Option<Box<Epochs>>,
+    /// Where changes are stored at once, if there is memory for it.
+    journal: Option<Box<JournalWriter>>,
 }
 
 impl Slots {
@@ -267,6 +271,7 @@ impl Slots {
         if self.epochs.is_some() {
             self.enter_epoch(slot);
         }
+        self.note_version(block, slot, crc);
         replaced
     }
 
@@ -327,13 +332,15 @@ impl Slots {
         self.remove_dirty(block, slot_ref.slot);
         self.remove_version(block, slot_ref.slot);
         self.mark_unlogged(block);
+        self.note_drop(block);
         true
     }
 
     /// Drops up to `max` clean blocks in slot order, so that the free slots are neighbours; the
     /// next call continues where this one ends. Returns how many.
     pub(crate) fn evict(&mut self, max: u32) -> u32 {
-        let mut evicted = 0;
+        let room = u32::try_from(self.journal_use().1).unwrap_or(u32::MAX);
+        let (max, mut evicted) = (max.min(room), 0);
         for _ in 0..self.counts.slots {
             if evicted == max || self.counts.clean == 0 {
                 break;
@@ -367,6 +374,7 @@ impl Slots {
 
     /// Begins a commit, which must log all changes up to now.
     pub(crate) fn begin_commit(&mut self) {
+        self.journal_commit_begins();
         if self.committing.is_empty() {
             std::mem::swap(&mut self.committing, &mut self.unlogged);
         } else {
@@ -454,14 +462,17 @@ impl Slots {
 
     /// The batch is durable: frees the slots that it supersedes (WC-I2).
     pub(crate) fn complete_batch(&mut self, mut batch: Batch) {
+        if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
+            e.oldest_logged = oldest;
+        }
+        if self.is_commit_complete() {
+            self.end_commit();
+        }
         for slot in batch.freed.drain(..) {
             assert_eq!(self.slots[slot as usize].state, State::Limbo);
             self.make_free(slot);
         }
         batch.entries.clear();
-        if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
-            e.oldest_logged = oldest;
-        }
         if batch.entries.capacity().max(batch.freed.capacity()) <= SPARE_MAX {
             self.spare = batch;
         }

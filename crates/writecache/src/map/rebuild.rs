@@ -404,6 +404,7 @@ impl Rebuild {
             next_stamp: stamp,
             evict_cursor: 0,
             epochs,
+            journal: None,
         };
         slots.restore_zero_ranges();
         Ok(slots)

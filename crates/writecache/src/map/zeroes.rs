@@ -93,6 +93,7 @@ impl Slots {
         self.set_state(slot, State::Zero);
         self.zeroes.insert(range.clone(), slot);
         self.enter_epoch(slot);
+        self.note_zeroes(range.start, slot, self.slots[slot as usize].crc);
         range.end
     }
 

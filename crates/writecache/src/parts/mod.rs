@@ -124,6 +124,9 @@ impl EventForwarder {
             | CacheEvent::BadBlock { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
+            | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalIgnored { .. }
+            | CacheEvent::NoJournal
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
@@ -138,6 +141,9 @@ impl EventForwarder {
             | CacheEvent::BadBlock { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
+            | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalIgnored { .. }
+            | CacheEvent::NoJournal
             | CacheEvent::GapLost { .. } => true,
         };
         if let Some(on_event) = self.on_event.as_ref().filter(|_| is_news) {

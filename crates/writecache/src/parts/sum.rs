@@ -9,12 +9,14 @@
 //! | the errno | the one of the first part that has an error |
 //! | an error and its sector | the one with the lowest sector |
 //! | lists of sectors | one list, ascending |
+//! | the journal | `none` if a part has none |
 //! | the state of a drain | counts and rates summed, the longest time |
 use std::collections::BTreeMap;
 
 use block::value::Value;
 use block::{Error, ErrorKind};
 
+use crate::cache::JOURNAL_IN_MEMORY;
 use crate::events::{BAD_LIST_MAX, BadBlocks};
 use crate::figures::{Combine, FIGURES};
 use crate::status::{StatusFields, status_text};
@@ -53,6 +55,7 @@ impl AggregatedStatus {
                 (Combine::Own, "drain_state") => {
                     drain(reports).map_or("idle".into(), |state| state.to_string().into())
                 }
+                (Combine::Own, "journal") => journal(reports, nth),
                 (Combine::Own, _) => lowest_error(reports, nth),
                 (rule, _) => combine(rule, reports.iter().filter_map(|part| part.values.get(nth))),
             };
@@ -107,6 +110,13 @@ fn combine<'a>(rule: Combine, values: impl Iterator<Item = &'a Value>) -> Value 
         Combine::Largest => numbers.max().unwrap_or(0).into(),
         Combine::Sum | Combine::FirstNotZero | Combine::Own => numbers.sum::<u64>().into(),
     }
+}
+
+/// The value number `nth`, the state of the journal: that of a part without one, if there is any.
+fn journal(reports: &[PartReport], nth: usize) -> Value {
+    let in_memory = Value::from(JOURNAL_IN_MEMORY);
+    let mut states = reports.iter().filter_map(|part| part.values.get(nth));
+    states.find(|state| **state != in_memory).cloned().unwrap_or(in_memory)
 }
 
 /// The value number `nth` (an error or its sector) of the part whose error has the lowest sector.

@@ -142,7 +142,7 @@ async fn contents(
     }
     let memory = map_memory(&config, superblock.slots.into())?;
     let loaded = load(&config, &*place.device, &superblock, blocks, memory).await;
-    let LoadedMap { slots, end, memory: _memory } = match loaded {
+    let LoadedMap { slots, end, memory: _memory, journal, applied } = match loaded {
         Ok(loaded) => loaded,
         Err(e) if e.kind() == ErrorKind::NoMemory => return Err(e),
         Err(e) => {
@@ -164,6 +164,17 @@ async fn contents(
             "records after {} are of a commit that never ended: the next opening drops them",
             end.last.0
         ));
+    }
+    match applied {
+        Ok(0) => {}
+        Ok(changes) => report.notes.push(format!(
+            "{changes} changes of the journal in memory are counted: the next opening that finds \
+             the journal applies them"
+        )),
+        Err(why) => report.notes.push(format!(
+            "a journal in memory with {} changes does not count: {why}",
+            journal.len()
+        )),
     }
     let counts = slots.counts();
     for (slot, block, ..) in slots.live().filter(|(_, _, state, _)| *state == State::Bad) {

@@ -23,6 +23,7 @@ use super::RecoveredCache;
 use super::area::{
     ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
 };
+use super::journal::OpenJournal;
 use super::replaced::replaced;
 use crate::config::{Config, MediaFormat};
 use crate::map::Rebuild;
@@ -86,7 +87,9 @@ pub(crate) async fn open(
     // The data that were read may be only in a volatile cache of the device: make them durable
     // before the cache relies on them.
     flush_area(&config, &*device).await?;
-    Ok(RecoveredCache { config, device, blocks, media: Media::Dm(dm), slots, memory })
+    let why = "the kernel's format has none".to_owned();
+    let journal = OpenJournal { memory: Err(why), applied: 0, lost: None };
+    Ok(RecoveredCache { config, device, blocks, media: Media::Dm(dm), slots, memory, journal })
 }
 
 /// The first unit of the area, or all of a smaller one.

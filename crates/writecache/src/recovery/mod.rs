@@ -19,6 +19,7 @@
 //! because acknowledged writes would be lost.
 pub(crate) mod area;
 pub(crate) mod dm;
+pub(crate) mod journal;
 pub(crate) mod owner;
 pub(crate) mod replaced;
 pub(crate) mod superblock;
@@ -36,6 +37,7 @@ use self::area::{
     ReadAhead, damaged, flush_area, io_error, map_memory, map_of, no_space, not_initialized,
     read_area, write_area,
 };
+use self::journal::{FoundJournal, IgnoredJournal, OpenJournal};
 use self::owner::{Adoption, ownership};
 use self::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
@@ -116,7 +118,7 @@ pub(crate) async fn open_native(
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
     let had = superblock.origin_sectors / config.block_sectors();
     let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
-    let LoadedMap { mut slots, end, memory } = loaded;
+    let LoadedMap { mut slots, end, memory, journal, applied } = loaded;
     let adopts = ownership(&config, &superblock, origin, sectors, &slots)?;
     // Nothing was written so far: a refused cache is not changed.
     if !agreed {
@@ -145,9 +147,12 @@ pub(crate) async fn open_native(
         closing: Cell::new(false),
         room: WaitList::new(),
     };
-    let checkpoint_required = slots.set_ordered(config.ordered);
+    let mut checkpoint_required = slots.set_ordered(config.ordered);
+    checkpoint_required |= matches!(applied, Ok(1..)); // WC-JR1
     let media = Media::Native(Native::new(superblock, log, checkpoint_required));
     slots.plant(config.planted);
+    let lost = applied.err().map(|why| (why, journal.len()));
+    let journal = OpenJournal { memory: journal.memory, applied: applied.unwrap_or(0), lost };
     Ok(AreaContents::Whole(Box::new(RecoveredCache {
         config,
         device,
@@ -155,6 +160,7 @@ pub(crate) async fn open_native(
         media,
         slots,
         memory,
+        journal,
     })))
 }
 
@@ -188,19 +194,23 @@ pub(crate) struct RecoveredCache {
     pub(crate) slots: Slots,
     /// What the slots have of the core's budget.
     pub(crate) memory: Reservation,
+    pub(crate) journal: OpenJournal,
 }
 
-/// The map from checkpoint and log.
+/// The map from checkpoint, log and journal.
 pub(crate) struct LoadedMap {
     pub(crate) slots: Slots,
     pub(crate) end: LogEnd,
     /// What the slots have of the core's budget.
     pub(crate) memory: Reservation,
+    pub(crate) journal: FoundJournal,
+    /// How many changes of the journal the map has, or why it has none of them.
+    pub(crate) applied: Result<u64, IgnoredJournal>,
 }
 
-/// Reads checkpoint and log of a cache for an origin of `blocks` blocks. It writes nothing. The
-/// caller has checked the counters of the superblock, and has reserved `memory` for the slots with
-/// [`map_memory`].
+/// Reads checkpoint, log and journal of a cache for an origin of `blocks` blocks. It writes
+/// nothing. The caller has checked the counters of the superblock, and has reserved `memory` for
+/// the slots with [`map_memory`].
 pub(crate) async fn load(
     config: &Config,
     device: &dyn BlockDevice,
@@ -215,6 +225,11 @@ pub(crate) async fn load(
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
     check_counter(config, "incarnation of a record", end.incarnation, 0..=COUNTER_MAX)?;
+    let journal = journal::find(config, &recovery.superblock).await?;
+    let incarnation = end.incarnation;
+    let applied =
+        journal.apply(config, &recovery.superblock, incarnation, blocks, &mut recovery.map)?;
+    recovery.check_memory_with(journal.len())?;
     if let Some((oldest, newest)) = recovery.map.pending_epochs() {
         check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;
         check_counter(config, "oldest pending epoch", oldest, 1..=newest)?;
@@ -240,15 +255,24 @@ pub(crate) async fn load(
     let count = geometry.slots.into();
     let keeps = if in_epochs { ordered_map_bytes(count) } else { map_bytes(count) };
     memory.shrink_to(keeps);
-    Ok(LoadedMap { slots, end, memory })
+    Ok(LoadedMap { slots, end, memory, journal, applied })
 }
 
 impl Recovery<'_> {
     /// Checks that the map and `unsettled` more entries take no more memory than there is, and are
     /// no more than a log can have.
     fn check_memory(&mut self, unsettled: usize) -> Result<(), Error> {
+        self.check_memory_of(0, unsettled)
+    }
+
+    /// The same, after `changes` of a journal were applied.
+    fn check_memory_with(&mut self, changes: u64) -> Result<(), Error> {
+        self.check_memory_of(changes, 0)
+    }
+
+    fn check_memory_of(&mut self, changes: u64, unsettled: usize) -> Result<(), Error> {
         let log_entries = u64::from(self.geometry.log_units) * ENTRIES_PER_UNIT as u64;
-        if self.map.has_too_many(log_entries) {
+        if self.map.has_too_many(log_entries + changes) {
             let what = "more versions of blocks than slots and a log can tell of";
             return Err(damaged(self.config, what));
         }

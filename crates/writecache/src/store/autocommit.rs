@@ -12,10 +12,7 @@ impl Store {
     pub(crate) async fn commit_when_many_task(self: Rc<Store>, _guard: TaskGuard) {
         loop {
             let end = || self.life.stopping.get() || self.health().is_err();
-            self.waits
-                .commit
-                .wait_for(|| self.counts().unlogged >= self.commit_threshold() || end())
-                .await;
+            self.waits.commit.wait_for(|| self.is_commit_due() || end()).await;
             if end() || self.commit().await.is_err() {
                 return;
             }

@@ -74,6 +74,7 @@ impl Store {
                 self.waits.checkpoint.wake_all();
             }
         }
+        self.slots.borrow_mut().end_commit();
     }
 
     /// Logs all changes, in batches as large as the log has room for.
@@ -188,6 +189,10 @@ impl Store {
     pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
         assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
         let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();
-        while full(self.counts().unlogged) && self.commit().await.is_ok() {}
+        let is_full = || {
+            let (used, room) = self.slots.borrow().journal_use();
+            full(self.counts().unlogged) || (used > 0 && room < blocks as u64)
+        };
+        while is_full() && self.commit().await.is_ok() {}
     }
 }

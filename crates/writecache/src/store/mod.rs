@@ -11,6 +11,7 @@ mod checkpoint;
 mod commit;
 mod commit_dm;
 pub(crate) mod dm;
+mod journal;
 pub(crate) mod log;
 pub(crate) mod media;
 mod replaced;
@@ -27,6 +28,7 @@ use crate::events::{CacheEvent, Health};
 use crate::lifecycle::Lifecycle;
 use crate::map::{Counts, Slots};
 use crate::planted::Fault;
+use crate::recovery::journal::OpenJournal;
 use crate::stats::Stats;
 use crate::unflushed::UnflushedWrites;
 use crate::wait_lists::WaitLists;
@@ -44,6 +46,10 @@ pub(crate) struct Store {
     device_flush: GroupCommit,
     pub(crate) health: Health,
     pub(crate) unflushed: UnflushedWrites,
+    /// The journal that the cache was opened with, and memory for the next one.
+    pub(crate) journal: OpenJournal,
+    /// Whether a client has changed anything since the last resume (`begin_changes`).
+    pub(crate) changes_begun: Cell<bool>,
     pub(crate) life: Lifecycle,
     pub(crate) stats: Stats,
     pub(crate) waits: WaitLists,
@@ -55,6 +61,7 @@ impl Store {
         device: Rc<dyn BlockDevice>,
         media: Media,
         slots: Slots,
+        journal: OpenJournal,
     ) -> Store {
         Store {
             tuning: Cell::new(config.tuning),
@@ -67,6 +74,8 @@ impl Store {
             device_flush: GroupCommit::default(),
             health: Health::default(),
             unflushed: UnflushedWrites::default(),
+            journal,
+            changes_begun: Cell::new(false),
             life: Lifecycle::default(),
             stats: Stats::default(),
             waits: WaitLists::default(),
@@ -113,6 +122,7 @@ impl Store {
     pub(crate) fn fail(&self, status: Status) {
         if self.health.failed.get().is_none() {
             self.health.failed.set(Some(status));
+            self.slots.borrow_mut().end_journal(); // WC-J3
             self.unflushed.fail();
             self.notify(CacheEvent::Failed { status });
         }
@@ -145,6 +155,12 @@ impl Store {
     /// The number of uncommitted blocks at which a commit is due.
     pub(crate) fn commit_threshold(&self) -> u64 {
         u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
+    }
+
+    /// Whether many changes wait for a commit, or fill the journal.
+    pub(crate) fn is_commit_due(&self) -> bool {
+        let (used, room) = self.slots.borrow().journal_use();
+        self.counts().unlogged >= self.commit_threshold() || used > room
     }
 
     /// Checksum of block `index` of a request's data.

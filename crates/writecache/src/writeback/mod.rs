@@ -303,7 +303,7 @@ impl Writeback {
     /// and waking all of them would cost more than the rest of the write.
     pub(crate) fn has_work(&self) -> bool {
         let c = self.store.counts();
-        c.unlogged >= self.store.commit_threshold()
+        self.store.is_commit_due()
             || c.free < reclaim_reserve(c.slots)
             || self.pacing.starved_writers.get() > 0
             || self.wants_writeback()

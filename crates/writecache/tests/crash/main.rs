@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod journal;
 mod lost_writes;
 mod native;
 mod ordered;

@@ -76,6 +76,8 @@ pub(crate) struct Plan {
     pub(crate) around: bool,
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
     pub(crate) through: bool,
+    /// The machine has shared memory: a kill undoes no completed change.
+    pub(crate) journal: bool,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -96,6 +98,7 @@ impl Plan {
         flush_errors: &[0, 20],
         around: false,
         through: false,
+        journal: false,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -106,6 +109,7 @@ impl Plan {
     /// Requests of 512 bytes and more on blocks of 1 to 4 KiB. Few blocks, so that merges meet.
     pub(crate) const SECTORS: Plan =
         Plan { by_sectors: true, block_sizes: &[1024, 4096, 4096], ..Plan::USUAL };
+    pub(crate) const JOURNAL: Plan = Plan { journal: true, ..Plan::USUAL };
     pub(crate) const THROUGH: Plan = Plan { around: true, through: true, ..Plan::USUAL };
     /// Tiny caches, too: the format's header takes little.
     pub(crate) const DM: Plan =
@@ -152,6 +156,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    if plan.journal {
+        config.set_journal_capacity(w.rng.pick(&[70, 200, 4096]));
+    }
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
     config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));
     Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
@@ -213,6 +220,9 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         let failed = move |offset, data: &[u8]| told.borrow_mut().failed_below(offset, data);
         world.borrow_mut().on_failed_write(setup.origin, failed);
     }
+    if plan.journal {
+        world.borrow_mut().share_memory();
+    }
     let test = CrashTest {
         world: world.clone(),
         oracle: oracle.clone(),
@@ -255,6 +265,9 @@ impl Engine for Lives {
             let mode = self.mode.clone();
             // A failed flush of the origin loses what it should have covered.
             load = load.keeping(Rc::new(move |began| !with_faults && mode.keeps(began)));
+        }
+        if setup.plan.journal && !with_faults {
+            load = load.keeping(Rc::new(|_| true));
         }
         life::verify(machine, &load, &device)?;
         if with_faults {

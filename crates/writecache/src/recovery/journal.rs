@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The journal of the process before: found in memory that outlives processes, checked, and applied
+//! after the log.
+//!
+//! ```text
+//!   memory of this cache ─▶ header ─▶ same cache, boot, incarnation? ─▶ applied ─▶ a checkpoint
+//!                             └─ blank, cut off, or of another boot or opening: ignored
+//!                             └─ values that no process wrote: the cache is not opened
+//! ```
+//!
+//! A process that has shared memory, for this cache or for others, writes a record with a new
+//! incarnation before its first change of the cache (`store::journal`). So a journal of the newest
+//! incarnation on the media is that of the last process that has changed the cache, wherever others
+//! keep theirs.
+//!
+//! Invariants
+//! - WC-JR1 Changes of the journal count after all records of the log. What they say is durable
+//!   before the journal begins anew: the opening writes a checkpoint.
+//! - WC-JR2 A journal of another cache, another start of the machine or another opening is never
+//!   applied, and what it had is reported.
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Error, Reservation};
+use format::{
+    Damage, Entry, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, Superblock, UNIT,
+    journal_bytes,
+};
+use reactor::SharedMemory;
+
+use super::owner::hex;
+use crate::config::Config;
+use crate::map::Rebuild;
+use crate::map::journal::JournalWriter;
+
+/// Entries of a journal. A commit begins when half of them are used, so that is about what the
+/// default of `autocommit_blocks` asks for; 6 MiB.
+pub(crate) const JOURNAL_CAPACITY: u64 = 1 << 17;
+
+/// Why a journal with changes was not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IgnoredJournal {
+    /// It was written before the machine started.
+    OtherBoot,
+    /// The cache was opened since, by a process that did not have the journal.
+    Older,
+    /// The cache device is older than the journal: a copy of an earlier time.
+    Newer,
+    /// It is of another cache.
+    OtherCache,
+}
+
+impl fmt::Display for IgnoredJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IgnoredJournal::OtherBoot => "it was written before this start of the machine",
+            IgnoredJournal::Older => "the cache was opened since by a process without this journal",
+            IgnoredJournal::Newer => "the cache device is older than it: a copy of an earlier time",
+            IgnoredJournal::OtherCache => "it is of another cache",
+        })
+    }
+}
+
+/// Memory for a journal, and its part of the core's budget.
+pub(crate) struct JournalMemory {
+    pub(crate) memory: Rc<dyn SharedMemory>,
+    boot_id: [u8; 16],
+    capacity: u64,
+    /// The number of the next entry.
+    next: Cell<u64>,
+    _reservation: Reservation,
+}
+
+/// What the memory of a cache has.
+pub(crate) struct FoundJournal {
+    /// The memory, or why there is none.
+    pub(crate) memory: Result<JournalMemory, String>,
+    header: Option<JournalHeader>,
+    changes: Vec<JournalChange>,
+    /// Where it is, for messages.
+    place: String,
+}
+
+/// The journal of a cache that is being opened: memory for the next one, and what became of the
+/// last one.
+pub(crate) struct OpenJournal {
+    /// The memory, or why there is none.
+    pub(crate) memory: Result<JournalMemory, String>,
+    /// Changes that the map has from the journal.
+    pub(crate) applied: u64,
+    /// Why the last journal was ignored, and how many changes it had.
+    pub(crate) lost: Option<(IgnoredJournal, u64)>,
+}
+
+impl OpenJournal {
+    /// The cache device knows all that the last journal had, or that journal does not count.
+    pub(crate) fn clear(&self) {
+        if let Ok(memory) = &self.memory {
+            // An error shows again when a journal begins.
+            memory.memory.write(0, &[0; UNIT]).ok();
+        }
+    }
+}
+
+/// Opens and reads the journal of a cache.
+///
+/// # Errors
+/// `EINVAL` for a journal that no process can have left like that.
+pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<FoundJournal, Error> {
+    let capacity = config.journal_capacity;
+    let none = |place, why| {
+        Ok(FoundJournal { memory: Err(why), header: None, changes: Vec::new(), place })
+    };
+    let Some(store) = reactor::shared_memory() else {
+        let why = "this process has no directory for memory that outlives it";
+        return none(String::new(), why.to_owned());
+    };
+    let name = format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid));
+    let place = store.place_of(&name);
+    let len = journal_bytes(capacity);
+    let reserved = reactor::memory().reserve(len, format!("the journal {place}"));
+    let opened = match reserved {
+        Ok(reservation) => store.open(&name, len).await.map(|memory| (memory, reservation)),
+        Err(e) => Err(e),
+    };
+    let (memory, reservation) = match opened {
+        Ok(opened) => opened,
+        Err(e) => return none(place, e.chain()),
+    };
+    let mut bytes = vec![0; memory.len_bytes()];
+    if let Err(status) = memory.read(0, &mut bytes) {
+        let why = format!("{place}: a part of it is lost ({status})");
+        return none(place, why);
+    }
+    let boot_id = store.boot_id();
+    let next = Cell::new(1);
+    let memory = JournalMemory { memory, boot_id, capacity, next, _reservation: reservation };
+    let (header, changes) = match Journal::decode(&bytes) {
+        Ok(Journal { header, changes }) => (Some(header), changes),
+        // A header is written when there is no change.
+        Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
+        Err(damage) => return Err(refused(config, &place, &damage.to_string())),
+    };
+    Ok(FoundJournal { memory: Ok(memory), header, changes, place })
+}
+
+/// The error for a journal that can't be believed.
+fn refused(config: &Config, place: &str, why: &str) -> Error {
+    Error::invalid(format!(
+        "cache device {}: its journal, {place}, can't be used: {why}. Writes that were \
+         acknowledged and that no FLUSH followed may be there alone; without the journal (remove \
+         it) the cache opens as it was at its last commit; nothing was changed",
+        config.cache
+    ))
+}
+
+impl FoundJournal {
+    /// Applies the changes to the map, if they follow the newest incarnation on the media. Returns
+    /// how many there were, or why they do not count (WC-JR2).
+    ///
+    /// # Errors
+    /// `EINVAL` if a change does not fit the cache.
+    pub(crate) fn apply(
+        &self,
+        config: &Config,
+        superblock: &Superblock,
+        incarnation: u64,
+        blocks: u64,
+        map: &mut Rebuild,
+    ) -> Result<Result<u64, IgnoredJournal>, Error> {
+        let Some(header) = self.header.as_ref().filter(|_| !self.changes.is_empty()) else {
+            return Ok(Ok(0));
+        };
+        let ignored = if header.uuid != superblock.uuid {
+            Some(IgnoredJournal::OtherCache)
+        } else if self.memory.as_ref().is_ok_and(|memory| header.boot_id != memory.boot_id) {
+            Some(IgnoredJournal::OtherBoot)
+        } else if header.incarnation < incarnation {
+            Some(IgnoredJournal::Older)
+        } else {
+            (header.incarnation > incarnation).then_some(IgnoredJournal::Newer)
+        };
+        if let Some(why) = ignored {
+            return Ok(Err(why));
+        }
+        for (number, JournalChange { entry, epoch, oldest }) in (1u64..).zip(&self.changes) {
+            let (slot_used, len) = match entry.op {
+                Op::Drop => (None, u64::from(entry.slot)),
+                Op::Zero => (Some(entry.slot), u64::from(entry.crc)),
+                Op::Write => (Some(entry.slot), 1),
+                Op::Clean | Op::Evict | Op::Bad | Op::Epoch | Op::WriteNext => {
+                    unreachable!("no journal is decoded with such a change")
+                }
+            };
+            if entry.block + len > blocks || slot_used.is_some_and(|s| s >= superblock.slots) {
+                let why = format!(
+                    "change {number} is about block {} or slot {}, the cache has \
+                     {blocks} blocks and {} slots",
+                    entry.block, entry.slot, superblock.slots
+                );
+                return Err(refused(config, &self.place, &why));
+            }
+            match epoch {
+                0 => map.apply_log(&[*entry]),
+                _ => map.apply_log(&[Entry::epoch(*epoch, *oldest), *entry]),
+            }
+        }
+        Ok(Ok(self.changes.len() as u64))
+    }
+
+    /// How many changes it has.
+    pub(crate) fn len(&self) -> u64 {
+        self.changes.len() as u64
+    }
+}
+
+impl JournalMemory {
+    /// Begins an empty journal for a cache whose log has this incarnation.
+    pub(crate) fn begin(&self, superblock: &Superblock, incarnation: u64) -> JournalWriter {
+        let header = JournalHeader {
+            uuid: superblock.uuid,
+            boot_id: self.boot_id,
+            incarnation,
+            capacity: self.capacity,
+        };
+        JournalWriter::begin(self.memory.clone(), header, self.next.get())
+    }
+
+    /// The journal that was begun ends before entry `next`.
+    pub(crate) fn left_at(&self, next: u64) {
+        self.next.set(next);
+    }
+}

@@ -61,6 +61,8 @@ pub(crate) struct Daemon {
     /// The line that reports that it is ready, and where it serves.
     pub(crate) ready: String,
     pub(crate) dir: TempDir,
+    /// The folder of `--fuse`.
+    mount: Option<PathBuf>,
 }
 
 /// A folder under the build's target directory: unlike /tmp it has O_DIRECT nearly everywhere.
@@ -106,7 +108,11 @@ impl Daemon {
         variables: &[(&str, &str)],
     ) -> Result<Daemon, (TempDir, String)> {
         let child = spawn_with_env(dir.path(), options, variables);
-        Daemon::ready(dir, child)
+        let after = options.iter().skip_while(|option| **option != "--fuse").nth(1);
+        let mount = after.map(|name| dir.path().join(name));
+        let mut daemon = Daemon::ready(dir, child)?;
+        daemon.mount = mount;
+        Ok(daemon)
     }
 
     /// Waits until a daemon in `dir`, whose standard error is a pipe, reports that it is ready.
@@ -120,7 +126,7 @@ impl Daemon {
             }
         }
         let ready = log.lines().last().unwrap_or_default().to_owned();
-        Ok(Daemon { child, stderr, ready, dir })
+        Ok(Daemon { child, stderr, ready, dir, mount: None })
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
@@ -203,6 +209,12 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(mount) = &self.mount {
+            // What a killed daemon leaves would keep the folder from being removed. Nothing may be
+            // there; for root it is the first one that works, for others the second.
+            let _ = Command::new("umount").arg("-lq").arg(mount).output();
+            let _ = Command::new("fusermount3").args(["-uzq", "--"]).arg(mount).output();
+        }
     }
 }
 

@@ -115,7 +115,13 @@ fn shell(script: &str, dir: &Path, run_dir: &Path) -> common::CommandOutput {
     let search = std::env::var("PATH").expect("tests have a PATH");
     // A daemon that the commands start must not outlive them when one fails: it has their output.
     let end = "trap 'test -z \"$!\" || kill $! 2>&- || true' EXIT";
-    let script = format!("set -e\ncd {}\n{end}\n{script}", dir.display());
+    // No one starts a server again before the killed one has closed its files; a script does.
+    let kill = "kill() {
+        command kill \"$@\" || return
+        for id; do :; done
+        while test -h \"/proc/$id/fd/0\"; do sleep 0.05; done
+    }";
+    let script = format!("set -e\ncd {}\n{kill}\n{end}\n{script}", dir.display());
     let variables = [
         format!("MILLPOND_RUN_DIR={}", run_dir.display()),
         format!("PATH={}:{search}", bin.display()),

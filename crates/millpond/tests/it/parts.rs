@@ -142,7 +142,7 @@ fn reads_across_parts_go_on_over_origins_without_data() {
             (0..256).map(|nth| format!("write -q -P 0x21 {}k 4k", 24 * 1024 + nth * 64)).collect();
         let flush = ["flush".to_owned()];
         let reads = (0..40).map(|nth| match nth % 4 {
-            0 => "read -q 16M 32M".to_owned(),
+            0 => "read -q 24M 16M".to_owned(), // all dirty blocks, half of them in each part
             _ => format!("read -q {}k 1M", 32 * 1024 - 512 - nth * 4),
         });
         let all: Vec<String> = writes.into_iter().chain(flush).chain(reads).collect();

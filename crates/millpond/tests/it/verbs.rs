@@ -215,8 +215,8 @@ fn a_write_cache_is_made_written_flushed_and_asked() {
 #[test]
 fn a_flush_that_takes_long_shows_its_progress() {
     let daemon = Daemon::start();
-    // Writes of the origin take 1.5 s, and so does the flush after them.
-    daemon.create("slow", "0 65536 delay mem:32M 0 0 mem:32M 0 1500");
+    // Writes of the origin take 1.1 s, and so does the flush after them.
+    daemon.create("slow", "0 65536 delay mem:32M 0 0 mem:32M 0 1100");
     let options = "4 high_watermark 99 low_watermark 98";
     daemon.create("wc", &format!("0 65536 writecache s slow mem:64M 4096 {options}"));
     assert_eq!(daemon.qemu_io("wc", &["write -P 9 0 10M"]).code, Some(0));

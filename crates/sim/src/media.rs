@@ -29,7 +29,8 @@ use crate::rng::Rng;
 #[derive(Debug)]
 struct Unflushed {
     offset: u64,
-    data: Vec<u8>,
+    /// Shared by writes of zeroes: of those a few may be gigabytes.
+    data: Rc<[u8]>,
     /// Number of the failure of a flush that should have covered it (SI-P3).
     abandoned: Option<u64>,
 }
@@ -130,6 +131,15 @@ impl Media {
 
     /// A write completes.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8], fua: bool) {
+        self.end_write(offset, data, fua, || data.into());
+    }
+
+    /// The same with data that others have too.
+    pub(crate) fn write_shared(&mut self, offset: u64, data: &Rc<[u8]>) {
+        self.end_write(offset, data, false, || data.clone());
+    }
+
+    fn end_write(&mut self, offset: u64, data: &[u8], fua: bool, kept: impl Fn() -> Rc<[u8]>) {
         self.visible.write(offset, data);
         let id = self.completed;
         self.completed += 1;
@@ -141,7 +151,7 @@ impl Media {
                 h.exclude_older(id, offset, data.len());
             }
         } else {
-            let write = Unflushed { offset, data: data.to_vec(), abandoned: None };
+            let write = Unflushed { offset, data: kept(), abandoned: None };
             h.unflushed.insert(id, write);
         }
     }
@@ -210,7 +220,7 @@ impl Media {
         let tear_per_mille = rng.pick(&[0, 100, 500]);
         let completed = std::mem::take(&mut h.unflushed);
         let completed = completed.into_iter().map(|(id, w)| (id, w.offset, w.data));
-        let in_flight = in_flight.into_iter().map(|w| (u64::MAX, w.offset, w.data));
+        let in_flight = in_flight.into_iter().map(|w| (u64::MAX, w.offset, w.data.into()));
         for (id, offset, data) in completed.chain(in_flight) {
             h.touched.extend(pages_of(offset, data.len()));
             if rng.chance_per_mille(tear_per_mille) {

@@ -78,6 +78,14 @@ impl Medium {
         self.end_write(begun, offset, data, fua);
     }
 
+    /// The same of zeroes that other writes share.
+    pub(crate) fn write_zeroes(&mut self, offset: u64, zeroes: &Rc<[u8]>) {
+        match self {
+            Medium::Disk(media) => media.write_shared(offset, zeroes),
+            Medium::Memory(_) => self.write(offset, zeroes, false),
+        }
+    }
+
     pub(crate) fn flush_mark(&self) -> FlushMark {
         match self {
             Medium::Disk(media) => media.flush_mark(),

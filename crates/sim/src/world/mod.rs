@@ -86,6 +86,8 @@ pub struct World {
     /// Memory that outlives a process, if the machine has any.
     memories: Option<Memories>,
     scratch: Vec<u64>,
+    /// As many as the last request of zeroes wrote.
+    zeroes: Rc<[u8]>,
 }
 
 impl World {
@@ -121,6 +123,7 @@ impl World {
             cut: None,
             memories: None,
             scratch: Vec::new(),
+            zeroes: Rc::default(),
         }))
     }
 

@@ -253,15 +253,18 @@ impl World {
                 }
             }
             OpKind::Discard | OpKind::WriteZeroes => {
-                let zeroes = vec![0; len];
+                if self.zeroes.len() != len {
+                    self.zeroes = vec![0; len].into();
+                }
+                let zeroes = &self.zeroes;
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
-                    fail_write(disk, rng, offset, &zeroes);
+                    fail_write(disk, rng, offset, zeroes);
                     return Status::Io;
                 }
                 let whole = matches!(op.what, OpKind::WriteZeroes);
                 if whole || rng.chance_per_mille(self.swarm.discard_zeroes_per_mille) {
                     disk.heal(offset, len);
-                    disk.media.write(offset, &zeroes, false);
+                    disk.media.write_zeroes(offset, zeroes);
                     lose_with_flush(disk, rng, op);
                 }
             }

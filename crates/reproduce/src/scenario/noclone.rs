@@ -39,11 +39,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce` for so much memory. A small size is a trial: its turns
-    /// are shorter.
+    /// The options of `millpond reproduce` for so much memory. A small size is a trial: it has
+    /// fewer turns, and shorter ones.
     pub fn of_bytes(bytes: u64) -> Options {
         let groups = groups(bytes).into_iter().take(1).collect();
-        Options { groups, turns: 15, turn_ms: if bytes < TRIAL_BYTES { 20 } else { 100 } }
+        let (turns, turn_ms) = if bytes < TRIAL_BYTES { (5, 20) } else { (15, 100) };
+        Options { groups, turns, turn_ms }
     }
 }
 

@@ -83,8 +83,8 @@ fn more_requests_than_may_wait_are_refused_not_queued() {
 #[test]
 fn tcp_clients_take_no_place_of_the_local_socket() {
     let (daemon, addr) = with_tcp();
-    // More than are served at once, 64, and fewer than those and the kernel's queue of 128 together:
-    // `connect` waits for no place.
+    // More than are served at once, 64, and fewer than those and the kernel's queue of 128: no
+    // `connect` waits.
     let idle: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&addr).unwrap()).collect();
     sleep(100 * MS);
     for _ in 0..3 {

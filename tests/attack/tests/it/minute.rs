@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A minute of the adversary: each scenario runs for some seconds, in eight tests, of which as many run at
-//! once as there are test threads; `make attack` runs them for longer.
+//! A minute of the adversary: each scenario runs for some seconds, in eight tests, of which as many
+//! run at once as there are test threads; `make attack` runs them for longer.
 
 use attack::campaign::{Total, attack, fresh_seed};
 use attack::rig::Options;

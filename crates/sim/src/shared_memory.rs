@@ -12,23 +12,35 @@ use crate::rng::Rng;
 
 type Bytes = Rc<RefCell<Vec<u8>>>;
 
-/// The shared memory of one machine, for [`reactor::set_shared_memory`].
+/// A directory of the shared memory of one machine, for [`reactor::set_shared_memory`].
 #[derive(Clone, Default)]
-pub struct Memories(Rc<RefCell<State>>);
+pub struct Memories {
+    state: Rc<RefCell<State>>,
+    directory: u32,
+}
 
 #[derive(Default)]
 struct State {
     boots: u64,
-    by_name: BTreeMap<String, Bytes>,
+    by_name: BTreeMap<(u32, String), Bytes>,
 }
 
 struct Memory(Bytes);
 
 impl Memories {
-    /// The machine stops, and starts again: half of the memories are blank, as in a new directory;
-    /// the others have what they had, as files on a disk may.
+    /// Another directory of the same machine.
+    pub fn directory(&self, directory: u32) -> Memories {
+        Memories { directory, ..self.clone() }
+    }
+
+    fn key(&self, name: &str) -> (u32, String) {
+        (self.directory, name.to_owned())
+    }
+
+    /// The machine stops, and starts again: half of the memories of all directories are blank, as
+    /// in a new directory; the others have what they had, as files on a disk may.
     pub fn power_cut(&self, rng: &mut Rng) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         state.boots += 1;
         for bytes in state.by_name.values() {
             if rng.below(2) == 0 {
@@ -39,19 +51,21 @@ impl Memories {
 
     /// Contents of the memory with this name, for tests that change it; nothing if there is none.
     pub fn contents(&self, name: &str) -> Option<Rc<RefCell<Vec<u8>>>> {
-        self.0.borrow().by_name.get(name).cloned()
+        self.state.borrow().by_name.get(&self.key(name)).cloned()
     }
 
-    /// All names.
+    /// All names in this directory.
     pub fn names(&self) -> Vec<String> {
-        self.0.borrow().by_name.keys().cloned().collect()
+        let state = self.state.borrow();
+        let here = state.by_name.keys().filter(|(directory, _)| *directory == self.directory);
+        here.map(|(_, name)| name.clone()).collect()
     }
 }
 
 impl SharedMemoryStore for Memories {
     fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>> {
         let len = usize::try_from(len_bytes).expect("fits in memory");
-        let bytes = self.0.borrow_mut().by_name.entry(name.to_owned()).or_default().clone();
+        let bytes = self.state.borrow_mut().by_name.entry(self.key(name)).or_default().clone();
         if bytes.borrow().len() < len {
             bytes.borrow_mut().resize(len, 0);
         }
@@ -60,12 +74,12 @@ impl SharedMemoryStore for Memories {
 
     fn boot_id(&self) -> [u8; 16] {
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&self.0.borrow().boots.to_le_bytes());
+        id[..8].copy_from_slice(&self.state.borrow().boots.to_le_bytes());
         id
     }
 
     fn place_of(&self, name: &str) -> String {
-        format!("memory {name}")
+        format!("memory {name} of directory {}", self.directory)
     }
 }
 
@@ -93,6 +107,6 @@ impl fmt::Debug for Memory {
 
 impl fmt::Debug for Memories {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memories({:?})", self.names())
+        write!(f, "Memories({}, {:?})", self.directory, self.names())
     }
 }

@@ -33,6 +33,7 @@
 //! - SI-O2 Every 512-byte sector names seed, block, sector and version: the oracle distinguishes a
 //!   mixture, a foreign block, and the data of another run.
 
+mod kill;
 mod stamp;
 
 use std::collections::BTreeSet;
@@ -327,14 +328,6 @@ impl Oracle {
                 block.durable = block.durable.max(began);
             }
             block.prune();
-        }
-    }
-
-    /// Records, before [`Oracle::end_write`], that a kill of the process does not undo a change
-    /// that has succeeded: the device has promised that without a flush. A power cut may.
-    pub fn keep_over_kill(&mut self, token: &WriteToken) {
-        for block in &mut self.blocks[span(&token.blocks)] {
-            block.kept = block.kept.max(token.began);
         }
     }
 

@@ -83,8 +83,9 @@ pub struct World {
     steps: u64,
     trace: u64,
     cut: Option<PowerCut>,
-    /// Memory that outlives a process, if the machine has any.
-    memories: Option<Memories>,
+    /// Memory that outlives a process: all of the machine, and what its next processes can open.
+    memories: Memories,
+    memories_in_use: Option<Memories>,
     scratch: Vec<u64>,
     /// As many as the last request of zeroes wrote.
     zeroes: Rc<[u8]>,
@@ -121,7 +122,8 @@ impl World {
             steps: 0,
             trace: 0,
             cut: None,
-            memories: None,
+            memories: Memories::default(),
+            memories_in_use: None,
             scratch: Vec::new(),
             zeroes: Rc::default(),
         }))
@@ -170,12 +172,18 @@ impl World {
 
     /// Gives the machine shared memory: its next processes can open some.
     pub fn share_memory(&mut self) -> Memories {
-        self.memories.get_or_insert_default().clone()
+        self.use_memory(Some(0));
+        self.memories.clone()
     }
 
-    /// The shared memory, if the machine has some.
+    /// From now on the next processes find shared memory in this directory, or have none.
+    pub fn use_memory(&mut self, directory: Option<u32>) {
+        self.memories_in_use = directory.map(|directory| self.memories.directory(directory));
+    }
+
+    /// The shared memory that the next processes can open, if any.
     pub fn memories(&self) -> Option<Memories> {
-        self.memories.clone()
+        self.memories_in_use.clone()
     }
 
     /// The clock.

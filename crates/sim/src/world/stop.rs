@@ -46,9 +46,7 @@ impl World {
         for (disk, pending) in self.disks.iter_mut().zip(pending) {
             disk.media.power_cut(pending, &mut self.rng);
         }
-        if let Some(memories) = &self.memories {
-            memories.power_cut(&mut self.rng);
-        }
+        self.memories.power_cut(&mut self.rng);
         self.mix(u64::MAX);
     }
 

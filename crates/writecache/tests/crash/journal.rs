@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A machine with memory that outlives the process: a kill undoes no completed change, and a power
-//! cut undoes no more than without that memory.
+//! cut undoes no more than without that memory. Ordered caches and divided ones with it are in
+//! `ordered` and `parts`.
 use sim::seeds;
 
+use crate::common::journal_plan::JournalPlan;
 use crate::simulate::{Plan, simulate};
+
+const KEPT: JournalPlan = JournalPlan::Kept;
+/// The next life has other memory, or none, now and then.
+const MOVED: Plan = Plan { journal: JournalPlan::Moved, ..Plan::USUAL };
 
 #[test]
 fn no_kill_undoes_a_completed_change() {
@@ -11,21 +17,38 @@ fn no_kill_undoes_a_completed_change() {
 }
 
 #[test]
+fn no_kill_undoes_a_completed_change_in_blocks_of_512() {
+    seeds::run(60, |seed| simulate(seed, Plan { block_sizes: &[512], ..Plan::JOURNAL }));
+}
+
+#[test]
 fn no_kill_undoes_a_completed_change_of_sectors() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: true, ..Plan::SECTORS }));
+    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::SECTORS }));
 }
 
 #[test]
 fn errors_beside_a_journal_lose_nothing_that_was_flushed() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: true, ..Plan::FAULTS }));
+    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::FAULTS }));
 }
 
 #[test]
 fn no_kill_undoes_a_completed_change_in_pmem() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: true, ..Plan::MEMORY }));
+    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::MEMORY }));
 }
 
 #[test]
 fn no_kill_undoes_a_change_beside_switches_of_the_mode() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: true, ..Plan::THROUGH }));
+    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::THROUGH }));
+}
+
+#[test]
+fn a_journal_in_another_directory_is_never_believed() {
+    seeds::run(60, |seed| simulate(seed, MOVED));
+    // Short lives: most journals have something, and many processes change nothing.
+    seeds::run(60, |seed| simulate(seed, Plan { rounds: 12, cut_after: &[300, 1_000], ..MOVED }));
+}
+
+#[test]
+fn a_journal_in_another_directory_is_ignored_beside_errors() {
+    seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..MOVED }));
 }

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::life;
 use crate::common::operator::Drains;
 use crate::common::origin_history::{History, Recorded};
@@ -50,10 +51,18 @@ struct Plan {
     mode: &'static str,
     /// Clients send requests of any sectors, and each sector is judged by itself.
     by_sectors: bool,
+    journal: JournalPlan,
 }
 
 impl Plan {
-    const USUAL: Plan = Plan { fault: None, with_faults: false, mode: "s", by_sectors: false };
+    const USUAL: Plan = Plan {
+        fault: None,
+        with_faults: false,
+        mode: "s",
+        by_sectors: false,
+        journal: JournalPlan::None,
+    };
+    const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..Plan::USUAL };
 }
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -85,6 +94,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    plan.journal.draw_capacity(&mut w.rng, &mut config);
     config.set_zeroes_as_data_max(w.rng.pick(&[0, 0, 1024, 1 << 20]));
     let unit = if plan.by_sectors { 512 } else { block_size as usize };
     let units = sectors.bytes() / unit as u64;
@@ -194,7 +204,8 @@ fn simulate(seed: u64, plan: Plan, coverage: &Rc<Cell<Coverage>>) -> Result<(), 
     }
     let (lives, cut_after) = (LIVES, &[100, 1_000, 5_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { world, setup, oracle, mix, coverage: coverage.clone() })
+    let memory = Memory::of(&world, plan.journal);
+    test.run(&mut Lives { world, setup, oracle, mix, memory, coverage: coverage.clone() })
 }
 
 /// The cache, over all lives of a seed.
@@ -203,10 +214,16 @@ struct Lives {
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
+    memory: Memory,
     coverage: Rc<Cell<Coverage>>,
 }
 
 impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.memory.begin_life(&self.world, &self.oracle);
+        1
+    }
+
     fn live(&mut self, machine: &Machine) -> Step {
         let (world, setup) = (&self.world, &self.setup);
         let with_faults = self.mix.errors_allowed;
@@ -215,6 +232,7 @@ impl Engine for Lives {
         let recorded = Recorded::over(cache.clone(), &setup.history);
         let device: Rc<dyn BlockDevice> = recorded.clone();
         let load = Workload::new(world, &self.oracle, self.mix);
+        let load = self.memory.workload(load, with_faults);
         life::verify(machine, &load, &device)?;
         self.record(machine, &cache)?;
         if with_faults {
@@ -317,6 +335,32 @@ fn requests_of_sectors_are_kept_in_order_too() {
     seeds::run(50, |seed| {
         let with_faults = seed.is_multiple_of(3);
         simulate(seed, Plan { with_faults, by_sectors: true, ..Plan::USUAL }, &coverage)
+    });
+}
+
+#[test]
+fn no_kill_undoes_a_completed_change_in_order() {
+    let coverage = Rc::default();
+    seeds::run(60, |seed| simulate(seed, Plan::JOURNAL, &coverage));
+}
+
+#[test]
+fn a_journal_keeps_the_order_in_pmem_and_beside_errors() {
+    let coverage = Rc::default();
+    seeds::run(40, |seed| {
+        let with_faults = seed.is_multiple_of(3);
+        let mode = if seed.is_multiple_of(2) { "p" } else { "s" };
+        simulate(seed, Plan { with_faults, mode, ..Plan::JOURNAL }, &coverage)
+    });
+}
+
+#[test]
+fn another_directory_of_journals_does_not_break_the_order() {
+    let coverage = Rc::default();
+    let plan = Plan { journal: JournalPlan::Moved, ..Plan::USUAL };
+    seeds::run(60, |seed| {
+        let by_sectors = seed.is_multiple_of(3);
+        simulate(seed, Plan { by_sectors, ..plan }, &coverage)
     });
 }
 

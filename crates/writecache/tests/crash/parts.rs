@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::life;
 use crate::common::operator::Operator;
 use crate::common::suspend_gate::GatedTarget;
@@ -57,10 +58,19 @@ struct Plan {
     by_sectors: bool,
     /// Both disks take whole blocks of so many bytes, and refuse all else.
     disk_block: u32,
+    /// Each part has a journal of its own.
+    journal: JournalPlan,
 }
 
-const USUAL: Plan = Plan { fault: None, with_faults: false, by_sectors: false, disk_block: 512 };
+const USUAL: Plan = Plan {
+    fault: None,
+    with_faults: false,
+    by_sectors: false,
+    disk_block: 512,
+    journal: JournalPlan::None,
+};
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
+const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..USUAL };
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut w = world.borrow_mut();
@@ -100,6 +110,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    plan.journal.draw_capacity(&mut w.rng, &mut config);
     config.set_chunk(Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512));
     // Gaps may be as long as a chunk, and longer.
     config.assume_costs((w.rng.below(3) > 0).then_some(EAGER));
@@ -145,7 +156,8 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     }
     let (lives, cut_after) = (LIVES, &[40, 200, 2_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { world, setup, oracle, mix })
+    let memory = Memory::of(&world, plan.journal);
+    test.run(&mut Lives { world, setup, oracle, mix, memory })
 }
 
 /// The cache, over all lives of a seed.
@@ -154,10 +166,12 @@ struct Lives {
     setup: Setup,
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
+    memory: Memory,
 }
 
 impl Engine for Lives {
     fn begin_life(&mut self) -> u16 {
+        self.memory.begin_life(&self.world, &self.oracle);
         self.setup.cores
     }
 
@@ -170,6 +184,7 @@ impl Engine for Lives {
         let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
         let load = Workload::new(world, &self.oracle, self.mix);
+        let load = self.memory.workload(load, with_faults);
         life::verify(machine, &load, &device)?;
         if with_faults {
             draw_faults(world, setup);
@@ -238,6 +253,22 @@ fn sector_requests_survive_crashes_on_disks_of_larger_blocks() {
     // It finds a merge that undoes what has come meanwhile, and one that is not durable.
     is_caught_by(Plan { fault: Some(Fault::MergeUnchecked), ..PLAN });
     is_caught_by(Plan { fault: Some(Fault::MergeIgnoresFua), ..PLAN });
+}
+
+#[test]
+fn no_kill_undoes_a_completed_change_in_any_part() {
+    seeds::run(60, |seed| simulate(seed, Plan { by_sectors: seed.is_multiple_of(3), ..JOURNAL }));
+}
+
+#[test]
+fn journals_of_parts_beside_errors_lose_nothing_flushed() {
+    seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..JOURNAL }));
+}
+
+#[test]
+fn journals_of_parts_in_another_directory_are_not_believed() {
+    const PLAN: Plan = Plan { journal: JournalPlan::Moved, ..USUAL };
+    seeds::run(60, |seed| simulate(seed, PLAN));
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

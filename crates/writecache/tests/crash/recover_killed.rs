@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::{self, number};
 use block::{BlockDevice, Class, Error, Sector, Target};
 use reactor::FileId;
@@ -29,9 +30,10 @@ struct Scene {
 
 impl Scene {
     /// Clients work on a cache as the seed draws it until the power goes, or the process.
-    fn new(seed: u64) -> Result<Scene, String> {
+    fn new(seed: u64, journal: JournalPlan) -> Result<Scene, String> {
         let world = World::new(seed);
-        let (config, cache, origin, sectors, cut) = {
+        let memory = Memory::of(&world, journal);
+        let (config, cache, origin, sectors, cut, is_native) = {
             let mut w = world.borrow_mut();
             let block_size: u32 = w.rng.pick(&[512, 4096]);
             let sectors = Sector(w.rng.range(16, 120) * u64::from(block_size) / 512);
@@ -44,8 +46,9 @@ impl Scene {
             let kind = w.rng.pick(&["format native", "format native ordered", "format dm"]);
             let words = format!("high_watermark {} low_watermark 0 {kind}", w.rng.pick(&[2, 100]));
             let config = common::config(block_size, &words);
+            let is_native = !kind.ends_with("dm");
             let cut = PowerCut::Step(w.rng.range(200, 6_000));
-            (config, cache, origin, sectors, cut)
+            (config, cache, origin, sectors, cut, is_native)
         };
         let blocks = sectors.bytes() / u64::from(config.block_size);
         let oracle = Oracle::new(blocks, config.block_size as usize, seed);
@@ -57,6 +60,8 @@ impl Scene {
         machine.block_on(async move { open.resume().await.unwrap() }).unwrap();
         let mix = Mix { discards: 0, ..Mix::default() };
         let load = Workload::new(&scene.world, &scene.oracle, mix);
+        // The kernel's format has no journal.
+        let load = memory.workload(load, !is_native);
         for _ in 0..CLIENTS {
             machine.spawn(0, load.client(target.clone(), 60));
         }
@@ -165,8 +170,8 @@ async fn recover(
 
 /// Stopped after `stop_after` steps, then looked at now and then, stopped again now and then, and
 /// at last let go on to its end.
-fn simulate(seed: u64, stop_after: u64) -> Result<(), String> {
-    let scene = Scene::new(seed)?;
+fn simulate(seed: u64, journal: JournalPlan, stop_after: u64) -> Result<(), String> {
+    let scene = Scene::new(seed, journal)?;
     let (mut done, _) = scene.recover(Some(stop_after))?;
     while !done {
         let dice = scene.world.borrow_mut().rng.below(4);
@@ -186,12 +191,21 @@ fn simulate(seed: u64, stop_after: u64) -> Result<(), String> {
     }
 }
 
+fn stop_anywhere(seed: u64, journal: JournalPlan) -> Result<(), String> {
+    let (done, steps) = Scene::new(seed, journal)?.recover(None)?;
+    assert!(done, "nothing stopped it");
+    let mut stops = (0..STOPS).map(|n| (n * steps + seed % steps) / STOPS);
+    let stop = |at| simulate(seed, journal, at).map_err(|e| format!("stopped at {at}: {e}"));
+    stops.try_for_each(stop)
+}
+
 #[test]
 fn a_recovery_stopped_at_any_moment_loses_nothing() {
-    seeds::run(20, |seed| {
-        let (done, steps) = Scene::new(seed)?.recover(None)?;
-        assert!(done, "nothing stopped it");
-        let mut stops = (0..STOPS).map(|n| (n * steps + seed % steps) / STOPS);
-        stops.try_for_each(|at| simulate(seed, at).map_err(|e| format!("stopped at {at}: {e}")))
-    });
+    seeds::run(20, |seed| stop_anywhere(seed, JournalPlan::None));
+}
+
+/// The recovery applies the journal of the process before.
+#[test]
+fn a_recovery_with_a_journal_stopped_anywhere_loses_nothing() {
+    seeds::run(20, |seed| stop_anywhere(seed, JournalPlan::Kept));
 }

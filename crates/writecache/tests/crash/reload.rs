@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::suspend_gate::SuspendGate;
 use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
 use reactor::FileId;
@@ -23,10 +24,11 @@ struct Setup {
     blocks: u64,
     origin: FileId,
     cache: FileId,
+    is_native: bool,
 }
 
 impl Setup {
-    fn draw(world: &WorldRef) -> Setup {
+    fn draw(world: &WorldRef, journal: JournalPlan) -> Setup {
         let mut w = world.borrow_mut();
         let block_size: u32 = w.rng.pick(&[512, 4096]);
         let blocks = w.rng.range(4, 60);
@@ -42,8 +44,11 @@ impl Setup {
             w.rng.pick(&[1, 1000]),
         );
         let words: Vec<&str> = line.split_whitespace().collect();
-        let config = Config::parse(&words).expect("the line above is good");
-        Setup { world: world.clone(), config, blocks, origin, cache }
+        let mut config = Config::parse(&words).expect("the line above is good");
+        journal.draw_capacity(&mut w.rng, &mut config);
+        drop(w);
+        let is_native = format == "native";
+        Setup { world: world.clone(), config, blocks, origin, cache, is_native }
     }
 
     /// A new table.
@@ -127,16 +132,17 @@ thread_local! {
     static RELOADS: Cell<u64> = const { Cell::new(0) };
 }
 
-fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+fn simulate(seed: u64, fault: Option<Fault>, journal: JournalPlan) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = Setup::draw(&world);
+    let setup = Setup::draw(&world, journal);
+    let memory = Memory::of(&world, journal);
     let bytes = setup.config.block_size as usize;
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { blocks_max: 4, discards: 0, ..Mix::default() };
     mix.think_ns_max = world.borrow_mut().rng.pick(&[0, 20_000, 1_000_000]);
     let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
     let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { setup, oracle, mix, fault })
+    test.run(&mut Lives { setup, oracle, mix, fault, memory })
 }
 
 /// The device, over all lives of a seed.
@@ -145,15 +151,23 @@ struct Lives {
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     fault: Option<Fault>,
+    memory: Memory,
 }
 
 impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.memory.begin_life(&self.setup.world, &self.oracle);
+        1
+    }
+
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
         let first = setup.load(None);
         machine.block_on(first.clone().resume())?.map_err(|e| e.chain())?;
         let device = Mapped::over(first);
         let load = Workload::new(&setup.world, &self.oracle, self.mix);
+        // The kernel's format has no journal.
+        let load = self.memory.workload(load, !setup.is_native);
         machine.block_on(load.read_all(device.clone()))??;
         let operator = Rc::new(Operator {
             setup: setup.clone(),
@@ -185,14 +199,21 @@ impl Engine for Lives {
 
 #[test]
 fn a_table_loaded_again_while_clients_work_loses_nothing() {
-    seeds::run(150, |seed| simulate(seed, None));
+    seeds::run(150, |seed| simulate(seed, None, JournalPlan::None));
     if seeds::count(150) >= 20 {
         assert!(RELOADS.get() > 100, "{} reloads", RELOADS.get());
     }
 }
 
+/// One instance leaves its journal, and the next one goes on with it.
+#[test]
+fn no_kill_undoes_a_change_beside_tables_loaded_again() {
+    seeds::run(100, |seed| simulate(seed, None, JournalPlan::Kept));
+    seeds::run(50, |seed| simulate(seed, None, JournalPlan::Moved));
+}
+
 fn is_found(fault: Option<Fault>) {
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, fault));
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, fault, JournalPlan::None));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use block::{BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Target};
 use dm::{Constructing, Context, Dm, Resolver, TargetType, Whole};
 use reactor::FileId;
@@ -280,6 +281,7 @@ struct Lives {
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     progress: Rc<Cell<Progress>>,
+    memory: Memory,
 }
 
 impl Lives {
@@ -345,12 +347,19 @@ impl Lives {
 }
 
 impl Engine for Lives {
+    fn begin_life(&mut self) -> u16 {
+        self.memory.begin_life(&self.setup.world, &self.oracle);
+        1
+    }
+
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
         let dm = setup.dm();
         self.open(machine, &dm)?;
         let device: Rc<dyn BlockDevice> = dm.get("d").map_err(|e| e.chain())?;
         let load = Workload::new(&setup.world, &self.oracle, self.mix);
+        // The kernel's format has no journal.
+        let load = self.memory.workload(load, setup.formats.contains(&"dm"));
         machine.block_on(load.read_all(device.clone()))??;
         let operator = Rc::new(Operator {
             setup: setup.clone(),
@@ -374,9 +383,10 @@ impl Engine for Lives {
     }
 }
 
-fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+fn simulate(seed: u64, fault: Option<Fault>, journal: JournalPlan) -> Result<(), String> {
     let world = World::new(seed);
     let setup = Setup::draw(&world, fault);
+    let memory = Memory::of(&world, journal);
     let bytes = setup.block_size as usize;
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { blocks_max: 4, discards: 0, write_zeroes: 0, ..Mix::default() };
@@ -386,20 +396,28 @@ fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let progress = Rc::new(Cell::new(progress));
     let (lives, cut_after) = (LIVES, &[500, 5_000][..]);
     let test = CrashTest { world, oracle: oracle.clone(), lives, cut_after };
-    test.run(&mut Lives { setup, oracle, mix, progress })
+    test.run(&mut Lives { setup, oracle, mix, progress, memory })
 }
 
 #[test]
 fn a_device_grown_or_recached_in_use_loses_nothing() {
-    seeds::run(150, |seed| simulate(seed, None));
+    seeds::run(150, |seed| simulate(seed, None, JournalPlan::None));
     if seeds::count(150) >= 100 {
         let counts = [&UNCACHED, &REPLACED, &GROWN, &REFUSED, &TOO_SHORT].map(|c| c.get());
         assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
     }
 }
 
+/// Each cache has its journal; a cache that was replaced, or was away for a while, has an old one.
+#[test]
+fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
+    seeds::run(100, |seed| simulate(seed, None, JournalPlan::Kept));
+    seeds::run(50, |seed| simulate(seed, None, JournalPlan::Moved));
+}
+
 fn is_found(fault: Fault) {
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault)));
+    let found =
+        seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), JournalPlan::None));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }

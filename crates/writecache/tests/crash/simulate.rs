@@ -10,6 +10,7 @@ use sim::harness::{CrashTest, Engine, Step};
 use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
 use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
+use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::life;
 use crate::common::mode_switch::ModeSwitch;
 use crate::common::operator::Operator;
@@ -76,8 +77,7 @@ pub(crate) struct Plan {
     pub(crate) around: bool,
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
     pub(crate) through: bool,
-    /// The machine has shared memory: a kill undoes no completed change.
-    pub(crate) journal: bool,
+    pub(crate) journal: JournalPlan,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -98,7 +98,7 @@ impl Plan {
         flush_errors: &[0, 20],
         around: false,
         through: false,
-        journal: false,
+        journal: JournalPlan::None,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -109,7 +109,7 @@ impl Plan {
     /// Requests of 512 bytes and more on blocks of 1 to 4 KiB. Few blocks, so that merges meet.
     pub(crate) const SECTORS: Plan =
         Plan { by_sectors: true, block_sizes: &[1024, 4096, 4096], ..Plan::USUAL };
-    pub(crate) const JOURNAL: Plan = Plan { journal: true, ..Plan::USUAL };
+    pub(crate) const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..Plan::USUAL };
     pub(crate) const THROUGH: Plan = Plan { around: true, through: true, ..Plan::USUAL };
     /// Tiny caches, too: the format's header takes little.
     pub(crate) const DM: Plan =
@@ -156,9 +156,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
-    if plan.journal {
-        config.set_journal_capacity(w.rng.pick(&[70, 200, 4096]));
-    }
+    plan.journal.draw_capacity(&mut w.rng, &mut config);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
     config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));
     Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
@@ -220,9 +218,7 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         let failed = move |offset, data: &[u8]| told.borrow_mut().failed_below(offset, data);
         world.borrow_mut().on_failed_write(setup.origin, failed);
     }
-    if plan.journal {
-        world.borrow_mut().share_memory();
-    }
+    let memory = Memory::of(&world, plan.journal);
     let test = CrashTest {
         world: world.clone(),
         oracle: oracle.clone(),
@@ -230,7 +226,7 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         cut_after: plan.cut_after,
     };
     let mode = Rc::default();
-    test.run(&mut Lives { world, setup, oracle, mix, mode })
+    test.run(&mut Lives { world, setup, oracle, mix, mode, memory })
 }
 
 /// The cache, over all lives of a seed.
@@ -241,12 +237,14 @@ struct Lives {
     mix: Mix,
     /// Of this life.
     mode: Rc<ModeSwitch>,
+    memory: Memory,
 }
 
 impl Engine for Lives {
     fn begin_life(&mut self) -> u16 {
         self.mode = Rc::default();
         self.setup.reload(&mut self.world.borrow_mut().rng);
+        self.memory.begin_life(&self.world, &self.oracle);
         1
     }
 
@@ -266,9 +264,7 @@ impl Engine for Lives {
             // A failed flush of the origin loses what it should have covered.
             load = load.keeping(Rc::new(move |began| !with_faults && mode.keeps(began)));
         }
-        if setup.plan.journal && !with_faults {
-            load = load.keeping(Rc::new(|_| true));
-        }
+        load = self.memory.workload(load, with_faults);
         life::verify(machine, &load, &device)?;
         if with_faults {
             draw_faults(world, setup);

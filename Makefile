@@ -6,6 +6,7 @@ CARGO ?= cargo
 ARGS ?=
 # Runs of every simulation test: `make seeds SEEDS=100000`.
 SEEDS ?= 20000
+KILLS ?= 1000
 # Time for each fuzz target; two run at once on two cores.
 FUZZ_SECONDS ?= 30
 CI_FUZZ_SECONDS ?= 10
@@ -23,7 +24,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast lint fmt fuzz sanitize seeds docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast lint fmt fuzz sanitize seeds kills docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -122,6 +123,9 @@ sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs night
 
 seeds: ## simulation tests with SEEDS seeds each
 	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test $(ALL) $(ENGINES)
+
+kills: ## the tests of doors::crash with KILLS kills each
+	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

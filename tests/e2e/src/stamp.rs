@@ -30,6 +30,8 @@ const DEPTH: usize = 16;
 const RUN_BLOCKS_MAX: u64 = 4;
 /// One write in so many is FUA.
 const FUA_ONE_IN: u64 = 16;
+/// One request in so many is a flush, usually.
+pub const FLUSH_ONE_IN: Option<u64> = Some(64);
 /// Blocks read at a time to check them.
 const CHECK_BLOCKS: u64 = 256;
 
@@ -148,8 +150,8 @@ pub struct Stamps {
     /// Blocks answered since the last flush was sent.
     fresh: Vec<u64>,
     random: Random,
-    /// One request in so many is a flush.
-    flush_one_in: u64,
+    /// One request in so many is a flush; without, none is, and no write is FUA.
+    flush_one_in: Option<u64>,
 }
 
 impl Stamps {
@@ -157,7 +159,14 @@ impl Stamps {
     pub fn new(blocks: Range<u64>, seed: u64) -> Stamps {
         let known = vec![BlockState::default(); (blocks.end - blocks.start) as usize];
         let random = Random::new(seed);
-        Stamps { first: blocks.start, known, fresh: Vec::new(), random, flush_one_in: 64 }
+        let (first, fresh, flush_one_in) = (blocks.start, Vec::new(), FLUSH_ONE_IN);
+        Stamps { first, known, fresh, random, flush_one_in }
+    }
+
+    /// How often [`Stamps::write`] flushes: one request in so many, or never; then no write is FUA
+    /// either.
+    pub fn flush_one_in(&mut self, requests: Option<u64>) {
+        self.flush_one_in = requests;
     }
 
     /// The blocks.
@@ -231,7 +240,7 @@ impl Stamps {
     }
 
     fn ask(&mut self, client: &mut Client, cookie: u64) -> Result<Sent, (Sent, io::Error)> {
-        if self.random.below(self.flush_one_in) == 0 {
+        if self.flush_one_in.is_some_and(|of| self.random.below(of) == 0) {
             // EE-S2: what is answered later is not covered.
             let fresh = std::mem::take(&mut self.fresh);
             let answered = fresh.into_iter().map(|b| (b, self.known(b).answered)).collect();
@@ -250,7 +259,7 @@ impl Stamps {
         }
         let mut data = Vec::new();
         stamp(&mut data, blocks.clone(), |b| self.known[(b - self.first) as usize].sent);
-        let fua = self.random.below(FUA_ONE_IN) == 0;
+        let fua = self.flush_one_in.is_some() && self.random.below(FUA_ONE_IN) == 0;
         let offset = blocks.start * BLOCK_BYTES as u64;
         let len = u32::try_from(data.len()).expect("a few blocks");
         let request = Request { flags: u16::from(fua), kind: cmd::WRITE, cookie, offset, len };

@@ -83,6 +83,10 @@ impl JournalWriter {
         if start > self.start {
             self.start = start;
             self.store(None);
+            // That entry itself is no change.
+            if self.start + 1 >= self.next {
+                self.start = self.next;
+            }
         }
     }
 }

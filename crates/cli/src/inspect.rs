@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond inspect`: shows what a cache image holds and what is damaged, without changing it.
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use block::Sector;
 use clap::Args;
@@ -11,26 +11,30 @@ use host::{Format, Listing, print};
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
 
+use crate::inspect_journal as journal;
 use crate::offline::{self, Access};
 
 /// Dirty ranges and findings that are shown without `--all`.
-const SHOWN: usize = 20;
+pub(crate) const SHOWN: usize = 20;
 
 /// Show what a write cache's device or image holds
 ///
 /// Needs no daemon and changes nothing; the cache must not be in use. Shows the format (ours or the
 /// kernel's), the superblocks and whether they agree, the blocks, the log, which sectors of the
-/// origin are dirty, and every damage with its offset.
+/// origin are dirty, and every damage with its offset. The journal in memory that a killed daemon
+/// left in its run directory counts (`--run-dir`). Such a journal, a file `journal-UUID` there, can
+/// be shown itself.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond inspect /srv/cache.img
   millpond inspect /dev/nvme0n1p4 --start-sector 2048 --all
   millpond inspect /srv/cache.img --data -o json
+  millpond inspect /run/millpond/journal-0123456789abcdef0123456789abcdef
 
 Exit codes: 0 a sound cache, or blank; 1 damaged, or no cache; 2 usage; 3 no such file; 4 in use.")]
 pub struct InspectArgs {
-    /// The cache device, or its image
+    /// The cache device, its image, or a journal
     pub(crate) image: PathBuf,
     /// Where the cache begins on it
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -46,8 +50,11 @@ pub struct InspectArgs {
 }
 
 /// Runs the verb; returns what to exit with.
-pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
-    let (reactor, files) = offline::core()?;
+pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    if journal::is_journal(&args.image) {
+        return journal::run(args);
+    }
+    let (reactor, files) = offline::core(run_dir)?;
     let device = offline::open(&files, &args.image, Access::Read)?;
     let start = Sector(args.start_sector);
     let depth = if args.data { Depth::Data } else { Depth::Metadata };
@@ -76,7 +83,7 @@ fn is_sound(report: &ProbeReport) -> bool {
     known && report.damage.is_empty()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -215,6 +222,7 @@ fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
         "format": offline::kind(report),
         "sound": is_sound(report),
         "notes": report.notes,
+        "unused_journals": report.unused_journals,
         "damage_found": report.damage.len() as u64 + report.damage_left_out,
         "damage": report.damage.iter().take(shown)
             .map(|f| json!({ "offset": f.offset, "what": f.what })).collect::<Vec<_>>(),

@@ -19,6 +19,7 @@ mod columns;
 pub mod dmsetup;
 mod drain;
 mod inspect;
+mod inspect_journal;
 mod offline;
 mod process;
 mod progress;
@@ -48,7 +49,7 @@ pub use wipe::WipeArgs;
 
 /// `millpond inspect`. Returns the exit code.
 pub fn inspect(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let done = offline::run(|| inspect::run(args));
+    let done = offline::run(|| inspect::run(args, run_dir));
     let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
     done.map_err(|f| f.within("inspect"))
 }
@@ -56,7 +57,7 @@ pub fn inspect(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure
 /// `millpond recover`. Returns the exit code.
 pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     let images = [args.cache.clone(), args.origin.clone()];
-    let done = offline::run(|| recover::run(args));
+    let done = offline::run(|| recover::run(args, run_dir));
     let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
     done.map_err(|f| f.within("recover"))
 }
@@ -95,7 +96,7 @@ pub fn attribute_help(name: &str) -> Option<String> {
 
 /// `millpond wipe`. Returns the exit code.
 pub fn wipe(args: &WipeArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let done = offline::run(|| wipe::run(args)).map(|()| EXIT_DONE);
+    let done = offline::run(|| wipe::run(args, run_dir)).map(|()| EXIT_DONE);
     let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
     done.map_err(|f| f.within("wipe"))
 }

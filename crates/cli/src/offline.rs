@@ -14,8 +14,8 @@ use block::{BlockDevice, CoreId, ErrorKind, Sector};
 use control::{Failure, api};
 use host::{PMEM, RunDir};
 use queue::FileLeaf;
-use reactor::{Reactor, set_memory};
-use uring::{Direct, Files, OpenOptions, Uring};
+use reactor::{Reactor, set_memory, set_shared_memory};
+use uring::{Direct, Files, MemoryFiles, OpenOptions, Uring};
 use writecache::{Contents, ProbeReport};
 
 use crate::client::{Client, runtime};
@@ -41,13 +41,19 @@ pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A core on this thread and the files of its driver.
-pub(crate) fn core() -> Result<(Reactor, Files), Failure> {
+/// A core on this thread and the files of its driver. It finds the journals of write caches in the
+/// run directory of a daemon, and makes none.
+pub(crate) fn core(run_dir: Option<&Path>) -> Result<(Reactor, Files), Failure> {
     let uring = Uring::new()?;
     let files = uring.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(uring));
     host::set_memory_budget_for_tools();
     reactor.on(|| set_memory(host::memory_budget()));
+    let run_dir = RunDir::choose(run_dir)?;
+    if run_dir.path().is_dir() {
+        let store = MemoryFiles::existing(files.clone(), run_dir.path())?;
+        reactor.on(|| set_shared_memory(Rc::new(store)));
+    }
     Ok((reactor, files))
 }
 

@@ -42,8 +42,10 @@ const LOST_SHOWN: usize = 20;
 ///
 /// Takes caches of our format and of the kernel's. Blocks go out in ascending order, those with
 /// checksums checked; then the cache is emptied, durably, so that it can never be replayed over an
-/// origin that has changed since. It may be stopped at any moment and run again. An origin of
-/// another size or identity is refused with a token; `--force TOKEN` takes it all the same.
+/// origin that has changed since. It may be stopped at any moment and run again. The journal in
+/// memory that a killed daemon left in its run directory is applied first (`--run-dir`). An origin
+/// of another size or identity is refused with a token, and so is a journal that can't be used:
+/// `--force TOKEN` goes on all the same.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -74,8 +76,8 @@ pub struct RecoverArgs {
 }
 
 /// Runs the verb; returns what to exit with.
-pub(crate) fn run(args: RecoverArgs) -> Result<u8, Failure> {
-    let (reactor, files) = offline::core()?;
+pub(crate) fn run(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let (reactor, files) = offline::core(run_dir)?;
     reactor.block_on(async move { recover(&args, &files).await })
 }
 
@@ -198,7 +200,11 @@ fn check_origin(
             hex(&own_id)
         ));
     }
-    let token = report.token(&format!("recover {has} {other:?}"));
+    let unused = &report.unused_journals;
+    doubts.extend(unused.iter().map(|why| {
+        format!("would not get the newest writes that the cache had acknowledged: {why}")
+    }));
+    let token = report.token(&format!("recover {has} {other:?} {unused:?}"));
     let doubts = doubts.join("; it ");
     match force {
         Some(given) if doubts.is_empty() || given == token => Ok((needs, other.is_some())),

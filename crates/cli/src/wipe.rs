@@ -4,7 +4,7 @@
 //! Invariants
 //! - CL-W1 Blocks that only the cache has are wiped with a token only, which the refusal prints and
 //!   which is valid for the cache exactly as it was then.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
@@ -41,8 +41,8 @@ pub struct WipeArgs {
 }
 
 /// Runs the verb.
-pub(crate) fn run(args: &WipeArgs) -> Result<(), Failure> {
-    let (reactor, files) = offline::core()?;
+pub(crate) fn run(args: &WipeArgs, run_dir: Option<&Path>) -> Result<(), Failure> {
+    let (reactor, files) = offline::core(run_dir)?;
     let device = offline::open(&files, &args.image, Access::Write)?;
     let start = Sector(args.start_sector);
     let look = device.clone();

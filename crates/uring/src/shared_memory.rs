@@ -36,6 +36,7 @@ pub struct MemoryFiles {
     files: Files,
     dir: PathBuf,
     boot_id: [u8; 16],
+    may_create: bool,
 }
 
 impl MemoryFiles {
@@ -45,7 +46,16 @@ impl MemoryFiles {
     /// If the identity of this start of the machine can't be read.
     pub fn new(files: Files, dir: &Path) -> Result<MemoryFiles, Error> {
         let boot_id = boot_id(Path::new(BOOT_ID))?;
-        Ok(MemoryFiles { files, dir: dir.to_owned(), boot_id })
+        Ok(MemoryFiles { files, dir: dir.to_owned(), boot_id, may_create: true })
+    }
+
+    /// The same, for memory that is there already: for tools. It may be of another user if this one
+    /// is root.
+    ///
+    /// # Errors
+    /// As [`MemoryFiles::new`].
+    pub fn existing(files: Files, dir: &Path) -> Result<MemoryFiles, Error> {
+        Ok(MemoryFiles { may_create: false, ..MemoryFiles::new(files, dir)? })
     }
 }
 
@@ -62,15 +72,17 @@ fn boot_id(path: &Path) -> Result<[u8; 16], Error> {
 }
 
 /// Opens or makes a file of `len` bytes or more, and maps the first `len` (UR-M1).
-fn map(path: &Path, len: usize) -> Result<MappedMemory, Error> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+fn map(path: &Path, len: usize, may_create: bool) -> Result<MappedMemory, Error> {
+    let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
+    let flags = OFlags::RDWR | create | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let flags = flags | OFlags::NONBLOCK; // a pipe of that name does not block
     let opened = openat(CWD, path, flags, Mode::RUSR | Mode::WUSR);
     let file = File::from(opened.map_err(|e| os_error(path, "open it", e))?);
     let io = |e: std::io::Error| Error::new(ErrorKind::Io, format!("{}: {e}", path.display()));
     let meta = file.metadata().map_err(io)?;
-    let owner = rustix::process::geteuid().as_raw();
-    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != owner {
+    let user = rustix::process::geteuid();
+    let is_ours = meta.uid() == user.as_raw() || user.is_root() && !may_create;
+    if !meta.is_file() || meta.nlink() != 1 || !is_ours {
         let why = "no file of our own: remove it";
         return Err(Error::new(ErrorKind::Denied, format!("{}: {why}", path.display())));
     }
@@ -82,12 +94,12 @@ fn map(path: &Path, len: usize) -> Result<MappedMemory, Error> {
 
 impl SharedMemoryStore for MemoryFiles {
     fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>> {
-        let (files, path) = (self.files.clone(), self.dir.join(name));
+        let (files, path, may_create) = (self.files.clone(), self.dir.join(name), self.may_create);
         Box::pin(async move {
             let too_large = |_| Error::invalid(format!("{}: is too large", path.display()));
             let len = usize::try_from(len_bytes).map_err(too_large)?;
             let what = path.to_string_lossy().into_owned();
-            let mapped = files.away(&what, move || map(&path, len)).await?;
+            let mapped = files.away(&what, move || map(&path, len, may_create)).await?;
             Ok(Rc::new(mapped) as Rc<dyn SharedMemory>)
         })
     }

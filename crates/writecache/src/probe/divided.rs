@@ -44,6 +44,7 @@ pub(super) async fn probe(
         damage: Vec::new(),
         damage_left_out: 0,
         notes: Vec::new(),
+        unused_journals: Vec::new(),
         fingerprint: 0,
     };
     let mut parts = Vec::new();
@@ -79,6 +80,7 @@ pub(super) async fn probe(
         }
         report.damage_left_out += of_part.damage_left_out;
         report.notes.extend(of_part.notes.iter().map(|note| format!("part {nth}: {note}")));
+        report.unused_journals.extend(of_part.unused_journals.iter().cloned());
         let prints = [report.fingerprint.to_le_bytes(), of_part.fingerprint.to_le_bytes()];
         report.fingerprint = format::checksum(&prints.concat());
         if foreign(&of_part, &place).is_none() {

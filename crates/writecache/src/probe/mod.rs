@@ -48,6 +48,8 @@ pub struct ProbeReport {
     pub damage_left_out: u64,
     /// Remarks that are not damage.
     pub notes: Vec<String>,
+    /// Journals in memory that may have acknowledged changes and do not count, and why.
+    pub unused_journals: Vec<String>,
     /// A checksum of the metadata: it changes with the cache.
     fingerprint: u32,
 }
@@ -213,6 +215,7 @@ async fn probe_area(
         damage: Vec::new(),
         damage_left_out: 0,
         notes: Vec::new(),
+        unused_journals: Vec::new(),
         fingerprint: format::checksum(head),
     };
     if head.iter().all(|&byte| byte == 0) {

@@ -11,6 +11,7 @@ use super::{Contents, Depth, Occupancy, Place, ProbeReport};
 use crate::map::{Slots, State};
 use crate::recovery::area::ReadAhead;
 use crate::recovery::area::map_memory;
+use crate::recovery::journal::{FoundJournal, IgnoredJournal};
 use crate::recovery::superblock::{check_counters, is_of_new_format};
 use crate::recovery::{LoadedMap, load};
 
@@ -165,17 +166,7 @@ async fn contents(
             end.last.0
         ));
     }
-    match applied {
-        Ok(0) => {}
-        Ok(changes) => report.notes.push(format!(
-            "{changes} changes of the journal in memory are counted: the next opening that finds \
-             the journal applies them"
-        )),
-        Err(why) => report.notes.push(format!(
-            "a journal in memory with {} changes does not count: {why}",
-            journal.len()
-        )),
-    }
+    note_journal(report, &journal, applied);
     let counts = slots.counts();
     for (slot, block, ..) in slots.live().filter(|(_, _, state, _)| *state == State::Bad) {
         let offset = superblock.geometry().slot_offset(slot);
@@ -198,6 +189,33 @@ async fn contents(
         dirty_ranges: unsaved.iter().map(|&(s, e)| (sectors(s), sectors(e - s))).collect(),
     });
     Ok(())
+}
+
+/// Notes what a journal in memory has, and what of it does not count.
+fn note_journal(
+    report: &mut ProbeReport,
+    journal: &FoundJournal,
+    applied: Result<u64, IgnoredJournal>,
+) {
+    let FoundJournal { place, .. } = journal;
+    let unused = match (applied, &journal.unreadable) {
+        (_, Some(why)) => format!("a journal in memory can't be read: {why}"),
+        (Ok(0), None) => return,
+        (Ok(changes), None) => {
+            return report
+                .notes
+                .push(format!("{changes} changes of the journal in memory, {place}, are counted"));
+        }
+        (Err(why), None) => {
+            let changes = journal.len();
+            format!("the journal in memory, {place}, with {changes} changes, does not count: {why}")
+        }
+    };
+    report.notes.push(unused.clone());
+    // Power loss may undo what was not flushed: that is no doubt.
+    if applied != Err(IgnoredJournal::OtherBoot) {
+        report.unused_journals.push(unused);
+    }
 }
 
 /// Checks every unit of the checkpoint by itself.

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, Reservation};
+use block::{Error, ErrorKind, Reservation};
 use format::{
     Damage, Entry, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, Superblock, UNIT,
     journal_bytes,
@@ -79,7 +79,9 @@ pub(crate) struct FoundJournal {
     header: Option<JournalHeader>,
     changes: Vec<JournalChange>,
     /// Where it is, for messages.
-    place: String,
+    pub(crate) place: String,
+    /// Why memory that is there can't be read.
+    pub(crate) unreadable: Option<String>,
 }
 
 /// The journal of a cache that is being opened: memory for the next one, and what became of the
@@ -109,12 +111,13 @@ impl OpenJournal {
 /// `EINVAL` for a journal that no process can have left like that.
 pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<FoundJournal, Error> {
     let capacity = config.journal_capacity;
-    let none = |place, why| {
-        Ok(FoundJournal { memory: Err(why), header: None, changes: Vec::new(), place })
+    let none = |place, why, unreadable| {
+        let memory = Err(why);
+        Ok(FoundJournal { memory, header: None, changes: Vec::new(), place, unreadable })
     };
     let Some(store) = reactor::shared_memory() else {
         let why = "this process has no directory for memory that outlives it";
-        return none(String::new(), why.to_owned());
+        return none(String::new(), why.to_owned(), None);
     };
     let name = format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid));
     let place = store.place_of(&name);
@@ -126,12 +129,15 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
     };
     let (memory, reservation) = match opened {
         Ok(opened) => opened,
-        Err(e) => return none(place, e.chain()),
+        Err(e) => {
+            let is_there = ![ErrorKind::NotFound, ErrorKind::NoFile].contains(&e.kind());
+            return none(place, e.chain(), is_there.then(|| e.chain()));
+        }
     };
     let mut bytes = vec![0; memory.len_bytes()];
     if let Err(status) = memory.read(0, &mut bytes) {
         let why = format!("{place}: a part of it is lost ({status})");
-        return none(place, why);
+        return none(place, why.clone(), Some(why));
     }
     let boot_id = store.boot_id();
     let next = Cell::new(1);
@@ -142,7 +148,7 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
-    Ok(FoundJournal { memory: Ok(memory), header, changes, place })
+    Ok(FoundJournal { memory: Ok(memory), header, changes, place, unreadable: None })
 }
 
 /// The error for a journal that can't be believed.

@@ -5,6 +5,7 @@
 
 mod buffered;
 mod dmsetup;
+mod journal;
 mod offline;
 mod ordered;
 mod pmem;

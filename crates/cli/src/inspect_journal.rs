@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `millpond inspect` of a journal in memory: whose it is, and the changes that count.
+use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use block::ErrorKind;
+use control::{EXIT_DONE, Failure};
+use format::{JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, journal_bytes};
+use host::{Format, print};
+use serde_json::{Value, json};
+
+use crate::inspect::{InspectArgs, SHOWN, hex};
+
+/// Whether the file has the name of a journal.
+pub(crate) fn is_journal(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with(JOURNAL_PREFIX) && path.is_file()
+}
+
+/// Shows a journal.
+pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
+    let place = args.image.display();
+    let failed = |kind, why: String| Failure::new(kind, format!("{place}: {why}"));
+    let mut bytes = Vec::new();
+    let longest = journal_bytes(format::JOURNAL_CAPACITY_MAX);
+    let read = File::open(&args.image).and_then(|f| f.take(longest).read_to_end(&mut bytes));
+    read.map_err(|e| failed(ErrorKind::of_io(e.kind()), block::without_errno(&e)))?;
+    let journal = Journal::decode(&bytes).map_err(|damage| {
+        failed(ErrorKind::Invalid, format!("holds no journal that counts: {damage}"))
+    })?;
+    let shown = if args.all { usize::MAX } else { SHOWN };
+    match args.listing.format {
+        Format::Text => print(&text(args, &journal, shown))?,
+        Format::Json => {
+            let json = serde_json::to_string_pretty(&value(args, &journal, shown));
+            print(&format!("{}\n", json.expect("a value is JSON")))?;
+        }
+    }
+    Ok(EXIT_DONE)
+}
+
+fn name(op: Op) -> &'static str {
+    match op {
+        Op::Write => "write",
+        Op::Drop => "drop",
+        Op::Zero => "zero",
+        Op::Clean | Op::Evict | Op::Bad | Op::Epoch | Op::WriteNext => {
+            unreachable!("no journal is decoded with such a change")
+        }
+    }
+}
+
+/// How many blocks a change is about, and its slot.
+fn extent(change: &JournalChange) -> (u32, Option<u32>) {
+    match change.entry.op {
+        Op::Drop => (change.entry.slot, None),
+        Op::Zero => (change.entry.crc, Some(change.entry.slot)),
+        Op::Write | Op::Clean | Op::Evict | Op::Bad | Op::Epoch | Op::WriteNext => {
+            (1, Some(change.entry.slot))
+        }
+    }
+}
+
+fn text(args: &InspectArgs, journal: &Journal, shown: usize) -> String {
+    let JournalHeader { uuid, boot_id, incarnation, capacity } = &journal.header;
+    let mut out = String::new();
+    let mut line = |label: &str, text: String| {
+        let _ = writeln!(out, "{label:<12}{text}");
+    };
+    line("journal", format!("{}, version 1, room for {capacity} changes", args.image.display()));
+    line("cache", format!("uuid {}, incarnation {incarnation}", hex(uuid)));
+    line("boot", hex(boot_id));
+    let count = journal.changes.len();
+    line(
+        "changes",
+        match count {
+            0 => "none: the cache device knows all".into(),
+            count => {
+                format!("{count} that the cache device may not know (first block, blocks, slot)")
+            }
+        },
+    );
+    for change in journal.changes.iter().take(shown) {
+        let (blocks, slot) = extent(change);
+        let slot = slot.map_or(String::new(), |slot| format!(" {slot}"));
+        line("", format!("{} {} {blocks}{slot}", name(change.entry.op), change.entry.block));
+    }
+    if count > shown {
+        line("", format!("and {} more; --all shows them", count - shown));
+    }
+    out
+}
+
+fn value(args: &InspectArgs, journal: &Journal, shown: usize) -> Value {
+    let JournalHeader { uuid, boot_id, incarnation, capacity } = &journal.header;
+    let changes = journal.changes.iter().take(shown).map(|change| {
+        let (blocks, slot) = extent(change);
+        let (op, first) = (name(change.entry.op), change.entry.block);
+        json!({ "op": op, "block": first, "blocks": blocks, "slot": slot, "epoch": change.epoch })
+    });
+    json!({
+        "journal": args.image.to_string_lossy(),
+        "uuid": hex(uuid),
+        "boot_id": hex(boot_id),
+        "incarnation": incarnation,
+        "capacity": capacity,
+        "change_count": journal.changes.len(),
+        "changes": changes.collect::<Vec<_>>(),
+    })
+}

@@ -9,7 +9,10 @@
 //! 2. In-flight bios are unordered; overlapping in-flight writes end in either order.
 //! 3. A flush covers the writes *completed* before it was submitted.
 //! 4. A FUA write is durable when it completes.
-//! 5. A crash may lose, keep, or tear (at `atomic_write_unit`) any write not covered by 3 or 4.
+//! 5. A power cut may lose, keep, or tear (at `atomic_write_unit`) a write not covered by 3 or 4.
+//!    The death of the process may do that to writes that have not completed; to completed ones
+//!    only on devices in the memory of the process (RAM, zram, the page cache) and where their
+//!    manual says so.
 //! 6. A read returns the last completed write, or a concurrent one.
 //! 7. After an error on a write its range is undefined until rewritten, even if a crash came before
 //!    the error was reported. A failed flush is never retried as if nothing had been lost.

@@ -39,6 +39,7 @@ step 'install: the service runs, with the configuration of the package'
 dpkg -i "$first" >/dev/null
 systemctl is-active millpond
 systemctl is-enabled millpond
+[ "$(systemctl is-enabled millpond.socket)" = disabled ]
 [ "$(stat -c '%a %U' $state)" = '700 millpond' ]
 [ "$(stat -c '%U' /proc/"$(pid)")" = millpond ]
 millpond ls
@@ -87,6 +88,7 @@ cp /etc/millpond.toml $work/config
 dpkg -i "$second" | grep millpond:
 [ "$(dpkg-query -W -f '${Version}' millpond)" = "$(dpkg-deb -f "$second" Version)" ]
 [ "$(pid)" = "$before" ]
+systemctl is-enabled millpond.socket
 readlink "/proc/$before/exe" | grep -q deleted
 cmp /etc/millpond.toml $work/config
 is_intact

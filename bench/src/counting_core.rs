@@ -13,7 +13,7 @@ use queue::{FileLeaf, Mem, MergingLeaf, Null};
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe};
 use reproduce::compressed::data::Data;
 use reproduce::compressed::{PAGE_BYTES, PAGE_SECTORS};
-use sim::Rng;
+use sim::{Memories, Rng};
 use writecache::WriteCache;
 use zram::{NoFiles, Zram};
 
@@ -78,6 +78,12 @@ impl CountingCore {
         let clock = Clock::default();
         let reactor = Reactor::enter(CoreId(0), Box::new(clock.clone()));
         CountingCore { clock, counted, reactor }
+    }
+
+    /// The same, with memory that outlives the process: write caches have a journal.
+    pub fn with_shared_memory(self) -> CountingCore {
+        self.reactor.on(|| reactor::set_shared_memory(Rc::new(Memories::default())));
+        self
     }
 
     /// Memory without an engine.

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     run: Option<u64>,
 }
 
-const PATHS: [(&str, &str); 33] = [
+const PATHS: [(&str, &str); 35] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -50,7 +50,9 @@ const PATHS: [(&str, &str); 33] = [
     ("leaf-read-4k", "file of 4096-byte blocks: read of a block"),
     ("leaf-write-4k", "write of a block"),
     ("wc-write", "write cache: write over a dirty block"),
+    ("wc-write-journal", "the same, with a journal in memory"),
     ("wc-write-new", "write of a new block, and a writeback"),
+    ("wc-write-new-journal", "the same, with a journal in memory"),
     ("wc-write-pmem", "the same in mode p"),
     ("wc-write-fua", "write with FUA, alone"),
     ("wc-flush", "write, then flush, alone"),
@@ -99,6 +101,14 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
         "leaf-read-4k" => core.beside(core.merging_leaf()?, 1, (true, false)),
         "leaf-write-4k" => core.beside(core.merging_leaf()?, 1, (false, true)),
         "wc-write" => core.writes(core.cache("s", 512 * MIB)?, few, half),
+        "wc-write-journal" => {
+            let core = core.with_shared_memory();
+            core.writes(core.cache("s", 512 * MIB)?, few, half)
+        }
+        "wc-write-new-journal" => {
+            let core = core.with_shared_memory();
+            core.writes(core.cache("s", 32 * MIB)?, many, half)
+        }
         "wc-write-new" => core.writes(core.cache("s", 32 * MIB)?, many, half),
         "wc-write-pmem" => core.writes(core.cache("p", 32 * MIB)?, many, half),
         "wc-write-fua" => core.durable_writes(core.cache("s", 512 * MIB)?, Flags::FUA),

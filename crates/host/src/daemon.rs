@@ -98,6 +98,7 @@ impl Daemon {
         if access.mode != SocketAccess::OWNER.mode {
             run_dir.let_others_pass()?;
         }
+        memory::check_memory_dir(run_dir.path());
         memory::remove_used_journals(run_dir.path());
         let (core, threads) =
             CoreHandle::start(options.default_export.clone(), cores, Some(run_dir.path()))?;

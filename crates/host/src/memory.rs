@@ -67,6 +67,17 @@ pub(crate) fn set_up(files: &Files, memory_dir: Option<&Path>) {
     }
 }
 
+/// Says in the log if the memory that outlives the process is on a disk.
+pub(crate) fn check_memory_dir(dir: &Path) {
+    if !MemoryFiles::is_in_memory(dir) {
+        tracing::info!(
+            "run dir {}: is on a disk: the journals of write caches are written there in the \
+             background, and a slow disk may delay writes; on tmpfs (/run) they cost nothing",
+            dir.display()
+        );
+    }
+}
+
 /// Removes the journals of write caches in `dir` that have nothing that a cache device may lack: so
 /// caches that were removed leave nothing. The lock of `dir` is held, and no cache is open.
 pub(crate) fn remove_used_journals(dir: &Path) {

@@ -24,6 +24,7 @@ use reactor::{SharedMemory, SharedMemoryStore};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
 use crate::files::Files;
+use crate::limits;
 use crate::os_error::os_error;
 use crate::pmem::MappedMemory;
 
@@ -49,8 +50,16 @@ impl MemoryFiles {
         Ok(MemoryFiles { files, dir: dir.to_owned(), boot_id, may_create: true })
     }
 
-    /// The same, for memory that is there already: for tools. It may be of another user if this one
-    /// is root.
+    /// Whether a directory is on a file system in memory. On a disk the system writes changed
+    /// memory back in the background, and a store may have to wait for that.
+    pub fn is_in_memory(dir: &Path) -> bool {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat(CWD, dir, flags, Mode::empty());
+        dir.is_ok_and(|dir| limits::is_in_memory(&dir))
+    }
+
+    /// As [`MemoryFiles::new`], for memory that is there already: for tools. It may be of another
+    /// user if this one is root.
     ///
     /// # Errors
     /// As [`MemoryFiles::new`].
@@ -130,5 +139,103 @@ impl SharedMemory for MappedMemory {
 impl fmt::Debug for MemoryFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MemoryFiles({})", self.dir.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use block::CoreId;
+    use reactor::Reactor;
+
+    use super::*;
+    use crate::Uring;
+
+    /// Runs `test` with memory in a new directory, and with memory that must be there.
+    fn with_memory<F: Future<Output = ()> + 'static>(
+        name: &str,
+        test: impl FnOnce(MemoryFiles, MemoryFiles, PathBuf) -> F + 'static,
+    ) {
+        let dir =
+            std::env::temp_dir().join(format!("millpond-memory-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let uring = Uring::new().unwrap();
+        let files = uring.files();
+        let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+        let [new, old] =
+            [MemoryFiles::new(files.clone(), &dir), MemoryFiles::existing(files, &dir)];
+        let of_test = dir.clone();
+        reactor.block_on(async move { test(new.unwrap(), old.unwrap(), of_test).await });
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    fn read(memory: &dyn SharedMemory, at: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0xff; len];
+        memory.read(at, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn what_was_stored_is_found_by_the_next_opening() {
+        with_memory("stored", async |new: MemoryFiles, old: MemoryFiles, dir: PathBuf| {
+            let missing = old.open("a", 8192).await.unwrap_err();
+            assert_eq!(missing.kind(), ErrorKind::NoFile, "{missing}");
+            assert!(!dir.join("a").exists(), "looking makes no file");
+            let memory = new.open("a", 8192).await.unwrap();
+            assert_eq!((memory.len_bytes(), read(&*memory, 0, 3)), (8192, vec![0; 3]));
+            memory.write(5000, b"abc").unwrap();
+            assert_eq!(fs::metadata(dir.join("a")).unwrap().mode() & 0o777, 0o600);
+            drop(memory);
+            for store in [&new, &old] {
+                let memory = store.open("a", 8192).await.unwrap();
+                assert_eq!(read(&*memory, 4999, 5), b"\0abc\0");
+            }
+            assert_eq!(new.place_of("a"), dir.join("a").display().to_string());
+            assert_eq!(new.boot_id(), old.boot_id());
+        });
+    }
+
+    #[test]
+    fn only_a_file_of_our_own_with_one_name_is_taken() {
+        with_memory("own", async |new: MemoryFiles, old: MemoryFiles, dir: PathBuf| {
+            fs::write(dir.join("victim"), "precious").unwrap();
+            std::os::unix::fs::symlink(dir.join("victim"), dir.join("link")).unwrap();
+            fs::hard_link(dir.join("victim"), dir.join("second")).unwrap();
+            fs::create_dir(dir.join("dir")).unwrap();
+            for store in [&new, &old] {
+                for name in ["link", "second", "dir"] {
+                    let refused = store.open(name, 4096).await.unwrap_err().chain();
+                    assert!(refused.contains(name), "{refused}");
+                }
+            }
+            assert_eq!(fs::read_to_string(dir.join("victim")).unwrap(), "precious");
+        });
+    }
+
+    /// UR-M2.
+    #[test]
+    fn a_page_that_was_cut_off_is_an_error_and_not_the_end() {
+        with_memory("cut", async |new: MemoryFiles, _old: MemoryFiles, dir: PathBuf| {
+            let memory = new.open("a", 16384).await.unwrap();
+            memory.write(0, b"whole").unwrap();
+            let file = fs::OpenOptions::new().write(true).open(dir.join("a")).unwrap();
+            file.set_len(4096).unwrap();
+            memory.write(0, b"still").unwrap();
+            assert_eq!(memory.write(8192, b"lost"), Err(Status::Io));
+            let mut out = [0; 4];
+            assert_eq!(memory.read(8192, &mut out), Err(Status::Io));
+        });
+    }
+
+    #[test]
+    fn a_boot_id_is_a_uuid() {
+        let path = std::env::temp_dir().join(format!("millpond-boot-{}", std::process::id()));
+        fs::write(&path, "00112233-4455-6677-8899-aabbccddeeff\n").unwrap();
+        assert_eq!(boot_id(&path).unwrap()[..3], [0, 0x11, 0x22]);
+        fs::write(&path, "no uuid\n").unwrap();
+        assert!(boot_id(&path).unwrap_err().to_string().contains("`no uuid`"));
+        fs::remove_file(&path).unwrap();
+        assert!(boot_id(&path).is_err());
     }
 }

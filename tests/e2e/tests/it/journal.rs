@@ -211,6 +211,23 @@ fn inspect_shows_it_and_recover_applies_it() {
     assert!(!shown.contains("journal"), "it is used up: {shown}");
 }
 
+/// Somebody has recovered the cache where its journal was not found, and used the origin.
+#[test]
+fn one_of_a_cache_that_was_recovered_is_ignored() {
+    let mut bed = killed();
+    let (cache, origin) = (bed.path("cache.img"), bed.path("origin.img"));
+    std::fs::rename(bed.path("run"), bed.path("away")).unwrap();
+    let args = ["--cache", text(&cache), "--origin", text(&origin)];
+    tool(&bed, "recover", &args).ok().unwrap();
+    std::fs::rename(bed.path("away"), bed.path("run")).unwrap();
+    bed.start_again();
+    assert_eq!(version(&bed), 1, "what the origin has counts");
+    assert_eq!(bed.attribute("wc", "dirty_blocks"), 0);
+    let log = bed.daemon().log();
+    assert!(log.contains("was opened since by a process without this journal"), "{log}");
+    bed.terminate();
+}
+
 #[test]
 fn recover_takes_a_token_to_go_on_without_it() {
     let mut bed = killed();

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::Result;
 use crate::process::run;
+use crate::{Result, clock, pause};
 
 const LIMIT: Duration = Duration::from_secs(120);
+/// Longest time that a mount is busy without a client.
+const BUSY: Duration = Duration::from_secs(10);
 
 /// A loop device.
 #[derive(Debug)]
@@ -56,10 +58,18 @@ impl Mounted {
         Ok(Mounted(Some(at.to_owned())))
     }
 
-    /// Unmounts it.
+    /// Unmounts it. A process that another thread of this one is starting has our open files until
+    /// it executes its program, and the mount is busy for so long.
     pub fn unmount(mut self) -> Result<()> {
         let at = self.0.take().expect("it is taken here only");
-        run(Command::new("umount").arg(at), LIMIT)?.ok().map(drop)
+        let give_up = clock() + BUSY.as_secs_f64();
+        loop {
+            let ended = run(Command::new("umount").arg(&at), LIMIT)?;
+            if clock() > give_up || !ended.stderr.contains("target is busy") {
+                return ended.ok().map(drop);
+            }
+            pause(Duration::from_millis(20));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! one file for each subject. The program `doors` has the clients.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod alone; // takes longest: tests begin in the order of their names
+mod bare_origin; // takes longest: tests begin in the order of their names
 mod buffered;
 mod dmsetup;
 mod journal;

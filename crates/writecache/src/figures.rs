@@ -144,7 +144,7 @@ pub(crate) static FIGURES: [Figure; 52] = [
         "journal_changes",
         "",
         "changes that the journal in memory has and the log may not",
-        |c| c.store.slots.borrow().journal_use().0.into(),
+        |c| c.store.slots.borrow().journal_changes().into(),
     )
     .metric(Metric::GAUGE),
     blocks("reads", "blocks that clients have read", |c| count(&c.store.stats.reads))

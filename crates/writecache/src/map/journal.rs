@@ -60,6 +60,14 @@ impl JournalWriter {
         self.header.capacity - 1 - (self.next - self.start)
     }
 
+    fn is_full(&self, changes: u64) -> bool {
+        !self.is_lost && self.next > self.start && self.room() < changes
+    }
+
+    fn is_half_full(&self) -> bool {
+        !self.is_lost && self.next - self.start > self.header.capacity / 2
+    }
+
     fn store(&mut self, change: Option<JournalChange>) {
         if self.is_lost {
             return;
@@ -115,10 +123,34 @@ impl Slots {
         self.journal.as_ref().is_some_and(|journal| journal.is_lost)
     }
 
-    /// Changes that the cache device may not know, and room for more.
-    pub(crate) fn journal_use(&self) -> (u64, u64) {
+    /// Changes that the journal has and the cache device may not know.
+    pub(crate) fn journal_changes(&self) -> u64 {
         let journal = self.journal.as_ref().filter(|journal| !journal.is_lost);
-        journal.map_or((0, u64::MAX), |journal| (journal.next - journal.start, journal.room()))
+        journal.map_or(0, |journal| journal.next - journal.start)
+    }
+
+    /// How many changes the journal has room for; without a journal any number.
+    pub(crate) fn journal_room(&self) -> u64 {
+        let journal = self.journal.as_ref().filter(|journal| !journal.is_lost);
+        journal.map_or(u64::MAX, |journal| journal.room())
+    }
+
+    /// Whether the journal has no room for `changes` more, and a commit would make some.
+    #[inline]
+    pub(crate) fn is_journal_full(&self, changes: usize) -> bool {
+        match &self.journal {
+            None => false,
+            Some(journal) => journal.is_full(changes as u64),
+        }
+    }
+
+    /// Whether half of the journal is used.
+    #[inline]
+    pub(crate) fn is_journal_half_full(&self) -> bool {
+        match &self.journal {
+            None => false,
+            Some(journal) => journal.is_half_full(),
+        }
     }
 
     /// WC-J1: a block has a new version.

@@ -339,7 +339,7 @@ impl Slots {
     /// Drops up to `max` clean blocks in slot order, so that the free slots are neighbours; the
     /// next call continues where this one ends. Returns how many.
     pub(crate) fn evict(&mut self, max: u32) -> u32 {
-        let room = u32::try_from(self.journal_use().1).unwrap_or(u32::MAX);
+        let room = u32::try_from(self.journal_room()).unwrap_or(u32::MAX);
         let (max, mut evicted) = (max.min(room), 0);
         for _ in 0..self.counts.slots {
             if evicted == max || self.counts.clean == 0 {

@@ -188,10 +188,11 @@ impl Store {
     /// of this caller: the next FLUSH returns it.
     pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
         assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
-        let full = |changed| changed > 0 && changed + blocks as u64 > self.unlogged_max();
         let is_full = || {
-            let (used, room) = self.slots.borrow().journal_use();
-            full(self.counts().unlogged) || (used > 0 && room < blocks as u64)
+            let slots = self.slots.borrow();
+            let changed = slots.counts().unlogged;
+            let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max();
+            is_log_full || slots.is_journal_full(blocks)
         };
         while is_full() && self.commit().await.is_ok() {}
     }

@@ -8,6 +8,8 @@
 //! Before a client changes anything, a record says on the media that this opening has come: so a
 //! journal of an earlier opening does not count any more, wherever it is and whoever finds it. An
 //! opening that changes nothing writes nothing.
+use std::pin::Pin;
+
 use block::Status;
 
 use super::Store;
@@ -20,18 +22,15 @@ impl Store {
         self.changes_begun.set(reactor::shared_memory().is_none());
     }
 
-    /// To be called before a client changes anything: before data are written to a slot, and before
-    /// a block leaves the cache.
-    #[inline]
-    pub(crate) async fn begin_changes(&self) -> Result<(), Status> {
-        if self.changes_begun.get() {
-            return Ok(());
-        }
-        Box::pin(self.begin_first_change()).await
-    }
-
+    /// To be called if `changes_begun` is not set, before anything changes: before data are written
+    /// to a slot, and before a block leaves the cache.
+    ///
     /// Cost: one record write and one flush of the cache device, once after each resume.
     #[cold]
+    pub(crate) fn begin_changes(&self) -> Pin<Box<dyn Future<Output = Result<(), Status>> + '_>> {
+        Box::pin(self.begin_first_change())
+    }
+
     async fn begin_first_change(&self) -> Result<(), Status> {
         self.seal().await?;
         if self.changes_begun.replace(true) {

@@ -159,8 +159,8 @@ impl Store {
 
     /// Whether many changes wait for a commit, or fill the journal.
     pub(crate) fn is_commit_due(&self) -> bool {
-        let (used, room) = self.slots.borrow().journal_use();
-        self.counts().unlogged >= self.commit_threshold() || used > room
+        let slots = self.slots.borrow();
+        slots.counts().unlogged >= self.commit_threshold() || slots.is_journal_half_full()
     }
 
     /// Checksum of block `index` of a request's data.

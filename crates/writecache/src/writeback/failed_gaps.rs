@@ -74,8 +74,10 @@ impl Writeback {
     async fn keep_in_slots(&self, range: Range<u64>, data: &Bufs) -> u64 {
         let size = self.store.block_bytes();
         let mut at = range.start;
-        let began = self.store.begin_changes().await;
-        while at < range.end && began.is_ok() && self.store.health().is_ok() {
+        if !self.store.changes_begun.get() && self.store.begin_changes().await.is_err() {
+            return at;
+        }
+        while at < range.end && self.store.health().is_ok() {
             let want = (range.end - at).min(CHANGES_AT_ONCE_MAX as u64);
             let max = u32::try_from(want).expect("at most CHANGES_AT_ONCE_MAX");
             let Some(slots) = self.store.slots.borrow_mut().allocate(max) else {

@@ -218,7 +218,9 @@ impl Writer {
 
     /// Waits until there is a free slot, or the cache has failed.
     pub(crate) async fn wait_for_slot(&self) -> Result<(), Status> {
-        self.store.begin_changes().await?;
+        if !self.store.changes_begun.get() {
+            self.store.begin_changes().await?;
+        }
         if self.store.counts().free == 0 {
             self.wait_starved().await?;
         }
@@ -261,7 +263,9 @@ impl Writer {
     /// blocks clean.
     pub(crate) async fn clear(&self, bio: &Bio) -> Result<(), Status> {
         self.store.health()?;
-        self.store.begin_changes().await?;
+        if !self.store.changes_begun.get() {
+            self.store.begin_changes().await?;
+        }
         let sectors = self.store.config.block_sectors();
         let range = bio.sector.0 / sectors..bio.end().0 / sectors;
         // WC-I4: no origin write of these blocks is in flight, and none begins.

@@ -270,6 +270,12 @@ pub trait Target: BlockDevice + Any {
     /// written to the other one.
     fn require_empty(&self) {}
 
+    /// The error that `resume` will have after [`Target::require_empty`], of a target that has not
+    /// been resumed yet. It reads the cache device, and changes nothing.
+    fn check_empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         let kind = self.kind();

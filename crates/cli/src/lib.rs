@@ -23,6 +23,7 @@ mod inspect_journal;
 mod offline;
 mod process;
 mod progress;
+mod rates;
 mod recache;
 mod recover;
 mod reproduce;

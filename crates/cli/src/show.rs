@@ -7,21 +7,25 @@
 //! ```
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use block::size_text;
 use clap::Args;
 use control::{Failure, api, paths};
 use host::Listing;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::clients;
 use crate::columns::{columns, counted, duration};
+use crate::rates::{ClientRates, Rates, client_rates};
 use crate::requests::{self, Lines, unless_missing};
 
 /// Show devices: size, state, what is dirty, errors
 ///
-/// Without NAME a line for each device. `-o json` gives the same with sizes in bytes.
+/// Without NAME a line for each device. With it also the rates of its NBD clients, if there are
+/// some, over half a second. `-o json` gives the same with sizes in bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +39,10 @@ pub struct ShowArgs {
     pub(crate) listing: Listing,
 }
 
+/// For so long the clients of a device are watched. Chosen: nobody minds, and a client that works
+/// sends requests meanwhile.
+const RATES_TIME: Duration = Duration::from_millis(500);
+
 /// A device as people ask for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Summary {
@@ -46,6 +54,9 @@ pub(crate) struct Summary {
     open_count: u32,
     /// Clients of the doors among them.
     clients: usize,
+    /// Rates of clients that count, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates: Option<ClientRates>,
     /// Target types of its table, each once.
     targets: Vec<String>,
     /// The devices below its table.
@@ -77,7 +88,23 @@ pub(crate) async fn summaries(
         let examined = examine(client, &device, &connected).await;
         all.extend(unless_missing(&device.name, examined)?);
     }
+    if let (Some(name), Some(one)) = (name, all.first_mut()) {
+        one.rates = rates(client, name).await?;
+    }
     Ok(all)
+}
+
+/// The rates of the clients of a device; `None` if none of them counts.
+async fn rates(client: &Client, name: &str) -> Result<Option<ClientRates>, Failure> {
+    let before = clients::list(client, Some(name)).await?;
+    if before.iter().all(|client| client.requests.is_none()) {
+        return Ok(None);
+    }
+    let begun = Instant::now();
+    tokio::time::sleep(RATES_TIME).await;
+    let now = clients::list(client, Some(name)).await?;
+    let rates = client_rates(&before, &now, begun.elapsed());
+    Ok(Some(rates.into_values().sum::<Rates>().into()))
 }
 
 async fn examine(
@@ -130,6 +157,7 @@ pub(crate) async fn summary(
         size_bytes: device.size_sectors * 512,
         state,
         open_count: device.open_count,
+        rates: None,
         clients: connected.iter().filter(|c| c.device.as_ref() == Some(name)).count(),
         targets,
         devices: deps.into_iter().map(|dep| dep.name).collect(),
@@ -283,6 +311,7 @@ impl Summary {
             ("opened by", self.opened_by()),
             ("target", targets),
         ];
+        rows.extend(self.rates.map(|rates| ("clients", rates.text())));
         if !self.devices.is_empty() {
             rows.push(("devices", self.devices.join(", ")));
         }
@@ -371,6 +400,7 @@ mod tests {
             state: "active",
             open_count: 3,
             clients: 2,
+            rates: Some(Rates { read: 0.0, written: 4096.0, requests: 1.0 }.into()),
             targets: vec!["writecache".into()],
             devices: vec!["/o.img".into(), "/c.img".into()],
             figures: of_write_cache(&attributes).into_iter().collect(),
@@ -386,6 +416,7 @@ wc
   state                 active
   opened by             2 clients, 1 table
   target                writecache
+  clients               read 0 bytes/s, written 4.0 KiB/s, 1 requests/s
   devices               /o.img, /c.img
   dirty                 1.0 MiB (26 %)
   cache                 3.9 MiB

@@ -32,7 +32,7 @@ use crate::memory;
 use crate::observe::{self, Monitor};
 use crate::output::print;
 use crate::passed::{ListenerRole, ServiceManager};
-use crate::reload::{Certificates, ConfigFile};
+use crate::reload::{Certificates, ConfigFile, ConfiguredDevices};
 use crate::retry::START_RETRY_TIME;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
@@ -109,7 +109,7 @@ impl Daemon {
         for listener in &mut nbd {
             listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
         }
-        let created = create(&core, devices).await?;
+        let devices = create(&core, devices).await?;
         let control =
             Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
         let metrics = Listener::open_all("--metrics", ListenerRole::Metrics, metrics, &mut store)?;
@@ -130,7 +130,7 @@ impl Daemon {
             default_export: options.default_export,
         };
         let reloaded = Certificates::new(options.nbd_tls_certs, certificates.as_ref());
-        let config = ConfigFile::new(file, created, reloaded);
+        let config = ConfigFile::new(file, devices, reloaded);
         let stop = Notify::new();
         let state =
             Arc::new(State { core, version, config, options: given, stop, closing: closed });
@@ -256,20 +256,20 @@ pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
-/// Creates the devices of a config, in order. One that is optional and fails is left out. Returns
-/// those that were created.
+/// Creates the devices of a config, in order. One that is optional and fails is left out.
 async fn create(
     core: &CoreHandle,
     devices: Vec<DeviceConfig>,
-) -> Result<Vec<DeviceConfig>, Failure> {
-    let mut all = Vec::new();
+) -> Result<ConfiguredDevices, Failure> {
+    let mut all = ConfiguredDevices::default();
     core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(START_RETRY_TIME)).await?;
     for device in devices {
         let (place, optional, new) = (device.place.clone(), device.optional, device.clone());
         let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
         match created.await? {
-            Ok(()) => all.push(device),
+            Ok(()) => all.created.push(device),
             Err(failure) if optional => {
+                all.left_out.push(device);
                 let failure = failure.within(&place);
                 tracing::error!("{failure}: it is optional: the daemon starts without it");
             }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The doors of a daemon: where it listens, by its options and by what systemd passes to it.
+//! The listeners of a daemon: where it listens, by its options and by what systemd passes to it.
 //!
 //! Invariants
-//! - HO-DR1 A listener of a socket unit takes the place of the one that the options ask for at the
-//!   same address; any other one is a further door. Either way the rules for addresses hold.
-//! - HO-DR2 The path of a socket that systemd has, by a unit or in its store, is not unlinked, and
+//! - HO-EP1 A listener of a socket unit takes the place of the one that the options ask for at the
+//!   same address; any other one is a further one. Either way the rules for addresses hold.
+//! - HO-EP2 The path of a socket that systemd has, by a unit or in its store, is not unlinked, and
 //!   its mode is not changed.
-//! - HO-DR3 A listener that an earlier daemon has stored is used only where the options ask for it,
+//! - HO-EP3 A listener that an earlier daemon has stored is used only where the options ask for it,
 //!   and as they ask for it; any other one ends before the daemon listens anywhere.
 use std::fs::symlink_metadata;
 use std::os::fd::OwnedFd;
@@ -90,7 +90,7 @@ impl Endpoints {
         })
     }
 
-    /// Ends the stored listeners that are of no use (HO-DR3).
+    /// Ends the stored listeners that are of no use (HO-EP3).
     pub(crate) fn drop_unused(&mut self, store: &FdStore) {
         for listener in self.unused.drain(..) {
             let (role, address) = (listener.role.name(), listener.addr.to_string());
@@ -99,7 +99,7 @@ impl Endpoints {
         }
     }
 
-    /// The paths of sockets that are the daemon's alone, which it unlinks at its end (HO-DR2).
+    /// The paths of sockets that are the daemon's alone, which it unlinks at its end (HO-EP2).
     pub(crate) fn own_paths(&self, store: &FdStore) -> Vec<PathBuf> {
         if store.is_there() {
             return Vec::new();
@@ -116,7 +116,7 @@ impl Endpoints {
     }
 }
 
-/// The places of one role (HO-DR1, HO-DR3).
+/// The places of one role (HO-EP1, HO-EP3).
 fn places(
     role: ListenerRole,
     asked: Vec<Addr>,

@@ -12,7 +12,7 @@ use dm::Resolver;
 use queue::wbt::SharedWbt;
 use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
 use reactor::{FileId, WaitList};
-use uring::{Files, OpenOptions, SharedFile};
+use uring::{Files, OpenOptions, SharedFile, ShorterFile};
 
 use crate::holes;
 use crate::leaf_word::{LeafWord, OwnMount, PMEM, parse};
@@ -134,10 +134,26 @@ impl Leaves {
                     let (op, sector, cause) = (e.op, e.sector, e.cause);
                     tracing::error!(device = e.device, %op, %sector, %cause, failures, "failed");
                 }
+                self.log_shorter_file(&*leaf);
                 logged.insert(leaf.name().to_owned(), failures);
             }
             reactor::sleep(LOG_INTERVAL).await;
             logged.retain(|name, _| self.opened().iter().any(|l| l.name() == name));
+        }
+    }
+
+    /// Why the flushes of a leaf fail, if its file has become shorter.
+    fn log_shorter_file(&self, leaf: &dyn Leaf) {
+        let shorter = leaf.file().and_then(|file| self.0.files.as_ref()?.shorter(file));
+        if let Some(ShorterFile { found, wanted }) = shorter {
+            let device = leaf.name();
+            tracing::error!(
+                device,
+                found,
+                wanted,
+                "its file is shorter than it was when it was opened: somebody has cut it. What was \
+                 beyond its end is lost, and its flushes fail until it has its size again"
+            );
         }
     }
 
@@ -383,7 +399,9 @@ impl Resolver for Leaves {
             let Some(file) = leaf.file() else { return Ok(()) };
             if let Some(now) = files.capacity(file, leaf.name()).await? {
                 let block = Sector::from_bytes(leaf.limits().write_unit_bytes().into());
-                leaf.set_capacity(Sector(now.0 / block.0 * block.0));
+                let capacity = Sector(now.0 / block.0 * block.0);
+                leaf.set_capacity(capacity);
+                files.keep_capacity(file, capacity);
             }
             Ok(())
         })

@@ -57,6 +57,14 @@ impl Certificates {
     }
 }
 
+/// The devices of a configuration file at the start of the daemon.
+#[derive(Debug, Default)]
+pub(crate) struct ConfiguredDevices {
+    pub(crate) created: Vec<DeviceConfig>,
+    /// Optional ones that could not be created.
+    pub(crate) left_out: Vec<DeviceConfig>,
+}
+
 /// What of the file is in force.
 #[derive(Debug)]
 struct Applied {
@@ -64,21 +72,25 @@ struct Applied {
     options: ServeArgs,
     /// The devices that were created by it, by name.
     devices: BTreeMap<String, DeviceConfig>,
+    /// Those that it has and could not be created, in its order.
+    left_out: Vec<DeviceConfig>,
 }
 
 impl ConfigFile {
-    /// The file of which `devices` were created.
+    /// The file that has these devices.
     pub(crate) fn new(
         file: Option<Source>,
-        devices: Vec<DeviceConfig>,
+        devices: ConfiguredDevices,
         certificates: Certificates,
     ) -> ConfigFile {
-        let devices = devices.into_iter().map(|device| (device.name.clone(), device)).collect();
+        let ConfiguredDevices { created, left_out } = devices;
+        let devices = created.into_iter().map(|device| (device.name.clone(), device)).collect();
         let (path, options) = match file {
             Some(Source { path, options }) => (Some(path), options),
             None => (None, ServeArgs::default()),
         };
-        ConfigFile { path, applied: Mutex::new(Applied { options, devices }), certificates }
+        let applied = Mutex::new(Applied { options, devices, left_out });
+        ConfigFile { path, applied, certificates }
     }
 
     /// Reads the file and creates the devices that are new in it (HO-RL1).
@@ -113,6 +125,7 @@ impl ConfigFile {
         report.warnings.extend(left_over.map(|name| {
             format!("device {name}: it is not in the file any more: it stays until `remove {name}`")
         }));
+        let mut left_out = Vec::new();
         for device in devices {
             let (place, name) = (device.place.clone(), device.name.clone());
             if present(&name) {
@@ -133,9 +146,19 @@ impl ConfigFile {
                     applied.devices.insert(name.clone(), device);
                     report.created.push(name);
                 }
-                Err(failure) => report.failed.push(failure.within(place).to_string()),
+                Err(failure) => {
+                    let failure = failure.within(place);
+                    match device.optional {
+                        true => report.warnings.push(format!(
+                            "{failure}: it is optional: the daemon goes on without it"
+                        )),
+                        false => report.failed.push(failure.to_string()),
+                    }
+                    left_out.push(device);
+                }
             }
         }
+        applied.left_out = left_out;
         Ok(report)
     }
 
@@ -158,16 +181,25 @@ impl ConfigFile {
     }
 
     /// Takes over what a device can't tell of itself and the file had: that it is optional; and,
-    /// while it has the same table, the token that forces it.
-    pub(crate) async fn keep_choices(&self, devices: &mut [SavedDevice]) {
+    /// while it has the same table, the token that forces it. Adds the devices that the file has
+    /// and could not be created, as it has them: their disks may come back.
+    pub(crate) async fn keep_choices(&self, devices: &mut Vec<SavedDevice>) {
         let applied = self.applied.lock().await;
-        for device in devices {
+        for device in devices.iter_mut() {
             let Some(before) = applied.devices.get(&device.name) else { continue };
             device.optional = before.optional;
             let table = before.table.as_deref().zip(device.table.as_deref());
             if table.is_some_and(|(before, now)| is_same_table(before, now)) {
                 device.force.clone_from(&before.force);
             }
+        }
+        for left_out in &applied.left_out {
+            if devices.iter().any(|device| device.name == left_out.name) {
+                continue;
+            }
+            let DeviceConfig { place: _, name, uuid, table, force, optional, attributes } =
+                left_out.clone();
+            devices.push(SavedDevice { name, uuid, table, force, optional, attributes });
         }
     }
 

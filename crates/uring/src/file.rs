@@ -61,6 +61,7 @@ impl Default for OpenOptions {
 pub(crate) struct File {
     pub(crate) fd: OwnedFd,
     pub(crate) direct: Option<DirectAlign>,
+    pub(crate) is_regular: bool,
     /// It does not support `RWF_NOWAIT`.
     pub(crate) may_block: bool,
     pub(crate) map: Option<Mapping>,
@@ -153,7 +154,8 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
         .map_err(|e| os_error(path, "look it up", e))?;
     let may_block = limits::may_block(&fd);
     let identity = identity_of(&stat);
-    Ok(File { fd, direct, may_block, map: None, limits, warning, identity })
+    let is_regular = !is_block;
+    Ok(File { fd, direct, is_regular, may_block, map: None, limits, warning, identity })
 }
 
 fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> {
@@ -163,7 +165,8 @@ fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> 
     let Mapped { mapping, limits, warning } = pmem::map(path, &fd, &stat, writable, &limits)?;
     let map = Some(mapping);
     let identity = identity_of(&stat);
-    Ok(File { fd, direct: None, may_block: false, map, limits, warning, identity })
+    let (is_regular, may_block) = (type_of(&stat) == FileType::RegularFile, false);
+    Ok(File { fd, direct: None, is_regular, may_block, map, limits, warning, identity })
 }
 
 fn busy(path: &Path, stat: &Statx) -> Error {

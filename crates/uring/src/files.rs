@@ -17,7 +17,7 @@ use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
 use crate::ring::Shared;
 use crate::socket::{self, RemoteEnd, SocketAccess};
-use crate::table::{Kind, SharedFile};
+use crate::table::{Kind, SharedFile, ShorterFile};
 use crate::{device_id, helpers, limits};
 
 /// How often a patient open tries: so often that the delay is not noticed, at a negligible cost.
@@ -130,13 +130,17 @@ impl Files {
 
     fn add(&self, ready: Ready) -> Opened {
         let Ready { file, persistent_identity, disk, in_memory } = ready;
-        let File { fd, direct, may_block, map, limits, warning, identity } = file;
+        let File { fd, direct, is_regular, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let in_page_cache = map.is_none() && direct.is_none();
+        let keeps_size = is_regular && map.is_none();
         let file = match map {
             Some(map) => table.insert_mapped(fd, map),
             None => table.insert(fd, Kind::File { direct, may_block }),
         };
+        if keeps_size {
+            table.keep_size(file, limits.capacity.bytes());
+        }
         Opened {
             file,
             limits,
@@ -231,6 +235,21 @@ impl Files {
         let path = what.to_owned();
         let work = move || limits::capacity(Path::new(&path), shared.descriptor());
         self.away(what, work).await.map(Some)
+    }
+
+    /// Users of an open file have been told that it has this capacity: from now on a flush of a
+    /// regular file that is shorter fails with EIO (UR-U9). A file that is opened has that of its
+    /// limits. No effect on block devices and mapped files.
+    pub fn keep_capacity(&self, file: FileId, capacity: Sector) {
+        let table = &mut self.0.borrow_mut().table;
+        if table.keeps_size(file) {
+            table.keep_size(file, capacity.bytes());
+        }
+    }
+
+    /// What the last flush of a file has found, on any core, if the file had become shorter.
+    pub fn shorter(&self, file: FileId) -> Option<ShorterFile> {
+        self.0.borrow().table.shorter(file)
     }
 
     /// An open file, for [`Files::adopt`] of another core; `None` if it is closed, or mapped: only

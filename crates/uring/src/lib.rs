@@ -31,6 +31,10 @@
 //!   submission.
 //! - UR-U8 A listening socket is never shut down: its accepts are cancelled. Another process may
 //!   have the same socket, and its clients go on connecting to it.
+//! - UR-U9 A flush of a regular file that is shorter than its users were told fails: somebody has
+//!   cut it, and what was beyond its end reads as zeroes once it has grown again by writes. Only a
+//!   flush looks at the size: a file whose last bytes were written between the cut and the flush
+//!   has its size again.
 
 mod connect;
 mod device_id;
@@ -60,4 +64,4 @@ pub use pmem::copy;
 pub use ring::Uring;
 pub use shared_memory::MemoryFiles;
 pub use socket::{RemoteEnd, SocketAccess};
-pub use table::SharedFile;
+pub use table::{SharedFile, ShorterFile};

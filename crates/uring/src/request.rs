@@ -16,18 +16,25 @@ const TRANSFER_MAX: usize = 1 << 30;
 /// Retries of a request after EINTR or EAGAIN before it fails.
 const TRIES_MAX: u32 = 64;
 
-/// The arrays of a gathered transfer. Boxed for a stable address; reused.
+/// Words of the kernel's `struct statx`, and which of them is the size of the file.
+const STAT_WORDS: usize = size_of::<libc::statx>() / size_of::<u64>();
+const STAT_SIZE: usize = std::mem::offset_of!(libc::statx, stx_size) / size_of::<u64>();
+
+/// What the kernel reads and writes besides buffers: the arrays of a gathered transfer, or the size
+/// of a file. Boxed for a stable address; reused.
 pub(crate) struct Vectors(Box<Arrays>);
 
 struct Arrays {
     iov: Vec<libc::iovec>,
     msg: libc::msghdr,
+    stat: [u64; STAT_WORDS],
 }
 
 impl Vectors {
     fn new() -> Vectors {
         // SAFETY: a msghdr of zeroes is valid: null pointers with lengths of zero.
-        Vectors(Box::new(Arrays { iov: Vec::new(), msg: unsafe { std::mem::zeroed() } }))
+        let msg = unsafe { std::mem::zeroed() };
+        Vectors(Box::new(Arrays { iov: Vec::new(), msg, stat: [0; STAT_WORDS] }))
     }
 }
 
@@ -36,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) key: OpKey,
     pub(crate) file: FileId,
     what: SqeOp,
-    /// Bytes transferred so far.
+    /// Bytes transferred so far. Of a flush: whether it is done, and the size is looked at.
     done: usize,
     tries: u32,
     vectors: Option<Vectors>,
@@ -49,6 +56,10 @@ pub(crate) enum Outcome {
     Retry,
     Done(OpResult),
     Accepted(RawFd),
+    /// A flush is done; the size of its file may be looked at.
+    Flushed,
+    /// The file has so many bytes after its flush.
+    Size(u64),
 }
 
 /// The next piece of a transfer.
@@ -109,6 +120,11 @@ impl Request {
         self.vectors.take()
     }
 
+    /// The next entry of a flush that is done asks for the size of the file.
+    pub(crate) fn look_at_size(&mut self) {
+        self.done = 1;
+    }
+
     /// The request for the ring; it points into its buffers and arrays (UR-U1).
     pub(crate) fn entry(&mut self, fd: RawFd, spare: &mut Vec<Vectors>) -> squeue::Entry {
         let (fd, done) = (types::Fd(fd), self.done);
@@ -155,7 +171,19 @@ impl Request {
                 let len = u32::try_from(into.len().min(TRANSFER_MAX)).expect("at most 2^30");
                 opcode::Recv::new(fd, into.as_ptr(), len).build()
             }
-            SqeOp::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            SqeOp::Flush if done == 0 => {
+                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+            }
+            SqeOp::Flush => {
+                let Vectors(vectors) =
+                    vectors.get_or_insert_with(|| spare.pop().unwrap_or_else(Vectors::new));
+                let (path, stat) = (c"".as_ptr(), vectors.stat.as_mut_ptr().cast());
+                // In a kernel thread: the ring never runs it at submission.
+                opcode::Statx::new(fd, path, stat)
+                    .flags(libc::AT_EMPTY_PATH)
+                    .mask(libc::STATX_SIZE)
+                    .build()
+            }
             SqeOp::Discard { offset, len } => {
                 fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE, *offset, *len)
             }
@@ -197,8 +225,12 @@ impl Request {
             }
             SqeOp::Recv { .. } => Outcome::Done(OpResult { value: answer.cast_unsigned(), ..ok }),
             SqeOp::Accept => Outcome::Accepted(answer),
-            SqeOp::Flush
-            | SqeOp::Discard { .. }
+            SqeOp::Flush if self.done == 0 => Outcome::Flushed,
+            SqeOp::Flush => {
+                let Vectors(vectors) = self.vectors.as_ref().expect("filled by `entry`");
+                Outcome::Size(vectors.stat[STAT_SIZE])
+            }
+            SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
             | SqeOp::Shutdown
             | SqeOp::ShutdownWrite
@@ -219,6 +251,10 @@ impl Request {
             // Giving the space back was allowed, not asked for.
             *unmap = false;
             return Outcome::Retry;
+        }
+        if matches!(self.what, SqeOp::Flush) && self.done > 0 {
+            // It was flushed; a file whose size can't be read is not known to be shorter.
+            return Outcome::Done(Status::Ok.into());
         }
         let short = matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM);
         let status = if accept && short {

@@ -287,6 +287,19 @@ impl Shared {
                     continue;
                 }
                 Outcome::Done(result) => result,
+                Outcome::Flushed => {
+                    let request = &mut self.requests[slot];
+                    if self.table.keeps_size(request.file) && !self.ending {
+                        request.look_at_size(); // UR-U9
+                        self.backlog.push_back(Waiting::Start(slot));
+                        continue;
+                    }
+                    Status::Ok.into()
+                }
+                Outcome::Size(bytes) => {
+                    let is_whole = self.table.size_found(self.requests[slot].file, bytes);
+                    (if is_whole { Status::Ok } else { Status::Io }).into()
+                }
                 Outcome::Accepted(fd) => {
                     // SAFETY: accept has just returned this descriptor: it has no other owner.
                     let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{CoreId, OpKey};
 use reactor::{FileId, SqeOp};
@@ -32,6 +33,26 @@ pub(crate) struct DirectAlign {
 pub struct SharedFile {
     fd: Arc<OwnedFd>,
     kind: Kind,
+    size: Option<Arc<KeptSize>>,
+}
+
+/// The size that a regular file has to keep while it is open (UR-U9), for all cores.
+struct KeptSize {
+    wanted: AtomicU64,
+    /// What a flush has found, if that was less; else [`NOT_SHORTER`].
+    found: AtomicU64,
+}
+
+/// A size that no file has.
+const NOT_SHORTER: u64 = u64::MAX;
+
+/// A file that has become shorter while it was open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShorterFile {
+    /// Bytes that it has now.
+    pub found: u64,
+    /// Bytes that it had when it was opened, or when its size was last read.
+    pub wanted: u64,
 }
 
 impl SharedFile {
@@ -106,6 +127,7 @@ struct Slot {
     in_flight: u32,
     closing: Option<Closer>,
     kind: Kind,
+    size: Option<Arc<KeptSize>>,
     map: Option<Mapping>,
     /// A socket that has room for large sends.
     has_large_buffer: bool,
@@ -159,7 +181,37 @@ fn detach_file(fd: &OwnedFd) {
 
 impl Table {
     pub(crate) fn insert(&mut self, fd: OwnedFd, kind: Kind) -> FileId {
-        self.add(Arc::new(fd), kind, true)
+        self.add(Arc::new(fd), kind, None, true)
+    }
+
+    /// Notes how many bytes a regular file has to keep.
+    pub(crate) fn keep_size(&mut self, file: FileId, wanted: u64) {
+        let Some(slot) = self.0.get_mut(index(file)) else { return };
+        let new = || Arc::new(KeptSize { wanted: 0.into(), found: NOT_SHORTER.into() });
+        let size = slot.size.get_or_insert_with(new);
+        size.wanted.store(wanted, Ordering::Relaxed);
+        size.found.store(NOT_SHORTER, Ordering::Relaxed);
+    }
+
+    /// Whether it has a size to keep.
+    pub(crate) fn keeps_size(&self, file: FileId) -> bool {
+        self.0.get(index(file)).is_some_and(|slot| slot.size.is_some())
+    }
+
+    /// A flush has found the file so long; returns whether that is enough.
+    pub(crate) fn size_found(&self, file: FileId, bytes: u64) -> bool {
+        let size = self.0.get(index(file)).and_then(|slot| slot.size.as_ref());
+        let Some(size) = size else { return true };
+        let is_whole = bytes >= size.wanted.load(Ordering::Relaxed);
+        size.found.store(if is_whole { NOT_SHORTER } else { bytes }, Ordering::Relaxed);
+        is_whole
+    }
+
+    /// What the last flush has found if the file had become shorter.
+    pub(crate) fn shorter(&self, file: FileId) -> Option<ShorterFile> {
+        let size = self.0.get(index(file))?.size.as_ref()?;
+        let found = Some(size.found.load(Ordering::Relaxed)).filter(|n| *n != NOT_SHORTER)?;
+        Some(ShorterFile { found, wanted: size.wanted.load(Ordering::Relaxed) })
     }
 
     /// Adds a file that is read and written by copies.
@@ -177,16 +229,23 @@ impl Table {
 
     /// Adds a file that another core has shared.
     pub(crate) fn adopt(&mut self, shared: &SharedFile) -> FileId {
-        self.add(shared.fd.clone(), shared.kind, false)
+        self.add(shared.fd.clone(), shared.kind, shared.size.clone(), false)
     }
 
-    fn add(&mut self, fd: Arc<OwnedFd>, kind: Kind, opened_here: bool) -> FileId {
+    fn add(
+        &mut self,
+        fd: Arc<OwnedFd>,
+        kind: Kind,
+        size: Option<Arc<KeptSize>>,
+        opened_here: bool,
+    ) -> FileId {
         let slot = Slot {
             fd,
             opened_here,
             in_flight: 0,
             closing: None,
             kind,
+            size,
             map: None,
             has_large_buffer: false,
             accepts_ended: false,
@@ -201,7 +260,7 @@ impl Table {
     /// `None` for a mapped file: only this core can use it.
     pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
         let slot = self.0.get(index(file)).filter(|s| s.closing.is_none() && s.map.is_none())?;
-        Some(SharedFile { fd: slot.fd.clone(), kind: slot.kind })
+        Some(SharedFile { fd: slot.fd.clone(), kind: slot.kind, size: slot.size.clone() })
     }
 
     /// The descriptor of a file on which a request is in flight.

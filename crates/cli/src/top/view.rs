@@ -12,6 +12,7 @@ use super::INTERVALS;
 use super::sample::{DeviceSample, Sample};
 use super::terminal::Key;
 use crate::columns::{columns, counted, duration};
+use crate::rates::{Rates, client_rates, growth};
 
 /// The column that devices are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -41,24 +42,6 @@ impl Sort {
             Sort::Write => "write",
             Sort::Requests => "requests",
             Sort::Dirty => "dirty",
-        }
-    }
-}
-
-/// What went through a device or a client in a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Rates {
-    pub(super) read: f64,
-    pub(super) written: f64,
-    pub(super) requests: f64,
-}
-
-impl Rates {
-    fn plus(self, other: Rates) -> Rates {
-        Rates {
-            read: self.read + other.read,
-            written: self.written + other.written,
-            requests: self.requests + other.requests,
         }
     }
 }
@@ -126,7 +109,7 @@ impl View {
     /// The view after another sample.
     pub(super) fn updated(self, sample: Sample) -> View {
         let last = self.last.as_ref();
-        let rates = client_rates(last, &sample);
+        let rates = rates_of(last, &sample);
         let device = |device: &DeviceSample| device_row(device, last, &sample, &rates);
         let devices = sample.devices.iter().map(device).collect();
         let client = |client: &api::Client| client_row(client, rates.get(&client.id).copied());
@@ -254,30 +237,10 @@ fn rate(rates: Option<Rates>, of: fn(&Rates) -> f64) -> String {
     rates.map_or_else(|| "-".to_owned(), |rates| size_text(of(&rates).round() as u64))
 }
 
-/// How much a counter has grown a second; a counter that shrank began again.
-fn growth(before: Option<u64>, now: Option<u64>, seconds: f64) -> f64 {
-    let (before, now) = (before.unwrap_or(0), now.unwrap_or(0));
-    let grown = if now >= before { now - before } else { now };
-    grown as f64 / seconds.max(1e-3)
-}
-
-/// The rates of clients that count, by id. A client that is new since the last sample began with 0.
-fn client_rates(last: Option<&Sample>, sample: &Sample) -> BTreeMap<String, Rates> {
+/// The rates of clients that count, by id.
+fn rates_of(last: Option<&Sample>, sample: &Sample) -> BTreeMap<String, Rates> {
     let Some(last) = last else { return BTreeMap::new() };
-    let seconds = sample.at.duration_since(last.at).as_secs_f64();
-    let counting = sample.clients.iter().filter(|client| client.requests.is_some());
-    let rates = counting.map(|client| {
-        let before = last.clients.iter().find(|other| other.id == client.id);
-        let grown =
-            |of: fn(&api::Client) -> Option<u64>| growth(before.and_then(of), of(client), seconds);
-        let rates = Rates {
-            read: grown(|c| c.read_bytes),
-            written: grown(|c| c.written_bytes),
-            requests: grown(|c| c.requests),
-        };
-        (client.id.clone(), rates)
-    });
-    rates.collect()
+    client_rates(&last.clients, &sample.clients, sample.at.duration_since(last.at))
 }
 
 fn device_row(
@@ -298,15 +261,15 @@ fn device_row(
     let Some(last) = last else { return row };
     let is_its = |client: &&api::Client| client.device.as_deref() == Some(summary.name());
     let its = sample.clients.iter().filter(is_its);
-    let sum = its.filter_map(|c| of_clients.get(&c.id)).fold(Rates::default(), |a, b| a.plus(*b));
+    let sum = its.filter_map(|c| of_clients.get(&c.id)).copied().sum();
     row.rates = Some(sum);
     let before = last.devices.iter().find(|other| other.summary.name() == summary.name());
     if let (Some(before), Some(now)) = (before.and_then(|before| before.stat), device.stat) {
-        let seconds = sample.at.duration_since(last.at).as_secs_f64();
+        let time = sample.at.duration_since(last.at);
         row.rates = Some(Rates {
-            read: growth(Some(before.read_bytes), Some(now.read_bytes), seconds),
-            written: growth(Some(before.written_bytes), Some(now.written_bytes), seconds),
-            requests: growth(Some(before.requests), Some(now.requests), seconds),
+            read: growth(before.read_bytes, now.read_bytes, time),
+            written: growth(before.written_bytes, now.written_bytes, time),
+            requests: growth(before.requests, now.requests, time),
         });
         let requests = now.requests.saturating_sub(before.requests);
         let busy_ms = now.busy_ms.saturating_sub(before.busy_ms);

@@ -88,6 +88,33 @@ impl Dm {
         replaced.map_err(|e| e.within(device.name()))
     }
 
+    /// Fails if a cache of `text`, which the live table does not have, holds blocks (DM-R5). For a
+    /// caller that is about to drain the live table: [`Dm::replace_table`] finds it only later.
+    ///
+    /// # Errors
+    /// That, and why `text` is no table.
+    pub async fn check_new_caches(&self, name: &str, text: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
+        let guard = device.control().await?;
+        let checked = self.check_new_caches_of(&device, text).await;
+        drop(guard);
+        checked.map_err(|e| e.within(device.name()))
+    }
+
+    async fn check_new_caches_of(
+        &self,
+        device: &Rc<MappedDevice>,
+        text: &str,
+    ) -> Result<(), Error> {
+        let new = self.construct(device, text).await?;
+        let Some(live) = device.live() else { return Ok(()) };
+        for entry in new.entries.iter().filter(|entry| !self.keeps_its_cache(entry, &live)) {
+            let checked = entry.target.clone().check_empty().await;
+            checked.map_err(|e| e.within(entry.label()))?;
+        }
+        Ok(())
+    }
+
     /// Sends `words` to the attribute `drain` of each cache of the live table, one after another:
     /// writes their blocks back while the device is in use, within limits.
     pub async fn drain(&self, name: &str, words: &str) -> Result<(), Error> {

@@ -44,7 +44,12 @@ impl Engine {
     ) -> Result<api::Recached, Failure> {
         let instead = format!("the cache {}", new.cache);
         check_caches_present(&*self.dm.get(name)?, ("replace-cache", &instead)).await?;
-        self.table_with_cache(name, new)?;
+        let table = self.table_with_cache(name, new)?;
+        // Before the drain, which may take long, and leaves the cache empty for nothing.
+        let mark = self.files.closes_begun();
+        let checked = self.dm.check_new_caches(name, &table).await;
+        self.files.closed_since(mark).await;
+        checked?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is replaced", drained).await?;
         let from = self.dm.live_table(name)?;

@@ -3,7 +3,7 @@
 //! manager, and keeps each listener while daemons come and go.
 
 use std::collections::BTreeMap;
-use std::io::{IoSliceMut, Read, Write};
+use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -146,12 +147,32 @@ fn a_name_says_what_a_listener_serves() {
     assert!(path.exists() && !dir.path().join("run/nbd.sock").exists());
 }
 
-/// The log of a daemon that does not start.
+/// The log of a daemon that does not start. One that takes the listener fails the test, and does
+/// not keep it waiting.
+#[track_caller]
+#[expect(clippy::disallowed_methods, reason = "a test of a process waits for it on a thread")]
 fn refused(options: &[&str], name: &str, listener: &dyn Passed) -> String {
     let dir = with_run_dir();
-    let out = spawn(dir.path(), options, &[(name, listener)]).wait_with_output().unwrap();
-    assert!(!out.status.success());
-    String::from_utf8(out.stderr).unwrap()
+    let mut child = spawn(dir.path(), options, &[(name, listener)]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let (sender, log) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut log = String::new();
+        while !log.contains("millpond: ready ") && lines.read_line(&mut log).unwrap() > 0 {}
+        sender.send(log)
+    });
+    let log = log.recv_timeout(PATIENCE);
+    match &log {
+        Ok(log) if !log.contains("millpond: ready ") => {
+            assert!(!child.wait().unwrap().success(), "{log}");
+            log.clone()
+        }
+        taken => {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("listener `{name}` is not refused: the daemon has not ended: {taken:?}");
+        }
+    }
 }
 
 #[test]

@@ -154,6 +154,20 @@ fn a_client_that_goes_while_it_waits_disturbs_nobody() {
     daemon.cli(&["remove", "d"]).ok();
 }
 
+/// Port 0 is any port: the line is the only place that says which one it is.
+#[test]
+fn the_ready_line_has_the_address_of_http() {
+    let daemon = Daemon::start_with(&["--http", "127.0.0.1:0"]);
+    let socket = format!(" control=unix:{} ", daemon.run_dir().join("control.sock").display());
+    let (_, after) = daemon.ready.split_once(&socket).unwrap_or_else(|| panic!("{}", daemon.ready));
+    let addr = after.strip_prefix("control=127.0.0.1:").map(|port| format!("127.0.0.1:{port}"));
+    let addr = addr.unwrap_or_else(|| panic!("{}", daemon.ready));
+    assert!(!addr.ends_with(":0"), "{addr}");
+    daemon.create("d", "0 8 zero");
+    let devices = sh("curl", &["-s", "-m", "5", &format!("http://{addr}/v1/devices")]).ok();
+    assert!(devices.contains(r#""name":"d""#), "{devices}");
+}
+
 #[test]
 fn another_user_is_refused_even_if_the_socket_admits_him() {
     if sh("id", &["-u"]).out.trim() != "0" {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{CommandOutput, MILLPOND, file_in, folder};
+use crate::common::{CommandOutput, Daemon, MILLPOND, file_in, folder};
 use serde_json::Value;
 
 fn bench_in(dir: &Path, args: &[&str]) -> CommandOutput {
@@ -191,6 +191,18 @@ fn a_failed_request_is_told_by_device_operation_and_sector() {
             format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n")
         );
     }
+}
+
+/// A person reads it, and may paste it: the slashes of the path are as they were typed.
+#[test]
+fn an_export_is_shown_by_a_uri_with_a_plain_path() {
+    let daemon = Daemon::start();
+    daemon.create("d", "0 2048 linear mem:1M 0");
+    let uri = "nbd+unix:///d?socket=run/nbd.sock";
+    let args = ["--uri", uri, "--rw", "randread", "--number-ios", "100"];
+    let text = bench_in(daemon.dir.path(), &args).ok();
+    let line = format!("{}: rw=randread, ", daemon.uri("d"));
+    assert!(text.starts_with(&line) && text.contains("read: IOPS="), "{text}");
 }
 
 #[test]

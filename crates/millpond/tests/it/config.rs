@@ -31,6 +31,19 @@ fn the_daemon_starts_without_an_optional_device_that_is_missing() {
     let daemon = Daemon::start_in(dir, &START);
     assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 1);
     assert!(daemon.cli(&["info", "here"]).ok().contains("LIVE"));
+    // A reload tries it again, and is no failure without it: it is one of the service.
+    let output = daemon.cli(&["reload"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.err.matches("it is optional: the daemon goes on without it").count(), 2);
+    // A saved configuration still has it, for the day when its disk is back.
+    daemon.cli(&["save", "millpond.toml", "--force"]).ok();
+    file_in(daemon.dir.path(), "gone.img", 1);
+    let output = daemon.cli(&["reload"]);
+    assert!(output.code == Some(0) && !output.err.contains("optional"), "{output:?}");
+    assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 3);
+    let saved = daemon.cli(&["save"]).ok();
+    assert_eq!(saved.matches("optional = true").count(), 2, "{saved}");
+    assert_eq!(saved.matches("[[device]]").count(), 3, "{saved}");
     daemon.signal("-TERM");
     let (status, _, _) = daemon.wait();
     assert_eq!(status.code(), Some(0));

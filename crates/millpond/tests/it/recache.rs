@@ -167,6 +167,9 @@ fn a_cache_with_blocks_of_before_does_not_come_in() {
     let before = client(&daemon, 7);
     let error = daemon.cli(&["replace-cache", "wc", "./used.img"]).failed(1);
     assert!(error.contains("used.img: it holds 256 dirty and 0 clean blocks"), "{error}");
+    // It was refused before anything was written back.
+    let dirty = daemon.cli(&["get", "wc", "dirty_blocks"]).ok();
+    assert!(dirty.trim().parse::<u64>().unwrap() >= 256, "{dirty}");
     goes_on(before, 7);
     expect(&daemon, 0x22, "0 1M");
     daemon.cli(&["flush", "wc"]).ok();

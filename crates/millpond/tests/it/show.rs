@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `show` and `flush`: what people ask about a device, and its caches written back.
 
-use crate::common::Daemon;
+use crate::common::{Daemon, MILLPOND};
 
 /// A write cache of 8 MiB before an origin of 32 MiB, with 1 MiB dirty and unflushed.
 fn dirty_cache(daemon: &Daemon) -> String {
@@ -68,4 +68,29 @@ fn flush_of_a_suspended_or_unknown_device_is_refused() {
     assert!(text.contains("flush wc: it is suspended: resume it first"), "{text}");
     let text = daemon.cli(&["flush", "wd"]).failed(3);
     assert!(text.contains("no such device"), "{text}");
+}
+
+/// A client that writes 4 KiB every 10 ms or so.
+#[test]
+fn show_has_the_rates_of_clients() {
+    let daemon = Daemon::start();
+    daemon.create("d", "0 8192 delay mem:4M 0 10");
+    assert!(!daemon.cli(&["show", "d"]).ok().contains("requests/s"));
+    let mut command = std::process::Command::new(MILLPOND);
+    let uri = daemon.uri("d");
+    command.args(["bench", "--rw", "randwrite", "--runtime", "60s", "--uri", &uri]);
+    let null = || std::process::Stdio::null();
+    let mut bench = command.stdout(null()).stderr(null()).spawn().unwrap();
+    while daemon.cli(&["clients", "d"]).ok().starts_with("No clients") {}
+    let out = daemon.cli(&["show", "d", "-o", "json"]).ok();
+    let text = daemon.cli(&["show", "d"]).ok();
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let rate = |name: &str| shown["rates"][name].as_u64().unwrap_or_else(|| panic!("{out}"));
+    let requests = rate("requests_per_second");
+    assert!((1..=100).contains(&requests), "{out}");
+    assert_eq!(rate("read_bytes_per_second"), 0);
+    assert!((4096..=100 * 4096).contains(&rate("written_bytes_per_second")), "{out}");
+    assert!(text.contains("clients               read 0 bytes/s, written "), "{text}");
 }

@@ -7,7 +7,7 @@ use crate::common::{Folder, Loop, Rng, buf, bytes, on_core, open_descriptors, to
 use block::{BlockDevice, Buf, Bufs, Class, ErrorKind, Flags, Nanos, Sector, Status};
 use queue::FileLeaf;
 use reactor::{discard, flush, read, sleep, spawn, write, write_zeroes};
-use uring::{Direct, Files, OpenOptions, Opened};
+use uring::{Direct, Files, OpenOptions, Opened, ShorterFile};
 
 const CLASS: Class = Class::Normal;
 
@@ -421,4 +421,54 @@ fn holes_are_what_was_never_written() {
             assert_eq!(files.holes(file, "disk", 0..4096).await.unwrap(), []);
         });
     }
+}
+
+/// What a file had beyond a cut reads as zeroes after a write there has made it longer again.
+#[test]
+fn a_file_that_was_cut_fails_its_flushes() {
+    for (folder, direct) in [(Folder::on_disk(), Direct::Try), (Folder::in_memory(), Direct::Never)]
+    {
+        on_core(async move |files| {
+            let dev = open_leaf(&files, &folder, OpenOptions { direct, ..new_file(4 << 20) });
+            let file = std::fs::File::options().write(true).open(folder.path("disk")).unwrap();
+            let put = async |sector| {
+                write(&*dev, Flags::empty(), CLASS, Sector(sector), buf(4096, 1)).await.unwrap();
+            };
+            put(8000).await;
+            flush(&*dev, CLASS).await.unwrap();
+            assert_eq!(files.shorter(dev.file()), None);
+            file.set_len(1 << 20).unwrap();
+            put(4096).await;
+            for _ in 0..2 {
+                assert_eq!(flush(&*dev, CLASS).await, Err(Status::Io));
+                let (found, wanted) = ((2 << 20) + 4096, 4 << 20);
+                assert_eq!(files.shorter(dev.file()), Some(ShorterFile { found, wanted }));
+            }
+            // With its size it goes on, also with another one that its users know.
+            file.set_len(4 << 20).unwrap();
+            flush(&*dev, CLASS).await.unwrap();
+            file.set_len(1 << 20).unwrap();
+            assert_eq!(flush(&*dev, CLASS).await, Err(Status::Io));
+            files.keep_capacity(dev.file(), Sector(2048));
+            flush(&*dev, CLASS).await.unwrap();
+            assert_eq!(files.shorter(dev.file()), None);
+        });
+    }
+}
+
+/// The leaves of all cores on a file see that it was cut.
+#[test]
+fn a_file_that_was_cut_is_seen_by_all_cores() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let opened = files.open_path(&folder.path("disk"), new_file(4 << 20)).unwrap();
+        let there = files.adopt(&files.share(opened.file).unwrap());
+        let dev = FileLeaf::new("disk", there, opened.limits);
+        flush(&dev, CLASS).await.unwrap();
+        let file = std::fs::File::options().write(true).open(folder.path("disk")).unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(flush(&dev, CLASS).await, Err(Status::Io));
+        let expected = ShorterFile { found: 1 << 20, wanted: 4 << 20 };
+        assert_eq!(files.shorter(opened.file), Some(expected));
+    });
 }

@@ -12,6 +12,7 @@ mod lost_writes;
 mod open;
 mod problems;
 mod replaced;
+mod whole;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,11 +21,11 @@ use std::rc::Rc;
 use block::attr::{self, Spec};
 use block::value::Value;
 use block::{
-    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Op, Role, Sector,
+    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Role, Sector,
     Status, Target, UnsavedBlocks, ZeroRuns,
 };
-use reactor::TaskPool;
 
+use self::whole::WholeCache;
 use crate::cache::Cache;
 use crate::config::{CacheMode, Config, Tuning};
 use crate::device_limits::limits;
@@ -39,46 +40,6 @@ use crate::writeback::jobs::DrainLimits;
 enum OpenCache {
     Whole(WholeCache),
     Divided(Rc<Parts>),
-}
-
-/// An undivided cache, or a part of a divided one: the engine, and the tasks that serve bios.
-struct WholeCache {
-    cache: Rc<Cache>,
-    /// Sectors of a block, less one.
-    mask: u64,
-    /// Reads and flushes: writers that are slowed must not delay them.
-    prompt: TaskPool<Bio>,
-    changes: TaskPool<Bio>,
-    /// Changes that do not cover whole blocks.
-    edges: TaskPool<Bio>,
-}
-
-impl WholeCache {
-    #[inline]
-    fn submit(&self, bio: Bio) {
-        if (bio.sector.0 | bio.len.0) & self.mask != 0 {
-            return self.submit_sectors(bio);
-        }
-        match bio.op {
-            Op::Read | Op::Flush => self.prompt.push(bio),
-            Op::Write | Op::Discard | Op::WriteZeroes => self.changes.push(bio),
-        }
-    }
-
-    #[cold]
-    fn submit_sectors(&self, mut bio: Bio) {
-        if bio.op != Op::Read {
-            return self.edges.push(bio);
-        }
-        match self.cache.limits.check(&bio) {
-            Ok(()) => {
-                // A checksum covers a block.
-                bio.widen(self.cache.store.config.block_sectors());
-                self.prompt.push(bio);
-            }
-            Err(status) => bio.complete(status),
-        }
-    }
 }
 
 /// The writecache target.
@@ -437,6 +398,10 @@ impl Target for WriteCache {
 
     fn require_empty(&self) {
         self.must_be_empty.set(true);
+    }
+
+    fn check_empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.probe_empty().await })
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -5,12 +5,14 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Error, Nanos};
 use reactor::TaskPool;
 
-use super::{OpenCache, WholeCache, WriteCache};
+use super::whole::WholeCache;
+use super::{OpenCache, WriteCache};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
 use crate::parts::{Parts, Plan, divide};
 use crate::planted::Fault;
+use crate::probe::{Depth, probe};
 use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
@@ -62,15 +64,21 @@ impl WriteCache {
         let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
         let clean = count("clean_blocks");
         let dirty = count("dirty_blocks") + count("zero_blocks") + count("bad_blocks");
-        if clean + dirty == 0 {
-            return Ok(());
+        check_counts(&config.cache, dirty, clean)
+    }
+
+    /// The same of a cache that is not open: reads its cache device.
+    pub(super) async fn probe_empty(&self) -> Result<(), Error> {
+        let (cache, start) = {
+            let config = self.config.borrow();
+            (config.cache.clone(), config.start_sector)
+        };
+        let report = probe(self.device.clone(), start, Depth::Metadata).await?;
+        match report.occupancy() {
+            Some(held) => check_counts(&cache, held.dirty + held.bad, held.clean),
+            // Blank, or the open will say what it is.
+            None => Ok(()),
         }
-        Err(Error::invalid(format!(
-            "cache device {}: it holds {dirty} dirty and {clean} clean blocks of an earlier time, \
-             which would hide newer data: only a blank one, or one that holds nothing, takes \
-             another's place. `millpond wipe` makes it blank; nothing was changed",
-            config.cache
-        )))
     }
 
     /// Opens the cache, with all its parts, and does not start it.
@@ -182,4 +190,15 @@ impl WriteCache {
             cache.start(self.period.get());
         }
     }
+}
+
+fn check_counts(cache: &str, dirty: u64, clean: u64) -> Result<(), Error> {
+    if clean + dirty == 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "cache device {cache}: it holds {dirty} dirty and {clean} clean blocks of an earlier time, \
+         which would hide newer data: only a blank one, or one that holds nothing, takes another's \
+         place. `millpond wipe` makes it blank; nothing was changed"
+    )))
 }

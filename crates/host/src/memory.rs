@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use block::{Budget, ErrorKind};
 use control::{Failure, parse_size};
 use format::{JOURNAL_PREFIX, Journal};
-use reactor::{set_memory, set_shared_memory};
+use reactor::{set_memory, set_no_shared_memory, set_shared_memory};
 use uring::{Files, MemoryFiles};
 
 /// Where control groups of version 2 are mounted.
@@ -60,6 +60,8 @@ pub fn set_for_tools() {
 /// the process.
 pub(crate) fn set_up(files: &Files, memory_dir: Option<&Path>) {
     set_memory(budget());
+    // Those of a daemon that runs before or after this process may.
+    set_no_shared_memory();
     let Some(dir) = memory_dir else { return };
     match MemoryFiles::new(files.clone(), dir) {
         Ok(store) => set_shared_memory(Rc::new(store)),

@@ -94,6 +94,7 @@ pub(crate) struct Core {
     openers: Cell<u32>,
     memory: RefCell<Arc<Budget>>,
     pub(crate) shared_memory: RefCell<Option<Rc<dyn SharedMemoryStore>>>,
+    pub(crate) others_share_memory: Cell<bool>,
     pub(crate) calls: Calls,
     pub(crate) locals: RefCell<CoreLocals>,
 }
@@ -336,6 +337,7 @@ impl Reactor {
             openers: Cell::new(0),
             memory: RefCell::new(Arc::new(Budget::unlimited())),
             shared_memory: RefCell::default(),
+            others_share_memory: Cell::default(),
             calls: Calls::default(),
             locals: RefCell::default(),
         }));

@@ -57,7 +57,8 @@ pub use op_table::OnDone;
 pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::Remote;
 pub use shared_memory::{
-    SharedMemory, SharedMemoryStore, open_shared_memory, set_shared_memory, shared_memory,
+    SharedMemory, SharedMemoryStore, open_shared_memory, others_share_memory, set_no_shared_memory,
+    set_shared_memory, shared_memory,
 };
 pub use sleep::{sleep, yield_now};
 pub use task_pool::TaskPool;

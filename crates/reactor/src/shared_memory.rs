@@ -58,7 +58,24 @@ pub trait SharedMemoryStore {
 
 /// Sets where this core opens shared memory, before any device is opened.
 pub fn set_shared_memory(store: Rc<dyn SharedMemoryStore>) {
-    with_core(|c| *c.shared_memory.borrow_mut() = Some(store));
+    with_core(|c| {
+        c.others_share_memory.set(true);
+        *c.shared_memory.borrow_mut() = Some(store);
+    });
+}
+
+/// This core has no shared memory, but processes before and after it may have some.
+pub fn set_no_shared_memory() {
+    with_core(|c| {
+        c.others_share_memory.set(true);
+        *c.shared_memory.borrow_mut() = None;
+    });
+}
+
+/// Whether processes before and after this one may have shared memory: after
+/// [`set_shared_memory`] and [`set_no_shared_memory`].
+pub fn others_share_memory() -> bool {
+    with_core(|c| c.others_share_memory.get())
 }
 
 /// Where this core opens shared memory: nowhere until [`set_shared_memory`] is called.

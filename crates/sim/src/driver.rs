@@ -66,8 +66,12 @@ impl Machine {
         let enter = |core| {
             let core = CoreId(core);
             let reactor = Reactor::enter(core, Box::new(Sim { world: world.clone(), core }));
-            if let Some(memories) = world.borrow().memories() {
-                reactor.on(|| reactor::set_shared_memory(Rc::new(memories)));
+            match world.borrow().memories() {
+                Some(memories) => reactor.on(|| reactor::set_shared_memory(Rc::new(memories))),
+                None if world.borrow().has_shared_memory() => {
+                    reactor.on(reactor::set_no_shared_memory);
+                }
+                None => {}
             }
             reactor
         };
@@ -137,8 +141,15 @@ impl Machine {
     /// Submits the requests of all tasks and delivers one event. False: there will be no more
     /// events.
     fn next_event(&self, busy: bool) -> bool {
+        let sent_before = self.world.borrow().sent();
         for reactor in &self.reactors {
             reactor.core().flush_sq();
+        }
+        if !busy
+            && self.world.borrow().shows_requests()
+            && self.world.borrow().sent() != sent_before
+        {
+            return true;
         }
         let deadline = self.reactors.iter().filter_map(|r| r.core().next_timer()).min();
         if deadline.is_none() && self.world.borrow().is_idle() {

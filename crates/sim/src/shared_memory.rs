@@ -54,6 +54,12 @@ impl Memories {
         self.state.borrow().by_name.get(&self.key(name)).cloned()
     }
 
+    /// Stores the contents of a memory, which a process of before has left.
+    pub fn put(&self, name: &str, contents: &[u8]) {
+        let bytes = Rc::new(RefCell::new(contents.to_vec()));
+        self.state.borrow_mut().by_name.insert(self.key(name), bytes);
+    }
+
     /// All names in this directory.
     pub fn names(&self) -> Vec<String> {
         let state = self.state.borrow();

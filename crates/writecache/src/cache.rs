@@ -51,6 +51,9 @@ impl Cache {
     /// the origin, and makes room in the log.
     pub(crate) async fn prepare(&self, tuning: Tuning) -> Result<(), Status> {
         let wb = &self.writeback;
+        if self.store.has_fault(Fault::JournalBlankedEarly) {
+            self.store.journal.clear();
+        }
         // WC-A1: writes around the cache of a process that was killed may be in a volatile cache of
         // the origin.
         wb.flush_origin(Class::Foreground, wb.origin_flush_errors()).await?;
@@ -175,7 +178,11 @@ impl Cache {
                     self.store.slots.borrow_mut().close_epoch(); // WC-E1
                 }
                 let sample = self.store.unflushed.sample(bio.opener);
-                let committed = self.store.commit().await;
+                let begun = match self.store.changes_begun.get() {
+                    true => Ok(()),
+                    false => self.store.begin_changes().await,
+                };
+                let committed = begun.and(self.store.commit().await);
                 let flushed = committed.and(self.writeback.flush_around(bio.class).await);
                 self.store.unflushed.flushed(bio.opener, sample, flushed)
             }

@@ -161,6 +161,28 @@ pub enum Fault {
     ZeroRunsLookLate,
     /// The zero runs of the origin count whatever the cache holds when it has answered.
     ZeroRunsLookEarly,
+    /// Journal: the entry of a change is stored with the next change, after its request has ended.
+    EntryAfterRequest,
+    /// Journal: a block that leaves the cache has no entry.
+    DropNotInJournal,
+    /// Journal: zeroes have no entry.
+    ZeroesNotInJournal,
+    /// Journal: an entry does not say of which epoch its write is.
+    EpochNotInJournal,
+    /// Journal: its start moves over changes that came while the commit ran.
+    JournalStartLate,
+    /// Journal: one of another start of the machine is applied.
+    JournalOfOtherBoot,
+    /// Journal: one is applied although the cache was opened and changed since.
+    JournalOfOlderOpening,
+    /// Journal: clients change the cache before a record says on the media that it was opened.
+    ChangeBeforeRecord,
+    /// Journal: no checkpoint makes durable what was applied.
+    JournalNotDurable,
+    /// Journal: it is blanked before what was applied is durable.
+    JournalBlankedEarly,
+    /// Journal: it stays when the cache has failed.
+    JournalKeptAfterFailure,
 }
 
 #[cfg(feature = "planted")]

@@ -20,6 +20,12 @@ impl World {
     /// Of memory: the writes with stores that no fence covers.
     pub fn pending(&self, file: FileId) -> Vec<PendingWrite> {
         let mut pending = self.disks[index(file)].media.unflushed();
+        pending.extend(self.in_flight(file));
+        pending
+    }
+
+    /// Those of them that are in flight, which a kill may undo, too.
+    pub fn in_flight(&self, file: FileId) -> Vec<PendingWrite> {
         let here = self.ops.iter().filter(|(_, op)| op.disk == index(file));
         let mut in_flight: Vec<_> = here
             .filter_map(|(_, op)| {
@@ -33,8 +39,7 @@ impl World {
             })
             .collect();
         in_flight.sort_by_key(|(nth, _)| *nth);
-        pending.extend(in_flight.into_iter().map(|(_, write)| write));
-        pending
+        in_flight.into_iter().map(|(_, write)| write).collect()
     }
 
     /// Stores an image durably on an unwritten disk, in no time.
@@ -43,8 +48,23 @@ impl World {
         image.pages().for_each(|(number, page)| disk.media.put_page(number, page));
     }
 
+    /// From now on [`crate::Machine::run`] asks whether to go on while requests are in flight, too,
+    /// and not only when one has ended: for who looks at all that a kill may leave.
+    pub fn show_requests(&mut self) {
+        self.shows_requests = true;
+    }
+
+    pub(crate) fn shows_requests(&self) -> bool {
+        self.shows_requests
+    }
+
+    /// Requests to disks so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.ops).sum()
+    }
+
     /// A number that changes whenever the possible outcomes of a power cut change.
     pub fn changes(&self) -> u64 {
-        self.disks.iter().map(|disk| disk.ops).sum::<u64>() ^ self.trace
+        self.sent() ^ self.trace
     }
 }

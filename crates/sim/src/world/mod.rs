@@ -86,6 +86,9 @@ pub struct World {
     /// Memory that outlives a process: all of the machine, and what its next processes can open.
     memories: Memories,
     memories_in_use: Option<Memories>,
+    has_shared_memory: bool,
+    /// See `show_requests`.
+    shows_requests: bool,
     scratch: Vec<u64>,
     /// As many as the last request of zeroes wrote.
     zeroes: Rc<[u8]>,
@@ -124,6 +127,8 @@ impl World {
             cut: None,
             memories: Memories::default(),
             memories_in_use: None,
+            has_shared_memory: false,
+            shows_requests: false,
             scratch: Vec::new(),
             zeroes: Rc::default(),
         }))
@@ -179,6 +184,12 @@ impl World {
     /// From now on the next processes find shared memory in this directory, or have none.
     pub fn use_memory(&mut self, directory: Option<u32>) {
         self.memories_in_use = directory.map(|directory| self.memories.directory(directory));
+        self.has_shared_memory |= directory.is_some();
+    }
+
+    /// Whether any process of the machine has had shared memory, or will have.
+    pub(crate) fn has_shared_memory(&self) -> bool {
+        self.has_shared_memory
     }
 
     /// The shared memory that the next processes can open, if any.

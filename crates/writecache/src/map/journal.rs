@@ -22,10 +22,12 @@
 //! Cost of a change: one store of 48 bytes.
 use std::rc::Rc;
 
+use block::Planted;
 use format::{Entry, JournalChange, JournalEntry, JournalHeader, Op, UNIT, journal_offset};
 use reactor::SharedMemory;
 
 use super::Slots;
+use crate::planted::Fault;
 
 /// The journal of a cache in use.
 pub(crate) struct JournalWriter {
@@ -39,6 +41,9 @@ pub(crate) struct JournalWriter {
     commit_began: u64,
     /// The memory can't be used any more.
     is_lost: bool,
+    pub(super) planted: Planted<Fault>,
+    /// Planted fault: a change without its entry.
+    pub(super) late: Option<JournalChange>,
 }
 
 impl JournalWriter {
@@ -48,11 +53,13 @@ impl JournalWriter {
         memory: Rc<dyn SharedMemory>,
         header: JournalHeader,
         next: u64,
+        planted: Planted<Fault>,
     ) -> JournalWriter {
         let mut unit = [0; UNIT];
         header.encode(&mut unit);
         let is_lost = memory.write(0, &unit).is_err();
-        JournalWriter { memory, header, next, start: next, commit_began: next, is_lost }
+        let (start, commit_began, late) = (next, next, None);
+        JournalWriter { memory, header, next, start, commit_began, is_lost, planted, late }
     }
 
     /// How many changes fit. One more entry is kept, for a new start.
@@ -178,7 +185,10 @@ impl Slots {
     fn note(&mut self, entry: Entry) {
         let (epoch, oldest) = self.epochs.as_ref().map_or((0, 0), |e| (e.open, e.oldest_logged));
         if let Some(journal) = &mut self.journal {
-            journal.store(Some(JournalChange { entry, epoch, oldest: oldest.min(epoch) }));
+            let change = JournalChange { entry, epoch, oldest: oldest.min(epoch) };
+            if let Some(change) = journal.change_to_store(change) {
+                journal.store(Some(change));
+            }
         }
     }
 
@@ -192,7 +202,8 @@ impl Slots {
     /// WC-J2: all that the commit had to log is durable; perhaps it had nothing to log.
     pub(crate) fn end_commit(&mut self) {
         if let Some(journal) = &mut self.journal {
-            journal.move_start(journal.commit_began);
+            let is_late = journal.planted.is(Fault::JournalStartLate);
+            journal.move_start(if is_late { journal.next } else { journal.commit_began });
         }
     }
 }

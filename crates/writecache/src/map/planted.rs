@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Planted faults of the map: see `Fault`. Nothing else calls these.
+use format::{JournalChange, Op};
+
 use super::Slots;
+use super::journal::JournalWriter;
+use crate::planted::Fault;
 
 impl Slots {
     /// Frees superseded slots without waiting for the record that supersedes them.
@@ -42,5 +46,23 @@ impl Slots {
             let block = self.slots[found.slot_ref.slot as usize].block();
             self.drop_block(block, found.slot_ref);
         }
+    }
+}
+
+impl JournalWriter {
+    /// What is stored when this change is made: the change, unless a fault is planted.
+    #[inline]
+    pub(super) fn change_to_store(&mut self, change: JournalChange) -> Option<JournalChange> {
+        let is = |op, fault| change.entry.op == op && self.planted.is(fault);
+        if is(Op::Drop, Fault::DropNotInJournal) || is(Op::Zero, Fault::ZeroesNotInJournal) {
+            return None;
+        }
+        if is(Op::Write, Fault::EpochNotInJournal) {
+            return Some(JournalChange { epoch: 0, oldest: 0, ..change });
+        }
+        if self.planted.is(Fault::EntryAfterRequest) {
+            return self.late.replace(change);
+        }
+        Some(change)
     }
 }

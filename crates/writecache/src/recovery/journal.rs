@@ -8,10 +8,9 @@
 //!                             └─ values that no process wrote: the cache is not opened
 //! ```
 //!
-//! A process that has shared memory, for this cache or for others, writes a record with a new
-//! incarnation before its first change of the cache (`store::journal`). So a journal of the newest
-//! incarnation on the media is that of the last process that has changed the cache, wherever others
-//! keep theirs.
+//! A process, with shared memory or without, writes a record with a new incarnation before the
+//! first change or FLUSH of a client (`store::journal`). So a journal of the newest incarnation on
+//! the media is that of the last process that has used the cache, wherever others keep theirs.
 //!
 //! Invariants
 //! - WC-JR1 Changes of the journal count after all records of the log. What they say is durable
@@ -22,7 +21,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, ErrorKind, Reservation};
+use block::{Error, ErrorKind, Planted, Reservation};
 use format::{
     Damage, Entry, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, Superblock, UNIT,
     journal_bytes,
@@ -33,6 +32,7 @@ use super::owner::hex;
 use crate::config::Config;
 use crate::map::Rebuild;
 use crate::map::journal::JournalWriter;
+use crate::planted::Fault;
 
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
@@ -180,10 +180,11 @@ impl FoundJournal {
         };
         let ignored = if header.uuid != superblock.uuid {
             Some(IgnoredJournal::OtherCache)
-        } else if self.memory.as_ref().is_ok_and(|memory| header.boot_id != memory.boot_id) {
+        } else if self.is_of_other_boot(header) && !config.planted.is(Fault::JournalOfOtherBoot) {
             Some(IgnoredJournal::OtherBoot)
         } else if header.incarnation < incarnation {
-            Some(IgnoredJournal::Older)
+            let is_applied = config.planted.is(Fault::JournalOfOlderOpening);
+            (!is_applied).then_some(IgnoredJournal::Older)
         } else {
             (header.incarnation > incarnation).then_some(IgnoredJournal::Newer)
         };
@@ -215,6 +216,10 @@ impl FoundJournal {
         Ok(Ok(self.changes.len() as u64))
     }
 
+    fn is_of_other_boot(&self, header: &JournalHeader) -> bool {
+        self.memory.as_ref().is_ok_and(|memory| header.boot_id != memory.boot_id)
+    }
+
     /// How many changes it has.
     pub(crate) fn len(&self) -> u64 {
         self.changes.len() as u64
@@ -223,14 +228,19 @@ impl FoundJournal {
 
 impl JournalMemory {
     /// Begins an empty journal for a cache whose log has this incarnation.
-    pub(crate) fn begin(&self, superblock: &Superblock, incarnation: u64) -> JournalWriter {
+    pub(crate) fn begin(
+        &self,
+        superblock: &Superblock,
+        incarnation: u64,
+        planted: Planted<Fault>,
+    ) -> JournalWriter {
         let header = JournalHeader {
             uuid: superblock.uuid,
             boot_id: self.boot_id,
             incarnation,
             capacity: self.capacity,
         };
-        JournalWriter::begin(self.memory.clone(), header, self.next.get())
+        JournalWriter::begin(self.memory.clone(), header, self.next.get(), planted)
     }
 
     /// The journal that was begun ends before entry `next`.

@@ -148,7 +148,8 @@ pub(crate) async fn open_native(
         room: WaitList::new(),
     };
     let mut checkpoint_required = slots.set_ordered(config.ordered);
-    checkpoint_required |= matches!(applied, Ok(1..)); // WC-JR1
+    let is_applied = matches!(applied, Ok(1..));
+    checkpoint_required |= is_applied && !config.planted.is(Fault::JournalNotDurable); // WC-JR1
     let media = Media::Native(Native::new(superblock, log, checkpoint_required));
     slots.plant(config.planted);
     let lost = applied.err().map(|why| (why, journal.len()));

@@ -2,28 +2,31 @@
 //! The journal of the store: when it begins, and when it is left.
 //!
 //! ```text
-//!   resume ─▶ first change of a client: a record with this incarnation ─▶ journal ─▶ suspend
+//!   resume ─▶ first change or FLUSH: a record with this incarnation ─▶ journal ─▶ suspend
 //! ```
 //!
 //! Before a client changes anything, a record says on the media that this opening has come: so a
-//! journal of an earlier opening does not count any more, wherever it is and whoever finds it. An
-//! opening that changes nothing writes nothing.
+//! journal of an earlier opening does not count any more, wherever it is and whoever finds it. That
+//! holds for a process without shared memory, too: it may use slots that such a journal names. And
+//! it holds before a FLUSH ends, which makes durable what was read. An opening that does neither
+//! writes nothing.
 use std::pin::Pin;
 
 use block::Status;
 
 use super::Store;
 use super::media::Media;
+use crate::planted::Fault;
 
 impl Store {
     /// The device is resumed.
     pub(crate) fn expect_changes(&self) {
-        // No process of a machine without shared memory has a journal.
-        self.changes_begun.set(reactor::shared_memory().is_none());
+        // Where no process has shared memory, none has a journal.
+        self.changes_begun.set(!reactor::others_share_memory());
     }
 
     /// To be called if `changes_begun` is not set, before anything changes: before data are written
-    /// to a slot, and before a block leaves the cache.
+    /// to a slot, and before a block leaves the cache; and before a FLUSH ends.
     ///
     /// Cost: one record write and one flush of the cache device, once after each resume.
     #[cold]
@@ -32,12 +35,18 @@ impl Store {
     }
 
     async fn begin_first_change(&self) -> Result<(), Status> {
-        self.seal().await?;
+        if !self.has_fault(Fault::ChangeBeforeRecord) {
+            self.seal().await?;
+        }
         if self.changes_begun.replace(true) {
             return Ok(()); // another client was first
         }
         if let (Ok(memory), Media::Native(native)) = (&self.journal.memory, &self.media) {
-            let journal = memory.begin(&native.superblock.borrow(), native.log.incarnation);
+            let journal = memory.begin(
+                &native.superblock.borrow(),
+                native.log.incarnation,
+                self.config.planted,
+            );
             self.slots.borrow_mut().begin_journal(journal);
         }
         Ok(())

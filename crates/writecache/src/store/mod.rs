@@ -122,7 +122,9 @@ impl Store {
     pub(crate) fn fail(&self, status: Status) {
         if self.health.failed.get().is_none() {
             self.health.failed.set(Some(status));
-            self.slots.borrow_mut().end_journal(); // WC-J3
+            if !self.has_fault(Fault::JournalKeptAfterFailure) {
+                self.slots.borrow_mut().end_journal(); // WC-J3
+            }
             self.unflushed.fail();
             self.notify(CacheEvent::Failed { status });
         }

@@ -3,13 +3,18 @@
 //! cut undoes no more than without that memory. Ordered caches and divided ones with it are in
 //! `ordered` and `parts`.
 use sim::seeds;
+use writecache::Fault;
 
 use crate::common::journal_plan::JournalPlan;
+use crate::native::is_caught_by;
 use crate::simulate::{Plan, simulate};
 
 const KEPT: JournalPlan = JournalPlan::Kept;
 /// The next life has other memory, or none, now and then.
 const MOVED: Plan = Plan { journal: JournalPlan::Moved, ..Plan::USUAL };
+
+/// Many short lives: kills come soon after the opening, and in it.
+const SHORT: Plan = Plan { rounds: 12, cut_after: &[300, 1_000, 3_000], ..Plan::JOURNAL };
 
 #[test]
 fn no_kill_undoes_a_completed_change() {
@@ -45,10 +50,35 @@ fn no_kill_undoes_a_change_beside_switches_of_the_mode() {
 fn a_journal_in_another_directory_is_never_believed() {
     seeds::run(60, |seed| simulate(seed, MOVED));
     // Short lives: most journals have something, and many processes change nothing.
-    seeds::run(60, |seed| simulate(seed, Plan { rounds: 12, cut_after: &[300, 1_000], ..MOVED }));
+    seeds::run(60, |seed| simulate(seed, Plan { journal: JournalPlan::Moved, ..SHORT }));
 }
 
 #[test]
 fn a_journal_in_another_directory_is_ignored_beside_errors() {
     seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..MOVED }));
+}
+
+#[test]
+fn an_entry_after_its_request_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::EntryAfterRequest), ..Plan::JOURNAL });
+}
+
+#[test]
+fn a_start_beyond_what_a_commit_has_logged_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::JournalStartLate), ..Plan::JOURNAL });
+}
+
+#[test]
+fn a_journal_of_another_boot_that_is_applied_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::JournalOfOtherBoot), ..Plan::JOURNAL });
+}
+
+#[test]
+fn a_journal_that_is_not_made_durable_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::JournalNotDurable), ..Plan::JOURNAL });
+}
+
+#[test]
+fn a_journal_that_is_blanked_too_early_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::JournalBlankedEarly), ..SHORT });
 }

@@ -116,6 +116,8 @@ const SEEN_AT: &[(Fault, u64)] = &[
     (Fault::GapFillUnchecked, 328),
     (Fault::ReuseBeforeErase, 50),
     (Fault::WritebackBeforeCommit, 217),
+    (Fault::JournalBlankedEarly, 436),
+    (Fault::JournalNotDurable, 433),
 ];
 
 fn is_caught(fault: Option<Fault>) {
@@ -130,7 +132,7 @@ fn is_caught_in_dm(fault: Option<Fault>) {
     is_caught_by(Plan { fault, ..Plan::DM });
 }
 
-fn is_caught_by(plan: Plan) {
+pub(crate) fn is_caught_by(plan: Plan) {
     let fault = plan.fault;
     let run = |seed| simulate(seed, plan);
     let planted = fault.expect("a fault is planted");

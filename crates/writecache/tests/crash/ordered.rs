@@ -442,3 +442,13 @@ fn a_superseded_version_that_is_not_kept_is_caught() {
 fn epochs_merged_although_they_differ_are_caught() {
     is_caught(Some(Fault::UnsafeMerge));
 }
+
+#[test]
+fn zeroes_that_the_journal_does_not_have_are_caught() {
+    is_seen(Plan { fault: Some(Fault::ZeroesNotInJournal), ..Plan::JOURNAL });
+}
+
+#[test]
+fn an_entry_that_does_not_name_its_epoch_is_caught() {
+    is_seen(Plan { fault: Some(Fault::EpochNotInJournal), ..Plan::JOURNAL });
+}

@@ -15,6 +15,7 @@ mod errors;
 mod failed_flush;
 mod failed_gaps;
 mod golden_dm;
+mod journal;
 mod limits;
 mod manual;
 mod media;

@@ -30,6 +30,9 @@ use crate::survive::State;
 /// Steps that are followed after the last operation: commits by time, writeback, reclaim.
 const STEPS_AFTER_MAX: u64 = 400;
 
+/// Recoveries in a row that are killed.
+const KILLED_RECOVERIES_MAX: u32 = 2;
+
 /// How operations follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
@@ -157,7 +160,7 @@ impl<'a> Explorer<'a> {
         let mut seen = None;
         let mut points = Vec::new();
         let mut look = || {
-            let now = Some((world.borrow().changes(), acks.get()));
+            let now = Some((devices.version(&world), acks.get()));
             if looking.get() && seen != now {
                 seen = now;
                 points.push((oracle.borrow().clone(), devices.survivors(&world, 0)));
@@ -183,10 +186,15 @@ impl<'a> Explorer<'a> {
         judged.map_err(|why| format!("{ops:?} {:?}: {why}", self.pace))
     }
 
-    /// The power goes: whatever is left, what is recovered from it must be allowed.
+    /// The power goes, or the process is killed: whatever is left, what is recovered from it must
+    /// be allowed.
     fn crash_point(&mut self, mut oracle: Oracle, left: &[State]) -> Result<(), String> {
         self.tally.points += 1;
-        oracle.crash();
+        if self.start.is_kill {
+            oracle.kill();
+        } else {
+            oracle.crash();
+        }
         // Most images read alike.
         let mut judged: Vec<Rc<View>> = Vec::new();
         for state in left {
@@ -238,7 +246,7 @@ impl<'a> Explorer<'a> {
         let mut crashes: BTreeMap<u64, State> = BTreeMap::new();
         let mut seen = None;
         let ended = machine.run(|| {
-            let now = Some(world.borrow().changes());
+            let now = Some(devices.version(&world));
             if seen != now {
                 seen = now;
                 let left = devices.survivors(&world, generation + 1);
@@ -267,6 +275,11 @@ impl<'a> Explorer<'a> {
         } else {
             life.end();
         }
+        // A process that is killed between the checkpoint of what the journal had and the end of
+        // the journal leaves a newer checkpoint each time: there is no end to the images.
+        if self.start.is_kill && generation == KILLED_RECOVERIES_MAX {
+            crashes.clear();
+        }
         for (hash, crash) in crashes {
             if hash != key && self.recover(&crash, generation + 1)? != view {
                 return Err(again("a crash in it leads to something else".to_owned()));
@@ -276,44 +289,48 @@ impl<'a> Explorer<'a> {
     }
 
     /// Work goes on after a recovery: block 0 is written and flushed. At every crash it is the new
-    /// or the old, the new once the flush is done; the others are what they were.
+    /// or the old, the new once the flush is done, or before a kill the write; the others are what
+    /// they were.
     fn second_life(&mut self, life: Life, view: &View) -> Result<(), String> {
         let Life { world, machine, devices, target } = life;
         self.tally.second_lives += 1;
         let bytes = self.start.oracle.block_bytes();
         let new = vec![0x5A; bytes];
-        let done = Rc::new(Cell::new(false));
+        let (done, is_kept) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
         machine.spawn(0, {
             let (target, new, done) = (target.clone(), Buf::copy_of(&new), done.clone());
+            let (is_kept, is_kill) = (is_kept.clone(), devices.is_kill);
             async move {
                 let flags = Flags::empty();
                 let write = reactor::write(&*target, flags, Class::Normal, Sector(0), new.into());
                 write.await.expect("nothing fails");
+                is_kept.set(is_kill);
                 reactor::flush(&*target, Class::Foreground).await.expect("nothing fails");
+                is_kept.set(true);
                 done.set(true);
             }
         });
         let mut crashes: BTreeMap<u64, (State, bool)> = BTreeMap::new();
         let mut seen = None;
         machine.run(|| {
-            let now = Some((world.borrow().changes(), done.get()));
+            let now = Some((devices.version(&world), is_kept.get()));
             if seen != now {
                 seen = now;
                 for state in devices.survivors(&world, 1) {
-                    crashes.insert(state.hash(), (state, done.get()));
+                    crashes.insert(state.hash(), (state, is_kept.get()));
                 }
             }
             done.get()
         });
         drop(target);
         machine.power_cut();
-        for (state, flushed) in crashes.into_values() {
+        for (state, is_kept) in crashes.into_values() {
             let now = self.recover(&state, 1)?;
-            let old = now[0] == view[0] && !flushed;
+            let old = now[0] == view[0] && !is_kept;
             if now[1..] != view[1..] || !(old || *now[0] == new[..]) {
                 let all = |view: &View| view.iter().map(|b| name(b)).collect::<Vec<_>>();
                 let (now, view) = (all(&now), all(view));
-                return Err(format!("second life, flushed {flushed}: {now:?} after {view:?}"));
+                return Err(format!("second life, kept {is_kept}: {now:?} after {view:?}"));
             }
         }
         Ok(())

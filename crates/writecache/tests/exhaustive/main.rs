@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every crash of every short run: all sequences of a small alphabet of operations, on a new cache
 //! and on a worn one whose slots and log are almost used up, one operation by one and in pairs; in
-//! the native format and in the kernel's, on a disk and in persistent memory. What a crash leaves
-//! of the kernel's format the kernel would open, too. And planted faults that are found so
-//! (`planted`).
+//! the native format and in the kernel's, on a disk and in persistent memory. Kills, too, where the
+//! process has a journal. What a crash leaves of the kernel's format the kernel would open, too.
+//! And planted faults that are found so (`planted`).
 //!
 //! The tests cover all sequences of up to so many operations ([`Depth`]). In persistent memory,
 //! where each word may be lost alone, they are shorter.
@@ -12,6 +12,7 @@
 //! |---|---|---|---|
 //! | on disks | 3 | 5 | 6 |
 //! | in persistent memory | 2 | 3 | 4, in the kernel's format 5 |
+//! | kills, with a journal | 2 | 3 | 4 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -41,6 +42,7 @@ struct Depth {
 
 const ON_DISK: Depth = Depth { fast: 3, usual: 5, night: 6 };
 const IN_MEMORY: Depth = Depth { fast: 2, usual: 3, night: 4 };
+const OF_KILLS: Depth = Depth { fast: 2, usual: 3, night: 4 };
 const DM_IN_MEMORY: Depth = Depth { night: 5, ..IN_MEMORY };
 
 impl Depth {
@@ -67,6 +69,11 @@ fn new_cache() -> Start {
 /// checkpoints are written.
 fn worn_cache() -> Start {
     worn(Start::native("s", 512, 13))
+}
+
+/// Its processes are killed, and the power stays.
+fn killed_cache() -> Start {
+    new_cache().with_kills()
 }
 
 fn new_memory() -> Start {
@@ -157,4 +164,18 @@ fn no_crash_of_a_worn_dm_format_cache_loses_writes() {
 fn no_crash_of_a_dm_format_cache_in_memory_loses_writes() {
     explore("new dm in memory", &new_dm_memory(), Pace::InPairs, DM_IN_MEMORY);
     explore("worn dm in memory", &worn_dm_memory(), Pace::OneByOne, DM_IN_MEMORY);
+}
+
+#[test]
+fn no_kill_undoes_what_has_ended_in_a_new_cache() {
+    let start = killed_cache();
+    explore("new, killed", &start, Pace::OneByOne, OF_KILLS);
+    explore("new, killed", &start, Pace::InPairs, OF_KILLS);
+}
+
+#[test]
+fn no_kill_undoes_what_has_ended_in_a_worn_cache() {
+    let start = worn_cache().with_kills();
+    explore("worn, killed", &start, Pace::OneByOne, OF_KILLS);
+    explore("worn, killed", &start, Pace::InPairs, OF_KILLS);
 }

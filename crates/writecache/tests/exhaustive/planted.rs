@@ -6,7 +6,7 @@ use writecache::Fault;
 
 use crate::explore::{Explorer, Pace, Samples};
 use crate::start::{Start, Sym, sequence, sequences};
-use crate::{new_cache, new_dm, new_memory, worn_cache, worn_dm, worn_memory};
+use crate::{killed_cache, new_cache, new_dm, new_memory, worn_cache, worn_dm, worn_memory};
 
 /// A planted fault, where it shows, and the fewest operations that show it.
 type Case = (Option<Fault>, fn() -> Start, Pace, u32);
@@ -14,7 +14,7 @@ type Case = (Option<Fault>, fn() -> Start, Pace, u32);
 /// All images are looked at more closely.
 const SAMPLES: Samples = Samples { second_life_one_in: 2, settled_one_in: 1 };
 
-const CASES: [Case; 27] = [
+const CASES: [Case; 30] = [
     (Some(Fault::SkipCacheFlush), new_cache, Pace::OneByOne, 0),
     (Some(Fault::FlushBeforeRecords), new_cache, Pace::OneByOne, 0),
     (Some(Fault::DropChecksumCheck), new_cache, Pace::OneByOne, 0),
@@ -42,6 +42,9 @@ const CASES: [Case; 27] = [
     (Some(Fault::DiscardUnlogged), worn_dm, Pace::OneByOne, 2),
     (Some(Fault::RetireNewer), worn_dm, Pace::InPairs, 2),
     (Some(Fault::ClearUnlocked), worn_dm, Pace::InPairs, 3),
+    (Some(Fault::EntryAfterRequest), killed_cache, Pace::OneByOne, 0),
+    (Some(Fault::JournalBlankedEarly), killed_cache, Pace::OneByOne, 0),
+    (Some(Fault::DropNotInJournal), killed_cache, Pace::OneByOne, 2),
 ];
 
 /// The first sequence that shows the fault, and how.

@@ -6,11 +6,14 @@ use std::rc::Rc;
 
 use block::{Buf, Class, Flags, Sector, Target};
 use sim::model::Uniform;
-use sim::{Change, DiskSpec, Machine, Oracle, World, WorldRef};
+use sim::{Change, DiskSpec, Machine, Oracle, World, WorldRef, WriteToken};
 use writecache::{Config, Fault, Mode, WriteCache};
 
 use crate::explore::{Explorer, Pace, Samples, judge_view};
 use crate::survive::{Devices, State};
+
+/// Room of the journals: enough for `CHANGES_AT_ONCE_MAX`.
+const JOURNAL_CAPACITY: u64 = 70;
 
 /// An operation. The three blocks are the first of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub(crate) struct Start {
     pub(crate) cache_bytes: u64,
     pub(crate) state: State,
     pub(crate) oracle: Oracle,
+    /// What is gone through are kills, on a machine with memory that outlives the process.
+    pub(crate) is_kill: bool,
 }
 
 /// A machine with both devices, and the cache on them, not yet opened.
@@ -93,12 +98,20 @@ impl Start {
             cache_bytes: cache_bytes.next_multiple_of(512),
             state: State::default(),
             oracle: Oracle::new(blocks, block_size as usize, 1),
+            is_kill: false,
         }
     }
 
     /// From now on with a planted fault.
     pub(crate) fn with(mut self, fault: Option<Fault>) -> Start {
         self.config.plant(fault);
+        self
+    }
+
+    /// From now on processes are killed, and have a journal.
+    pub(crate) fn with_kills(mut self) -> Start {
+        self.config.set_journal_capacity(JOURNAL_CAPACITY);
+        self.is_kill = true;
         self
     }
 
@@ -160,7 +173,12 @@ impl Start {
         world.borrow_mut().put_image(origin, &state.origin);
         world.borrow_mut().put_image(cache, &state.cache);
         let block_bytes = self.config.block_size as usize;
-        let devices = Devices { cache, origin, is_memory, block_bytes };
+        let devices = Devices { cache, origin, is_memory, block_bytes, is_kill: self.is_kill };
+        if self.is_kill {
+            world.borrow_mut().show_requests();
+            let memories = world.borrow_mut().share_memory();
+            state.memory.iter().for_each(|(name, contents)| memories.put(name, contents));
+        }
         let (below, device) = (world.borrow().leaf(origin), world.borrow().leaf(cache));
         let target = WriteCache::new("wc", self.config.clone(), below, device, sectors);
         let machine = Machine::boot(&world, 1);
@@ -193,8 +211,17 @@ async fn write(
     oracle.borrow().fill(&token, &mut data);
     let data = Buf::copy_of(&data);
     let outcome = reactor::write(&**target, flags, Class::Normal, at, data.into()).await;
-    oracle.borrow_mut().end_write(token, outcome.is_ok());
+    end_change(token, outcome.is_ok(), oracle);
     outcome.map_err(|status| format!("a write ended in {status}"))
+}
+
+/// A kill undoes no change that has ended; a power cut may, whatever was kept.
+fn end_change(token: WriteToken, ok: bool, oracle: &Rc<RefCell<Oracle>>) {
+    let mut oracle = oracle.borrow_mut();
+    if ok {
+        oracle.keep_over_kill(&token);
+    }
+    oracle.end_write(token, ok);
 }
 
 pub(crate) async fn perform(
@@ -222,7 +249,7 @@ pub(crate) async fn perform(
             let len = Sector::from_bytes(2 * oracle.borrow().block_bytes() as u64);
             let token = oracle.borrow_mut().begin_change(0..2, Change::WriteZeroes, false);
             let outcome = reactor::discard(&**target, Class::Normal, Sector(0), len).await;
-            oracle.borrow_mut().end_write(token, outcome.is_ok());
+            end_change(token, outcome.is_ok(), oracle);
             outcome.map_err(failed)
         }
     }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a power cut may leave: of each write that no flush covers all, nothing, or a part.
+//! What a power cut may leave: of each write that no flush covers all, nothing, or a part. And what
+//! a kill may leave: of each write in flight all or nothing, and the memory that outlives the
+//! process.
 //!
 //! ```text
 //!            none   all   each subset, of few      torn: one write after the other
@@ -7,6 +9,7 @@
 //!   write b    ·     █      ·  █  █                  · or █    ▀   ▄
 //! ```
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use reactor::FileId;
@@ -27,12 +30,30 @@ const MEMORY_TEARS: [usize; 3] = [5, 2, 0];
 pub(crate) struct State {
     pub(crate) cache: Image,
     pub(crate) origin: Image,
+    /// Names and contents.
+    pub(crate) memory: Memory,
 }
+
+pub(crate) type Memory = Vec<(String, Vec<u8>)>;
 
 impl State {
     pub(crate) fn hash(&self) -> u64 {
-        self.cache.hash() ^ self.origin.hash().rotate_left(32)
+        let memory = if self.memory.is_empty() { 0 } else { hash_of(&self.memory) };
+        self.cache.hash() ^ self.origin.hash().rotate_left(32) ^ memory.rotate_left(16)
     }
+}
+
+fn hash_of(memory: &Memory) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    memory.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The memory that the machine has now.
+pub(crate) fn memory_of(world: &WorldRef) -> Memory {
+    let Some(memories) = world.borrow().memories() else { return Memory::new() };
+    let contents = |name: &String| memories.contents(name).expect("it has a name").borrow().clone();
+    memories.names().into_iter().map(|name| (name.clone(), contents(&name))).collect()
 }
 
 /// What survives of a write.
@@ -78,17 +99,56 @@ pub(crate) struct Devices {
     /// The cache device is persistent memory.
     pub(crate) is_memory: bool,
     pub(crate) block_bytes: usize,
+    /// The process is killed, and the power stays.
+    pub(crate) is_kill: bool,
 }
 
 impl Devices {
     pub(crate) fn durable(&self, world: &WorldRef) -> State {
         let world = world.borrow();
-        State { cache: world.durable(self.cache), origin: world.durable(self.origin) }
+        let (cache, origin) = (world.durable(self.cache), world.durable(self.origin));
+        State { cache, origin, memory: Memory::new() }
     }
 
-    /// Everything that a power cut now may leave, as far as it differs.
-    /// So many recoveries were cut off before.
+    /// A number that changes whenever what a stop may leave changes.
+    pub(crate) fn version(&self, world: &WorldRef) -> (u64, u64) {
+        let memory = if self.is_kill { hash_of(&memory_of(world)) } else { 0 };
+        (world.borrow().changes(), memory)
+    }
+
+    /// Everything that a stop now may leave, as far as it differs. So many recoveries were cut off
+    /// before.
     pub(crate) fn survivors(&self, world: &WorldRef, recoveries: u32) -> Vec<State> {
+        if self.is_kill { self.killed(world) } else { self.cut_off(world, recoveries) }
+    }
+
+    fn killed(&self, world: &WorldRef) -> Vec<State> {
+        let mut base = self.durable(world);
+        base.memory = memory_of(world);
+        let world = world.borrow();
+        let mut in_flight = Vec::new();
+        for (image, file) in [(&mut base.cache, self.cache), (&mut base.origin, self.origin)] {
+            let writes = world.pending(file);
+            let here = world.in_flight(file);
+            let completed = writes.len() - here.len();
+            writes[..completed].iter().for_each(|write| image.write(write.offset, &write.data));
+            in_flight.extend(here.into_iter().map(|write| (file, write)));
+        }
+        let whole = || Tears { each: Vec::new(), half: SurvivorState::All };
+        let tears: Vec<Tears> = in_flight.iter().map(|_| whole()).collect();
+        let mut left: BTreeMap<u64, State> = BTreeMap::new();
+        each_choice(&tears, |choice| {
+            let mut state = base.clone();
+            for (kept, (file, write)) in choice.iter().zip(&in_flight) {
+                let image = if *file == self.cache { &mut state.cache } else { &mut state.origin };
+                kept.write(image, write);
+            }
+            left.insert(state.hash(), state);
+        });
+        left.into_values().collect()
+    }
+
+    fn cut_off(&self, world: &WorldRef, recoveries: u32) -> Vec<State> {
         let places = MEMORY_TEARS[MEMORY_TEARS.len().min(recoveries as usize + 1) - 1];
         let durable = self.durable(world);
         let cached = world.borrow().pending(self.cache);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Memory that outlives the process, of a simulated machine: a kill leaves it, a power cut ends it.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
@@ -22,10 +22,22 @@ pub struct Memories {
 #[derive(Default)]
 struct State {
     boots: u64,
-    by_name: BTreeMap<(u32, String), Bytes>,
+    by_name: BTreeMap<(u32, String), MemoryFile>,
 }
 
-struct Memory(Bytes);
+/// What a machine keeps under one name.
+#[derive(Clone, Default)]
+struct MemoryFile {
+    bytes: Bytes,
+    /// What a disk may still have of it after a power cut: contents of some time before.
+    older: Bytes,
+    stores: Rc<Cell<u64>>,
+}
+
+/// How many stores lie between two moments that a disk may have. Chosen: a few in each life.
+const STORES_UNSAVED: u64 = 29;
+
+struct Memory(MemoryFile);
 
 impl Memories {
     /// Another directory of the same machine.
@@ -37,27 +49,34 @@ impl Memories {
         (self.directory, name.to_owned())
     }
 
-    /// The machine stops, and starts again: half of the memories of all directories are blank, as
-    /// in a new directory; the others have what they had, as files on a disk may.
+    /// The power goes, one time in four for the disks alone: then all memories stay. Else the
+    /// machine stops, and starts again: half of the memories of all directories are blank, as in a
+    /// new directory; the others have what they had then or before, as files on a disk may.
     pub fn power_cut(&self, rng: &mut Rng) {
+        if rng.below(4) == 0 {
+            return;
+        }
         let mut state = self.state.borrow_mut();
         state.boots += 1;
-        for bytes in state.by_name.values() {
-            if rng.below(2) == 0 {
-                bytes.borrow_mut().fill(0);
+        for MemoryFile { bytes, older, .. } in state.by_name.values() {
+            match rng.below(4) {
+                0 | 1 => bytes.borrow_mut().fill(0),
+                2 if !older.borrow().is_empty() => bytes.borrow_mut().clone_from(&older.borrow()),
+                _ => {}
             }
         }
     }
 
     /// Contents of the memory with this name, for tests that change it; nothing if there is none.
     pub fn contents(&self, name: &str) -> Option<Rc<RefCell<Vec<u8>>>> {
-        self.state.borrow().by_name.get(&self.key(name)).cloned()
+        self.state.borrow().by_name.get(&self.key(name)).map(|kept| kept.bytes.clone())
     }
 
     /// Stores the contents of a memory, which a process of before has left.
     pub fn put(&self, name: &str, contents: &[u8]) {
         let bytes = Rc::new(RefCell::new(contents.to_vec()));
-        self.state.borrow_mut().by_name.insert(self.key(name), bytes);
+        let kept = MemoryFile { bytes, ..MemoryFile::default() };
+        self.state.borrow_mut().by_name.insert(self.key(name), kept);
     }
 
     /// All names in this directory.
@@ -71,11 +90,11 @@ impl Memories {
 impl SharedMemoryStore for Memories {
     fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>> {
         let len = usize::try_from(len_bytes).expect("fits in memory");
-        let bytes = self.state.borrow_mut().by_name.entry(self.key(name)).or_default().clone();
-        if bytes.borrow().len() < len {
-            bytes.borrow_mut().resize(len, 0);
+        let kept = self.state.borrow_mut().by_name.entry(self.key(name)).or_default().clone();
+        if kept.bytes.borrow().len() < len {
+            kept.bytes.borrow_mut().resize(len, 0);
         }
-        Box::pin(async move { Ok(Rc::new(Memory(bytes)) as Rc<dyn SharedMemory>) })
+        Box::pin(async move { Ok(Rc::new(Memory(kept)) as Rc<dyn SharedMemory>) })
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -91,23 +110,28 @@ impl SharedMemoryStore for Memories {
 
 impl SharedMemory for Memory {
     fn len_bytes(&self) -> usize {
-        self.0.borrow().len()
+        self.0.bytes.borrow().len()
     }
 
     fn read(&self, at: usize, out: &mut [u8]) -> Result<(), Status> {
-        out.copy_from_slice(&self.0.borrow()[at..at + out.len()]);
+        out.copy_from_slice(&self.0.bytes.borrow()[at..at + out.len()]);
         Ok(())
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
-        self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        let MemoryFile { bytes: now, older, stores } = &self.0;
+        stores.set(stores.get() + 1);
+        if stores.get().is_multiple_of(STORES_UNSAVED) {
+            older.borrow_mut().clone_from(&now.borrow());
+        }
+        now.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.0.borrow().len())
+        write!(f, "Memory({} bytes)", self.0.bytes.borrow().len())
     }
 }
 

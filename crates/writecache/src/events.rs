@@ -62,6 +62,12 @@ pub enum CacheEvent {
         /// How many.
         changes: u64,
     },
+    /// The cache device does not have data that the journal in memory names: it has lost power, and
+    /// the machine has not.
+    JournalDataLost {
+        /// Of how many blocks the version before counts.
+        blocks: u64,
+    },
     /// A journal in memory was found and does not count.
     JournalIgnored {
         /// How many changes it had.
@@ -123,6 +129,7 @@ impl CacheEvent {
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::Recovered => None,
@@ -144,6 +151,7 @@ impl CacheEvent {
             CacheEvent::Failed { .. }
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
+            | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::Writeback { .. }
             | CacheEvent::OriginFlush { .. }
@@ -186,6 +194,12 @@ impl fmt::Display for CacheEvent {
                 f,
                 "writecache: the process before ended without a commit: {changes} changes that it \
                  had acknowledged were found in the journal in memory, and are applied"
+            ),
+            CacheEvent::JournalDataLost { blocks } => write!(
+                f,
+                "writecache: the cache device does not have the newest versions of {blocks} blocks \
+                 that the journal in memory names, and that no FLUSH covered: it has lost power, \
+                 or the data are damaged. The versions before count"
             ),
             CacheEvent::JournalIgnored { changes, why } => write!(
                 f,

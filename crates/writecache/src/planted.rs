@@ -171,6 +171,8 @@ pub enum Fault {
     EpochNotInJournal,
     /// Journal: its start moves over changes that came while the commit ran.
     JournalStartLate,
+    /// Journal: a version counts although its data are not in its slot.
+    JournalDataUnchecked,
     /// Journal: one of another start of the machine is applied.
     JournalOfOtherBoot,
     /// Journal: one is applied although the cache was opened and changed since.

@@ -57,6 +57,17 @@ pub struct Place {
 }
 
 impl Place {
+    /// The machine stops: the memory that outlives daemons is gone.
+    pub fn forget_memory(&self) {
+        let entries = std::fs::read_dir(self.dir.join("run"));
+        for path in entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("journal-") {
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+
     /// Where NBD clients connect.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("run/nbd.sock")

@@ -459,6 +459,9 @@ impl Rig {
     fn cut(&mut self) {
         self.look_at_origin();
         let all = self.rng.chance(0.7);
+        if all {
+            self.place.forget_memory(); // the machine stops with its disks
+        }
         for disk in &self.disks {
             if all || self.rng.chance(0.5) {
                 disk.media().power_cut();

@@ -140,6 +140,10 @@ impl WriteCache {
         if let Some((why, changes)) = cache.store.journal.lost {
             cache.store.notify(CacheEvent::JournalIgnored { changes, why });
         }
+        if cache.store.journal.lost_blocks > 0 {
+            let blocks = cache.store.journal.lost_blocks;
+            cache.store.notify(CacheEvent::JournalDataLost { blocks });
+        }
         if cache.store.journal.applied > 0 {
             cache.store.notify(CacheEvent::JournalApplied { changes: cache.store.journal.applied });
         }

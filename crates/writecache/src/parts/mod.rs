@@ -125,6 +125,7 @@ impl EventForwarder {
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::GapLost { .. } => before,
@@ -142,6 +143,7 @@ impl EventForwarder {
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
+            | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::GapLost { .. } => true,

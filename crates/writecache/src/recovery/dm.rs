@@ -88,7 +88,7 @@ pub(crate) async fn open(
     // before the cache relies on them.
     flush_area(&config, &*device).await?;
     let why = "the kernel's format has none".to_owned();
-    let journal = OpenJournal { memory: Err(why), applied: 0, lost: None };
+    let journal = OpenJournal { memory: Err(why), applied: 0, lost: None, lost_blocks: 0 };
     Ok(RecoveredCache { config, device, blocks, media: Media::Dm(dm), slots, memory, journal })
 }
 

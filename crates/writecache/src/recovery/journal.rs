@@ -17,17 +17,22 @@
 //!   before the journal begins anew: the opening writes a checkpoint.
 //! - WC-JR2 A journal of another cache, another start of the machine or another opening is never
 //!   applied, and what it had is reported.
+//! - WC-JR3 A version counts only if its data are in its slot. The cache device alone may have lost
+//!   power, and with it data that no flush covered: then the version before counts, as after any
+//!   power cut.
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, ErrorKind, Planted, Reservation};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Planted, Reservation, Sector};
 use format::{
     Damage, Entry, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, Superblock, UNIT,
     journal_bytes,
 };
 use reactor::SharedMemory;
 
+use super::area::io_error;
 use super::owner::hex;
 use crate::config::Config;
 use crate::map::Rebuild;
@@ -37,6 +42,9 @@ use crate::planted::Fault;
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
 pub(crate) const JOURNAL_CAPACITY: u64 = 1 << 17;
+
+/// Versions whose data are read at once: 4 MiB at most.
+const READS_AT_ONCE: usize = 1024;
 
 /// Why a journal with changes was not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +90,8 @@ pub(crate) struct FoundJournal {
     pub(crate) place: String,
     /// Why memory that is there can't be read.
     pub(crate) unreadable: Option<String>,
+    /// Blocks whose newest version the cache device does not have (WC-JR3).
+    pub(crate) lost_blocks: u64,
 }
 
 /// The journal of a cache that is being opened: memory for the next one, and what became of the
@@ -93,6 +103,8 @@ pub(crate) struct OpenJournal {
     pub(crate) applied: u64,
     /// Why the last journal was ignored, and how many changes it had.
     pub(crate) lost: Option<(IgnoredJournal, u64)>,
+    /// Blocks whose newest version the cache device does not have.
+    pub(crate) lost_blocks: u64,
 }
 
 impl OpenJournal {
@@ -113,7 +125,14 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
     let capacity = config.journal_capacity;
     let none = |place, why, unreadable| {
         let memory = Err(why);
-        Ok(FoundJournal { memory, header: None, changes: Vec::new(), place, unreadable })
+        Ok(FoundJournal {
+            memory,
+            header: None,
+            changes: Vec::new(),
+            place,
+            unreadable,
+            lost_blocks: 0,
+        })
     };
     let Some(store) = reactor::shared_memory() else {
         let why = "this process has no directory for memory that outlives it";
@@ -148,7 +167,14 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
-    Ok(FoundJournal { memory: Ok(memory), header, changes, place, unreadable: None })
+    Ok(FoundJournal {
+        memory: Ok(memory),
+        header,
+        changes,
+        place,
+        unreadable: None,
+        lost_blocks: 0,
+    })
 }
 
 /// The error for a journal that can't be believed.
@@ -167,18 +193,38 @@ impl FoundJournal {
     ///
     /// # Errors
     /// `EINVAL` if a change does not fit the cache.
-    pub(crate) fn apply(
-        &self,
+    pub(crate) async fn apply(
+        &mut self,
         config: &Config,
+        device: &dyn BlockDevice,
         superblock: &Superblock,
         incarnation: u64,
         blocks: u64,
         map: &mut Rebuild,
     ) -> Result<Result<u64, IgnoredJournal>, Error> {
-        let Some(header) = self.header.as_ref().filter(|_| !self.changes.is_empty()) else {
-            return Ok(Ok(0));
-        };
-        let ignored = if header.uuid != superblock.uuid {
+        if let Some(why) = self.ignored(config, superblock, incarnation) {
+            return Ok(Err(why));
+        }
+        self.check(superblock, blocks).map_err(|why| refused(config, &self.place, &why))?;
+        self.drop_lost(config, device, superblock).await?;
+        for JournalChange { entry, epoch, oldest } in &self.changes {
+            match epoch {
+                0 => map.apply_log(&[*entry]),
+                _ => map.apply_log(&[Entry::epoch(*epoch, *oldest), *entry]),
+            }
+        }
+        Ok(Ok(self.changes.len() as u64))
+    }
+
+    /// Why the changes do not count, if they do not.
+    fn ignored(
+        &self,
+        config: &Config,
+        superblock: &Superblock,
+        incarnation: u64,
+    ) -> Option<IgnoredJournal> {
+        let header = self.header.as_ref().filter(|_| !self.changes.is_empty())?;
+        if header.uuid != superblock.uuid {
             Some(IgnoredJournal::OtherCache)
         } else if self.is_of_other_boot(header) && !config.planted.is(Fault::JournalOfOtherBoot) {
             Some(IgnoredJournal::OtherBoot)
@@ -187,11 +233,12 @@ impl FoundJournal {
             (!is_applied).then_some(IgnoredJournal::Older)
         } else {
             (header.incarnation > incarnation).then_some(IgnoredJournal::Newer)
-        };
-        if let Some(why) = ignored {
-            return Ok(Err(why));
         }
-        for (number, JournalChange { entry, epoch, oldest }) in (1u64..).zip(&self.changes) {
+    }
+
+    /// What of a change does not fit the cache.
+    fn check(&self, superblock: &Superblock, blocks: u64) -> Result<(), String> {
+        for (number, JournalChange { entry, .. }) in (1u64..).zip(&self.changes) {
             let (slot_used, len) = match entry.op {
                 Op::Drop => (None, u64::from(entry.slot)),
                 Op::Zero => (Some(entry.slot), u64::from(entry.crc)),
@@ -201,19 +248,64 @@ impl FoundJournal {
                 }
             };
             if entry.block + len > blocks || slot_used.is_some_and(|s| s >= superblock.slots) {
-                let why = format!(
+                return Err(format!(
                     "change {number} is about block {} or slot {}, the cache has \
                      {blocks} blocks and {} slots",
                     entry.block, entry.slot, superblock.slots
-                );
-                return Err(refused(config, &self.place, &why));
-            }
-            match epoch {
-                0 => map.apply_log(&[*entry]),
-                _ => map.apply_log(&[Entry::epoch(*epoch, *oldest), *entry]),
+                ));
             }
         }
-        Ok(Ok(self.changes.len() as u64))
+        Ok(())
+    }
+
+    /// Drops the versions whose data are not in their slots (WC-JR3).
+    async fn drop_lost(
+        &mut self,
+        config: &Config,
+        device: &dyn BlockDevice,
+        superblock: &Superblock,
+    ) -> Result<(), Error> {
+        if config.planted.is(Fault::JournalDataUnchecked) {
+            return Ok(());
+        }
+        let geometry = superblock.geometry();
+        let size = config.block_size as usize;
+        let mut are_there = Vec::with_capacity(self.changes.len());
+        for changes in self.changes.chunks(READS_AT_ONCE) {
+            let reads: Vec<_> = changes
+                .iter()
+                .map(|JournalChange { entry, .. }| {
+                    (entry.op == Op::Write).then(|| {
+                        let buf = Buf::alloc(size);
+                        let offset = geometry.slot_offset(entry.slot);
+                        let at = config.start_sector + Sector::from_bytes(offset);
+                        let into = buf.all().into();
+                        (entry.crc, buf, reactor::read(device, Class::Foreground, at, into))
+                    })
+                })
+                .collect();
+            for read in reads {
+                are_there.push(match read {
+                    None => true,
+                    Some((crc, buf, read)) => match read.await {
+                        Ok(()) => buf.read(|data| config.checksum(data)) == crc,
+                        Err(status) => return Err(io_error(config, "read data", status)),
+                    },
+                });
+            }
+        }
+        let mut lost = BTreeSet::new();
+        for (JournalChange { entry, .. }, is_there) in self.changes.iter().zip(&are_there) {
+            match is_there {
+                // Also zeroes and drops: the newest change of the block is there.
+                true => lost.remove(&entry.block),
+                false => lost.insert(entry.block),
+            };
+        }
+        self.lost_blocks = lost.len() as u64;
+        let mut are_there = are_there.into_iter();
+        self.changes.retain(|_| are_there.next().unwrap_or(true));
+        Ok(())
     }
 
     fn is_of_other_boot(&self, header: &JournalHeader) -> bool {

@@ -153,7 +153,8 @@ pub(crate) async fn open_native(
     let media = Media::Native(Native::new(superblock, log, checkpoint_required));
     slots.plant(config.planted);
     let lost = applied.err().map(|why| (why, journal.len()));
-    let journal = OpenJournal { memory: journal.memory, applied: applied.unwrap_or(0), lost };
+    let (applied, lost_blocks) = (applied.unwrap_or(0), journal.lost_blocks);
+    let journal = OpenJournal { memory: journal.memory, applied, lost, lost_blocks };
     Ok(AreaContents::Whole(Box::new(RecoveredCache {
         config,
         device,
@@ -226,10 +227,10 @@ pub(crate) async fn load(
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
     check_counter(config, "incarnation of a record", end.incarnation, 0..=COUNTER_MAX)?;
-    let journal = journal::find(config, &recovery.superblock).await?;
+    let mut journal = journal::find(config, &recovery.superblock).await?;
     let incarnation = end.incarnation;
-    let applied =
-        journal.apply(config, &recovery.superblock, incarnation, blocks, &mut recovery.map)?;
+    let (superblock, map) = (&recovery.superblock, &mut recovery.map);
+    let applied = journal.apply(config, device, superblock, incarnation, blocks, map).await?;
     recovery.check_memory_with(journal.len())?;
     if let Some((oldest, newest)) = recovery.map.pending_epochs() {
         check_counter(config, "epoch of writes", newest, 1..=EPOCH_MAX)?;

@@ -69,6 +69,11 @@ fn a_start_beyond_what_a_commit_has_logged_is_caught() {
 }
 
 #[test]
+fn a_version_whose_data_the_disk_has_lost_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::JournalDataUnchecked), ..Plan::JOURNAL });
+}
+
+#[test]
 fn a_journal_of_another_boot_that_is_applied_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::JournalOfOtherBoot), ..Plan::JOURNAL });
 }

@@ -18,44 +18,44 @@ const SHORT: Plan = Plan { rounds: 12, cut_after: &[300, 1_000, 3_000], ..Plan::
 
 #[test]
 fn no_kill_undoes_a_completed_change() {
-    seeds::run(60, |seed| simulate(seed, Plan::JOURNAL));
+    seeds::run(25, |seed| simulate(seed, Plan::JOURNAL));
 }
 
 #[test]
 fn no_kill_undoes_a_completed_change_in_blocks_of_512() {
-    seeds::run(60, |seed| simulate(seed, Plan { block_sizes: &[512], ..Plan::JOURNAL }));
+    seeds::run(25, |seed| simulate(seed, Plan { block_sizes: &[512], ..Plan::JOURNAL }));
 }
 
 #[test]
 fn no_kill_undoes_a_completed_change_of_sectors() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::SECTORS }));
+    seeds::run(25, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::SECTORS }));
 }
 
 #[test]
 fn errors_beside_a_journal_lose_nothing_that_was_flushed() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::FAULTS }));
+    seeds::run(25, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::FAULTS }));
 }
 
 #[test]
 fn no_kill_undoes_a_completed_change_in_pmem() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::MEMORY }));
+    seeds::run(25, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::MEMORY }));
 }
 
 #[test]
 fn no_kill_undoes_a_change_beside_switches_of_the_mode() {
-    seeds::run(60, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::THROUGH }));
+    seeds::run(25, |seed| simulate(seed, Plan { journal: KEPT, ..Plan::THROUGH }));
 }
 
 #[test]
 fn a_journal_in_another_directory_is_never_believed() {
-    seeds::run(60, |seed| simulate(seed, MOVED));
+    seeds::run(25, |seed| simulate(seed, MOVED));
     // Short lives: most journals have something, and many processes change nothing.
-    seeds::run(60, |seed| simulate(seed, Plan { journal: JournalPlan::Moved, ..SHORT }));
+    seeds::run(25, |seed| simulate(seed, Plan { journal: JournalPlan::Moved, ..SHORT }));
 }
 
 #[test]
 fn a_journal_in_another_directory_is_ignored_beside_errors() {
-    seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..MOVED }));
+    seeds::run(20, |seed| simulate(seed, Plan { with_faults: true, ..MOVED }));
 }
 
 #[test]

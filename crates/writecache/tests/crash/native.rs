@@ -116,8 +116,9 @@ const SEEN_AT: &[(Fault, u64)] = &[
     (Fault::GapFillUnchecked, 328),
     (Fault::ReuseBeforeErase, 50),
     (Fault::WritebackBeforeCommit, 217),
-    (Fault::JournalBlankedEarly, 436),
-    (Fault::JournalNotDurable, 433),
+    (Fault::JournalBlankedEarly, 228),
+    (Fault::JournalStartLate, 174),
+    (Fault::JournalNotDurable, 90),
 ];
 
 fn is_caught(fault: Option<Fault>) {

@@ -341,13 +341,13 @@ fn requests_of_sectors_are_kept_in_order_too() {
 #[test]
 fn no_kill_undoes_a_completed_change_in_order() {
     let coverage = Rc::default();
-    seeds::run(60, |seed| simulate(seed, Plan::JOURNAL, &coverage));
+    seeds::run(30, |seed| simulate(seed, Plan::JOURNAL, &coverage));
 }
 
 #[test]
 fn a_journal_keeps_the_order_in_pmem_and_beside_errors() {
     let coverage = Rc::default();
-    seeds::run(40, |seed| {
+    seeds::run(20, |seed| {
         let with_faults = seed.is_multiple_of(3);
         let mode = if seed.is_multiple_of(2) { "p" } else { "s" };
         simulate(seed, Plan { with_faults, mode, ..Plan::JOURNAL }, &coverage)
@@ -358,14 +358,15 @@ fn a_journal_keeps_the_order_in_pmem_and_beside_errors() {
 fn another_directory_of_journals_does_not_break_the_order() {
     let coverage = Rc::default();
     let plan = Plan { journal: JournalPlan::Moved, ..Plan::USUAL };
-    seeds::run(60, |seed| {
+    seeds::run(30, |seed| {
         let by_sectors = seed.is_multiple_of(3);
         simulate(seed, Plan { by_sectors, ..plan }, &coverage)
     });
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.
-const SEEN_AT: &[(Fault, u64)] = &[(Fault::ZeroesNotFlushed, 75), (Fault::UnsafeMerge, 32)];
+const SEEN_AT: &[(Fault, u64)] =
+    &[(Fault::ZeroesNotFlushed, 116), (Fault::UnsafeMerge, 32), (Fault::ZeroesNotInJournal, 132)];
 
 fn is_caught(fault: Option<Fault>) {
     let why = is_seen(Plan { fault, ..Plan::USUAL });

@@ -257,18 +257,18 @@ fn sector_requests_survive_crashes_on_disks_of_larger_blocks() {
 
 #[test]
 fn no_kill_undoes_a_completed_change_in_any_part() {
-    seeds::run(60, |seed| simulate(seed, Plan { by_sectors: seed.is_multiple_of(3), ..JOURNAL }));
+    seeds::run(30, |seed| simulate(seed, Plan { by_sectors: seed.is_multiple_of(3), ..JOURNAL }));
 }
 
 #[test]
 fn journals_of_parts_beside_errors_lose_nothing_flushed() {
-    seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..JOURNAL }));
+    seeds::run(20, |seed| simulate(seed, Plan { with_faults: true, ..JOURNAL }));
 }
 
 #[test]
 fn journals_of_parts_in_another_directory_are_not_believed() {
     const PLAN: Plan = Plan { journal: JournalPlan::Moved, ..USUAL };
-    seeds::run(60, |seed| simulate(seed, PLAN));
+    seeds::run(30, |seed| simulate(seed, PLAN));
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

@@ -208,8 +208,8 @@ fn a_table_loaded_again_while_clients_work_loses_nothing() {
 /// One instance leaves its journal, and the next one goes on with it.
 #[test]
 fn no_kill_undoes_a_change_beside_tables_loaded_again() {
-    seeds::run(100, |seed| simulate(seed, None, JournalPlan::Kept));
-    seeds::run(50, |seed| simulate(seed, None, JournalPlan::Moved));
+    seeds::run(40, |seed| simulate(seed, None, JournalPlan::Kept));
+    seeds::run(20, |seed| simulate(seed, None, JournalPlan::Moved));
 }
 
 fn is_found(fault: Option<Fault>) {

@@ -151,6 +151,7 @@ fn construct(chunk: Sector, fault: Option<Fault>, ctx: Context, args: Vec<String
         let words: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut config = Config::parse(&words)?;
         config.plant(fault);
+        config.set_journal_capacity(200); // reading a large one takes time
         config.set_chunk(chunk);
         let origin = ctx.lookup(&config.origin).await?;
         let cache = ctx.lookup(&config.cache).await?;
@@ -411,8 +412,8 @@ fn a_device_grown_or_recached_in_use_loses_nothing() {
 /// Each cache has its journal; a cache that was replaced, or was away for a while, has an old one.
 #[test]
 fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
-    seeds::run(100, |seed| simulate(seed, None, JournalPlan::Kept));
-    seeds::run(50, |seed| simulate(seed, None, JournalPlan::Moved));
+    seeds::run(30, |seed| simulate(seed, None, JournalPlan::Kept));
+    seeds::run(15, |seed| simulate(seed, None, JournalPlan::Moved));
 }
 
 fn is_found(fault: Fault) {

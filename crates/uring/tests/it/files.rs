@@ -259,7 +259,9 @@ fn an_exclusive_file_is_opened_once_until_it_is_closed() {
         assert_eq!(second.to_string(), said);
         assert_eq!(Files::identity(&path).unwrap(), first.identity);
         files.close(first.file);
-        files.open_path(&path, OpenOptions::default()).unwrap();
+        // A child that another test has just made holds the file until it executes its program.
+        let (options, patience) = (OpenOptions::default(), Nanos::from_secs(5));
+        files.open_path_patiently(&path, options, patience).await.unwrap();
     });
 }
 

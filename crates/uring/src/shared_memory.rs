@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Memory that outlives the process: files of one directory, mapped.
 //!
-//! On tmpfs a file is memory. On another file system the page cache outlives the process as well;
-//! the system writes it back in the background, for nothing.
+//! On tmpfs a file is memory. On another file system the page cache outlives the process as well,
+//! and the system also writes it to the disk in the background, which nobody needs.
 //!
 //! Invariants
 //! - UR-M1 A file is made, opened and given its space on a helper thread, never through a symlink,

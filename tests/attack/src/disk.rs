@@ -24,8 +24,12 @@ use crate::{Result, clock, lock, pause, pause_ms, spawn};
 const WORKERS: usize = 4;
 /// Longest request that is taken.
 const LEN_MAX: u32 = 32 << 20;
-/// How late a disk is that lies so.
+/// How late after the loss of the connection a disk is that lies so.
 const LATE_MS: u64 = 100;
+/// The share of requests that such a disk delays until the loss of the connection.
+const DELAYED: f64 = 0.01;
+/// Seconds for which it delays a request at most, while the connection is not lost.
+const DELAY_MAX: f64 = 0.3;
 /// Longest wait for the requests of connections that have ended.
 const SETTLE: f64 = 30.0;
 
@@ -153,12 +157,14 @@ impl Disk {
         {
             let mut media = lock(&self.shared.media);
             media.figures.disconnected += 1;
-            if restart {
+            // Without a loss the judge takes no older version: what is late is seen at once.
+            if restart && !late {
                 (self.shared.on_loss)();
                 media.power_cut();
             }
         }
-        pause(away);
+        // A client that comes back at once finds requests that are still to be executed.
+        pause(if late { Duration::ZERO } else { away });
         self.shared.away.store(false, Ordering::SeqCst);
         ended
     }
@@ -322,15 +328,26 @@ impl Connection {
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
+            let late = lock(&self.shared.media).lies(Lie::Late);
+            let delayed = late && (ended || rng.chance(DELAYED) && self.has_ended_soon());
+            if delayed {
+                pause_ms(LATE_MS);
+            }
             // Whose connection is lost: done or not, and answered or not.
-            if !ended || rng.chance(0.5) {
-                let answering = !ended || rng.chance(0.5);
-                if ended && lock(&self.shared.media).lies(Lie::Late) {
-                    pause_ms(LATE_MS);
-                }
+            if !ended || delayed || rng.chance(0.5) {
+                let answering = !ended && !delayed || rng.chance(0.5);
                 let _ = self.execute(&job, answering, &mut rng); // the client has gone
             }
         }
+    }
+
+    /// Waits for the loss of the connection, up to a limit, and returns whether it came.
+    fn has_ended_soon(&self) -> bool {
+        let give_up = clock() + DELAY_MAX;
+        while !lock(&self.queue).ended && clock() < give_up {
+            pause_ms(5);
+        }
+        lock(&self.queue).ended
     }
 
     fn wait_while_hanging(&self) {

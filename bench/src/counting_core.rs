@@ -155,7 +155,21 @@ impl CountingCore {
     /// # Errors
     /// That the system has no memory left.
     pub fn cache(&self, mode: &str, sectors: u64) -> Result<Rc<dyn BlockDevice>, Failure> {
-        let config = writecache::Config::parse(&[mode, "origin", "cache", "4096", "0"])?;
+        self.cache_with_buffer(mode, sectors, 0)
+    }
+
+    /// A write cache with a write buffer of so many bytes.
+    ///
+    /// # Errors
+    /// That the system has no memory left.
+    pub fn cache_with_buffer(
+        &self,
+        mode: &str,
+        sectors: u64,
+        write_buffer: u32,
+    ) -> Result<Rc<dyn BlockDevice>, Failure> {
+        let mut config = writecache::Config::parse(&[mode, "origin", "cache", "4096", "0"])?;
+        config.write_buffer = write_buffer;
         let origin = Rc::new(Mem::new("origin", LARGE)?);
         let device = Rc::new(Mem::new("cache", Sector(sectors))?);
         let cache = WriteCache::new("wc", config, origin, device, LARGE)?;

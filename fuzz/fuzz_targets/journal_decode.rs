@@ -23,8 +23,13 @@ fuzz_target!(|data: &[u8]| {
     let _ = Journal::decode(data).map_err(|damage| assert!(!damage.to_string().is_empty()));
     let capacity = 1 + u64::from(*choice) % CAPACITY_MAX;
     let mut bytes = vec![0; usize::try_from(journal_bytes(capacity)).expect("a few KiB")];
-    let header =
-        JournalHeader { uuid: [1; 16], boot_id: [2; 16], incarnation: INCARNATION, capacity };
+    let header = JournalHeader {
+        uuid: [1; 16],
+        boot_id: [2; 16],
+        incarnation: INCARNATION,
+        capacity,
+        frames: 0,
+    };
     header.encode(&mut bytes[..UNIT]);
     let len = data.len().min(bytes.len() - UNIT);
     bytes[UNIT..UNIT + len].copy_from_slice(&data[..len]);

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     run: Option<u64>,
 }
 
-const PATHS: [(&str, &str); 35] = [
+const PATHS: [(&str, &str); 38] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -51,6 +51,9 @@ const PATHS: [(&str, &str); 35] = [
     ("leaf-write-4k", "write of a block"),
     ("wc-write", "write cache: write over a dirty block"),
     ("wc-write-journal", "the same, with a journal in memory"),
+    ("wc-write-buffer", "the same, with a write buffer: a write of memory later"),
+    ("wc-write-buffer-journal", "the same, with a journal in memory, too"),
+    ("wc-flush-buffer", "write, then flush, alone, with a write buffer"),
     ("wc-write-new", "write of a new block, and a writeback"),
     ("wc-write-new-journal", "the same, with a journal in memory"),
     ("wc-write-pmem", "the same in mode p"),
@@ -71,6 +74,8 @@ const PATHS: [(&str, &str); 35] = [
     ("zram-read-same", "read of a page of one word"),
     ("zram-writeback", "writeback of an idle page, packed"),
 ];
+/// The default size of a write buffer.
+const BUFFER: u32 = 32 << 20;
 /// Of page caches: nothing but the limits starts writeback.
 const SMALL: &str = "4 memory 16M dirty_writeback_centisecs 0";
 const LARGE: &str = "8 memory 1G dirty_writeback_centisecs 0 dirty_bytes 400M \
@@ -104,6 +109,17 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
         "wc-write-journal" => {
             let core = core.with_shared_memory();
             core.writes(core.cache("s", 512 * MIB)?, few, half)
+        }
+        "wc-write-buffer" => {
+            core.writes(core.cache_with_buffer("s", 512 * MIB, BUFFER)?, few, half)
+        }
+        "wc-write-buffer-journal" => {
+            let core = core.with_shared_memory();
+            core.writes(core.cache_with_buffer("s", 512 * MIB, BUFFER)?, few, half)
+        }
+        "wc-flush-buffer" => {
+            let cache = core.cache_with_buffer("s", 512 * MIB, BUFFER)?;
+            core.durable_writes(cache, Flags::empty())
         }
         "wc-write-new-journal" => {
             let core = core.with_shared_memory();

@@ -57,6 +57,8 @@ pub struct UnsavedBlocks {
     pub failing: u64,
     /// Dirty blocks that the cache device can't read.
     pub unreadable: u64,
+    /// Dirty blocks that are in memory alone, because the cache device has refused them.
+    pub in_memory: u64,
     /// Size of a block.
     pub block_bytes: u64,
     /// The cache device, as the table names it.
@@ -82,7 +84,7 @@ impl UnsavedBlocks {
 
     /// Whether nothing is known that keeps one of them from being written back.
     pub fn is_healthy(&self) -> bool {
-        self.failing == 0 && self.unreadable == 0
+        self.failing == 0 && self.unreadable == 0 && self.in_memory == 0
     }
 }
 
@@ -101,6 +103,9 @@ impl fmt::Display for UnsavedBlocks {
         }
         if self.unreadable > 0 {
             write!(f, ", {} of which can't be read", self.unreadable)?;
+        }
+        if self.in_memory > 0 {
+            write!(f, ", {} of which are in memory alone", self.in_memory)?;
         }
         Ok(())
     }
@@ -122,5 +127,8 @@ mod tests {
                    which can't be read";
         assert_eq!(unsaved.to_string(), all);
         assert!(!unsaved.is_healthy());
+        let in_memory = UnsavedBlocks { dirty: 3, in_memory: 2, ..UnsavedBlocks::default() };
+        assert!(in_memory.to_string().ends_with(", 2 of which are in memory alone"));
+        assert!(!in_memory.is_healthy());
     }
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use block::ErrorKind;
 use control::{EXIT_DONE, Failure};
-use format::{JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, journal_bytes};
+use format::{
+    FRAMES_PREFIX, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, journal_bytes,
+};
 use host::{Format, print};
 use serde_json::{Value, json};
 
@@ -64,12 +66,15 @@ fn extent(change: &JournalChange) -> (u32, Option<u32>) {
 }
 
 fn text(args: &InspectArgs, journal: &Journal, shown: usize) -> String {
-    let JournalHeader { uuid, boot_id, incarnation, capacity } = &journal.header;
+    let JournalHeader { uuid, boot_id, incarnation, capacity, frames } = &journal.header;
     let mut out = String::new();
     let mut line = |label: &str, text: String| {
         let _ = writeln!(out, "{label:<12}{text}");
     };
-    line("journal", format!("{}, version 1, room for {capacity} changes", args.image.display()));
+    line("journal", format!("{}, room for {capacity} changes", args.image.display()));
+    if *frames > 0 {
+        line("buffer", format!("{frames} blocks, in {FRAMES_PREFIX}{}", hex(uuid)));
+    }
     line("cache", format!("uuid {}, incarnation {incarnation}", hex(uuid)));
     line("boot", hex(boot_id));
     let count = journal.changes.len();
@@ -94,7 +99,7 @@ fn text(args: &InspectArgs, journal: &Journal, shown: usize) -> String {
 }
 
 fn value(args: &InspectArgs, journal: &Journal, shown: usize) -> Value {
-    let JournalHeader { uuid, boot_id, incarnation, capacity } = &journal.header;
+    let JournalHeader { uuid, boot_id, incarnation, capacity, frames } = &journal.header;
     let changes = journal.changes.iter().take(shown).map(|change| {
         let (blocks, slot) = extent(change);
         let (op, first) = (name(change.entry.op), change.entry.block);
@@ -106,6 +111,7 @@ fn value(args: &InspectArgs, journal: &Journal, shown: usize) -> Value {
         "boot_id": hex(boot_id),
         "incarnation": incarnation,
         "capacity": capacity,
+        "buffer_blocks": frames,
         "change_count": journal.changes.len(),
         "changes": changes.collect::<Vec<_>>(),
     })

@@ -6,10 +6,20 @@
 //! offset 0        4096                      a ring: entry n is at 4096 + 48 * (n % capacity)
 //!        │ header │ entry │ entry │ entry │ ...
 //!
-//! header  0       8     12    16     32        48            56         64
-//!         │ magic │ ver │ crc │ uuid │ boot id │ incarnation │ capacity │ zeroes
+//! header  0       8     12    16     32        48            56         64       72
+//!         │ magic │ ver │ crc │ uuid │ boot id │ incarnation │ capacity │ frames │ zeroes
 //! entry   0     8       16         24     28    32      40        44
 //!         │ seq │ start │ op,block │ slot │ crc │ epoch │ pending │ check │
+//! ```
+//!
+//! Data that are not in their slots yet lie in frames of a second memory, the buffer. Each frame
+//! has a tag: the slot for which its data are, and their checksum.
+//!
+//! ```text
+//! offset 0                    F, a multiple of 4096: 8 * frames, rounded up
+//!        │ tag │ tag │ ...    │ frame │ frame │ ...       a frame has the size of a block
+//! tag     0      4     8
+//!         │ slot │ crc │
 //! ```
 //!
 //! Invariants
@@ -20,6 +30,9 @@
 //!   highest number, and counts as absent.
 //! - FM-J3 Memory belongs to one cache, one start of the machine and one opening of that cache: the
 //!   header names all three.
+//! - FM-J4 A frame counts only for a change whose slot and checksum are those of its tag, and only
+//!   if its data match the checksum. It is filled before the change has an entry, and is filled
+//!   anew only when that version is in its slot, or is not needed any more.
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -29,8 +42,16 @@ use crate::{BLOCK_LIMIT, Damage, Entry, Op, UNIT, check_unit, is_blank, seal};
 /// The name of a journal's memory is this and the UUID of the cache in hexadecimal digits.
 pub const JOURNAL_PREFIX: &str = "journal-";
 
+/// The name of the memory with the frames of a journal is this and the same digits.
+pub const FRAMES_PREFIX: &str = "buffer-";
+
 const MAGIC: [u8; 8] = *b"MPWCJRNL";
-const VERSION: u16 = 1;
+/// Version 1 has no frames.
+const VERSIONS: std::ops::RangeInclusive<u16> = 1..=2;
+/// Most frames of a buffer: of 4096 bytes they take 64 GiB.
+pub const FRAMES_MAX: u64 = 1 << 24;
+/// Bytes of the tag of a frame.
+pub const FRAME_TAG_BYTES: usize = 8;
 /// Most entries of a journal: 2^26 take 3 GiB.
 pub const JOURNAL_CAPACITY_MAX: u64 = 1 << 26;
 /// Bytes of an entry.
@@ -49,6 +70,41 @@ pub struct JournalHeader {
     /// Number of entries that the ring has room for, at least 1 and at most
     /// [`JOURNAL_CAPACITY_MAX`].
     pub capacity: u64,
+    /// Number of frames of the buffer, at most [`FRAMES_MAX`]; 0 without a buffer.
+    pub frames: u64,
+}
+
+/// What a frame of the buffer holds (FM-J4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FrameTag {
+    /// The slot of the cache device that the data are for.
+    pub slot: u32,
+    /// The checksum of the data.
+    pub crc: u32,
+}
+
+impl FrameTag {
+    /// The bytes of the tag.
+    #[must_use]
+    pub fn encode(&self) -> [u8; FRAME_TAG_BYTES] {
+        let (slot, crc) = (u64::from(self.slot), u64::from(self.crc));
+        (slot | crc << u32::BITS).to_le_bytes()
+    }
+
+    /// The tag in these bytes: any bytes are one.
+    #[must_use]
+    pub fn decode(bytes: [u8; FRAME_TAG_BYTES]) -> FrameTag {
+        let [s0, s1, s2, s3, c0, c1, c2, c3] = bytes;
+        let (slot, crc) = (u32::from_le_bytes([s0, s1, s2, s3]), [c0, c1, c2, c3]);
+        FrameTag { slot, crc: u32::from_le_bytes(crc) }
+    }
+}
+
+/// Where frame `frame` lies in a buffer of `frames` frames of `block_bytes` bytes; for `frames`
+/// itself: the length of the buffer.
+#[must_use]
+pub fn frame_offset(frame: u64, frames: u64, block_bytes: u64) -> u64 {
+    (frames * FRAME_TAG_BYTES as u64).next_multiple_of(UNIT as u64) + frame * block_bytes
 }
 
 /// A change of a cache.
@@ -94,6 +150,7 @@ struct HeaderInMemory {
     boot_id: [u8; 16],
     incarnation: U64,
     capacity: U64,
+    frames: U64,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -127,16 +184,18 @@ impl JournalHeader {
     /// If the capacity is not allowed, or `out` is not one unit.
     pub fn encode(&self, out: &mut [u8]) {
         assert!((1..=JOURNAL_CAPACITY_MAX).contains(&self.capacity), "FM-F2: {self:?}");
+        assert!(self.frames <= FRAMES_MAX, "FM-F2: {self:?}");
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         let media = HeaderInMemory {
             magic: MAGIC,
-            version: U16::new(VERSION),
+            version: U16::new(*VERSIONS.end()),
             reserved: U16::ZERO,
             crc: U32::ZERO,
             uuid: self.uuid,
             boot_id: self.boot_id,
             incarnation: U64::new(self.incarnation),
             capacity: U64::new(self.capacity),
+            frames: U64::new(self.frames),
         };
         out.fill(0);
         out[..size_of::<HeaderInMemory>()].copy_from_slice(media.as_bytes());
@@ -148,7 +207,7 @@ impl JournalHeader {
     /// # Errors
     /// Why it is none.
     pub fn decode(unit: &[u8]) -> Result<JournalHeader, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSIONS)?;
         let (head, rest) = unit.split_at(size_of::<HeaderInMemory>());
         let length = Damage::Length { found_bytes: UNIT };
         let head = HeaderInMemory::ref_from_bytes(head).map_err(|_| length)?;
@@ -159,8 +218,12 @@ impl JournalHeader {
         if !(1..=JOURNAL_CAPACITY_MAX).contains(&capacity) {
             return Err(Damage::Field("capacity"));
         }
+        let frames = head.frames.get();
+        if frames > FRAMES_MAX || (head.version.get() == 1 && frames > 0) {
+            return Err(Damage::Field("frames"));
+        }
         let (uuid, boot_id, incarnation) = (head.uuid, head.boot_id, head.incarnation.get());
-        Ok(JournalHeader { uuid, boot_id, incarnation, capacity })
+        Ok(JournalHeader { uuid, boot_id, incarnation, capacity, frames })
     }
 }
 

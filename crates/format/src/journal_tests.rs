@@ -9,7 +9,7 @@ const INCARNATION: u64 = 7;
 
 fn header() -> JournalHeader {
     let (uuid, boot_id) = ([0x11; 16], [0x22; 16]);
-    JournalHeader { uuid, boot_id, incarnation: INCARNATION, capacity: CAPACITY }
+    JournalHeader { uuid, boot_id, incarnation: INCARNATION, capacity: CAPACITY, frames: 5 }
 }
 
 fn blank() -> Vec<u8> {
@@ -41,9 +41,12 @@ fn blocks(bytes: &[u8]) -> Vec<u64> {
 #[test]
 fn the_bytes_are_those_of_the_format_page() {
     let bytes = blank();
-    assert_eq!(bytes[..12], *b"MPWCJRNL\x01\0\0\0");
+    assert_eq!(bytes[..12], *b"MPWCJRNL\x02\0\0\0");
+    assert_eq!(bytes[12..16], 0x72ab_455f_u32.to_le_bytes(), "crc");
     assert_eq!((&bytes[16..32], &bytes[32..48]), (&[0x11; 16][..], &[0x22; 16][..]));
     assert_eq!(bytes[48..64], *b"\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0");
+    assert_eq!(bytes[64..72], *b"\x05\0\0\0\0\0\0\0");
+    assert!(is_blank(&bytes[72..UNIT]));
     let entry = Entry { op: Op::Zero, block: 0x0102, slot: 3, crc: 4 };
     let change = JournalChange { entry, epoch: 9, oldest: 7 };
     let bytes = JournalEntry { seq: 5, start: 2, change: Some(change) }.encode(INCARNATION);
@@ -52,6 +55,54 @@ fn the_bytes_are_those_of_the_format_page() {
     assert_eq!(bytes[24..32], *b"\x03\0\0\0\x04\0\0\0");
     assert_eq!(bytes[32..44], *b"\x09\0\0\0\0\0\0\0\x02\0\0\0");
     assert_eq!(bytes[44..], 0x6f73_7df0_u32.to_le_bytes());
+}
+
+#[test]
+fn frames_and_their_tags_lie_where_the_format_page_says() {
+    let tag = FrameTag { slot: 0x0102_0304, crc: 0xa0b0_c0d0 };
+    assert_eq!(tag.encode(), *b"\x04\x03\x02\x01\xd0\xc0\xb0\xa0");
+    assert_eq!(FrameTag::decode(tag.encode()), tag);
+    let most = FrameTag { slot: u32::MAX, crc: u32::MAX };
+    assert_eq!(FrameTag::decode(most.encode()), most);
+    // 512 tags fill a unit.
+    assert_eq!([0, 1, 5].map(|frame| frame_offset(frame, 5, 512)), [4096, 4608, 6656]);
+    assert_eq!(frame_offset(0, 512, 4096), 4096);
+    assert_eq!(frame_offset(0, 513, 4096), 8192);
+    assert_eq!(frame_offset(513, 513, 4096), 8192 + 513 * 4096, "the length");
+    assert_eq!(frame_offset(0, 0, 4096), 0);
+    assert_eq!(frame_offset(FRAMES_MAX, FRAMES_MAX, 4096), (128 << 20) + (64 << 30));
+}
+
+/// A header of version 1, as its processes wrote it.
+#[test]
+fn a_journal_of_version_1_is_read() {
+    let mut bytes = blank();
+    bytes[8] = 1;
+    bytes[64..72].fill(0);
+    seal((&mut bytes[..UNIT]).try_into().unwrap());
+    assert_eq!(bytes[12..16], 0x17fc_1973_u32.to_le_bytes(), "crc");
+    for seq in 1..=3 {
+        put(&mut bytes, nth(seq, 1));
+    }
+    assert_eq!(blocks(&bytes), [1, 2, 3]);
+    let found = JournalHeader::decode(&bytes[..UNIT]);
+    assert_eq!(found, Ok(JournalHeader { frames: 0, ..header() }));
+}
+
+#[test]
+fn the_most_frames_are_read_and_none_too() {
+    for frames in [0, 1, FRAMES_MAX] {
+        let mut unit = [0; UNIT];
+        let header = JournalHeader { frames, ..header() };
+        header.encode(&mut unit);
+        assert_eq!(JournalHeader::decode(&unit), Ok(header));
+    }
+}
+
+#[test]
+#[should_panic(expected = "FM-F2")]
+fn too_many_frames_are_not_written() {
+    JournalHeader { frames: FRAMES_MAX + 1, ..header() }.encode(&mut [0; UNIT]);
 }
 
 #[test]
@@ -158,7 +209,13 @@ fn values_that_no_writer_makes_are_refused() {
     assert_eq!(header(&|unit| unit[60] = 1), Damage::Field("capacity"));
     assert_eq!(header(&|unit| unit[10] = 1), Damage::Field("reserved"));
     assert_eq!(header(&|unit| unit[100] = 1), Damage::Field("reserved"));
-    assert_eq!(header(&|unit| unit[8] = 2), Damage::Version { found: 2, known: 1 });
+    assert_eq!(header(&|unit| unit[72] = 1), Damage::Field("reserved"));
+    assert_eq!(header(&|unit| unit[8] = 3), Damage::Version { found: 3, known: 2 });
+    assert_eq!(header(&|unit| unit[8] = 0), Damage::Version { found: 0, known: 2 });
+    // 2^24 + 5 frames; and 2^32 + 5.
+    assert_eq!(header(&|unit| unit[67] = 1), Damage::Field("frames"));
+    assert_eq!(header(&|unit| unit[68] = 1), Damage::Field("frames"));
+    assert_eq!(header(&|unit| unit[8] = 1), Damage::Field("frames"), "version 1 has none");
     assert!(matches!(Journal::decode(&blank()[..4400]), Err(Damage::Length { .. })));
     assert!(matches!(Journal::decode(&[]), Err(Damage::Length { .. })));
 }

@@ -38,8 +38,9 @@ pub mod zram;
 pub use damage::Damage;
 pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
 pub use journal::{
-    JOURNAL_CAPACITY_MAX, JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, Journal, JournalChange,
-    JournalEntry, JournalHeader, journal_bytes, journal_offset,
+    FRAME_TAG_BYTES, FRAMES_MAX, FRAMES_PREFIX, FrameTag, JOURNAL_CAPACITY_MAX,
+    JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, Journal, JournalChange, JournalEntry, JournalHeader,
+    frame_offset, journal_bytes, journal_offset,
 };
 pub use quorum::{Copies, Generation, SUPERBLOCK_COPIES, elect, highest_generation};
 pub use record::{

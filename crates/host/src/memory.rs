@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use block::{Budget, ErrorKind};
 use control::{Failure, parse_size};
-use format::{JOURNAL_PREFIX, Journal};
+use format::{Damage, FRAMES_PREFIX, JOURNAL_PREFIX, Journal};
 use reactor::{set_memory, set_no_shared_memory, set_shared_memory};
 use uring::{Files, MemoryFiles};
 
@@ -74,7 +74,8 @@ pub(crate) fn check_memory_dir(dir: &Path) {
     if !MemoryFiles::is_in_memory(dir) {
         tracing::info!(
             "run dir {}: is on a disk: the journals of write caches are written there in the \
-             background, and a slow disk may delay writes; on tmpfs (/run) they cost nothing",
+             background, with the data of their write buffers, and a slow disk may delay writes; \
+             on tmpfs (/run) they cost nothing",
             dir.display()
         );
     }
@@ -90,10 +91,21 @@ pub(crate) fn remove_used_journals(dir: &Path) {
         if name.starts_with(JOURNAL_PREFIX)
             && path.symlink_metadata().is_ok_and(|meta| meta.is_file())
             && let Ok(bytes) = std::fs::read(&path)
-            && Journal::decode(&bytes).is_ok_and(|journal| journal.changes.is_empty())
+            && has_nothing(&Journal::decode(&bytes))
         {
             let _ = std::fs::remove_file(&path);
+            // The data of its changes.
+            let frames = format!("{FRAMES_PREFIX}{}", &name[JOURNAL_PREFIX.len()..]);
+            let _ = std::fs::remove_file(path.with_file_name(frames));
         }
+    }
+}
+
+/// Whether a journal has no change: it may be blank.
+fn has_nothing(journal: &Result<Journal, Damage>) -> bool {
+    match journal {
+        Ok(journal) => journal.changes.is_empty(),
+        Err(damage) => *damage == Damage::Magic,
     }
 }
 

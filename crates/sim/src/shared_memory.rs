@@ -79,6 +79,14 @@ impl Memories {
         self.state.borrow_mut().by_name.insert(self.key(name), kept);
     }
 
+    /// How many stores there were to the memories of this directory: a number that changes whenever
+    /// their contents do.
+    pub fn stores(&self) -> u64 {
+        let state = self.state.borrow();
+        let here = state.by_name.iter().filter(|((directory, _), _)| *directory == self.directory);
+        here.map(|(_, kept)| kept.stores.get()).sum()
+    }
+
     /// All names in this directory.
     pub fn names(&self) -> Vec<String> {
         let state = self.state.borrow();

@@ -37,7 +37,8 @@ impl Cache {
         let RecoveredCache { config, device, blocks, media, slots, memory, journal } = recovered;
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::device_limits::limits(&config, &*origin, &*device, capacity);
-        let store = Rc::new(Store::new(config, device, media, slots, journal));
+        let store =
+            Rc::new_cyclic(|this| Store::new(config, device, media, slots, journal, this.clone()));
         let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin)));
         let writer = Writer::new(writeback.clone());
         Cache { store, writeback, writer, limits, _memory: memory }
@@ -95,7 +96,10 @@ impl Cache {
             Ok(_) if self.store.slots.borrow().has_lost_journal() => {
                 "none: a part of its memory is lost".to_owned()
             }
-            Ok(_) => JOURNAL_IN_MEMORY.to_owned(),
+            Ok(memory) => match &memory.no_buffer {
+                Some(why) => format!("{JOURNAL_IN_MEMORY}; no write buffer: {why}"),
+                None => JOURNAL_IN_MEMORY.to_owned(),
+            },
             Err(why) => format!("none: {why}"),
         }
     }
@@ -124,6 +128,8 @@ impl Cache {
             outcome = outcome.and(self.writeback.flush_around(Class::Background).await);
             outcome = outcome.and(store.seal().await);
         }
+        // Another table may use their slots.
+        store.await_buffer().await;
         life.quiesced.set(true);
         store.waits.wake_all();
         life.tasks.ended.wait_for(|| !life.checkpoints_on.get()).await;
@@ -165,7 +171,14 @@ impl Cache {
         }
         let began = self.writeback.begin_request();
         let outcome = match bio.op {
-            Op::Read => self.writer.reader.read(bio).await,
+            Op::Read => {
+                if !self.store.changes_begun.get() && !self.store.has_fault(Fault::ReadBeforeRecord)
+                {
+                    // An error makes the cache fail; reads are served nevertheless.
+                    self.store.begin_changes().await.ok();
+                }
+                self.writer.reader.read(bio).await
+            }
             Op::Write => {
                 let written = self.writer.write(bio.sector, &bio.bufs, bio.class, bio.flags).await;
                 self.store.unflushed.changed(bio.opener);

@@ -25,6 +25,8 @@ pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 /// With epochs zeroes up to this length are data: a longer range is an epoch of its own, which
 /// costs a flush of the origin. Chosen: a disk writes about so much in the time of a flush.
 pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
+/// Default size of the write buffer. Chosen: 32 runs of the longest length.
+const WRITE_BUFFER_DEFAULT: u32 = 32 << 20;
 /// Largest `#opt_args`: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 
@@ -153,6 +155,10 @@ pub struct Config {
     pub(crate) chunk: Sector,
     /// Entries of the journal in memory.
     pub(crate) journal_capacity: u64,
+    /// Bytes of the write buffer; 0: none.
+    pub write_buffer: u32,
+    /// Blocks of the write buffer, whatever the size of the cache; only tests set it.
+    pub(crate) buffer_blocks: Option<u32>,
     /// The part that this config is for; `None` for the whole cache.
     pub(crate) part: Option<PartOf>,
     /// The options that the table line has, to show it again.
@@ -212,6 +218,8 @@ impl Config {
             },
             planted: Planted::NONE,
             journal_capacity: JOURNAL_CAPACITY,
+            write_buffer: WRITE_BUFFER_DEFAULT,
+            buffer_blocks: None,
             assumed_costs: None,
             zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,
@@ -336,6 +344,13 @@ impl Config {
             return Err(Error::invalid(
                 "Invalid optional argument: ordered needs the native format, format dm can't hold \
                  epochs",
+            ));
+        }
+        let is_given = self.given.words().iter().any(|word| word == "write_buffer");
+        if is_given && self.write_buffer > 0 && self.format == Some(MediaFormat::Dm) {
+            return Err(Error::invalid(
+                "Invalid optional argument: write_buffer needs the native format: with format dm \
+                 the kernel would not know what is in memory",
             ));
         }
         if self.parts.is_some_and(|parts| parts > 1) {

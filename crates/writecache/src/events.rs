@@ -77,6 +77,8 @@ pub enum CacheEvent {
     },
     /// There is no memory for a journal: the attribute `journal` says why.
     NoJournal,
+    /// There is no memory for the write buffer: the attribute `journal` says why.
+    NoBuffer,
     /// The origin has refused a write; the blocks are kept and tried again.
     Writeback {
         /// The error.
@@ -132,6 +134,7 @@ impl CacheEvent {
             | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
+            | CacheEvent::NoBuffer
             | CacheEvent::Recovered => None,
         }
     }
@@ -147,7 +150,8 @@ impl CacheEvent {
             CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
-            | CacheEvent::NoJournal => true,
+            | CacheEvent::NoJournal
+            | CacheEvent::NoBuffer => true,
             CacheEvent::Failed { .. }
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
@@ -211,6 +215,11 @@ impl fmt::Display for CacheEvent {
                 "writecache: there is no journal in memory (the attribute `journal` says why): if \
                  this process is killed, writes that no FLUSH followed may be lost, those of the \
                  last `autocommit_time` at most"
+            ),
+            CacheEvent::NoBuffer => write!(
+                f,
+                "writecache: there is no memory for the write buffer (the attribute `journal` says \
+                 why): each write waits for the cache device"
             ),
             CacheEvent::Writeback { status, sector } => write!(
                 f,

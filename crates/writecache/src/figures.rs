@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 52] = [
+pub(crate) static FIGURES: [Figure; 60] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -147,6 +147,41 @@ pub(crate) static FIGURES: [Figure; 52] = [
         |c| c.store.slots.borrow().journal_changes().into(),
     )
     .metric(Metric::GAUGE),
+    blocks(
+        "buffered_blocks",
+        "blocks that are in the write buffer, not on the cache device",
+        |c| c.store.slots.borrow().buffered_count().into(),
+    )
+    .metric(Metric::GAUGE),
+    blocks("unwritten_blocks", "those that a cache device that fails has refused", |c| {
+        let is_failed = c.store.failure().is_some();
+        if is_failed { c.store.slots.borrow().buffered_count().into() } else { Value::Number(0) }
+    })
+    .metric(Metric::GAUGE),
+    blocks("writes_buffered", "blocks whose writes were acknowledged from the buffer", |c| {
+        count(&c.store.stats.writes_buffered)
+    })
+    .metric(Metric::COUNTER),
+    number("buffer_runs", "", "writes from the buffer to the cache device", |c| {
+        count(&c.store.stats.buffer_runs)
+    })
+    .metric(Metric::COUNTER),
+    number("buffer_run_bytes", "bytes", "bytes that they wrote", |c| {
+        count(&c.store.stats.buffer_run_bytes)
+    })
+    .metric(Metric::COUNTER),
+    number("buffer_waits", "", "writes that had to wait for room in the buffer", |c| {
+        count(&c.store.stats.buffer_waits)
+    })
+    .metric(Metric::COUNTER),
+    number("buffer_paced_us", "us", "how long writers were slowed because the buffer fills", |c| {
+        (c.store.stats.buffer_paced_ns.get() / 1000).into()
+    })
+    .metric(Metric::COUNTER.named("buffer_paced_seconds").of_time(TimeUnit::Microsecond)),
+    blocks("buffer_write_errors", "buffered blocks that their slot has refused", |c| {
+        count(&c.store.stats.buffer_write_errors)
+    })
+    .metric(Metric::COUNTER),
     blocks("reads", "blocks that clients have read", |c| count(&c.store.stats.reads))
         .metric(Metric::COUNTER),
     blocks("read_hits", "those of them that the cache had", |c| count(&c.store.stats.read_hits))

@@ -7,9 +7,11 @@
 //!         │                                 ┌──────────┬─────────┬────────┬─────────┐
 //!   write │ read                            │ pick     │ settle  │ reclaim│ commit, │
 //!         ▼                                 ▼          ▼         ▼        ▼ checkpoint
-//!   slots of the cache device ──▶ map ──▶ runs ──▶ origin flush ──▶ clean ──▶ free
-//!         │                        │
-//!         └──── FLUSH, FUA ────▶ record log: which block is in which slot, with checksums
+//!   write buffer, or slots ─────▶ map ──▶ runs ──▶ origin flush ──▶ clean ──▶ free
+//!         │ in long runs           │
+//!         ▼                        ▼
+//!   slots of the cache device    record log: which block is in which slot, with checksums
+//!         └──── FLUSH, FUA ────────┘
 //! ```
 //!
 //! Inside, each layer sees only those below it:
@@ -25,7 +27,9 @@
 //!
 //! Invariants (design, section 5)
 //! - WC-I1 A flush covers only writes completed before it is submitted: `commit` logs the state of
-//!   the map, and a write enters the map when its data are on the cache device.
+//!   the map. A write enters the map when its data are on the cache device or in the write buffer,
+//!   and a commit ends only when the buffered data that its records name are on the cache device
+//!   (`store::buffer`, WC-BF4).
 //! - WC-I2 A committed slot is never overwritten; a freed slot is reused only after the record that
 //!   frees it is durable (`map`, WC-M4).
 //! - WC-I3 An entry is retired only after the origin's flush has returned (`writeback`).

@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 23] = [
+pub(crate) static OPTIONS: [Opt; 24] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -197,6 +197,16 @@ pub(crate) static OPTIONS: [Opt; 23] = [
         fixed(flag("adopt_origin", "takes the origin for the cache's own, whatever it was before")),
         |c| c.adopt_origin.into(),
         |c, v| c.adopt_origin = is_on(v),
+    ),
+    Attr::new(
+        fixed(value(
+            "write_buffer",
+            Kind::Size { min: 0, max: 1 << 30, unit: 1, or: None },
+            "32M",
+            "mode s: memory from which writes are acknowledged; 0 for none",
+        )),
+        |c| c.write_buffer.into(),
+        |c, v| c.write_buffer = given(v),
     ),
     Attr::new(
         value(
@@ -386,7 +396,7 @@ impl Config {
     fn check_mode(&self, name: &str) -> Result<(), Error> {
         let mode = match name {
             "fua" | "nofua" => Mode::Pmem,
-            "pause_writeback" => Mode::Ssd,
+            "pause_writeback" | "write_buffer" => Mode::Ssd,
             _ => return Ok(()),
         };
         if self.mode == mode {

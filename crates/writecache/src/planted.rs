@@ -11,6 +11,28 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
 pub enum Fault {
+    /// A commit does not wait for data that are in the write buffer.
+    FlushForgetsBuffer,
+    /// Data of the write buffer that their slot has refused count as written.
+    BufferErrorSwallowed,
+    /// A slot whose data are being written from the write buffer is free at once.
+    BufferSlotReused,
+    /// The journal names a version of the write buffer whose frame does not have the data.
+    FrameNotStored,
+    /// A version that moves to another slot leaves its frame and its slot at once.
+    FrameLeftEarly,
+    /// Records that name a slot which has refused its data are not written again.
+    RecordsNotRepeated,
+    /// Recovery takes nothing from the frames of the write buffer.
+    FramesIgnored,
+    /// Reads do not look into the write buffer.
+    ReadPastBuffer,
+    /// Writeback does not look into the write buffer.
+    WritebackPastBuffer,
+    /// A new version of a buffered block takes the place of the old one, even while it is written.
+    BufferedOverwritten,
+    /// A client reads before a record says that the cache was opened.
+    ReadBeforeRecord,
     /// A cache device with blocks takes the place of another one.
     UsedCacheTaken,
     /// A commit skips the flush of the cache device.
@@ -203,6 +225,11 @@ impl Config {
     /// Gives the journal in memory room for so many entries.
     pub fn set_journal_capacity(&mut self, entries: u64) {
         self.journal_capacity = entries;
+    }
+
+    /// Gives the write buffer of mode s room for so many blocks, whatever the size of the cache.
+    pub fn set_buffer_blocks(&mut self, blocks: u32) {
+        self.buffer_blocks = Some(blocks);
     }
 
     /// The costs that are assumed.

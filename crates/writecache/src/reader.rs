@@ -14,7 +14,8 @@ use block::{Bio, Bufs, Class, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
-use crate::map::{CurrentVersion, SlotRef, State};
+use crate::map::{CurrentVersion, SlotRef, Slots, State};
+use crate::planted::Fault;
 use crate::store::Store;
 use crate::writeback::Writeback;
 
@@ -124,12 +125,22 @@ impl Reader {
                 bio.bufs.slice(range.start * size..(range.start + 1) * size).zero();
                 return Err(Ok(()));
             }
+            Some(hit) if self.is_in_buffer(&slots, hit.slot_ref.slot) => {
+                drop(slots);
+                let data = bio.bufs.slice(range.start * size..(range.start + 1) * size);
+                self.read_buffered(hit.slot_ref.slot, &data);
+                self.store.stats.read_hits.add(1);
+                return Err(Ok(()));
+            }
             Some(hit) => {
                 slot_ref.push((hit.slot_ref, hit.crc));
                 while end < range.end {
                     let Some(next) = at(end) else { break };
                     let adjacent = hit.slot_ref.slot as usize + (end - range.start);
-                    if !Self::is_readable(next.state) || next.slot_ref.slot as usize != adjacent {
+                    if !Self::is_readable(next.state)
+                        || next.slot_ref.slot as usize != adjacent
+                        || self.is_in_buffer(&slots, next.slot_ref.slot)
+                    {
                         break;
                     }
                     slot_ref.push((next.slot_ref, next.crc));
@@ -209,6 +220,9 @@ impl Reader {
             if !Self::is_readable(found.state) {
                 return Err(Status::Checksum);
             }
+            if self.read_buffered(found.slot_ref.slot, &data) {
+                return Ok(Some(found.slot_ref));
+            }
             let at = self.store.slot_sector(found.slot_ref.slot);
             let read = reactor::read(&*self.store.device, class, at, data.clone()).await;
             if self.store.slots.borrow().is_intact(found.slot_ref) {
@@ -223,6 +237,21 @@ impl Reader {
                 self.drop_rotten(block, found.slot_ref).await?;
             }
         }
+    }
+
+    #[inline]
+    fn is_in_buffer(&self, slots: &Slots, slot: u32) -> bool {
+        slots.place_of(slot).is_some() && !self.store.has_fault(Fault::ReadPastBuffer)
+    }
+
+    /// Reads a block of the write buffer; returns false if it is not there.
+    fn read_buffered(&self, slot: u32, data: &Bufs) -> bool {
+        if self.store.has_fault(Fault::ReadPastBuffer) {
+            return false;
+        }
+        let Some(buffered) = self.store.buffered(slot) else { return false };
+        buffered.read(|block| data.put_at(0, block));
+        true
     }
 
     /// Whether a found block can be served from the cache.

@@ -41,6 +41,12 @@ pub(crate) struct Stats {
     pub(crate) writeback_errors: Counter,
     pub(crate) cache_read_errors: Counter,
     pub(crate) throttled_ns: Counter,
+    pub(crate) writes_buffered: Counter,
+    pub(crate) buffer_runs: Counter,
+    pub(crate) buffer_run_bytes: Counter,
+    pub(crate) buffer_write_errors: Counter,
+    pub(crate) buffer_waits: Counter,
+    pub(crate) buffer_paced_ns: Counter,
 }
 
 impl Stats {

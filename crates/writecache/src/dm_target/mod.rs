@@ -374,6 +374,7 @@ impl Target for WriteCache {
             dirty: number("dirty_blocks")? + number("zero_blocks")?,
             failing: number("failing_blocks")?,
             unreadable: number("bad_blocks")?,
+            in_memory: number("unwritten_blocks")?,
             block_bytes: u64::from(config.block_size),
             cache: config.cache.clone(),
             start: config.start_sector,

@@ -151,6 +151,9 @@ impl WriteCache {
         if cache.store.journal.memory.is_err() && reactor::shared_memory().is_some() {
             cache.store.notify(CacheEvent::NoJournal);
         }
+        if cache.store.journal.memory.as_ref().is_ok_and(|memory| memory.no_buffer.is_some()) {
+            cache.store.notify(CacheEvent::NoBuffer);
+        }
         let mask = cache.store.config.block_sectors() - 1;
         // One kind of task for all bios, with one call of `handle`, so that the compiler inlines
         // it.

@@ -105,6 +105,26 @@ impl Epochs {
         self.bad.remove(&slot);
     }
 
+    /// A version has moved from one slot to another; slots with stamps. It may be in the phase: the
+    /// open epoch is written back before it is logged, a closed one before its record is durable.
+    pub(super) fn move_slot(&mut self, from: (u32, u32), to: (u32, u32)) {
+        if self.open_slots.remove(from.0) {
+            self.open_slots.insert(to.0);
+        }
+        let moved = |f: &&mut UnloggedVersion| (f.slot, f.stamp) == from;
+        for version in self.unlogged.iter_mut().filter(moved) {
+            (version.slot, version.stamp) = to;
+        }
+        if let Some(phase) = &mut self.phase {
+            // One slot of the same block for another: `old_slots` stays sorted.
+            let slots = phase.old_slots.iter_mut().chain(phase.late.values_mut());
+            slots.filter(|slot| **slot == from.0).for_each(|slot| *slot = to.0);
+        }
+        let retired = self.retired_old.iter_mut().filter(|slot| **slot == from.0);
+        retired.for_each(|slot| *slot = to.0);
+        self.pending.rename(from.0, to.0);
+    }
+
     /// Whether a slot of this state belongs to a pending epoch.
     pub(super) fn is_pending(&self, slot: u32, state: State) -> bool {
         is_pending(&self.bad, slot, state)

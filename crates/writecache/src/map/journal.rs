@@ -87,10 +87,14 @@ impl JournalWriter {
         let stored = self.memory.write(at, &entry.encode(self.header.incarnation));
         self.next += 1;
         if stored.is_err() || !fits {
-            // Without a header there is no journal: better than one with a gap.
-            self.is_lost = true;
-            self.memory.write(0, &[0; UNIT]).ok();
+            self.lose();
         }
+    }
+
+    /// Without a header there is no journal: better than one with a gap.
+    fn lose(&mut self) {
+        self.is_lost = true;
+        self.memory.write(0, &[0; UNIT]).ok();
     }
 
     /// WC-J2: the cache device knows all changes before `start`.
@@ -122,6 +126,13 @@ impl Slots {
     pub(crate) fn end_journal(&mut self) {
         if let Some(mut journal) = self.journal.take() {
             journal.move_start(journal.next + 1);
+        }
+    }
+
+    /// The data of a change can't be stored: without them the journal is none.
+    pub(crate) fn lose_journal(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.lose();
         }
     }
 

@@ -31,9 +31,11 @@ use std::ops::Range;
 use format::{Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
+use self::buffered::BufferedSlots;
 use crate::map::free::FreeMap;
 use crate::map::index::Index;
 
+pub(crate) mod buffered;
 mod chunks;
 mod entries;
 mod epoch_state;
@@ -92,6 +94,22 @@ pub(crate) struct Batch {
     oldest: Option<u64>,
 }
 
+impl Batch {
+    /// Versions have moved from one slot to another since the batch was taken. Returns whether the
+    /// batch has any of them.
+    pub(crate) fn follow(&mut self, moves: Vec<(u32, u32)>) -> bool {
+        let mut any = false;
+        for (from, to) in moves {
+            let is_version = |e: &&mut Entry| matches!(e.op, Op::Write | Op::WriteNext | Op::Clean);
+            let versions = self.entries.iter_mut().filter(is_version).map(|entry| &mut entry.slot);
+            for slot in versions.chain(&mut self.freed).filter(|slot| **slot == from) {
+                (*slot, any) = (to, true);
+            }
+        }
+        any
+    }
+}
+
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     index: Index,
@@ -115,6 +133,8 @@ pub(crate) struct Slots {
     epochs: Option<Box<Epochs>>,
     /// Where changes are stored at once, if there is memory for it.
     journal: Option<Box<JournalWriter>>,
+    /// Slots whose data are in memory only.
+    buffered: BufferedSlots,
 }
 
 impl Slots {
@@ -208,6 +228,9 @@ impl Slots {
     }
 
     fn make_free(&mut self, slot: u32) {
+        if self.is_held_by_buffer(slot) {
+            return;
+        }
         self.set_state(slot, State::Free);
         self.slots[slot as usize].logged = false;
         self.free.put(slot);

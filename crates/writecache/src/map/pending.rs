@@ -110,6 +110,27 @@ impl PendingVersions {
         }
     }
 
+    /// The version in slot `from` is in slot `to` now, which was free. Cost: a look at all slots.
+    pub(super) fn rename(&mut self, from: u32, to: u32) {
+        // WC-SD2: what slot `to` had before is not pending any more.
+        if let Some(last) = self.segments.back().filter(|_| !self.sealed) {
+            for at in self.slots.len() - last.len as usize..self.slots.len() {
+                if self.slots[at] == to {
+                    self.slots[at] = HOLE;
+                }
+            }
+            self.listed.remove(to);
+        }
+        for at in 0..self.slots.len() {
+            if self.slots[at] == from {
+                self.slots[at] = to;
+            }
+        }
+        if self.listed.remove(from) {
+            self.listed.insert(to);
+        }
+    }
+
     /// Begins a segment, unless the last one is of this epoch.
     fn begin(&mut self, epoch: u64) {
         if self.begins(epoch) {
@@ -258,6 +279,23 @@ mod tests {
         pending.pop_through(far + 2);
         assert_eq!((pending.first_epoch(), pending.is_empty()), (Some(far + 3), false));
         assert_eq!(all(&pending), [(far + 3, 6)]);
+    }
+
+    #[test]
+    fn a_version_that_moves_is_there_once_in_its_own_epoch() {
+        let mut pending = PendingVersions::default();
+        for (epoch, slot) in [(1, 5), (1, 6), (2, 7), (2, 8), (2, 9)] {
+            if pending.begins(epoch) {
+                pending.seal(|_| true);
+            }
+            pending.push(epoch, slot);
+        }
+        // Slots 7 and 8 were set free since, and versions of both epochs have moved there.
+        pending.rename(5, 7);
+        pending.rename(9, 8);
+        pending.push(2, 8);
+        pending.seal(|_| true);
+        assert_eq!(all(&pending), [(1, 7), (1, 6), (2, 8)]);
     }
 
     #[test]

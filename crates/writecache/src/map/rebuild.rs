@@ -28,9 +28,11 @@
 //!   checkpoint.
 //! - WC-RB5 Zeroes end every earlier version in their range, whether the zeroes are pending or not.
 //!   Pending zeroes keep their slot; the slot of other zeroes is vacant.
+use block::Planted;
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
+use super::buffered::BufferedSlots;
 use super::epoch_state::Epochs;
 use super::oldest::Oldest;
 use super::pending::PendingVersions;
@@ -405,6 +407,7 @@ impl Rebuild {
             evict_cursor: 0,
             epochs,
             journal: None,
+            buffered: BufferedSlots::new(0, Planted::NONE),
         };
         slots.restore_zero_ranges();
         Ok(slots)

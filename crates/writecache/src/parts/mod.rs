@@ -128,6 +128,7 @@ impl EventForwarder {
             | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
+            | CacheEvent::NoBuffer
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
@@ -146,6 +147,7 @@ impl EventForwarder {
             | CacheEvent::JournalDataLost { .. }
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
+            | CacheEvent::NoBuffer
             | CacheEvent::GapLost { .. } => true,
         };
         if let Some(on_event) = self.on_event.as_ref().filter(|_| is_news) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Probe of a cache in the native format: as recovery reads it and, if recovery refuses it, unit by
 //! unit.
+use std::collections::BTreeSet;
+
 use block::{Error, ErrorKind, Sector};
 use format::{
     Damage, Geometry, Kind, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record,
@@ -174,7 +176,7 @@ async fn contents(
         report.add_finding(offset, format!("sector {sector}: its data can't be read any more"));
     }
     if depth == Depth::Data {
-        check_data(place, report, &superblock, &slots).await;
+        check_data(place, report, &superblock, &slots, &journal).await;
     }
     cache.log_end = Some((end.last.0, end.incarnation));
     let unsaved = slots.unsaved_runs(0..u64::MAX);
@@ -291,16 +293,20 @@ async fn scan_log(place: &Place, report: &mut ProbeReport, superblock: &Superblo
 /// Blocks in one read.
 const DATA_BLOCKS_PER_READ: usize = 64;
 
-/// Checks the data of every cached block against its checksum.
+/// Checks the data of every cached block against its checksum. Those that the write buffer has were
+/// checked when they were found there, and are not in their slots yet.
 async fn check_data(
     place: &Place,
     report: &mut ProbeReport,
     superblock: &Superblock,
     slots: &Slots,
+    journal: &FoundJournal,
 ) {
+    let in_buffer: BTreeSet<u32> = journal.unwritten.iter().map(|(slot, _)| *slot).collect();
     let geometry = superblock.geometry();
     let size = u64::from(superblock.block_size);
-    let live: Vec<_> = slots.live().filter(|(_, _, state, _)| *state != State::Bad).collect();
+    let is_checked = |slot: &u32, state: &State| *state != State::Bad && !in_buffer.contains(slot);
+    let live: Vec<_> = slots.live().filter(|(slot, _, state, _)| is_checked(slot, state)).collect();
     for part in live.chunks(DATA_BLOCKS_PER_READ) {
         let reads: Vec<_> =
             part.iter().map(|(slot, ..)| place.read(geometry.slot_offset(*slot), size)).collect();

@@ -9,35 +9,39 @@
 //! ```
 //!
 //! A process, with shared memory or without, writes a record with a new incarnation before the
-//! first change or FLUSH of a client (`store::journal`). So a journal of the newest incarnation on
-//! the media is that of the last process that has used the cache, wherever others keep theirs.
+//! first request of a client (`store::journal`). So a journal of the newest incarnation on the
+//! media is that of the last process that has used the cache, wherever others keep theirs.
+//!
+//! Data of the write buffer that are not in their slots are taken from their frames, and written to
+//! the slots before the checkpoint.
 //!
 //! Invariants
 //! - WC-JR1 Changes of the journal count after all records of the log. What they say is durable
 //!   before the journal begins anew: the opening writes a checkpoint.
 //! - WC-JR2 A journal of another cache, another start of the machine or another opening is never
 //!   applied, and what it had is reported.
-//! - WC-JR3 A version counts only if its data are in its slot. The cache device alone may have lost
-//!   power, and with it data that no flush covered: then the version before counts, as after any
-//!   power cut.
+//! - WC-JR3 A version counts only if its data are in its slot, or in a frame. The cache device
+//!   alone may have lost power, and with it data that no flush covered: then the version before
+//!   counts, as after any power cut.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Planted, Reservation, Sector};
+use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Planted, Reservation, Sector};
 use format::{
-    Damage, Entry, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, Superblock, UNIT,
-    journal_bytes,
+    Damage, Entry, FRAME_TAG_BYTES, FRAMES_PREFIX, FrameTag, JOURNAL_PREFIX, Journal,
+    JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, journal_bytes,
 };
 use reactor::SharedMemory;
 
-use super::area::io_error;
+use super::area::{io_error, wait_all};
 use super::owner::hex;
 use crate::config::Config;
 use crate::map::Rebuild;
 use crate::map::journal::JournalWriter;
 use crate::planted::Fault;
+use crate::store::buffer::{Frames, buffer_blocks};
 
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
@@ -73,6 +77,10 @@ impl fmt::Display for IgnoredJournal {
 /// Memory for a journal, and its part of the core's budget.
 pub(crate) struct JournalMemory {
     pub(crate) memory: Rc<dyn SharedMemory>,
+    /// For the data of the write buffer, if there is one.
+    pub(crate) frames: Option<Frames>,
+    /// Why there is none though the table has one.
+    pub(crate) no_buffer: Option<String>,
     boot_id: [u8; 16],
     capacity: u64,
     /// The number of the next entry.
@@ -92,6 +100,8 @@ pub(crate) struct FoundJournal {
     pub(crate) unreadable: Option<String>,
     /// Blocks whose newest version the cache device does not have (WC-JR3).
     pub(crate) lost_blocks: u64,
+    /// Data of the write buffer, for the slots that do not have them.
+    pub(crate) unwritten: Vec<(u32, Buf)>,
 }
 
 /// The journal of a cache that is being opened: memory for the next one, and what became of the
@@ -132,6 +142,7 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
             place,
             unreadable,
             lost_blocks: 0,
+            unwritten: Vec::new(),
         })
     };
     let Some(store) = reactor::shared_memory() else {
@@ -146,7 +157,7 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         Ok(reservation) => store.open(&name, len).await.map(|memory| (memory, reservation)),
         Err(e) => Err(e),
     };
-    let (memory, reservation) = match opened {
+    let (memory, mut reservation) = match opened {
         Ok(opened) => opened,
         Err(e) => {
             let is_there = ![ErrorKind::NotFound, ErrorKind::NoFile].contains(&e.kind());
@@ -160,13 +171,29 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
     }
     let boot_id = store.boot_id();
     let next = Cell::new(1);
-    let memory = JournalMemory { memory, boot_id, capacity, next, _reservation: reservation };
     let (header, changes) = match Journal::decode(&bytes) {
         Ok(Journal { header, changes }) => (Some(header), changes),
         // A header is written when there is no change.
         Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
+    let old = header.as_ref().map_or(0, |header| header.frames);
+    let frames = match open_frames(config, superblock, old, &mut reservation).await {
+        Ok(frames) => Ok(frames),
+        // Tools find no memory where no process has made any.
+        Err(e) if e.kind() == ErrorKind::NoFile => Ok(None),
+        Err(e) if old == 0 || changes.is_empty() => Err(e.chain()),
+        Err(e) => {
+            let why = format!("the data of its changes can't be read: {}", e.chain());
+            return Err(refused(config, &place, &why));
+        }
+    };
+    let (frames, no_buffer) = match frames {
+        Ok(frames) => (frames, None),
+        Err(why) => (None, Some(why)),
+    };
+    let _reservation = reservation;
+    let memory = JournalMemory { memory, frames, no_buffer, boot_id, capacity, next, _reservation };
     Ok(FoundJournal {
         memory: Ok(memory),
         header,
@@ -174,7 +201,26 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         place,
         unreadable: None,
         lost_blocks: 0,
+        unwritten: Vec::new(),
     })
+}
+
+/// Opens the memory for the frames of the journal that was found, and for those of the next one;
+/// `None` if neither has any.
+async fn open_frames(
+    config: &Config,
+    superblock: &Superblock,
+    old: u64,
+    reservation: &mut Reservation,
+) -> Result<Option<Frames>, Error> {
+    let count = buffer_blocks(config, superblock.slots);
+    let most = old.max(count.into());
+    let store = reactor::shared_memory().filter(|_| most > 0);
+    let Some(store) = store else { return Ok(None) };
+    let name = format!("{FRAMES_PREFIX}{}", hex(&superblock.uuid));
+    let len = frame_offset(most, most, config.block_size.into());
+    reservation.grow_to(reservation.bytes() + len, format!("the write buffer {name}"))?;
+    Ok(Some(Frames { memory: store.open(&name, len).await?, count }))
 }
 
 /// The error for a journal that can't be believed.
@@ -271,6 +317,7 @@ impl FoundJournal {
         let geometry = superblock.geometry();
         let size = config.block_size as usize;
         let mut are_there = Vec::with_capacity(self.changes.len());
+        let mut unreadable = None;
         for changes in self.changes.chunks(READS_AT_ONCE) {
             let reads: Vec<_> = changes
                 .iter()
@@ -289,10 +336,17 @@ impl FoundJournal {
                     None => true,
                     Some((crc, buf, read)) => match read.await {
                         Ok(()) => buf.read(|data| config.checksum(data)) == crc,
-                        Err(status) => return Err(io_error(config, "read data", status)),
+                        Err(status) => {
+                            unreadable = Some((are_there.len(), status));
+                            false
+                        }
                     },
                 });
             }
+        }
+        self.take_frames(config, &mut are_there)?;
+        if let Some((_, status)) = unreadable.filter(|(n, _)| !are_there[*n]) {
+            return Err(io_error(config, "read data", status));
         }
         let mut lost = BTreeSet::new();
         for (JournalChange { entry, .. }, is_there) in self.changes.iter().zip(&are_there) {
@@ -305,6 +359,71 @@ impl FoundJournal {
         self.lost_blocks = lost.len() as u64;
         let mut are_there = are_there.into_iter();
         self.changes.retain(|_| are_there.next().unwrap_or(true));
+        Ok(())
+    }
+
+    /// Looks in the write buffer for data that are not in their slots. Only the last change that
+    /// names a slot may have its data there. Another frame may have the same tag: of the same data
+    /// before, which were about to be replaced.
+    fn take_frames(&mut self, config: &Config, are_there: &mut [bool]) -> Result<(), Error> {
+        let (Ok(memory), Some(header)) = (&self.memory, &self.header) else { return Ok(()) };
+        let Some(frames) = memory.frames.as_ref().filter(|_| header.frames > 0) else {
+            return Ok(());
+        };
+        if config.planted.is(Fault::FramesIgnored) {
+            return Ok(());
+        }
+        let lost = |status| {
+            let place = &self.place;
+            Error::new(ErrorKind::Io, format!("{place}: a part of its buffer is lost ({status})"))
+        };
+        let count = usize::try_from(header.frames).expect("FRAMES_MAX");
+        let mut tags = vec![0; count * FRAME_TAG_BYTES];
+        frames.memory.read(0, &mut tags).map_err(lost)?;
+        let tags = tags.as_chunks::<FRAME_TAG_BYTES>().0.iter().map(|tag| FrameTag::decode(*tag));
+        // A kill may leave the tag of a frame before its new data: all frames of a tag are tried.
+        let by_tag: BTreeSet<(FrameTag, u64)> = tags.zip(0..).collect();
+        let mut named = BTreeSet::new();
+        for (n, JournalChange { entry, .. }) in self.changes.iter().enumerate().rev() {
+            let is_last = entry.op != Op::Drop && named.insert(entry.slot);
+            if are_there[n] || !is_last {
+                continue;
+            }
+            let tag = FrameTag { slot: entry.slot, crc: entry.crc };
+            for &(_, frame) in by_tag.range((tag, 0)..=(tag, u64::MAX)) {
+                let size = config.block_size;
+                let buf = Buf::alloc(size as usize);
+                let at = usize::try_from(frame_offset(frame, header.frames, size.into()));
+                let at = at.expect("within the memory");
+                buf.write(|out| frames.memory.read(at, out)).map_err(lost)?;
+                if buf.read(|data| config.checksum(data)) == entry.crc {
+                    are_there[n] = true;
+                    self.unwritten.push((entry.slot, buf));
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the data of the write buffer to their slots.
+    pub(crate) async fn write_out(
+        &mut self,
+        config: &Config,
+        device: &dyn BlockDevice,
+        superblock: &Superblock,
+    ) -> Result<(), Error> {
+        let geometry = superblock.geometry();
+        for some in self.unwritten.chunks(READS_AT_ONCE) {
+            let writes = some.iter().map(|(slot, data)| {
+                let at = config.start_sector + Sector::from_bytes(geometry.slot_offset(*slot));
+                let (flags, class) = (Flags::empty(), Class::Foreground);
+                reactor::write(device, flags, class, at, data.clone().into())
+            });
+            let written = wait_all(writes.collect::<Vec<_>>()).await;
+            written.map_err(|status| io_error(config, "write data of the write buffer", status))?;
+        }
+        self.unwritten.clear();
         Ok(())
     }
 
@@ -331,6 +450,7 @@ impl JournalMemory {
             boot_id: self.boot_id,
             incarnation,
             capacity: self.capacity,
+            frames: self.frames.as_ref().map_or(0, |frames| frames.count.into()),
         };
         JournalWriter::begin(self.memory.clone(), header, self.next.get(), planted)
     }

@@ -48,6 +48,7 @@ use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
 use crate::planted::Fault;
+use crate::store::buffer::buffer_blocks;
 use crate::store::log::Log;
 use crate::store::media::{Media, Native};
 
@@ -118,8 +119,10 @@ pub(crate) async fn open_native(
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
     let had = superblock.origin_sectors / config.block_sectors();
     let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
-    let LoadedMap { mut slots, end, memory, journal, applied } = loaded;
+    let LoadedMap { mut slots, end, mut memory, mut journal, applied } = loaded;
     let adopts = ownership(&config, &superblock, origin, sectors, &slots)?;
+    let buffer = u64::from(buffer_blocks(&config, superblock.slots)) * u64::from(config.block_size);
+    memory.grow_to(memory.bytes() + buffer, format!("the write buffer of {}", config.cache))?;
     // Nothing was written so far: a refused cache is not changed.
     if !agreed {
         write_copies(&config, &*device, &superblock).await?;
@@ -136,6 +139,7 @@ pub(crate) async fn open_native(
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
         blank_unit(&config, &*device, offset).await?;
     }
+    journal.write_out(&config, &*device, &superblock).await?;
     // The data that were read may be only in a volatile cache of the device: make them durable
     // before the cache relies on them.
     flush_area(&config, &*device).await?;

@@ -45,6 +45,7 @@ impl Store {
     /// Makes durable every write that completed before this call.
     pub(crate) async fn commit(&self) -> Result<(), Status> {
         self.health()?;
+        self.write_out();
         self.commits.join(async || self.commit_changed().await).await;
         self.health()
     }
@@ -80,8 +81,8 @@ impl Store {
     /// Logs all changes, in batches as large as the log has room for.
     async fn commit_records(&self, native: &Native) -> Result<(), Status> {
         let units = self.log_room(native).await;
-        let batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
-        self.write_batch(native, &batch).await?;
+        let mut batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
+        self.write_batch(native, &mut batch).await?;
         self.slots.borrow_mut().complete_batch(batch);
         Ok(())
     }
@@ -94,8 +95,10 @@ impl Store {
     pub(crate) async fn seal(&self) -> Result<(), Status> {
         let Media::Native(native) = &self.media else { return Ok(()) };
         let work = async || {
+            // Callers of `commit` may have joined this run.
+            self.commit_changed().await;
             if self.health().is_ok() && self.log_room(native).await > 0 {
-                let sealed = self.write_batch(native, &Batch::default()).await;
+                let sealed = self.write_batch(native, &mut Batch::default()).await;
                 sealed.unwrap_or_else(|status| self.fail(status));
             }
         };
@@ -116,10 +119,38 @@ impl Store {
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.
-    async fn write_batch(&self, native: &Native, batch: &Batch) -> Result<(), Status> {
+    async fn write_batch(&self, native: &Native, batch: &mut Batch) -> Result<(), Status> {
+        batch.follow(self.buffer.take_moves());
+        let first = native.log.next.get();
+        let records = self.begin_records(native, first, batch);
+        self.write_out_all().await; // WC-BF4
+        if self.has_fault(Fault::FlushBeforeRecords) {
+            self.flush_device().await?;
+        }
+        wait_all(records).await?;
+        // The first records name slots that have refused their data: no flush has covered them.
+        if batch.follow(self.buffer.take_moves()) && !self.has_fault(Fault::RecordsNotRepeated) {
+            wait_all(self.begin_records(native, first, batch)).await?;
+        }
+        self.health()?;
+        self.stats.commits.add(1);
+        if !self.has_fault(Fault::SkipCacheFlush) && !self.has_fault(Fault::FlushBeforeRecords) {
+            self.flush_device().await?;
+        }
+        let (next_seq, link) = native.log.next.get();
+        native.log.durable.set((next_seq - 1, link));
+        Ok(())
+    }
+
+    /// Begins to write the records of a batch, as number `first_seq` and later ones of the log.
+    fn begin_records(
+        &self,
+        native: &Native,
+        (first_seq, mut link): (u64, u32),
+        batch: &Batch,
+    ) -> SmallVec<[BioFuture; 2]> {
         let units = batch.entries.chunks(ENTRIES_PER_UNIT).len().max(1);
         let buf = Buf::alloc(units * UNIT);
-        let (first_seq, mut link) = native.log.next.get();
         let uuid = native.superblock.borrow().uuid;
         let flushed_seq = native.log.durable.get().0;
         buf.write(|out| {
@@ -134,10 +165,9 @@ impl Store {
                 link = format::encode_record(&header, entries, unit);
             }
         });
-        let next_seq = first_seq + units as u64;
-        native.log.next.set((next_seq, link));
+        native.log.next.set((first_seq + units as u64, link));
         let log_units = u64::from(native.geometry.log_units);
-        let mut writes = SmallVec::<[BioFuture; 2]>::new();
+        let mut writes = SmallVec::new();
         let mut at = 0;
         while at < units {
             let seq = first_seq + at as u64;
@@ -147,16 +177,7 @@ impl Store {
             writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
             at = end;
         }
-        if self.has_fault(Fault::FlushBeforeRecords) {
-            self.flush_device().await?;
-        }
-        wait_all(writes).await?;
-        self.stats.commits.add(1);
-        if !self.has_fault(Fault::SkipCacheFlush) && !self.has_fault(Fault::FlushBeforeRecords) {
-            self.flush_device().await?;
-        }
-        native.log.durable.set((next_seq - 1, link));
-        Ok(())
+        writes
     }
 
     /// Writes `units` of `buf` at `offset` of the cache area.

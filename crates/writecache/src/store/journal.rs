@@ -2,14 +2,14 @@
 //! The journal of the store: when it begins, and when it is left.
 //!
 //! ```text
-//!   resume ─▶ first change or FLUSH: a record with this incarnation ─▶ journal ─▶ suspend
+//!   resume ─▶ first request: a record with this incarnation ─▶ journal ─▶ suspend
 //! ```
 //!
-//! Before a client changes anything, a record says on the media that this opening has come: so a
-//! journal of an earlier opening does not count any more, wherever it is and whoever finds it. That
-//! holds for a process without shared memory, too: it may use slots that such a journal names. And
-//! it holds before a FLUSH ends, which makes durable what was read. An opening that does neither
-//! writes nothing.
+//! Before a client reads or changes anything, a record says on the media that this opening has
+//! come: so a journal of an earlier opening does not count any more, wherever it is and whoever
+//! finds it. That holds for a process without shared memory, too: it may use slots that such a
+//! journal names, and what it has returned to a reader may not be replaced by a version of such a
+//! journal. An opening without requests writes nothing.
 use std::pin::Pin;
 
 use block::Status;
@@ -25,8 +25,8 @@ impl Store {
         self.changes_begun.set(!reactor::others_share_memory());
     }
 
-    /// To be called if `changes_begun` is not set, before anything changes: before data are written
-    /// to a slot, and before a block leaves the cache; and before a FLUSH ends.
+    /// To be called if `changes_begun` is not set, before anything is read or changes: before data
+    /// are written to a slot, and before a block leaves the cache; and before a FLUSH ends.
     ///
     /// Cost: one record write and one flush of the cache device, once after each resume.
     #[cold]
@@ -48,6 +48,7 @@ impl Store {
                 self.config.planted,
             );
             self.slots.borrow_mut().begin_journal(journal);
+            self.buffer.set_frames(memory.frames.clone());
         }
         Ok(())
     }
@@ -55,6 +56,7 @@ impl Store {
     /// From now on another instance of the cache may have the journal's memory.
     pub(crate) fn leave_journal(&self) {
         let next = self.slots.borrow_mut().leave_journal();
+        self.buffer.set_frames(None);
         if let (Ok(memory), Some(next)) = (&self.journal.memory, next) {
             memory.left_at(next);
         }

@@ -7,6 +7,7 @@
 //!                                                             └─ half full ─▶ checkpoint
 //! ```
 mod autocommit;
+pub(crate) mod buffer;
 mod checkpoint;
 mod commit;
 mod commit_dm;
@@ -17,11 +18,12 @@ pub(crate) mod media;
 mod replaced;
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Bufs, Planted, Sector, Status};
 use reactor::GroupCommit;
 
+use self::buffer::{WriteBuffer, buffer_blocks};
 use self::media::{Media, SlotArea};
 use crate::config::{Config, Tuning};
 use crate::events::{CacheEvent, Health};
@@ -42,13 +44,15 @@ pub(crate) struct Store {
     pub(crate) geometry: SlotArea,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) media: Media,
+    /// Data that are not in their slots yet.
+    pub(crate) buffer: WriteBuffer,
     pub(crate) commits: GroupCommit,
     device_flush: GroupCommit,
     pub(crate) health: Health,
     pub(crate) unflushed: UnflushedWrites,
     /// The journal that the cache was opened with, and memory for the next one.
     pub(crate) journal: OpenJournal,
-    /// Whether a client has changed anything since the last resume (`begin_changes`).
+    /// Whether a client has read or changed anything since the last resume (`begin_changes`).
     pub(crate) changes_begun: Cell<bool>,
     pub(crate) life: Lifecycle,
     pub(crate) stats: Stats,
@@ -60,10 +64,18 @@ impl Store {
         config: Config,
         device: Rc<dyn BlockDevice>,
         media: Media,
-        slots: Slots,
+        mut slots: Slots,
         journal: OpenJournal,
+        this: Weak<Store>,
     ) -> Store {
+        let count = media.slot_area().slots;
+        let is_native = matches!(media, Media::Native(_));
+        let has_no_memory = journal.memory.as_ref().is_ok_and(|memory| memory.no_buffer.is_some());
+        let has_buffer = is_native && !has_no_memory;
+        let places = if has_buffer { buffer_blocks(&config, count) } else { 0 };
+        slots.set_buffer_places(places, config.planted);
         Store {
+            buffer: WriteBuffer::new(&config, if places > 0 { count } else { 0 }, this),
             tuning: Cell::new(config.tuning),
             config,
             device,
@@ -129,6 +141,7 @@ impl Store {
             self.notify(CacheEvent::Failed { status });
         }
         self.waits.wake_all();
+        self.buffer.wake_all();
         self.media.wake_all();
     }
 

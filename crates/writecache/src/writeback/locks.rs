@@ -83,8 +83,8 @@ impl Locks {
             let mut awaited = self.awaited.borrow_mut();
             let mine = awaited.iter().position(|r| *r == range).expect("pushed above");
             awaited.swap_remove(mine);
-            store.health()?;
         }
+        store.health()?;
         self.busy.borrow_mut().insert_range(range);
         Ok(())
     }

@@ -178,48 +178,43 @@ impl Writeback {
         let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
         let wants_copies = origin.is_none();
         let buf = origin.unwrap_or_else(|| Buf::alloc(count * size));
-        let mut blocks = PerBlock::with_capacity(count);
+        let blocks = self.to_gather(run, gaps, wants_copies);
         let mut reads = PerBlock::new();
-        {
-            let slots = self.store.slots.borrow();
-            let mut gaps = gaps.iter().peekable();
-            for block in run.start..run.end {
-                while gaps.next_if(|gap| gap.end <= block).is_some() {}
-                // A block of a gap that has become dirty since is written in a later run.
-                let in_gap = gaps.peek().is_some_and(|gap| gap.contains(&block));
-                if in_gap && !wants_copies {
-                    continue;
-                }
-                let copy = || slots.find(block).filter(|f| f.state == State::Clean);
-                let found = match in_gap {
-                    true => copy().map(|f| (f.slot_ref, f.crc)),
-                    false => slots.to_write(block),
-                };
-                if let Some((slot_ref, crc)) = found {
-                    blocks.push((block, slot_ref, crc, in_gap));
-                }
-            }
-        }
+        let place = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
+        let in_buffer = |n: usize| {
+            let (block, slot_ref, ..): (u64, SlotRef, Option<u32>, bool) = blocks[n];
+            let is_there = self.take_buffered(slot_ref, &buf, place(block));
+            is_there && !self.store.has_fault(Fault::WritebackPastBuffer)
+        };
         let mut at = 0;
         while at < blocks.len() {
             let (first, slot_ref, ..) = blocks[at];
             let mut end = at + 1;
+            if in_buffer(at) {
+                reads.push((at..end, None));
+                at = end;
+                continue;
+            }
             while end < blocks.len()
+                && self.store.buffered(blocks[end].1.slot).is_none()
                 && blocks[end].0 == first + (end - at) as u64
                 && blocks[end].1.slot as usize == slot_ref.slot as usize + (end - at)
             {
                 end += 1;
             }
-            let from = usize::try_from(first - run.start).expect("within the run") * size;
+            let from = place(first);
             let data = buf.slice(from..from + (end - at) * size);
             let sector = self.store.slot_sector(slot_ref.slot);
             let io = reactor::read(&*self.store.device, Class::Background, sector, data.into());
-            reads.push((at..end, io));
+            reads.push((at..end, Some(io)));
             at = end;
         }
         let mut good = PerBlock::with_capacity(blocks.len());
         for (range, io) in reads {
-            let together = io.await;
+            let together = match io {
+                Some(io) => io.await,
+                None => Ok(()), // from the write buffer
+            };
             for &(block, slot_ref, crc, in_gap) in &blocks[range] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
@@ -256,6 +251,43 @@ impl Writeback {
             self.store.stats.gap_blocks_copied.add(known.len() as u64);
         }
         RunData { buf, blocks: good, gaps: known, copied: wants_copies }
+    }
+
+    /// The versions of a run that are read: block, version, checksum, and whether it is in a gap.
+    fn to_gather(
+        &self,
+        run: Run,
+        gaps: &[Range<u64>],
+        wants_copies: bool,
+    ) -> PerBlock<(u64, SlotRef, Option<u32>, bool)> {
+        let mut blocks = PerBlock::new();
+        let slots = self.store.slots.borrow();
+        let mut gaps = gaps.iter().peekable();
+        for block in run.start..run.end {
+            while gaps.next_if(|gap| gap.end <= block).is_some() {}
+            // A block of a gap that has become dirty since is written in a later run.
+            let in_gap = gaps.peek().is_some_and(|gap| gap.contains(&block));
+            if in_gap && !wants_copies {
+                continue;
+            }
+            let copy = || slots.find(block).filter(|f| f.state == State::Clean);
+            let found = match in_gap {
+                true => copy().map(|f| (f.slot_ref, f.crc)),
+                false => slots.to_write(block),
+            };
+            if let Some((slot_ref, crc)) = found {
+                blocks.push((block, slot_ref, crc, in_gap));
+            }
+        }
+        blocks
+    }
+
+    /// Copies a version from the write buffer, if it is there.
+    fn take_buffered(&self, slot_ref: SlotRef, buf: &Buf, at: usize) -> bool {
+        let Some(data) = self.store.buffered(slot_ref.slot) else { return false };
+        let to = buf.slice(at..at + data.len());
+        data.read(|block| to.write(|out| out.copy_from_slice(block)));
+        true
     }
 
     async fn read_slot(&self, slot_ref: SlotRef, data: Slice) -> Result<(), Status> {

@@ -241,9 +241,14 @@ impl Writer {
         let start = bytes(at - self.store.sector_of(block));
         whole.write(|b| data.take_at(0, &mut b[start..start + data.len_bytes()]));
         let bufs: Bufs = whole.all().into();
-        let sector = self.store.slot_sector(slot);
-        reactor::write(&*self.store.device, Flags::empty(), class, sector, bufs.clone()).await?;
-        self.store.reserve_unlogged(1).await;
+        let is_buffered = self.is_buffered(whole.len(), Flags::empty());
+        if is_buffered {
+            self.wait_for_room(1).await?;
+        } else {
+            let (none, sector) = (Flags::empty(), self.store.slot_sector(slot));
+            reactor::write(&*self.store.device, none, class, sector, bufs.clone()).await?;
+            self.store.reserve_unlogged(1).await;
+        }
         if !self.store.has_fault(Fault::MergeUnchecked) {
             if guard.is_overtaken() {
                 return Ok(MergeOutcome::Overtaken);
@@ -256,7 +261,11 @@ impl Writer {
         }
         let c = self.store.counts();
         let first_change = c.unlogged == 0 || c.dirty == 0;
-        self.install(block, &(0..1), &(slot..slot + 1), &bufs);
+        if is_buffered {
+            self.write_to_place(block, slot, &bufs, 0);
+        } else {
+            self.install(block, &(0..1), &(slot..slot + 1), &bufs);
+        }
         if first_change || self.writeback.has_work() {
             self.store.waits.blocks_changed();
         }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes: to free slots of the cache device, in runs; then the map; then, for FUA, a commit.
+//! Writes: to free slots of the cache device, in runs, or to the write buffer (`buffered`); then
+//! the map; then, for FUA, a commit.
 //!
-//! Cost of a 4 KiB write: one write of the cache device, shared with its neighbours in a larger
-//! bio. FUA adds a commit: one record write and one flush, shared with concurrent commits.
+//! Cost of a 4 KiB write past the buffer: one write of the cache device, shared with its neighbours
+//! in a larger bio. FUA adds a commit: one record write and one flush, shared with concurrent
+//! commits.
+mod buffered;
 mod merge;
 mod write_around;
 mod write_through;
@@ -70,7 +73,7 @@ impl Writer {
         if self.goes_around(flags) {
             through_cache = self.write_around_or_through(first, bufs, class, flags).await?;
         } else {
-            self.write_cached(first, bufs, class).await?;
+            self.write_cached(first, bufs, class, flags).await?;
         }
         if through_cache && flags.contains(Flags::FUA) && !self.store.has_fault(Fault::IgnoreFua) {
             self.commit_fua().await?;
@@ -92,10 +95,14 @@ impl Writer {
         first: u64,
         bufs: &Bufs,
         class: Class,
+        flags: Flags,
     ) -> Result<(), Status> {
         let size = self.store.block_bytes();
         let count = bufs.len_bytes() / size;
         self.pace(count).await;
+        if self.is_buffered(bufs.len_bytes(), flags) {
+            return self.write_buffered(first, bufs, class).await;
+        }
         let mut done = 0;
         while done < count {
             self.wait_for_slot().await?;
@@ -142,20 +149,32 @@ impl Writer {
                     }
                 }
             }
-            if outcome.is_err() || self.writeback.has_work() {
-                self.store.waits.blocks_changed();
-                // While the cache is emptied every dirty block is work.
-                if self.writes_through() {
-                    let from = parts.first().map_or(done, |part| part.blocks.start);
-                    let begun = first + from as u64..first + done as u64;
-                    outcome = outcome.and(Box::pin(self.write_begun_through(begun, class)).await);
-                }
-            } else if first_change {
-                self.store.waits.first_change.wake_all();
-            }
-            outcome?;
+            let from = parts.first().map_or(done, |part| part.blocks.start);
+            let begun = first + from as u64..first + done as u64;
+            self.end_write(begun, class, first_change, outcome).await?;
         }
         Ok(())
+    }
+
+    /// Wakes what waits for changes of the map. While the cache is emptied, blocks that were
+    /// written in it go to the origin, too.
+    async fn end_write(
+        &self,
+        begun: Range<u64>,
+        class: Class,
+        first_change: bool,
+        outcome: Result<(), Status>,
+    ) -> Result<(), Status> {
+        if outcome.is_err() || self.writeback.has_work() {
+            self.store.waits.blocks_changed();
+            // While the cache is emptied every dirty block is work.
+            if self.writes_through() {
+                return outcome.and(Box::pin(self.write_begun_through(begun, class)).await);
+            }
+        } else if first_change {
+            self.store.waits.first_change.wake_all();
+        }
+        outcome
     }
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
@@ -187,32 +206,36 @@ impl Writer {
         for (index, slot) in blocks.clone().zip(slots.clone()) {
             let block = first + index as u64;
             let crc = self.store.checksum_of(bufs, index);
-            let mut map = self.store.slots.borrow_mut();
-            let forgotten =
-                self.store.has_fault(Fault::CompletionOrder) && map.is_overtaken(block, slot);
-            match map.install(block, slot, crc) {
-                Replaced::Committed => {
-                    self.store.stats.write_hits_committed.add(1);
-                    // Counted like the kernel, whose mode s overwrites the block in place.
-                    self.store
-                        .stats
-                        .writes_allocated
-                        .add(u64::from(self.store.config.mode == Mode::Pmem));
-                }
-                Replaced::Uncommitted => self.store.stats.write_hits_uncommitted.add(1),
-                Replaced::Nothing => self.store.stats.writes_allocated.add(1),
+            self.install_block(block, slot, crc);
+        }
+    }
+
+    /// Enters a version of a block into the map.
+    #[inline]
+    fn install_block(&self, block: u64, slot: u32, crc: u32) {
+        let mut map = self.store.slots.borrow_mut();
+        let forgotten =
+            self.store.has_fault(Fault::CompletionOrder) && map.is_overtaken(block, slot);
+        match map.install(block, slot, crc) {
+            Replaced::Committed => {
+                self.store.stats.write_hits_committed.add(1);
+                // Counted like the kernel, whose mode s overwrites the block in place.
+                let is_new = self.store.config.mode == Mode::Pmem;
+                self.store.stats.writes_allocated.add(u64::from(is_new));
             }
-            map.mark_oldest(reactor::loop_time);
-            if forgotten {
-                map.forget_unlogged(block);
-            }
-            if self.store.has_fault(Fault::TwoWritesInFlight) {
-                self.writeback.locks.unlock(&(block..block + 1), &self.store);
-            }
-            self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
-            if self.store.has_fault(Fault::ReuseBeforeCommit) {
-                map.free_limbo_at_once();
-            }
+            Replaced::Uncommitted => self.store.stats.write_hits_uncommitted.add(1),
+            Replaced::Nothing => self.store.stats.writes_allocated.add(1),
+        }
+        map.mark_oldest(reactor::loop_time);
+        if forgotten {
+            map.forget_unlogged(block);
+        }
+        if self.store.has_fault(Fault::TwoWritesInFlight) {
+            self.writeback.locks.unlock(&(block..block + 1), &self.store);
+        }
+        self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
+        if self.store.has_fault(Fault::ReuseBeforeCommit) {
+            map.free_limbo_at_once();
         }
     }
 
@@ -308,6 +331,7 @@ impl Writer {
         if self.store.commits.is_running() || self.store.slots.borrow().any_needs_logging(range) {
             self.store.commit().await?;
         }
+        self.store.health()?; // a commit that has failed logs nothing any more
         self.clear_origin(bio).await?;
         for part in live.chunks(CHANGES_AT_ONCE_MAX) {
             self.store.reserve_unlogged(part.len()).await;

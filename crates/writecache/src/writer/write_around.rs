@@ -90,7 +90,7 @@ impl Writer {
                 }
                 continue;
             }
-            self.write_cached(over.start, &part_of(&over), class).await?;
+            self.write_cached(over.start, &part_of(&over), class, flags).await?;
             through_cache = true;
             at = over.end;
         }
@@ -213,6 +213,7 @@ impl Writer {
         {
             self.store.commit().await?;
         }
-        Ok(())
+        // After a commit that failed the log may still have a block that needs no logging here.
+        self.store.health()
     }
 }

@@ -135,6 +135,7 @@ impl Writer {
         if !is_logged() && !early {
             self.store.commit().await?;
         }
+        self.store.health()?; // a commit that has failed logs nothing any more
         let flush_errors = self.writeback.origin_flush_errors();
         let at = self.store.sector_of(range.start);
         // The flush makes it durable.

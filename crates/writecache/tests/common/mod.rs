@@ -184,7 +184,11 @@ impl Fixture {
 pub(crate) fn config(block_size: u32, options: &str) -> Config {
     let count = options.split_whitespace().count();
     let line = format!("s origin cache {block_size} {count} {options}");
-    Config::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap()
+    // Tests of the buffer ask for one.
+    let buffer = if options.contains("write_buffer") { None } else { Some(0) };
+    let mut config = Config::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
+    config.write_buffer = buffer.unwrap_or(config.write_buffer);
+    config
 }
 
 /// Contents that no other block and no other version has.

@@ -78,6 +78,11 @@ impl History {
         }
     }
 
+    /// Bytes of each block.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock

@@ -59,6 +59,11 @@ fn a_journal_in_another_directory_is_ignored_beside_errors() {
 }
 
 #[test]
+fn a_read_before_a_journal_elsewhere_is_refused_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::ReadBeforeRecord), ..MOVED });
+}
+
+#[test]
 fn an_entry_after_its_request_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::EntryAfterRequest), ..Plan::JOURNAL });
 }

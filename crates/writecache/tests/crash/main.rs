@@ -3,6 +3,7 @@
 //! of run. What random runs seldom reach, `exhaustive` goes through completely.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod buffer;
 #[path = "../common/mod.rs"]
 mod common;
 mod journal;

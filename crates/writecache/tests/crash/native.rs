@@ -109,16 +109,22 @@ fn checksums_of_sector_heads_are_caught_by_torn_8_byte_words() {
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.
 const SEEN_AT: &[(Fault, u64)] = &[
-    (Fault::DropChecksumCheck, 38),
+    (Fault::DropChecksumCheck, 140),
     (Fault::MergeIgnoresFua, 34),
     (Fault::SuperblockBeforeEntries, 40),
     (Fault::ClearBesideMerge, 68),
     (Fault::GapFillUnchecked, 328),
     (Fault::ReuseBeforeErase, 50),
     (Fault::WritebackBeforeCommit, 217),
-    (Fault::JournalBlankedEarly, 228),
-    (Fault::JournalStartLate, 174),
-    (Fault::JournalNotDurable, 90),
+    (Fault::JournalBlankedEarly, 2731),
+    (Fault::JournalStartLate, 145),
+    (Fault::JournalNotDurable, 710),
+    (Fault::JournalOfOtherBoot, 458),
+    (Fault::ReadBeforeRecord, 1810),
+    (Fault::FrameLeftEarly, 1001),
+    (Fault::RecordsNotRepeated, 125),
+    (Fault::LeftoversKept, 246),
+    (Fault::BufferSlotReused, 52),
 ];
 
 fn is_caught(fault: Option<Fault>) {

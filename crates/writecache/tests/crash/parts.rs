@@ -60,6 +60,8 @@ struct Plan {
     disk_block: u32,
     /// Each part has a journal of its own.
     journal: JournalPlan,
+    /// Bytes of the write buffer.
+    write_buffer: u32,
 }
 
 const USUAL: Plan = Plan {
@@ -68,6 +70,7 @@ const USUAL: Plan = Plan {
     by_sectors: false,
     disk_block: 512,
     journal: JournalPlan::None,
+    write_buffer: 0,
 };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..USUAL };
@@ -110,6 +113,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    config.write_buffer = plan.write_buffer;
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     config.set_chunk(Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512));
     // Gaps may be as long as a chunk, and longer.
@@ -219,6 +223,14 @@ fn draw_faults(world: &WorldRef, setup: &Setup) {
         };
         w.set_faults(disk, faults);
     }
+}
+
+#[test]
+fn writes_buffered_in_parts_survive_any_crash() {
+    let write_buffer = 4 << 20;
+    seeds::run(25, |seed| simulate(seed, Plan { write_buffer, ..USUAL }));
+    seeds::run(25, |seed| simulate(seed, Plan { write_buffer, ..BAD }));
+    seeds::run(25, |seed| simulate(seed, Plan { write_buffer, ..JOURNAL }));
 }
 
 #[test]

@@ -156,6 +156,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    if !options.contains("write_buffer") {
+        config.write_buffer = 0;
+    }
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
     config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));

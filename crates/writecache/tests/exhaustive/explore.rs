@@ -18,12 +18,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use block::{Buf, Class, Flags, Sector, Target};
+use block::{BlockDevice, Buf, Class, Flags, Sector, Target};
 use reactor::WaitList;
 use sim::{Oracle, RunEnd};
 use writecache::MediaFormat;
 
 use crate::kernel;
+use crate::origin_history::{History, Recorded};
 use crate::start::{Life, Start, Sym, index, perform};
 use crate::survive::State;
 
@@ -86,6 +87,17 @@ pub(crate) fn judge_view(oracle: &mut Oracle, view: &View) -> Result<(), String>
     })
 }
 
+/// Each origin, as it would be without its cache, is the state of a moment (`origin_history`).
+fn judge_origins(history: &History, left: &[State], blocks: u64) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for state in left.iter().filter(|state| seen.insert(state.origin.hash())) {
+        let mut origin = vec![0; index(blocks) * history.block_bytes()];
+        state.origin.read(0, &mut origin);
+        history.judge(&origin)?;
+    }
+    Ok(())
+}
+
 /// What a failure report says of a block: the version that the oracle has stamped it with.
 fn name(content: &[u8]) -> u64 {
     u64::from_le_bytes(content[16..24].try_into().expect("eight bytes"))
@@ -129,11 +141,17 @@ impl<'a> Explorer<'a> {
         let oracle = Rc::new(RefCell::new(self.start.oracle.clone()));
         let (looking, done) = (Rc::new(Cell::new(ops.is_empty())), Rc::new(Cell::new(false)));
         let (wrong, acks) = (Wrong::default(), Rc::new(Cell::new(0u64)));
+        let history =
+            Rc::new(RefCell::new(History::new(self.start.blocks, self.start.oracle.block_bytes())));
         let at_once = if self.pace == Pace::InPairs { 2 } else { 1 };
         let work = {
             let (target, oracle, ops) = (life.target.clone(), oracle.clone(), ops.to_vec());
             let (looking, done) = (looking.clone(), done.clone());
             let (wrong, acks) = (wrong.clone(), acks.clone());
+            let mut device: Rc<dyn BlockDevice> = life.target.clone();
+            if self.start.config.ordered {
+                device = Recorded::over(device, &history);
+            }
             async move {
                 wrong.note(target.clone().resume().await.map_err(|e| e.chain()));
                 let last = ops.len().saturating_sub(1) / at_once;
@@ -143,8 +161,9 @@ impl<'a> Explorer<'a> {
                     for &op in together {
                         let (target, oracle, acks) = (target.clone(), oracle.clone(), acks.clone());
                         let (wrong, ended) = (wrong.clone(), ended.clone());
+                        let device = device.clone();
                         reactor::spawn(async move {
-                            wrong.note(perform(op, &target, &oracle).await);
+                            wrong.note(perform(op, &target, &device, &oracle).await);
                             acks.set(acks.get() + 1);
                             ended.0.set(ended.0.get() + 1);
                             ended.1.wake_all();
@@ -163,7 +182,11 @@ impl<'a> Explorer<'a> {
             let now = Some((devices.version(&world), acks.get()));
             if looking.get() && seen != now {
                 seen = now;
-                points.push((oracle.borrow().clone(), devices.survivors(&world, 0)));
+                let left = devices.survivors(&world, 0);
+                if self.start.config.ordered {
+                    wrong.note(judge_origins(&history.borrow(), &left, self.start.blocks));
+                }
+                points.push((oracle.borrow().clone(), left));
             }
         };
         let ended = machine.run(|| {

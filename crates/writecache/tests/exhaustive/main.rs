@@ -13,6 +13,9 @@
 //! | on disks | 3 | 5 | 6 |
 //! | in persistent memory | 2 | 3 | 4, in the kernel's format 5 |
 //! | kills, with a journal | 2 | 3 | 4 |
+//! | with a write buffer | 3 | 4 | 6 |
+//! | and in epochs | 3 | 5 | 7 |
+//! | kills, with a write buffer | 2 | 2 | 4 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -21,13 +24,19 @@
 mod explore;
 #[path = "../common/kernel.rs"]
 mod kernel;
+#[path = "../common/origin_history.rs"]
+#[expect(dead_code, reason = "the tests of random lives use more of it")]
+mod origin_history;
 mod planted;
 mod start;
 mod survive;
+#[path = "../common/suspend_gate.rs"]
+#[expect(dead_code, reason = "nothing is suspended here")]
+mod suspend_gate;
 
 use explore::{Counts, Explorer, Pace, Samples};
 use sim::seeds;
-use start::{Start, Sym, sequence, sequences};
+use start::{Alphabet, Start, Sym, sequence, sequences};
 
 /// Of the recovered images one in 16 is worked on until another crash, one in 16 written back.
 const SAMPLES: Samples = Samples { second_life_one_in: 16, settled_one_in: 16 };
@@ -44,6 +53,11 @@ const ON_DISK: Depth = Depth { fast: 3, usual: 5, night: 6 };
 const IN_MEMORY: Depth = Depth { fast: 2, usual: 3, night: 4 };
 const OF_KILLS: Depth = Depth { fast: 2, usual: 3, night: 4 };
 const DM_IN_MEMORY: Depth = Depth { night: 5, ..IN_MEMORY };
+
+const BUFFER_BLOCKS: u32 = 8;
+const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
+const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
+const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {
     fn of_this_run(self) -> u32 {
@@ -69,6 +83,34 @@ fn new_cache() -> Start {
 /// checkpoints are written.
 fn worn_cache() -> Start {
     worn(Start::native("s", 512, 13))
+}
+
+const BUFFERED: Alphabet = &[Sym::Write, Sym::Other, Sym::Fua, Sym::Flush];
+
+/// Segments of two blocks: one that waits, and others that are being written.
+fn buffered_cache() -> Start {
+    new_cache().with_buffer(BUFFER_BLOCKS, BUFFERED)
+}
+
+/// With small frames: there are many images of memory.
+fn killed_buffered_cache() -> Start {
+    Start::native("s", 512, 3).with_buffer(BUFFER_BLOCKS, BUFFERED).with_kills()
+}
+
+/// Few slots are free, and are used again.
+fn worn_buffered_cache() -> Start {
+    worn_cache().with_buffer(BUFFER_BLOCKS, BUFFERED)
+}
+
+/// Epochs are written back at once.
+fn ordered_buffered_cache() -> Start {
+    let line = "s ordered high_watermark 0 low_watermark 0 pause_writeback 0";
+    let alphabet = &[Sym::Write, Sym::Other, Sym::Flush];
+    Start::native(line, 512, 3).with_buffer(BUFFER_BLOCKS, alphabet)
+}
+
+fn killed_ordered_buffered_cache() -> Start {
+    ordered_buffered_cache().with_kills()
 }
 
 /// Its processes are killed, and the power stays.
@@ -108,8 +150,9 @@ fn worn(start: Start) -> Start {
 fn explore(name: &str, start: &Start, pace: Pace, depth: Depth) {
     let mut explorer = Explorer::new(start, pace, SAMPLES);
     for len in 0..=depth.of_this_run() {
-        for nth in 0..sequences(len) {
-            explorer.sequence(&sequence(nth, len)).unwrap_or_else(|why| panic!("{why}"));
+        for nth in 0..sequences(start.alphabet, len) {
+            let ops = sequence(start.alphabet, nth, len);
+            explorer.sequence(&ops).unwrap_or_else(|why| panic!("{why}"));
         }
         eprintln!("{name}, {pace:?}, up to {len} operations: {:?}", explorer.tally);
     }
@@ -178,4 +221,27 @@ fn no_kill_undoes_what_has_ended_in_a_worn_cache() {
     let start = worn_cache().with_kills();
     explore("worn, killed", &start, Pace::OneByOne, OF_KILLS);
     explore("worn, killed", &start, Pace::InPairs, OF_KILLS);
+}
+
+#[test]
+fn no_crash_of_a_buffered_cache_loses_what_was_flushed() {
+    for pace in [Pace::OneByOne, Pace::InPairs] {
+        explore("buffered", &buffered_cache(), pace, OF_BUFFERED);
+        explore("worn, buffered", &worn_buffered_cache(), pace, OF_BUFFERED);
+    }
+}
+
+#[test]
+fn no_crash_breaks_the_order_of_a_buffered_cache() {
+    for pace in [Pace::OneByOne, Pace::InPairs] {
+        explore("ordered, buffered", &ordered_buffered_cache(), pace, OF_ORDERED);
+    }
+}
+
+#[test]
+fn no_kill_undoes_what_has_ended_in_a_buffered_cache() {
+    let worn = worn_buffered_cache().with_kills();
+    explore("buffered, killed", &killed_buffered_cache(), Pace::OneByOne, OF_BUFFERED_KILLS);
+    explore("worn, killed", &worn, Pace::InPairs, OF_BUFFERED_KILLS);
+    explore("ordered, killed", &killed_ordered_buffered_cache(), Pace::InPairs, OF_BUFFERED_KILLS);
 }

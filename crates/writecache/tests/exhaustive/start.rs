@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Buf, Class, Flags, Sector, Target};
+use block::{BlockDevice, Buf, Class, Flags, Sector, Target};
 use sim::model::Uniform;
 use sim::{Change, DiskSpec, Machine, Oracle, World, WorldRef, WriteToken};
 use writecache::{Config, Fault, Mode, WriteCache};
@@ -20,6 +20,8 @@ const JOURNAL_CAPACITY: u64 = 70;
 pub(crate) enum Sym {
     /// Writes block 0.
     Write,
+    /// Writes block 2.
+    Other,
     /// Writes block 1 with FUA.
     Fua,
     Flush,
@@ -29,22 +31,24 @@ pub(crate) enum Sym {
     Discard,
 }
 
-pub(crate) const ALPHABET: [Sym; 5] =
-    [Sym::Write, Sym::Fua, Sym::Flush, Sym::Message, Sym::Discard];
+pub(crate) type Alphabet = &'static [Sym];
+
+pub(crate) const ALPHABET: Alphabet =
+    &[Sym::Write, Sym::Fua, Sym::Flush, Sym::Message, Sym::Discard];
 
 /// The `nth` of all sequences of `len` operations.
-pub(crate) fn sequence(mut nth: u64, len: u32) -> Vec<Sym> {
-    let base = ALPHABET.len() as u64;
+pub(crate) fn sequence(alphabet: Alphabet, mut nth: u64, len: u32) -> Vec<Sym> {
+    let base = alphabet.len() as u64;
     let mut digit = || {
         let digit = nth % base;
         nth /= base;
-        ALPHABET[index(digit)]
+        alphabet[index(digit)]
     };
     (0..len).map(|_| digit()).collect()
 }
 
-pub(crate) fn sequences(len: u32) -> u64 {
-    (ALPHABET.len() as u64).pow(len)
+pub(crate) fn sequences(alphabet: Alphabet, len: u32) -> u64 {
+    (alphabet.len() as u64).pow(len)
 }
 
 pub(crate) fn index(n: u64) -> usize {
@@ -54,6 +58,8 @@ pub(crate) fn index(n: u64) -> usize {
 /// Where sequences start.
 pub(crate) struct Start {
     pub(crate) config: Config,
+    /// What the sequences are made of.
+    pub(crate) alphabet: Alphabet,
     pub(crate) blocks: u64,
     pub(crate) cache_bytes: u64,
     pub(crate) state: State,
@@ -92,8 +98,13 @@ impl Start {
         let count = options.split_whitespace().count();
         let line = format!("{mode} origin cache {block_size} {count} {options}");
         let words: Vec<&str> = line.split_whitespace().collect();
+        let mut config = Config::parse(&words).expect("a good line");
+        if !options.contains("write_buffer") {
+            config.write_buffer = 0;
+        }
         Start {
-            config: Config::parse(&words).expect("a good line"),
+            config,
+            alphabet: ALPHABET,
             blocks,
             cache_bytes: cache_bytes.next_multiple_of(512),
             state: State::default(),
@@ -115,6 +126,13 @@ impl Start {
         self
     }
 
+    /// From now on with a write buffer for so many blocks, and sequences of other operations.
+    pub(crate) fn with_buffer(mut self, blocks: u32, alphabet: Alphabet) -> Start {
+        self.config.set_buffer_blocks(blocks);
+        self.alphabet = alphabet;
+        self
+    }
+
     /// After the operations, and a power cut that loses all it may.
     pub(crate) fn after(self, lives: &[&[Sym]]) -> Start {
         let mut start = self;
@@ -124,8 +142,9 @@ impl Start {
             let (target, judge, ops) = (life.target.clone(), oracle.clone(), ops.to_vec());
             let work = async move {
                 target.clone().resume().await.expect("it opens");
+                let device: Rc<dyn BlockDevice> = target.clone();
                 for op in ops {
-                    perform(op, &target, &judge).await.expect("nothing fails");
+                    perform(op, &target, &device, &judge).await.expect("nothing fails");
                 }
             };
             life.machine.block_on(work).expect("no cut is planned");
@@ -146,10 +165,11 @@ impl Start {
         let (target, judge, blocks) = (life.target.clone(), oracle.clone(), self.blocks);
         let work = async move {
             target.clone().resume().await.expect("it opens");
+            let device: Rc<dyn BlockDevice> = target.clone();
             for block in 0..blocks {
-                write(block..block + 1, Flags::empty(), &target, &judge).await.expect("written");
+                write(block..block + 1, Flags::empty(), &device, &judge).await.expect("written");
             }
-            perform(Sym::Flush, &target, &judge).await.expect("flushed");
+            perform(Sym::Flush, &target, &device, &judge).await.expect("flushed");
         };
         life.machine.block_on(work).expect("no cut is planned");
         self.state = life.end();
@@ -200,7 +220,7 @@ impl Life {
 async fn write(
     blocks: std::ops::Range<u64>,
     flags: Flags,
-    target: &Rc<WriteCache>,
+    device: &Rc<dyn BlockDevice>,
     oracle: &Rc<RefCell<Oracle>>,
 ) -> Result<(), String> {
     let bytes = oracle.borrow().block_bytes();
@@ -210,7 +230,7 @@ async fn write(
     let mut data = vec![0; count * bytes];
     oracle.borrow().fill(&token, &mut data);
     let data = Buf::copy_of(&data);
-    let outcome = reactor::write(&**target, flags, Class::Normal, at, data.into()).await;
+    let outcome = reactor::write(&**device, flags, Class::Normal, at, data.into()).await;
     end_change(token, outcome.is_ok(), oracle);
     outcome.map_err(|status| format!("a write ended in {status}"))
 }
@@ -224,18 +244,21 @@ fn end_change(token: WriteToken, ok: bool, oracle: &Rc<RefCell<Oracle>>) {
     oracle.end_write(token, ok);
 }
 
+/// Requests go to `device`, which is the target, or passes them on to it.
 pub(crate) async fn perform(
     op: Sym,
     target: &Rc<WriteCache>,
+    device: &Rc<dyn BlockDevice>,
     oracle: &Rc<RefCell<Oracle>>,
 ) -> Result<(), String> {
     let failed = |status: block::Status| format!("{op:?} ended in {status}");
     match op {
-        Sym::Write => write(0..1, Flags::empty(), target, oracle).await,
-        Sym::Fua => write(1..2, Flags::FUA, target, oracle).await,
+        Sym::Write => write(0..1, Flags::empty(), device, oracle).await,
+        Sym::Other => write(2..3, Flags::empty(), device, oracle).await,
+        Sym::Fua => write(1..2, Flags::FUA, device, oracle).await,
         Sym::Flush => {
             let token = oracle.borrow_mut().begin_flush();
-            let outcome = reactor::flush(&**target, Class::Foreground).await;
+            let outcome = reactor::flush(&**device, Class::Foreground).await;
             oracle.borrow_mut().end_flush(token, outcome.is_ok());
             outcome.map_err(failed)
         }
@@ -248,7 +271,7 @@ pub(crate) async fn perform(
         Sym::Discard => {
             let len = Sector::from_bytes(2 * oracle.borrow().block_bytes() as u64);
             let token = oracle.borrow_mut().begin_change(0..2, Change::WriteZeroes, false);
-            let outcome = reactor::discard(&**target, Class::Normal, Sector(0), len).await;
+            let outcome = reactor::discard(&**device, Class::Normal, Sector(0), len).await;
             end_change(token, outcome.is_ok(), oracle);
             outcome.map_err(failed)
         }

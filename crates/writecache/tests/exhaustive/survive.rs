@@ -110,10 +110,11 @@ impl Devices {
         State { cache, origin, memory: Memory::new() }
     }
 
-    /// A number that changes whenever what a stop may leave changes.
+    /// Numbers that change whenever what a stop may leave changes.
     pub(crate) fn version(&self, world: &WorldRef) -> (u64, u64) {
-        let memory = if self.is_kill { hash_of(&memory_of(world)) } else { 0 };
-        (world.borrow().changes(), memory)
+        let world = world.borrow();
+        let stores = world.memories().map_or(0, |memories| memories.stores());
+        (world.changes(), stores)
     }
 
     /// Everything that a stop now may leave, as far as it differs. So many recoveries were cut off

@@ -266,14 +266,29 @@ fn a_flush_of_what_was_read_ends_journals_of_before() {
 /// What a process has had before its first change does not count as one: whoever comes next still
 /// has the journal.
 #[test]
-fn an_opening_that_changes_nothing_leaves_the_journal_good() {
+fn an_opening_without_requests_leaves_the_journal_good() {
+    for between in [Some(1), None] {
+        let fixture = killed("");
+        in_directory(&fixture, between);
+        fixture.life(async |_| ()).unwrap();
+        in_directory(&fixture, Some(0));
+        let (_, events) = life_with_events(&fixture, async |cache| expect(&*cache, 0..5, 1).await);
+        assert_eq!(events, applied(5));
+    }
+}
+
+/// A reader has got the versions before: they may not be replaced without a write.
+#[test]
+fn a_read_by_an_opening_without_the_journal_ends_it() {
     for between in [Some(1), None] {
         let fixture = killed("");
         in_directory(&fixture, between);
         fixture.life(async |cache| has_nothing_of(&cache, 0..5).await).unwrap();
         in_directory(&fixture, Some(0));
-        let (_, events) = life_with_events(&fixture, async |cache| expect(&*cache, 0..5, 1).await);
-        assert_eq!(events, applied(5));
+        let (_, events) =
+            life_with_events(&fixture, async |cache| has_nothing_of(&cache, 0..5).await);
+        let ignored = CacheEvent::JournalIgnored { why: IgnoredJournal::Older, changes: 5 };
+        assert_eq!(events, [ignored]);
     }
 }
 

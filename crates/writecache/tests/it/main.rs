@@ -6,6 +6,8 @@ mod age;
 mod allocation;
 mod around;
 mod behaviour;
+mod buffer;
+mod buffer_frames;
 #[path = "../common/mod.rs"]
 mod common;
 mod cost;

@@ -56,6 +56,9 @@ fn kills_undo_nothing(mut bed: TestBed, rounds: u64, flush_one_in: Option<u64>) 
     }
     let mut written = [Written::default(); 2];
     let mut owed = 0;
+    // Disks have the default write buffer, memory has none.
+    let has_buffer = bed.verb(&["table", "wc"]).contains(" writecache s ");
+    let (mut buffered, mut in_buffer) = (0, 0);
     for round in 0..rounds {
         let mut clients = [bed.connect("wc"), bed.connect("wc")];
         // The kill comes after a number of answers, not after a time: machines differ.
@@ -77,6 +80,8 @@ fn kills_undo_nothing(mut bed: TestBed, rounds: u64, flush_one_in: Option<u64>) 
                 assert!(!writers.iter().any(ScopedJoinHandle::is_finished), "a client has failed");
                 pause(Duration::from_micros(200));
             }
+            buffered += bed.attribute("wc", "writes_buffered");
+            in_buffer += bed.attribute("wc", "buffered_blocks");
             bed.kill();
             for writer in writers {
                 let ended = writer.join().unwrap().unwrap_err();
@@ -99,6 +104,8 @@ fn kills_undo_nothing(mut bed: TestBed, rounds: u64, flush_one_in: Option<u64>) 
         let is_enough = written.writes > 1000 && written.flushes >= flushes;
         assert!(is_enough, "too little to prove: {written:?}");
     }
+    eprintln!("{written:?}: {owed} owed, {buffered} buffered, {in_buffer} in memory at the end");
+    assert_eq!(buffered > 0 && in_buffer > 0, has_buffer, "the kills found no buffered block");
     assert!(owed > BLOCKS, "too little to prove: {owed} blocks were owed");
     // And all of it gets to the origin.
     bed.verb(&["message", "wc", "0", "flush"]);

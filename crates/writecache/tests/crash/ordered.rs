@@ -334,20 +334,20 @@ const BUFFER: u32 = 1 << 20;
 fn the_order_holds_with_a_write_buffer() {
     let coverage = Rc::default();
     let plan = Plan { write_buffer: BUFFER, ..Plan::USUAL };
-    seeds::run(60, |seed| simulate(seed, plan, &coverage));
-    seeds::run(30, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
+    seeds::run(20, |seed| simulate(seed, plan, &coverage));
+    seeds::run(10, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
     // Slots refuse their data often, and versions move to others.
     let refused = Plan { with_faults: true, write_errors: &[20, 100, 300], ..plan };
-    seeds::run(60, |seed| simulate(seed, refused, &coverage));
+    seeds::run(20, |seed| simulate(seed, refused, &coverage));
 }
 
 #[test]
 fn no_kill_undoes_a_buffered_write_of_an_ordered_cache() {
     let coverage = Rc::default();
     let plan = Plan { write_buffer: BUFFER, ..Plan::JOURNAL };
-    seeds::run(40, |seed| simulate(seed, plan, &coverage));
-    seeds::run(20, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
-    seeds::run(20, |seed| simulate(seed, Plan { by_sectors: true, ..plan }, &coverage));
+    seeds::run(15, |seed| simulate(seed, plan, &coverage));
+    seeds::run(8, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
+    seeds::run(8, |seed| simulate(seed, Plan { by_sectors: true, ..plan }, &coverage));
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn the_kernels_format_survives_any_crash_and_error_too() {
 
 #[test]
 fn the_dm_format_in_pmem_survives_any_crash_and_error() {
-    seeds::run(60, |seed| {
+    seeds::run(40, |seed| {
         simulate(seed, Plan { with_faults: seed.is_multiple_of(3), mode: "p", ..Plan::DM })
     });
 }
@@ -80,12 +80,12 @@ fn rubbish_that_failed_writes_leave_is_never_read() {
 
 #[test]
 fn acknowledged_writes_in_pmem_survive_any_crash() {
-    seeds::run(60, |seed| simulate(seed, Plan::MEMORY));
+    seeds::run(40, |seed| simulate(seed, Plan::MEMORY));
 }
 
 #[test]
 fn errors_of_origin_and_pmem_lose_no_acknowledged_write() {
-    seeds::run(60, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..Plan::MEMORY }));
 }
 
 #[test]

@@ -208,5 +208,5 @@ fn a_recovery_stopped_at_any_moment_loses_nothing() {
 /// The recovery applies the journal of the process before.
 #[test]
 fn a_recovery_with_a_journal_stopped_anywhere_loses_nothing() {
-    seeds::run(6, |seed| stop_anywhere(seed, JournalPlan::Kept));
+    seeds::run(4, |seed| stop_anywhere(seed, JournalPlan::Kept));
 }

@@ -402,8 +402,8 @@ fn simulate(seed: u64, fault: Option<Fault>, journal: JournalPlan) -> Result<(),
 
 #[test]
 fn a_device_grown_or_recached_in_use_loses_nothing() {
-    seeds::run(150, |seed| simulate(seed, None, JournalPlan::None));
-    if seeds::count(150) >= 100 {
+    seeds::run(110, |seed| simulate(seed, None, JournalPlan::None));
+    if seeds::count(110) >= 100 {
         let counts = [&UNCACHED, &REPLACED, &GROWN, &REFUSED, &TOO_SHORT].map(|c| c.get());
         assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
     }
@@ -412,7 +412,7 @@ fn a_device_grown_or_recached_in_use_loses_nothing() {
 /// Each cache has its journal; a cache that was replaced, or was away for a while, has an old one.
 #[test]
 fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
-    seeds::run(30, |seed| simulate(seed, None, JournalPlan::Kept));
+    seeds::run(20, |seed| simulate(seed, None, JournalPlan::Kept));
     seeds::run(15, |seed| simulate(seed, None, JournalPlan::Moved));
 }
 

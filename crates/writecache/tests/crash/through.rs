@@ -18,23 +18,23 @@ fn writes_through_survive_any_crash_and_kill() {
 
 #[test]
 fn writes_through_of_sectors_survive_any_crash_and_kill() {
-    seeds::run(60, |seed| simulate(seed, SECTORS));
+    seeds::run(40, |seed| simulate(seed, SECTORS));
 }
 
 #[test]
 fn writes_through_survive_any_error() {
     seeds::run(60, |seed| simulate(seed, Plan { with_faults: true, ..Plan::THROUGH }));
-    seeds::run(60, |seed| simulate(seed, Plan { with_faults: true, ..SECTORS }));
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..SECTORS }));
 }
 
 #[test]
 fn writes_through_in_other_formats_survive_any_crash() {
-    seeds::run(60, |seed| {
+    seeds::run(40, |seed| {
         let with_faults = seed.is_multiple_of(3);
         let plan = Plan { around: true, through: true, with_faults, ..Plan::DM };
         simulate(seed, Plan { mode: if seed.is_multiple_of(2) { "s" } else { "p" }, ..plan })
     });
-    seeds::run(60, |seed| simulate(seed, Plan { mode: "p", ..Plan::THROUGH }));
+    seeds::run(40, |seed| simulate(seed, Plan { mode: "p", ..Plan::THROUGH }));
 }
 
 /// Writeback is slow, so that many writes come over dirty blocks, and lives are short.

@@ -82,7 +82,7 @@ impl CountingCore {
 
     /// The same, with memory that outlives the process: write caches have a journal.
     pub fn with_shared_memory(self) -> CountingCore {
-        self.reactor.on(|| reactor::set_shared_memory(Rc::new(Memories::default())));
+        self.reactor.on(|| reactor::set_shared_memory(Rc::new(Memories::with_power())));
         self
     }
 

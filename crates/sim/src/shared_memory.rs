@@ -17,6 +17,8 @@ type Bytes = Rc<RefCell<Vec<u8>>>;
 pub struct Memories {
     state: Rc<RefCell<State>>,
     directory: u32,
+    /// No power cut will come: no memory keeps older contents, which costs a copy now and then.
+    has_power: bool,
 }
 
 #[derive(Default)]
@@ -37,9 +39,18 @@ struct MemoryFile {
 /// How many stores lie between two moments that a disk may have. Chosen: a few in each life.
 const STORES_UNSAVED: u64 = 29;
 
-struct Memory(MemoryFile);
+struct Memory {
+    file: MemoryFile,
+    has_power: bool,
+}
 
 impl Memories {
+    /// Memory of a machine whose power never goes: a store costs a copy of its bytes alone, for
+    /// benches.
+    pub fn with_power() -> Memories {
+        Memories { has_power: true, ..Memories::default() }
+    }
+
     /// Another directory of the same machine.
     pub fn directory(&self, directory: u32) -> Memories {
         Memories { directory, ..self.clone() }
@@ -102,7 +113,10 @@ impl SharedMemoryStore for Memories {
         if kept.bytes.borrow().len() < len {
             kept.bytes.borrow_mut().resize(len, 0);
         }
-        Box::pin(async move { Ok(Rc::new(Memory(kept)) as Rc<dyn SharedMemory>) })
+        let has_power = self.has_power;
+        Box::pin(
+            async move { Ok(Rc::new(Memory { file: kept, has_power }) as Rc<dyn SharedMemory>) },
+        )
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -118,18 +132,18 @@ impl SharedMemoryStore for Memories {
 
 impl SharedMemory for Memory {
     fn len_bytes(&self) -> usize {
-        self.0.bytes.borrow().len()
+        self.file.bytes.borrow().len()
     }
 
     fn read(&self, at: usize, out: &mut [u8]) -> Result<(), Status> {
-        out.copy_from_slice(&self.0.bytes.borrow()[at..at + out.len()]);
+        out.copy_from_slice(&self.file.bytes.borrow()[at..at + out.len()]);
         Ok(())
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
-        let MemoryFile { bytes: now, older, stores } = &self.0;
+        let MemoryFile { bytes: now, older, stores } = &self.file;
         stores.set(stores.get() + 1);
-        if stores.get().is_multiple_of(STORES_UNSAVED) {
+        if !self.has_power && stores.get().is_multiple_of(STORES_UNSAVED) {
             older.borrow_mut().clone_from(&now.borrow());
         }
         now.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
@@ -139,7 +153,7 @@ impl SharedMemory for Memory {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.0.bytes.borrow().len())
+        write!(f, "Memory({} bytes)", self.file.bytes.borrow().len())
     }
 }
 

@@ -153,13 +153,19 @@ impl Slots {
 
     /// A slot that nothing refers to is about to be free; returns whether it must wait for the end
     /// of a write (WC-BF2).
+    #[inline]
     pub(super) fn is_held_by_buffer(&mut self, slot: u32) -> bool {
-        if self.buffered.count == 0 || !self.buffered.supersede(slot) {
-            return false;
+        self.buffered.count > 0 && self.supersede_buffered(slot)
+    }
+
+    #[inline(never)]
+    fn supersede_buffered(&mut self, slot: u32) -> bool {
+        let is_held = self.buffered.supersede(slot);
+        if is_held {
+            self.set_state(slot, State::Writing);
+            self.slots[slot as usize].logged = false;
         }
-        self.set_state(slot, State::Writing);
-        self.slots[slot as usize].logged = false;
-        true
+        is_held
     }
 
     /// The device refuses the data for slot `from`, which are at this place: the version moves to

@@ -183,6 +183,7 @@ impl WriteBuffer {
     }
 
     /// Whether a write of so many bytes is buffered.
+    #[inline]
     pub(crate) fn takes(&self, bytes: usize) -> bool {
         self.segment_blocks > 0 && bytes <= LARGE_BYTES
     }
@@ -333,6 +334,12 @@ impl WriteBuffer {
         self.ring.borrow().in_flight.iter().all(|&first| first >= number)
     }
 
+    /// Whether no data are buffered that are not on the device.
+    #[inline]
+    pub(crate) fn is_written(&self) -> bool {
+        self.unwritten.get() == 0
+    }
+
     /// Wakes all that wait.
     pub(crate) fn wake_all(&self) {
         self.room.wake_all();
@@ -364,6 +371,9 @@ impl Store {
 
     /// Begins to write all buffered data whose writes have not begun.
     pub(crate) fn write_out(&self) {
+        if self.buffer.is_written() {
+            return;
+        }
         while let Some(group) = self.buffer.begin_group() {
             let Some(store) = self.buffer.store.upgrade() else { return };
             let pieces = self.begin_pieces(&group);

@@ -123,7 +123,9 @@ impl Store {
         batch.follow(self.buffer.take_moves());
         let first = native.log.next.get();
         let records = self.begin_records(native, first, batch);
-        self.write_out_all().await; // WC-BF4
+        if !self.buffer.is_written() {
+            self.write_out_all().await; // WC-BF4
+        }
         if self.has_fault(Fault::FlushBeforeRecords) {
             self.flush_device().await?;
         }

@@ -8,6 +8,7 @@ use crate::store::media::CHANGES_AT_ONCE_MAX;
 
 impl Writer {
     /// Whether a write of so many bytes goes through the write buffer.
+    #[inline]
     pub(super) fn is_buffered(&self, bytes: usize, flags: Flags) -> bool {
         self.store.buffer.takes(bytes)
             && !flags.contains(Flags::FUA)
@@ -24,6 +25,7 @@ impl Writer {
     ) -> Result<(), Status> {
         let size = self.store.block_bytes();
         let count = bufs.len_bytes() / size;
+        self.pace(count).await;
         self.store.stats.writes_buffered.add(count as u64);
         let delay = self.store.buffer.delay_ns(count);
         if delay > 0 {
@@ -45,7 +47,9 @@ impl Writer {
             if self.merges.any() {
                 self.merges.overtake(begun.clone());
             }
-            self.end_write(begun, class, first_change, Ok(())).await?;
+            if self.wake_after_changes(first_change, Ok(())) {
+                Box::pin(self.write_begun_through(begun, class)).await?;
+            }
         }
         Ok(())
     }

@@ -68,12 +68,15 @@ impl Writer {
     ) -> Result<(), Status> {
         self.store.health()?;
         let first = sector.0 / self.store.config.block_sectors();
-        self.store.stats.writes.add((bufs.len_bytes() / self.store.block_bytes()) as u64);
+        let bytes = bufs.len_bytes();
+        self.store.stats.writes.add((bytes / self.store.block_bytes()) as u64);
         let mut through_cache = true;
         if self.goes_around(flags) {
             through_cache = self.write_around_or_through(first, bufs, class, flags).await?;
+        } else if self.is_buffered(bytes, flags) {
+            self.write_buffered(first, bufs, class).await?;
         } else {
-            self.write_cached(first, bufs, class, flags).await?;
+            self.write_to_slots(first, bufs, class).await?;
         }
         if through_cache && flags.contains(Flags::FUA) && !self.store.has_fault(Fault::IgnoreFua) {
             self.commit_fua().await?;
@@ -90,19 +93,10 @@ impl Writer {
     }
 
     /// Writes blocks to free slots, and then enters them into the map.
-    pub(crate) async fn write_cached(
-        &self,
-        first: u64,
-        bufs: &Bufs,
-        class: Class,
-        flags: Flags,
-    ) -> Result<(), Status> {
+    async fn write_to_slots(&self, first: u64, bufs: &Bufs, class: Class) -> Result<(), Status> {
         let size = self.store.block_bytes();
         let count = bufs.len_bytes() / size;
         self.pace(count).await;
-        if self.is_buffered(bufs.len_bytes(), flags) {
-            return self.write_buffered(first, bufs, class).await;
-        }
         let mut done = 0;
         while done < count {
             self.wait_for_slot().await?;
@@ -149,32 +143,29 @@ impl Writer {
                     }
                 }
             }
-            let from = parts.first().map_or(done, |part| part.blocks.start);
-            let begun = first + from as u64..first + done as u64;
-            self.end_write(begun, class, first_change, outcome).await?;
+            if self.wake_after_changes(first_change, outcome) {
+                let from = parts.first().map_or(done, |part| part.blocks.start);
+                let begun = first + from as u64..first + done as u64;
+                outcome = outcome.and(Box::pin(self.write_begun_through(begun, class)).await);
+            }
+            outcome?;
         }
         Ok(())
     }
 
-    /// Wakes what waits for changes of the map. While the cache is emptied, blocks that were
-    /// written in it go to the origin, too.
-    async fn end_write(
-        &self,
-        begun: Range<u64>,
-        class: Class,
-        first_change: bool,
-        outcome: Result<(), Status>,
-    ) -> Result<(), Status> {
+    /// Wakes what waits for changes of the map. Returns whether blocks that were written in the
+    /// cache must go to the origin, too: while the cache is emptied.
+    #[inline]
+    fn wake_after_changes(&self, first_change: bool, outcome: Result<(), Status>) -> bool {
         if outcome.is_err() || self.writeback.has_work() {
             self.store.waits.blocks_changed();
             // While the cache is emptied every dirty block is work.
-            if self.writes_through() {
-                return outcome.and(Box::pin(self.write_begun_through(begun, class)).await);
-            }
-        } else if first_change {
+            return self.writes_through();
+        }
+        if first_change {
             self.store.waits.first_change.wake_all();
         }
-        outcome
+        false
     }
 
     /// Slows the writer down as the cache fills, to the rate at which writeback frees blocks.
@@ -211,7 +202,7 @@ impl Writer {
     }
 
     /// Enters a version of a block into the map.
-    #[inline]
+    #[inline(always)]
     fn install_block(&self, block: u64, slot: u32, crc: u32) {
         let mut map = self.store.slots.borrow_mut();
         let forgotten =

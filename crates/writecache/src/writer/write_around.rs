@@ -90,7 +90,7 @@ impl Writer {
                 }
                 continue;
             }
-            self.write_cached(over.start, &part_of(&over), class, flags).await?;
+            self.write_to_slots(over.start, &part_of(&over), class).await?;
             through_cache = true;
             at = over.end;
         }

@@ -3,9 +3,10 @@
 //!
 //! Invariants
 //! - DM-U1 A table that would hide dirty blocks goes live only with their token; a refusal leaves
-//!   the device as it was.
-//! - DM-U2 A device whose cache has blocks that fail or can't be read is removed only with their
-//!   token.
+//!   the device as it was. The same for a table that has the cache, too, if it holds blocks in
+//!   memory alone: the next instance of the cache does not have that memory.
+//! - DM-U2 A device whose cache has blocks that fail, can't be read or are in memory alone is
+//!   removed only with their token.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -60,7 +61,8 @@ impl MappedDevice {
     ) -> Result<(), Error> {
         let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return Ok(()) };
         let mut hidden = self.unsaved_lines().await;
-        hidden.retain(|(nth, _)| !dm.keeps_its_cache(&live.entries[*nth], new));
+        let is_kept = |nth: usize| dm.keeps_its_cache(&live.entries[nth], new);
+        hidden.retain(|(nth, unsaved)| unsaved.in_memory > 0 || !is_kept(*nth));
         if hidden.is_empty() {
             return Ok(());
         }
@@ -71,10 +73,15 @@ impl MappedDevice {
             String::new()
         };
         let hidden: Vec<UnsavedBlocks> = hidden.into_iter().map(|(_, unsaved)| unsaved).collect();
+        let in_memory = hidden.iter().any(|unsaved| unsaved.in_memory > 0);
         let way = match hidden.iter().find(|unsaved| unsaved.is_missing) {
             Some(missing) => {
                 format!("to keep them, bring {} back and load a table with it", missing.cache)
             }
+            None if in_memory => format!(
+                "the cache device has refused what is in memory alone: {first}copy it from {name}, \
+                 which can still be read"
+            ),
             None => format!(
                 "to write them back first, {first}`millpond message {name} 0 flush`, or \
                  `flush_on_suspend` to do it as the table is swapped"

@@ -153,3 +153,46 @@ fn a_clean_cache_is_removed_without_a_word() {
     daemon.create("w", &format!("0 32768 writecache s {origin} {cache} 4096 0"));
     daemon.cli(&["remove", "w"]).ok();
 }
+
+/// The cache device refuses what the write buffer has acknowledged: the data are in memory alone,
+/// and neither `remove` nor another instance of the cache drops them without the token.
+#[test]
+fn blocks_in_memory_alone_are_not_dropped_without_token() {
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("o.img", 16), daemon.file("c.img", 16));
+    let works = format!("0 32768 linear {cache} 0");
+    let refuses = format!("0 32768 flakey {cache} 0 0 60 1 error_writes");
+    let table = format!("0 32768 writecache s {origin} ssd 4096 0");
+    let swap = |name: &str, table: &str| daemon.cli(&["load", name, "--table", table]).ok();
+    daemon.create("ssd", &works);
+    daemon.create("w", &table);
+    daemon.qemu_io("w", &["write -P 0x11 0 64k", "flush"]).ok();
+    swap("ssd", &refuses);
+    daemon.cli(&["resume", "ssd"]).ok();
+    // Without FUA: the answer comes from memory. At its end it sends a FLUSH.
+    let mut client = std::process::Command::new("qemu-io");
+    client.args(["-f", "raw", "-t", "writeback", "-c", "write -P 0x22 0 64k", &daemon.uri("w")]);
+    let output = CommandOutput::from(client.output().unwrap());
+    assert!(output.out.contains("wrote 65536/65536"), "{output:?}");
+    let expect = |pattern: &str| {
+        let output = daemon.qemu_io("w", &[&format!("read -P {pattern} 0 64k")]);
+        assert!(output.code == Some(0) && !output.out.contains("failed"), "{output:?}");
+    };
+    let in_memory = daemon.cli(&["get", "w", "unwritten_blocks"]).ok();
+    assert_eq!(in_memory, "16\n");
+    let refusal = daemon.cli(&["remove", "w"]).failed(4);
+    assert!(refusal.contains(", 16 of which are in memory alone"), "{refusal}");
+    expect("0x22");
+    swap("w", &table);
+    let refusal = daemon.cli(&["resume", "w"]).failed(4);
+    for part in [", 16 of which are in memory alone", "copy it from w", "nothing was changed"] {
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+    expect("0x22");
+    // The token gives them up: the cache is as at its last commit, WC-J3.
+    swap("ssd", &works);
+    daemon.cli(&["resume", "ssd"]).ok();
+    daemon.cli(&["resume", "w", "--force", &token(&refusal)]).ok();
+    assert_eq!(daemon.cli(&["get", "w", "unwritten_blocks"]).ok(), "0\n");
+    expect("0x11");
+}

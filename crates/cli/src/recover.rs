@@ -98,6 +98,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
         Config::new(Mode::Ssd, path(&args.origin), path(&args.cache), found.block_size);
     config.start_sector = start;
     config.adopt_origin = adopts;
+    config.write_buffer = 0; // no client writes
     // The epochs of an ordered cache keep their order; those of another are one.
     config.ordered = matches!(report.contents, Contents::Native(_));
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;

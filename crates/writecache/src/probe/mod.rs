@@ -186,6 +186,7 @@ pub async fn probe(
     }
     let mut config = Config::new(Mode::Ssd, "its origin", name.clone(), 4096);
     config.start_sector = start_sector;
+    config.write_buffer = 0; // its memory keeps its size
     let place = Place { config, device, area_bytes: area.bytes() };
     let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
     let head = head.map_err(|status| Error::io(format!("{name}: read superblock: {status}")))?;

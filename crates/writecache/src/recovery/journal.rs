@@ -85,7 +85,7 @@ pub(crate) struct JournalMemory {
     capacity: u64,
     /// The number of the next entry.
     next: Cell<u64>,
-    _reservation: Reservation,
+    reservation: Reservation,
 }
 
 /// What the memory of a cache has.
@@ -192,8 +192,7 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         Ok(frames) => (frames, None),
         Err(why) => (None, Some(why)),
     };
-    let _reservation = reservation;
-    let memory = JournalMemory { memory, frames, no_buffer, boot_id, capacity, next, _reservation };
+    let memory = JournalMemory { memory, frames, no_buffer, boot_id, capacity, next, reservation };
     Ok(FoundJournal {
         memory: Ok(memory),
         header,
@@ -366,7 +365,7 @@ impl FoundJournal {
     /// names a slot may have its data there. Another frame may have the same tag: of the same data
     /// before, which were about to be replaced.
     fn take_frames(&mut self, config: &Config, are_there: &mut [bool]) -> Result<(), Error> {
-        let (Ok(memory), Some(header)) = (&self.memory, &self.header) else { return Ok(()) };
+        let (Ok(memory), Some(header)) = (&mut self.memory, &self.header) else { return Ok(()) };
         let Some(frames) = memory.frames.as_ref().filter(|_| header.frames > 0) else {
             return Ok(());
         };
@@ -392,6 +391,10 @@ impl FoundJournal {
             let tag = FrameTag { slot: entry.slot, crc: entry.crc };
             for &(_, frame) in by_tag.range((tag, 0)..=(tag, u64::MAX)) {
                 let size = config.block_size;
+                let bytes = memory.reservation.bytes() + u64::from(size);
+                memory
+                    .reservation
+                    .grow_to(bytes, format!("the write buffer of {}", config.cache))?;
                 let buf = Buf::alloc(size as usize);
                 let at = usize::try_from(frame_offset(frame, header.frames, size.into()));
                 let at = at.expect("within the memory");
@@ -401,6 +404,7 @@ impl FoundJournal {
                     self.unwritten.push((entry.slot, buf));
                     break;
                 }
+                memory.reservation.shrink_to(bytes - u64::from(size));
             }
         }
         Ok(())
@@ -423,7 +427,11 @@ impl FoundJournal {
             let written = wait_all(writes.collect::<Vec<_>>()).await;
             written.map_err(|status| io_error(config, "write data of the write buffer", status))?;
         }
+        let bytes = self.unwritten.len() as u64 * u64::from(config.block_size);
         self.unwritten.clear();
+        if let Ok(memory) = &mut self.memory {
+            memory.reservation.shrink_to(memory.reservation.bytes() - bytes);
+        }
         Ok(())
     }
 

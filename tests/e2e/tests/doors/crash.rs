@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use e2e::fio::Fio;
 use e2e::stamp::{FLUSH_ONE_IN, Random, Stamps, Written};
-use e2e::test_bed::TestBed;
+use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 
 const BLOCKS: u64 = 2048;
@@ -114,6 +115,74 @@ fn kills_undo_nothing(mut bed: TestBed, rounds: u64, flush_one_in: Option<u64>) 
         let found = area.check(|at, data| origin.read_exact_at(data, at)).unwrap();
         assert_eq!(found.older, 0, "{found:?}");
     }
+}
+
+/// fio's way to verify data, another one each round: it takes no block of a round before for one of
+/// this round.
+const VERIFY: [&str; 4] = ["crc32c", "xxhash", "crc64", "sha1"];
+
+/// What `round` writes, once each block in random order. fio notes how many requests each job has
+/// sent and takes all but the last ones for answered: it has one request in flight for each job.
+fn fio_round(bed: &TestBed, round: u64) -> Fio {
+    let verify = VERIFY[round as usize % VERIFY.len()];
+    let fio = Fio::new(bed.dir(), &bed.uri("wc")).with(["--rw=randwrite", "--numjobs=4"]);
+    let fio = fio.with(["--size=16m", "--offset_increment=16m"]);
+    fio.with([&format!("--verify={verify}"), &format!("--randseed={round}")])
+}
+
+/// Kills the daemon under a round of fio, once enough is answered, and starts it again.
+fn kill_under_fio(bed: &mut TestBed, fio: &Fio, answered: impl Fn(&TestBed) -> bool) {
+    let running = fio.clone().with(["--do_verify=0"]).start().unwrap();
+    while !answered(bed) {
+        assert!(running.is_running(), "fio is done before the kill");
+        pause(Duration::from_millis(1));
+    }
+    bed.kill();
+    running.wait_failed(Duration::from_secs(60)).unwrap();
+    bed.start_again();
+}
+
+/// fio reads what was answered before the kill, and nothing else.
+fn verify_answered(fio: &Fio) -> e2e::Result<u64> {
+    let fio = fio.clone().with(["--verify_only", "--verify_state_load=1"]);
+    Ok(fio.run(Duration::from_secs(60))?.reads)
+}
+
+#[test]
+fn fio_finds_each_write_that_was_answered_before_a_kill() {
+    if !clients(&["fio"]) {
+        return;
+    }
+    let mut bed = TestBed::with_cache(128 << 20, 32 << 20, "");
+    let mut random = Random::new(5);
+    let mut verified = [0, 0];
+    for round in 0..rounds(4) {
+        let is_flushing = round % 2 == 1;
+        let mut fio = fio_round(&bed, round);
+        if is_flushing {
+            fio = fio.with(["--fsync=32"]);
+        }
+        let least = 200 + random.below(3000);
+        kill_under_fio(&mut bed, &fio, |bed| bed.attribute("wc", "writes") >= least);
+        let found = verify_answered(&fio).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert!(found + 4 >= least, "round {round}: {found} of {least} writes were verified");
+        verified[usize::from(is_flushing)] += found;
+    }
+    eprintln!("verified by fio, without and with flushes: {verified:?}");
+    assert!(verified.iter().all(|n| *n > 100), "too little to prove: {verified:?}");
+}
+
+/// Its verification is worth something only if it notices.
+#[test]
+fn fio_notices_a_device_that_forgets() {
+    if !clients(&["fio"]) {
+        return;
+    }
+    let table = "0 131072 writecache s mem:64M mem:32M 4096 0";
+    let mut bed = TestBed::start(&[], &[("wc", table)]);
+    let fio = fio_round(&bed, 0);
+    kill_under_fio(&mut bed, &fio, |bed| bed.attribute("wc", "writes") >= 500);
+    verify_answered(&fio).unwrap_err();
 }
 
 /// Once the status says that nothing needs the cache, a kill under load leaves every answered write

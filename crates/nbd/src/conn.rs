@@ -13,7 +13,7 @@ use std::rc::Rc;
 use block::{Buf, Bufs, Nanos, OpenDevice, Slice, Status};
 use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, new_opener, now, spawn};
 
-use crate::connections::Figures;
+use crate::figures::Figures;
 use crate::handshake::{Handshake, Session, Step};
 use crate::job::{self, check, held_bytes};
 use crate::option::HEADER_BYTES;

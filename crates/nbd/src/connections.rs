@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The list of a server's connections, and their figures.
-use std::cell::Cell;
-
 use block::Nanos;
 use reactor::{FileId, now};
 
@@ -34,30 +32,6 @@ pub struct Connection {
     pub write_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-}
-
-/// What a connection counts.
-#[derive(Debug)]
-pub(crate) struct Figures {
-    pub(crate) id: u64,
-    accepted_at: Nanos,
-    requests: Cell<u64>,
-    read_bytes: Cell<u64>,
-    write_bytes: Cell<u64>,
-    errors: Cell<u64>,
-}
-
-impl Figures {
-    pub(crate) fn new(id: u64) -> Figures {
-        Figures {
-            id,
-            accepted_at: now(),
-            requests: Cell::new(0),
-            read_bytes: Cell::new(0),
-            write_bytes: Cell::new(0),
-            errors: Cell::new(0),
-        }
-    }
 }
 
 impl Conn {

@@ -31,6 +31,7 @@ pub mod client;
 mod conn;
 mod connections;
 mod export;
+mod figures;
 mod handshake;
 mod job;
 pub mod option;

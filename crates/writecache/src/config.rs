@@ -11,7 +11,6 @@ use format::BLOCK_LIMIT;
 
 use crate::options::{OPTIONS, Options};
 use crate::planted::Fault;
-use crate::recovery::journal::JOURNAL_CAPACITY;
 
 /// Default limit of blocks under writeback, in bytes. Chosen: it fills the queue of any drive and
 /// takes little memory. The kernel's 65536 blocks would be 256 MiB.
@@ -27,6 +26,9 @@ pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
 /// Default size of the write buffer. Chosen: 32 runs of the longest length.
 const WRITE_BUFFER_DEFAULT: u32 = 32 << 20;
+/// Entries of a journal. A commit begins when half of them are used, so that is about what the
+/// default of `autocommit_blocks` asks for; 6 MiB.
+const JOURNAL_CAPACITY: u64 = 1 << 17;
 /// Largest `#opt_args`: each option of this version with its value, twice.
 const OPT_ARGS_MAX: usize = 4 * OPTIONS.len();
 

@@ -15,10 +15,32 @@ use std::rc::Rc;
 
 use block::{Error, Nanos, Sector, Status};
 
-use crate::recovery::journal::IgnoredJournal;
-
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
+
+/// Why a journal with changes was not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IgnoredJournal {
+    /// It was written before the machine started.
+    OtherBoot,
+    /// The cache was opened since, by a process that did not have the journal.
+    Older,
+    /// The cache device is older than the journal: a copy of an earlier time.
+    Newer,
+    /// It is of another cache.
+    OtherCache,
+}
+
+impl fmt::Display for IgnoredJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IgnoredJournal::OtherBoot => "it was written before this start of the machine",
+            IgnoredJournal::Older => "the cache was opened since by a process without this journal",
+            IgnoredJournal::Newer => "the cache device is older than it: a copy of an earlier time",
+            IgnoredJournal::OtherCache => "it is of another cache",
+        })
+    }
+}
 
 /// A callback that gets each event.
 pub(crate) type OnEvent = Rc<dyn Fn(CacheEvent)>;

@@ -86,7 +86,7 @@ mod writer;
 
 pub use config::{CacheMode, Config, FailMode, MediaFormat, Mode, Order, Tuning};
 pub use dm_target::WriteCache;
-pub use events::CacheEvent;
+pub use events::{CacheEvent, IgnoredJournal};
 pub use manual::MANUAL;
 pub use missing::StaleOrigin;
 pub use parts::{DeviceFactory, ShareDevice};
@@ -96,7 +96,6 @@ pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
     NativeCache, Occupancy, ProbeReport, probe,
 };
-pub use recovery::journal::IgnoredJournal;
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.
 pub const VERSION: (u32, u32, u32) = (1, 6, 0);

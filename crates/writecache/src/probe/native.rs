@@ -10,10 +10,11 @@ use format::{
 };
 
 use super::{Contents, Depth, Occupancy, Place, ProbeReport};
+use crate::events::IgnoredJournal;
 use crate::map::{Slots, State};
 use crate::recovery::area::ReadAhead;
 use crate::recovery::area::map_memory;
-use crate::recovery::journal::{FoundJournal, IgnoredJournal};
+use crate::recovery::journal::FoundJournal;
 use crate::recovery::superblock::{check_counters, is_of_new_format};
 use crate::recovery::{LoadedMap, load};
 

@@ -25,7 +25,6 @@
 //!   counts, as after any power cut.
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Planted, Reservation, Sector};
@@ -38,41 +37,14 @@ use reactor::SharedMemory;
 use super::area::{io_error, wait_all};
 use super::owner::hex;
 use crate::config::Config;
+use crate::events::IgnoredJournal;
 use crate::map::Rebuild;
 use crate::map::journal::JournalWriter;
 use crate::planted::Fault;
-use crate::store::buffer::{Frames, buffer_blocks};
-
-/// Entries of a journal. A commit begins when half of them are used, so that is about what the
-/// default of `autocommit_blocks` asks for; 6 MiB.
-pub(crate) const JOURNAL_CAPACITY: u64 = 1 << 17;
+use crate::store::frames::{Frames, buffer_blocks};
 
 /// Versions whose data are read at once: 4 MiB at most.
 const READS_AT_ONCE: usize = 1024;
-
-/// Why a journal with changes was not applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IgnoredJournal {
-    /// It was written before the machine started.
-    OtherBoot,
-    /// The cache was opened since, by a process that did not have the journal.
-    Older,
-    /// The cache device is older than the journal: a copy of an earlier time.
-    Newer,
-    /// It is of another cache.
-    OtherCache,
-}
-
-impl fmt::Display for IgnoredJournal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            IgnoredJournal::OtherBoot => "it was written before this start of the machine",
-            IgnoredJournal::Older => "the cache was opened since by a process without this journal",
-            IgnoredJournal::Newer => "the cache device is older than it: a copy of an earlier time",
-            IgnoredJournal::OtherCache => "it is of another cache",
-        })
-    }
-}
 
 /// Memory for a journal, and its part of the core's budget.
 pub(crate) struct JournalMemory {

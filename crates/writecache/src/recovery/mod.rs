@@ -37,18 +37,19 @@ use self::area::{
     ReadAhead, damaged, flush_area, io_error, map_memory, map_of, no_space, not_initialized,
     read_area, write_area,
 };
-use self::journal::{FoundJournal, IgnoredJournal, OpenJournal};
+use self::journal::{FoundJournal, OpenJournal};
 use self::owner::{Adoption, ownership};
 use self::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
     write_copies,
 };
 use crate::config::{Config, MediaFormat};
+use crate::events::IgnoredJournal;
 use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
 use crate::planted::Fault;
-use crate::store::buffer::buffer_blocks;
+use crate::store::frames::buffer_blocks;
 use crate::store::log::Log;
 use crate::store::media::{Media, Native};
 

@@ -29,22 +29,17 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{Buf, Bufs, Class, Flags, Slice, Status};
-use format::{FRAME_TAG_BYTES, FrameTag, frame_offset};
+use format::FrameTag;
 use policy::Pacer;
-use reactor::{BioFuture, SharedMemory, WaitList};
+use reactor::{BioFuture, WaitList};
 use smallvec::SmallVec;
 
 use super::Store;
-use crate::config::{Config, Mode};
+use super::frames::{Frames, buffer_blocks, segment_blocks};
+use crate::config::Config;
 use crate::lifecycle::TaskGuard;
 use crate::planted::Fault;
 
-/// The longest segment, and so the longest run.
-const SEGMENT_BYTES: u32 = 1 << 20;
-/// There are at least so many segments: one is filled while others are written.
-const SEGMENTS_MIN: u32 = 4;
-/// The buffer takes at most this part of the slots: they are in use until they are written.
-const PART_OF_SLOTS: u32 = 8;
 /// So much is written without waiting for a full segment, while nothing is being written: a FLUSH
 /// finds little left to write.
 const EAGER_BYTES: u32 = 128 << 10;
@@ -59,26 +54,6 @@ const DELAY_MIN_NS: u64 = 100_000;
 const LARGE_BYTES: usize = 64 << 10;
 /// Other slots that are tried for data which a slot has refused.
 const OTHER_SLOTS_MAX: u32 = 8;
-
-/// How many blocks the buffer of a cache with so many slots has; 0: none.
-pub(crate) fn buffer_blocks(config: &Config, slots: u32) -> u32 {
-    let parts = config.part.map_or(1, |of| u32::from(of.part.of));
-    let blocks = (config.write_buffer / parts / config.block_size).min(slots / PART_OF_SLOTS);
-    let blocks = config.buffer_blocks.unwrap_or(blocks);
-    let segment = segment_blocks(config, blocks);
-    if config.mode == Mode::Pmem || segment == 0 { 0 } else { blocks - blocks % segment }
-}
-
-fn segment_blocks(config: &Config, blocks: u32) -> u32 {
-    (SEGMENT_BYTES / config.block_size).min(blocks / SEGMENTS_MIN)
-}
-
-/// Memory that outlives the process, for the data of the buffer.
-#[derive(Clone)]
-pub(crate) struct Frames {
-    pub(crate) memory: Rc<dyn SharedMemory>,
-    pub(crate) count: u32,
-}
 
 /// A part of the ring.
 #[derive(Default)]
@@ -349,15 +324,6 @@ impl WriteBuffer {
     /// The versions that have moved to another slot since the last call: from which, and to which.
     pub(crate) fn take_moves(&self) -> Vec<(u32, u32)> {
         self.moved.take()
-    }
-}
-
-impl Frames {
-    fn store(&self, place: u32, tag: FrameTag, data: &[u8]) -> Result<(), Status> {
-        let offset = |frame: u64| frame_offset(frame, self.count.into(), data.len() as u64);
-        let at = usize::try_from(offset(place.into())).expect("within the memory");
-        self.memory.write(at, data)?;
-        self.memory.write(place as usize * FRAME_TAG_BYTES, &tag.encode())
     }
 }
 

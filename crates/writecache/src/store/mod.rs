@@ -12,6 +12,7 @@ mod checkpoint;
 mod commit;
 mod commit_dm;
 pub(crate) mod dm;
+pub(crate) mod frames;
 mod journal;
 pub(crate) mod log;
 pub(crate) mod media;
@@ -23,7 +24,8 @@ use std::rc::{Rc, Weak};
 use block::{BlockDevice, Bufs, Planted, Sector, Status};
 use reactor::GroupCommit;
 
-use self::buffer::{WriteBuffer, buffer_blocks};
+use self::buffer::WriteBuffer;
+use self::frames::buffer_blocks;
 use self::media::{Media, SlotArea};
 use crate::config::{Config, Tuning};
 use crate::events::{CacheEvent, Health};

@@ -105,7 +105,7 @@ test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no out
 	MILLPOND_SEEDS=5 RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) $(ENGINES) -- \
 		$(addprefix --skip ,$(LONG))
 
-lint: ## formatting, clippy, room direction, style, licences
+lint: ## formatting, clippy, room direction, circles of imports, style, licences
 	@scripts/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(ALL) --all-targets -- -D warnings

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which room may see which: a room depends only on rooms of lower floors.
+//! Which room may see which: a room depends only on rooms of lower floors. Inside a room few files
+//! import each other: `circles.rs`.
 //!
 //! ```text
 //!   beside   attack e2e bench xtask      depend on anything, nothing depends on them
@@ -19,6 +20,7 @@
 
 use std::path::Path;
 
+use crate::circles;
 use crate::metadata::{self, Package};
 
 /// The rooms, lowest floor first.
@@ -70,7 +72,10 @@ pub(crate) fn floor(room: &str) -> Option<usize> {
 
 /// Findings in this checkout.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
-    Ok(findings(&metadata::read(root)?))
+    let packages = metadata::read(root)?;
+    let mut found = findings(&packages);
+    found.extend(circles::check(root, &packages));
+    Ok(found)
 }
 
 fn findings(packages: &[Package]) -> Vec<String> {

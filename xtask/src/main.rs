@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Developer commands that are longer than one line of the Makefile.
 //!
-//! `xtask arch` checks that a room sees only lower floors, `xtask tidy` the style rules that a
-//! machine can check, `xtask licences` the licence and the documentation of every dependency,
-//! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
-//! Miri. Checks print one line for each finding.
+//! `xtask arch` checks that a room sees only lower floors and that few files of a crate import each
+//! other, `xtask tidy` the style rules that a machine can check, `xtask licences` the licence and
+//! the documentation of every dependency, `xtask fuzz` runs every fuzz target for a while,
+//! `xtask sanitize` tests under sanitizers and Miri. Checks print one line for each finding; a
+//! circle of imports has one more for each import.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod arch;
+mod circles;
 mod fuzz;
+mod imports;
 mod labels;
 mod licences;
 mod metadata;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What cargo knows about the workspace, read once from `cargo metadata`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -13,6 +13,8 @@ pub(crate) struct Package {
     pub(crate) version: String,
     pub(crate) license: Option<String>,
     pub(crate) outside: bool,
+    /// Its Cargo.toml.
+    pub(crate) manifest: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
 }
 
@@ -55,6 +57,7 @@ fn packages(json: &Value) -> Vec<Package> {
             version: text(&p["version"]),
             license: p["license"].as_str().map(str::to_owned),
             outside: !p["source"].is_null(),
+            manifest: text(&p["manifest_path"]).into(),
             dependencies: list(&p["dependencies"])
                 .iter()
                 .map(|d| Dependency { name: text(&d["name"]), dev: d["kind"] == "dev" })

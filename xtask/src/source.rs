@@ -40,7 +40,7 @@ fn skipped(chars: &[char], at: usize) -> usize {
     }
 }
 
-fn is_word(c: char) -> bool {
+pub(crate) fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 

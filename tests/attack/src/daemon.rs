@@ -101,6 +101,20 @@ impl Place {
         let mut child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
         Ok(wait(&mut child, VERB))
     }
+
+    /// The token that the last order was refused without, if it was refused because blocks are in
+    /// memory alone.
+    pub fn token_for_memory(&self) -> Option<String> {
+        let log = std::fs::read_to_string(self.dir.join("verbs.log")).unwrap_or_default();
+        let last = log.lines().rev().find(|line| line.contains("--force="))?;
+        let is_last = log.trim_end().ends_with(last.trim_end());
+        let token = last.split("--force=").nth(1).filter(|_| is_last && is_in_memory(last))?;
+        Some(token.chars().take_while(char::is_ascii_hexdigit).collect())
+    }
+}
+
+fn is_in_memory(refusal: &str) -> bool {
+    refusal.contains("are in memory alone")
 }
 
 /// A daemon. Dropped, it is killed.

@@ -30,7 +30,14 @@ pub fn order(place: &Place, judge: &Mutex<Judge>, table: &str, order: &str) -> R
     if words[0] == "resume" {
         lock(judge).loading_begins();
     }
-    let ended = place.verb(&words)?;
+    let mut ended = place.verb(&words)?;
+    // A cache that has failed is given up: what its disk has refused, no FLUSH has covered.
+    if words[0] == "resume"
+        && ended != Ended::Code(0)
+        && let Some(token) = place.token_for_memory()
+    {
+        ended = place.verb(&[&words[..], &["--force", &token]].concat())?;
+    }
     lock(judge).loading_ends();
     let done = ended == Ended::Code(0);
     lock(judge).order_ends(begun, if done { Outcome::Done } else { Outcome::Failed });

@@ -121,17 +121,18 @@ fn kills_undo_nothing(mut bed: TestBed, rounds: u64, flush_one_in: Option<u64>) 
 /// this round.
 const VERIFY: [&str; 4] = ["crc32c", "xxhash", "crc64", "sha1"];
 
-/// What `round` writes, once each block in random order. fio notes how many requests each job has
-/// sent and takes all but the last ones for answered: it has one request in flight for each job.
+/// What `round` writes, once each block in random order. fio notes how many requests it has sent,
+/// and takes all but the last one for answered: it has one request in flight.
 fn fio_round(bed: &TestBed, round: u64) -> Fio {
     let verify = VERIFY[round as usize % VERIFY.len()];
-    let fio = Fio::new(bed.dir(), &bed.uri("wc")).with(["--rw=randwrite", "--numjobs=4"]);
-    let fio = fio.with(["--size=16m", "--offset_increment=16m"]);
+    let fio = Fio::new(bed.dir(), &bed.uri("wc")).with(["--rw=randwrite", "--size=64m"]);
     fio.with([&format!("--verify={verify}"), &format!("--randseed={round}")])
 }
 
 /// Kills the daemon under a round of fio, once enough is answered, and starts it again.
 fn kill_under_fio(bed: &mut TestBed, fio: &Fio, answered: impl Fn(&TestBed) -> bool) {
+    let notes = bed.path("local-e2e-0-verify.state");
+    let _ = std::fs::remove_file(&notes); // of the round before
     let running = fio.clone().with(["--do_verify=0"]).start().unwrap();
     while !answered(bed) {
         assert!(running.is_running(), "fio is done before the kill");
@@ -139,6 +140,7 @@ fn kill_under_fio(bed: &mut TestBed, fio: &Fio, answered: impl Fn(&TestBed) -> b
     }
     bed.kill();
     running.wait_failed(Duration::from_secs(60)).unwrap();
+    assert!(notes.exists(), "fio has noted nothing");
     bed.start_again();
 }
 
@@ -165,7 +167,7 @@ fn fio_finds_each_write_that_was_answered_before_a_kill() {
         let least = 200 + random.below(3000);
         kill_under_fio(&mut bed, &fio, |bed| bed.attribute("wc", "writes") >= least);
         let found = verify_answered(&fio).unwrap_or_else(|e| panic!("round {round}: {e}"));
-        assert!(found + 4 >= least, "round {round}: {found} of {least} writes were verified");
+        assert!(found + 1 >= least, "round {round}: {found} of {least} writes were verified");
         verified[usize::from(is_flushing)] += found;
     }
     eprintln!("verified by fio, without and with flushes: {verified:?}");

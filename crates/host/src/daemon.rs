@@ -52,6 +52,8 @@ const SHUTDOWN: Duration = Duration::from_secs(60);
 /// What the option allows.
 const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
+/// Longest `--busy-poll`: whoever waits longer for a request does not notice the wake-up.
+const BUSY_POLL_MAX: Nanos = Nanos(1_000_000);
 
 /// Most time for requests to files to end at shutdown; at most a quarter of all.
 const FILES_DRAIN: Duration = Duration::from_secs(30);
@@ -92,6 +94,7 @@ impl Daemon {
         let mut endpoints = Endpoints::new(run_dir, &options, is_protected, access, listeners)?;
         let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
         let cores = options.cores.unwrap_or(1);
+        uring::set_poll_limit(busy_poll_time(options.busy_poll.as_deref())?);
         memory::set(options.memory.as_deref())?;
         warn_of_access(&options, &endpoints);
         let lock = run_dir.take()?;
@@ -256,6 +259,14 @@ pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
+/// The limit of `--busy-poll`; zero: no core polls.
+pub(crate) fn busy_poll_time(text: Option<&str>) -> Result<Nanos, Failure> {
+    let Some(text) = text.filter(|text| *text != "0") else { return Ok(Nanos::ZERO) };
+    let invalid = |e: &str| Failure::new(ErrorKind::Invalid, format!("--busy-poll {text}: {e}"));
+    let time = time(text).map_err(|e| invalid(&e))?;
+    if time <= BUSY_POLL_MAX { Ok(time) } else { Err(invalid("0 to 1ms is allowed")) }
+}
+
 /// Creates the devices of a config, in order. One that is optional and fails is left out.
 async fn create(
     core: &CoreHandle,
@@ -412,4 +423,20 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     }
     tracing::info!("all devices are settled");
     Ok(EXIT_DONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_takes_a_millisecond_at_most() {
+        for (text, us) in [(None, 0), (Some("0"), 0), (Some("50us"), 50), (Some("1ms"), 1000)] {
+            assert_eq!(busy_poll_time(text).unwrap(), Nanos(us * 1000), "{text:?}");
+        }
+        for text in ["2ms", "50", "-1us", "fast"] {
+            let why = busy_poll_time(Some(text)).unwrap_err().to_string();
+            assert!(why.contains(&format!("--busy-poll {text}: ")), "{why}");
+        }
+    }
 }

@@ -62,6 +62,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         fuse,
         allow_remote,
         cores,
+        busy_poll,
         memory,
         socket_mode,
         socket_group,
@@ -89,6 +90,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
     let texts = [
         ("http", http),
         ("metrics", metrics),
+        ("busy_poll", busy_poll),
         ("memory", memory),
         ("socket_mode", socket_mode),
         ("socket_group", socket_group),
@@ -154,6 +156,7 @@ mod tests {
             fuse: Some("/srv/pond".into()),
             allow_remote: true,
             cores: Some(2),
+            busy_poll: Some("50us".into()),
             memory: Some("8G".into()),
             socket_mode: Some("0660".into()),
             socket_group: Some("kvm".into()),

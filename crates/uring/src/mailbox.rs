@@ -101,6 +101,11 @@ impl Mailbox {
         }
     }
 
+    /// Whether there are messages. Takes no lock.
+    pub(crate) fn has_mail(&self) -> bool {
+        self.0.has_mail.load(Ordering::Acquire)
+    }
+
     /// Marks the core as sleeping. False: there are messages, it must not sleep.
     pub(crate) fn begin_sleep(&self) -> bool {
         let mut queue = self.0.lock();
@@ -115,7 +120,7 @@ impl Mailbox {
 
     /// Swaps the messages with `into`, which is empty. Takes no lock if there are none.
     pub(crate) fn take(&self, into: &mut Vec<Msg>) {
-        if self.0.has_mail.load(Ordering::Acquire) {
+        if self.has_mail() {
             let mut queue = self.0.lock();
             std::mem::swap(&mut queue.messages, into);
             self.0.has_mail.store(false, Ordering::Relaxed);

@@ -215,3 +215,30 @@ fn a_core_may_follow_another_at_the_same_address() {
     reactor.on(|| export(mem()));
     assert!(reactor.run(|| seen.load(Ordering::Relaxed)));
 }
+
+/// Two cores that poll before they sleep: one sends the other a request at a time, and now and then
+/// waits for longer than any poll.
+#[test]
+fn cores_that_poll_miss_no_message_and_no_deadline() {
+    uring::set_poll_limit(Nanos::from_millis(1));
+    let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
+    let stop = Arc::new(AtomicBool::new(false));
+    let (to_owner, stopped) = (mailboxes[1].sender(), stop.clone());
+    let (exported, wait_exported) = mpsc::channel();
+    thread::scope(|threads| {
+        threads.spawn(|| serve(&mailboxes, &exported, &stop));
+        let reactor = enter(0, &mailboxes);
+        let dev = remote(wait_exported.recv().unwrap());
+        reactor.block_on(async move {
+            for round in 0..500 {
+                read(&dev, Class::Normal, Sector(0), Buf::alloc(512).into()).await.unwrap();
+                if round % 100 == 0 {
+                    sleep(Nanos::from_millis(3)).await;
+                }
+            }
+        });
+        to_owner.call(move || stopped.store(true, Ordering::Relaxed)).unwrap();
+        drop(to_owner);
+    });
+    uring::set_poll_limit(Nanos::ZERO);
+}

@@ -35,6 +35,9 @@ pub struct Limits {
     /// a store says no, and doors offer no flush that would mean nothing; a `mem:` leaf stands in
     /// for a disk and says yes.
     pub keeps: bool,
+    /// Whether completed writes survive the death of the process (contract, point 5), and none of
+    /// its writes comes after that. Then a door may hide the death from its clients.
+    pub survives_kill: bool,
     /// Whether seeks cost (HDD): decides writeback tuning.
     pub rotational: bool,
     /// Commands the device works on at once; 0 when nobody knows.
@@ -57,6 +60,7 @@ impl Limits {
             write_zeroes: false,
             volatile_cache: true,
             keeps: true,
+            survives_kill: true,
             rotational: false,
             queue_depth: 0,
         }
@@ -89,6 +93,7 @@ impl Limits {
         self.write_zeroes &= below.write_zeroes;
         self.volatile_cache |= below.volatile_cache;
         self.keeps &= below.keeps;
+        self.survives_kill &= below.survives_kill;
         self.rotational |= below.rotational;
         self.queue_depth = match (self.queue_depth, below.queue_depth) {
             (0, depth) | (depth, 0) => depth,
@@ -142,6 +147,7 @@ mod tests {
             max_io_bytes: 1 << 20,
             write_zeroes: true,
             keeps: false,
+            survives_kill: false,
             ..Limits::new(Sector(50))
         };
         top.stack(&below);
@@ -151,7 +157,7 @@ mod tests {
         assert_eq!(top.io_opt_bytes, 196_608);
         assert_eq!(top.max_io_bytes, 1 << 20);
         assert!(!top.write_zeroes);
-        assert!(!top.keeps);
+        assert!(!top.keeps && !top.survives_kill);
         top.stack(&Limits::new(Sector(50)));
         assert!(!top.keeps, "nor with a part that does");
     }

@@ -70,6 +70,7 @@ fn limits(below: &dyn BlockDevice, len: Sector) -> Result<Limits, Error> {
         logical_block_bytes: 512,
         merge_block_bytes: 0,
         volatile_cache: true,
+        survives_kill: false,
         atomic_write_unit_bytes: under.atomic_write_unit_bytes,
         ..under
     })

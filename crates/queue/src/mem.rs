@@ -43,6 +43,7 @@ impl Mem {
             write_zeroes: true,
             // A flush has no effect: the contents end with the process.
             volatile_cache: false,
+            survives_kill: false,
             // Bytes beyond the last whole sector are not used.
             ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };

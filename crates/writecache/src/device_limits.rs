@@ -32,6 +32,8 @@ pub(crate) fn limits(
         write_zeroes: true,
         volatile_cache: true,
         keeps: o.keeps && c.keeps,
+        // By a journal in memory: whether this cache has one is known when it is open.
+        survives_kill: o.survives_kill && c.survives_kill && reactor::shared_memory().is_some(),
         rotational: false,
         queue_depth: 0,
     }

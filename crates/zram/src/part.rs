@@ -325,6 +325,7 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
         discard_granularity_bytes: page,
         write_zeroes: true,
         volatile_cache: false,
+        survives_kill: false,
         ..Limits::new(capacity)
     }
 }

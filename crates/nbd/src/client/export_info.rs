@@ -55,6 +55,8 @@ impl ExportInfo {
             volatile_cache: self.flags.contains(ExportFlags::FLUSH),
             // As our server reports it: a device that keeps no data has no flush.
             keeps: self.flags.contains(ExportFlags::FLUSH),
+            // A server may still do what a client sent that has died since.
+            survives_kill: false,
             rotational: self.flags.contains(ExportFlags::ROTATIONAL),
             ..Limits::new(capacity)
         })

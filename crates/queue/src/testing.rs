@@ -77,12 +77,13 @@ impl Driver for Scripted {
                     let unmap = if *unmap { " unmap" } else { "" };
                     format!("write_zeroes {offset}+{len}{unmap}")
                 }
-                SqeOp::Accept
+                SqeOp::Command { .. }
+                | SqeOp::Accept
                 | SqeOp::Recv { .. }
                 | SqeOp::Send { .. }
                 | SqeOp::Shutdown
                 | SqeOp::ShutdownWrite
-                | SqeOp::Close => panic!("a leaf does not talk to sockets"),
+                | SqeOp::Close => panic!("a leaf sends no commands, and none to sockets"),
             };
             self.script.seen.borrow_mut().push(line);
             let status = self.script.fail.take().unwrap_or(Status::Ok);

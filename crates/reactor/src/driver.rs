@@ -60,6 +60,15 @@ pub enum SqeOp {
         /// Whether the space may be given back.
         unmap: bool,
     },
+    /// A command to the kernel driver behind the file (io_uring's `URING_CMD`). It may wait in the
+    /// kernel for any time, and nothing but the kernel driver ends it. The outcome's value is what
+    /// the driver answered; an answer below zero is the status.
+    Command {
+        /// The driver's number of the command.
+        code: u32,
+        /// Its arguments, in the order of this machine's bytes.
+        args: [u8; 16],
+    },
     /// Take a connection of a listening socket; the outcome's value is the new [`FileId`].
     Accept,
     /// Receive at least one byte; the outcome's value is the number, 0 at the end of the stream.

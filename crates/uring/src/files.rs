@@ -264,6 +264,12 @@ impl Files {
         self.0.borrow_mut().table.adopt(shared)
     }
 
+    /// Adds a character device that takes commands ([`reactor::SqeOp::Command`]) and copies data
+    /// without waiting. Only this core may send its commands, if its kernel driver asks for that.
+    pub fn adopt_device(&self, fd: OwnedFd) -> FileId {
+        self.0.borrow_mut().table.insert(fd, Kind::File { direct: None, may_block: false })
+    }
+
     /// Adds a connected or listening socket. One that listens is shared with whoever else has it:
     /// its end here leaves it as it is (UR-U8).
     pub fn adopt_socket(&self, fd: OwnedFd) -> Result<FileId, Error> {

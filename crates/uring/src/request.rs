@@ -107,12 +107,18 @@ impl Request {
             SqeOp::Flush
             | SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
+            | SqeOp::Command { .. }
             | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Shutdown
             | SqeOp::ShutdownWrite
             | SqeOp::Close => false,
         }
+    }
+
+    /// Whether the kernel has no memory of ours while it is in flight, and no cancellation ends it.
+    pub(crate) fn is_command(&self) -> bool {
+        matches!(self.what, SqeOp::Command { .. })
     }
 
     /// Takes the arrays, to reuse them.
@@ -193,6 +199,8 @@ impl Request {
             SqeOp::WriteZeroes { offset, len, unmap: false } => {
                 fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, *offset, *len)
             }
+            // The kernel copies the arguments when it takes the entry.
+            SqeOp::Command { code, args } => opcode::UringCmd16::new(fd, *code).cmd(*args).build(),
             SqeOp::Accept => {
                 let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
                 opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
@@ -223,7 +231,9 @@ impl Request {
                 }
                 Outcome::Done(ok)
             }
-            SqeOp::Recv { .. } => Outcome::Done(OpResult { value: answer.cast_unsigned(), ..ok }),
+            SqeOp::Recv { .. } | SqeOp::Command { .. } => {
+                Outcome::Done(OpResult { value: answer.cast_unsigned(), ..ok })
+            }
             SqeOp::Accept => Outcome::Accepted(answer),
             SqeOp::Flush if self.done == 0 => Outcome::Flushed,
             SqeOp::Flush => {

@@ -446,7 +446,9 @@ impl Drop for Uring {
             shared.ring.submitter().register_sync_cancel(Some(second), types::CancelBuilder::any());
         for _ in 0..DRAIN_SECS_MAX {
             shared.reap();
-            if shared.requests.is_empty() && !shared.wakeup.armed {
+            // Commands end with the ring, after the process if need be.
+            let has_memory = shared.requests.iter().any(|(_, request)| !request.is_command());
+            if !has_memory && !shared.wakeup.armed {
                 return;
             }
             shared.wait(Some(Nanos::from_secs(1)));

@@ -90,7 +90,8 @@ impl World {
             SqeOp::Flush => (0, 0, OpKind::Flush { mark: FlushMark::default() }),
             SqeOp::Discard { offset, len } => (offset, len, OpKind::Discard),
             SqeOp::WriteZeroes { offset, len, .. } => (offset, len, OpKind::WriteZeroes),
-            SqeOp::Accept
+            SqeOp::Command { .. }
+            | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown

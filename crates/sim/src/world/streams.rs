@@ -269,6 +269,7 @@ impl World {
             | SqeOp::Flush
             | SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
+            | SqeOp::Command { .. }
             | SqeOp::Accept) => panic!("{what:?} on a stream"),
         }
         self.progress(end);

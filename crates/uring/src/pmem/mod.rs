@@ -219,7 +219,8 @@ impl Mapping {
             SqeOp::Discard { .. } | SqeOp::WriteZeroes { .. } => {
                 MappedOutcome::Done(Status::NotSupported)
             }
-            SqeOp::Accept
+            SqeOp::Command { .. }
+            | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown

@@ -33,6 +33,7 @@ impl State {
             SqeOp::Flush => {}
             SqeOp::Discard { .. }
             | SqeOp::WriteZeroes { .. }
+            | SqeOp::Command { .. }
             | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }

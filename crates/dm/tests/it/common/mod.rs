@@ -79,7 +79,8 @@ impl State {
             SqeOp::Flush => (Op::Flush, 0, 0),
             SqeOp::Discard { offset, len } => (Op::Discard, *offset, *len),
             SqeOp::WriteZeroes { offset, len, .. } => (Op::WriteZeroes, *offset, *len),
-            SqeOp::Accept
+            SqeOp::Command { .. }
+            | SqeOp::Accept
             | SqeOp::Recv { .. }
             | SqeOp::Send { .. }
             | SqeOp::Shutdown

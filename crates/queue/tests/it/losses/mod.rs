@@ -48,6 +48,7 @@ impl Driver for Disk {
                 SqeOp::Flush
                 | SqeOp::Read { .. }
                 | SqeOp::Discard { .. }
+                | SqeOp::Command { .. }
                 | SqeOp::Accept
                 | SqeOp::Recv { .. }
                 | SqeOp::Send { .. }

@@ -28,7 +28,7 @@ const FLOORS: [&[&str]; 7] = [
     &["block", "format", "policy"],
     &["reactor"],
     &["dm", "queue", "writecache", "zram", "pagecache"],
-    &["uring", "sim", "nbd", "fuse", "control"],
+    &["uring", "sim", "nbd", "fuse", "ublk", "control"],
     &["host", "reproduce"],
     &["cli", "loadgen"],
     &["millpond"],
@@ -59,7 +59,7 @@ const OUTSIDE_OF_ROOM: &[(&str, &str)] = &[
 
 /// Outside crates that belong to few rooms.
 const OF_ROOMS: &[(&str, &[&str])] = &[
-    ("io-uring", &["uring"]),
+    ("io-uring", &["uring", "ublk"]),
     ("tokio", &["host", "cli"]),
     ("hyper", &["host", "cli"]),
     ("fuser", &["fuse"]),
@@ -197,7 +197,7 @@ mod tests {
     fn a_crate_of_one_room_stays_there() {
         assert_eq!(judge("uring", &["io-uring", "libc"], &[]), [""; 0]);
         let found = judge("nbd", &["io-uring"], &[]);
-        assert_eq!(found, ["nbd must not depend on io-uring: only uring may use it"]);
+        assert_eq!(found, ["nbd must not depend on io-uring: only uring and ublk may use it"]);
         assert_eq!(judge("control", &["tokio"], &[]).len(), 1);
     }
 

@@ -31,6 +31,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("RE", "crates/reactor/"),
     ("RP", "crates/reproduce/"),
     ("SI", "crates/sim/"),
+    ("UB", "crates/ublk/"),
     ("UR", "crates/uring/"),
     ("WC", "crates/writecache/"),
     ("ZR", "crates/zram/"),

@@ -34,6 +34,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/block/src/buf.rs", "aligned buffers that the kernel reads and writes"),
     ("crates/block/src/ram.rs", "memory that several cores read and write"),
     ("crates/block/src/shared_copy.rs", "copies of such memory"),
+    (
+        "crates/ublk/src/kernel.rs",
+        "commands to the kernel's ublk driver, and memory that it writes",
+    ),
     ("crates/uring/", "the kernel's rings and the memory they share"),
 ];
 

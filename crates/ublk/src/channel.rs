@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Channels: how a queue speaks to the kernel. A queue knows no descriptor and no ring, so that
+//! tests can take the kernel's part.
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use block::Bufs;
+use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io};
+use zerocopy::IntoBytes;
+
+use crate::abi::{COMMIT_AND_FETCH, FETCH, QueueCommand, data_offset};
+use crate::kernel::{Descriptor, Descriptors};
+
+/// The kernel's side of one queue. All of it is for the core that fetched the tags.
+pub trait Channel: 'static {
+    /// The answer to a command, or the end of a copy.
+    type Io: Future<Output = OpResult>;
+
+    /// Offers a tag, once. Ends when it has a request, with `Ok`; with `NoDevice` when the device
+    /// is stopped.
+    fn fetch(&self, tag: u16) -> Self::Io;
+
+    /// Ends the request of a tag, with bytes or an errno below zero, and offers the tag again. Ends
+    /// as [`Channel::fetch`].
+    fn commit_and_fetch(&self, tag: u16, result: i32) -> Self::Io;
+
+    /// The request of a tag, after a fetch has ended with `Ok`.
+    fn descriptor(&self, tag: u16) -> Descriptor;
+
+    /// Fills `bufs` with the data of a tag's write.
+    fn copy_in(&self, tag: u16, bufs: Bufs) -> Self::Io;
+
+    /// Puts `bufs` into a tag's read.
+    fn copy_out(&self, tag: u16, bufs: Bufs) -> Self::Io;
+}
+
+/// The kernel's, by the character device of a device.
+#[derive(Debug)]
+pub struct KernelChannel {
+    file: FileId,
+    queue: u16,
+    descriptors: Descriptors,
+}
+
+impl KernelChannel {
+    /// Maps the descriptors of a queue of `depth` tags. `adopt` gives the file to the driver of the
+    /// core, which stays the owner.
+    pub fn new(
+        fd: OwnedFd,
+        (queue, depth): (u16, u16),
+        adopt: impl FnOnce(OwnedFd) -> FileId,
+    ) -> io::Result<KernelChannel> {
+        let descriptors = Descriptors::map(&fd, queue, depth)?;
+        Ok(KernelChannel { file: adopt(fd), queue, descriptors })
+    }
+
+    /// The character device.
+    pub fn file(&self) -> FileId {
+        self.file
+    }
+
+    fn command(&self, code: u32, tag: u16, result: i32) -> IoFuture {
+        let mut args = [0; 16];
+        let command = QueueCommand { queue: self.queue, tag, result, addr: 0 };
+        args.copy_from_slice(command.as_bytes());
+        driver_io(self.file, SqeOp::Command { code, args })
+    }
+}
+
+impl Channel for KernelChannel {
+    type Io = IoFuture;
+
+    fn fetch(&self, tag: u16) -> IoFuture {
+        self.command(FETCH, tag, 0)
+    }
+
+    fn commit_and_fetch(&self, tag: u16, result: i32) -> IoFuture {
+        self.command(COMMIT_AND_FETCH, tag, result)
+    }
+
+    fn descriptor(&self, tag: u16) -> Descriptor {
+        self.descriptors.get(tag)
+    }
+
+    fn copy_in(&self, tag: u16, bufs: Bufs) -> IoFuture {
+        driver_io(self.file, SqeOp::Read { offset: data_offset(self.queue, tag), bufs })
+    }
+
+    fn copy_out(&self, tag: u16, bufs: Bufs) -> IoFuture {
+        let offset = data_offset(self.queue, tag);
+        driver_io(self.file, SqeOp::Write { offset, bufs, fua: false })
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! All that needs `unsafe`: a ring for control commands, and the descriptors of requests, which the
+//! kernel writes into memory that it shares with us.
+//!
+//! Invariants
+//! - UB-K1 A buffer of a control command is borrowed until the command has completed: the call
+//!   waits for that.
+//! - UB-K2 A descriptor is read while its tag is ours: the kernel writes it before it completes a
+//!   fetch, and not again before the next one.
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use zerocopy::IntoBytes;
+
+use crate::abi::{ControlCommand, DESCRIPTORS_STRIDE};
+
+/// Control commands go one at a time.
+const ENTRIES: u32 = 2;
+
+/// A ring for control commands, which are longer than other entries.
+pub(crate) struct ControlRing(IoUring<squeue::Entry128, cqueue::Entry>);
+
+impl ControlRing {
+    pub(crate) fn new() -> io::Result<ControlRing> {
+        Ok(ControlRing(IoUring::builder().build(ENTRIES)?))
+    }
+
+    /// Sends a command to `file` and waits for its answer, for as long as that takes. `buf` is what
+    /// the kernel reads or writes.
+    pub(crate) fn send(
+        &mut self,
+        file: &OwnedFd,
+        code: u32,
+        mut command: ControlCommand,
+        buf: &mut [u8],
+    ) -> io::Result<u32> {
+        command.len = u16::try_from(buf.len()).expect("buffers of commands are small");
+        if !buf.is_empty() {
+            command.addr = buf.as_mut_ptr().expose_provenance() as u64;
+        }
+        let mut bytes = [0; 80];
+        bytes[..size_of::<ControlCommand>()].copy_from_slice(command.as_bytes());
+        let fd = types::Fd(file.as_raw_fd());
+        let entry = opcode::UringCmd80::new(fd, code).cmd(bytes).build();
+        // SAFETY: UB-K1: `buf` and `file` are borrowed, and this function does not return before
+        // the command has completed.
+        unsafe { self.0.submission().push(&entry) }.expect("no command is in the ring");
+        loop {
+            match self.0.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // The entry may be on its way: its buffer must stay.
+                Err(e) => panic!("io_uring_enter for a control command: {e}"),
+            }
+            if let Some(answer) = self.0.completion().next() {
+                let result = answer.result();
+                let errno = || io::Error::from_raw_os_error(-result);
+                return u32::try_from(result).map_err(|_| errno());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ControlRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControlRing")
+    }
+}
+
+/// A request as the kernel describes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Descriptor {
+    /// The operation, and flags above it.
+    pub op_flags: u32,
+    /// Length.
+    pub sectors: u32,
+    /// First sector.
+    pub sector: u64,
+    /// An address; zero with user copy.
+    pub addr: u64,
+}
+
+/// The descriptors of one queue, mapped from the character device.
+pub(crate) struct Descriptors {
+    first: NonNull<Descriptor>,
+    depth: u16,
+    bytes: usize,
+}
+
+impl Descriptors {
+    /// Maps those of a queue with `depth` tags.
+    pub(crate) fn map(file: &OwnedFd, queue: u16, depth: u16) -> io::Result<Descriptors> {
+        let bytes = (usize::from(depth) * size_of::<Descriptor>())
+            .next_multiple_of(rustix::param::page_size());
+        let offset = u64::from(queue) * DESCRIPTORS_STRIDE;
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing else is there.
+        let at = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, offset)?
+        };
+        let first = NonNull::new(at.cast()).expect("the kernel maps nothing at zero");
+        Ok(Descriptors { first, depth, bytes })
+    }
+
+    /// The request of a tag that is ours (UB-K2).
+    pub(crate) fn get(&self, tag: u16) -> Descriptor {
+        assert!(tag < self.depth, "tag {tag} of {}", self.depth);
+        // SAFETY: inside the mapping, which lives as long as self; any bits are a valid value.
+        // Volatile, as the kernel writes it.
+        unsafe { self.first.as_ptr().add(usize::from(tag)).read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; no reference into it is ever given out.
+        let unmapped = unsafe { munmap(self.first.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+impl fmt::Debug for Descriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Descriptors({})", self.depth)
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! ublk: devices as block devices of the kernel, `/dev/ublkbN`.
+//!
+//! ```text
+//!   clients    mount, fio, mkfs ──▶ /dev/ublkbN ── tags ─┐            kernel (ublk_drv)
+//!   ─────────────────────────────────────────────────────┼──────────────────────────────
+//!   control    Control ── add, start, stop, recover ─▶ /dev/ublk-control    (any thread but a
+//!                                                        │                   core's)
+//!   a core     Queue: one task a tag                     │
+//!                fetch(tag) ◀──── a request ─────────────┘
+//!                Descriptor ─▶ Request ─▶ bio ─▶ the device
+//!                data of reads and writes ═▶ /dev/ublkcN (user copy)
+//!                commit_and_fetch(tag, result): ends this one, waits for the next
+//! ```
+//!
+//! Control commands may wait, some for clients whose requests a [`Queue`] serves. So [`Control`]
+//! blocks its thread, and no core calls it. A queue speaks to the kernel through [`Channel`]: the
+//! kernel's is [`KernelChannel`], tests have one of their own.
+//!
+//! Invariants
+//! - UB-Q1 A tag is served by one task of one thread: the one that fetched it commits it, once.
+//! - UB-Q2 A request's data are in a buffer of its own, and its bytes are counted
+//!   ([`ByteBudget`]) before memory is taken, until it is committed.
+//! - UB-Q3 A commit tells the kernel what became of the request; data of a read are in the
+//!   request's pages before that.
+//! - UB-Q4 A queue that has been left commits nothing more: the kernel sends what was not committed
+//!   to the next process, which does it again. Only devices whose limits say `survives_kill` are
+//!   made so that the kernel does that.
+//! - UB-Q5 A request that can't be on the device (range, alignment) is refused before any bio.
+//! - UB-C1 No call of [`Control`] is made on a core.
+//! - UB-C2 Only devices whose number carries our sign (`ublksrv_flags`) are recovered or deleted,
+//!   and only those of this run directory by a daemon.
+#![warn(missing_docs)]
+
+mod abi;
+mod budget;
+mod channel;
+mod control;
+mod features;
+mod identity;
+mod kernel;
+mod params;
+mod queue;
+mod request;
+
+pub use abi::MAX_IO_BYTES;
+pub use budget::ByteBudget;
+pub use channel::{Channel, KernelChannel};
+pub use control::{Control, KernelDevice, NewDevice, State, char_path, disk_path, numbers};
+pub use features::Features;
+pub use identity::Identity;
+pub use kernel::Descriptor;
+pub use params::Params;
+pub use queue::{Ended, Queue, QueueSpec};

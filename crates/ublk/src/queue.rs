@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A queue: the tasks of its tags, from the first fetch to the end.
+//!
+//! ```text
+//!            ┌────────────── commit_and_fetch ◀──────────────┐
+//!   fetch ─▶ waits in the kernel ─▶ request ─▶ budget ─▶ copy in ─▶ bio ─▶ copy out
+//!            │                                       (write)          (read)
+//!            └▶ NoDevice: the device was stopped, the tag ends
+//!            └▶ another error: the queue has failed, the tag ends
+//! ```
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::latency::Latencies;
+use block::{BlockDevice, Buf, Class, Flags, Op, OpenDevice, Status};
+use reactor::{OpResult, WaitList, discard, flush, loop_time, read, spawn, write, write_zeroes};
+
+use crate::budget::ByteBudget;
+use crate::channel::Channel;
+use crate::request::{Request, errno};
+
+/// What a queue serves.
+pub struct QueueSpec {
+    /// Where bios go.
+    pub device: OpenDevice,
+    /// Whether writes are refused: asked for each.
+    pub is_read_only: Box<dyn Fn() -> bool>,
+    /// Where the times of requests are recorded.
+    pub latencies: Option<Arc<Latencies>>,
+    /// The bytes that its requests may have in memory, with other queues.
+    pub budget: Rc<ByteBudget>,
+    /// Its tags.
+    pub depth: u16,
+}
+
+/// How a queue has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The device was stopped.
+    Stopped,
+    /// The kernel has refused a command.
+    Failed(Status),
+}
+
+/// Figures of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    requests: u64,
+    errors: u64,
+}
+
+/// One queue of a device, served by tasks of this core.
+pub struct Queue<C: Channel> {
+    channel: C,
+    spec: QueueSpec,
+    /// Tags whose task has not ended.
+    tags: Cell<u16>,
+    /// Tags that the kernel has been offered for the first time.
+    offered: Cell<u16>,
+    failed: Cell<Option<Status>>,
+    /// UB-Q4
+    left: Cell<bool>,
+    counts: Cell<Counts>,
+    changed: WaitList,
+}
+
+impl<C: Channel> Queue<C> {
+    /// Offers all tags to the kernel, each by a task.
+    pub fn start(channel: C, spec: QueueSpec) -> Rc<Queue<C>> {
+        let depth = spec.depth;
+        let queue = Rc::new(Queue {
+            channel,
+            spec,
+            tags: Cell::new(depth),
+            offered: Cell::new(0),
+            failed: Cell::new(None),
+            left: Cell::new(false),
+            counts: Cell::default(),
+            changed: WaitList::new(),
+        });
+        for tag in 0..depth {
+            spawn(queue.clone().serve_tag(tag));
+        }
+        queue
+    }
+
+    /// The kernel's side.
+    pub fn channel(&self) -> &C {
+        &self.channel
+    }
+
+    /// Requests that were committed.
+    pub fn requests(&self) -> u64 {
+        self.counts.get().requests
+    }
+
+    /// Requests that were committed with an error.
+    pub fn errors(&self) -> u64 {
+        self.counts.get().errors
+    }
+
+    /// Commits nothing from now on: the kernel gives its requests to the next server (UB-Q4).
+    pub fn leave(&self) {
+        self.left.set(true);
+        self.changed.wake_all();
+    }
+
+    /// Waits until the kernel has been offered every tag, or has refused one.
+    pub async fn offered(&self) -> Result<(), Status> {
+        let all = || self.offered.get() == self.spec.depth || self.failed.get().is_some();
+        self.changed.wait_for(all).await;
+        self.failed.get().map_or(Ok(()), Err)
+    }
+
+    /// Waits until every tag has ended: nothing of the queue is in flight any more.
+    pub async fn ended(&self) -> Ended {
+        self.changed.wait_for(|| self.tags.get() == 0).await;
+        self.failed.get().map_or(Ended::Stopped, Ended::Failed)
+    }
+
+    /// UB-Q1: all commands of a tag are this task's.
+    async fn serve_tag(self: Rc<Self>, tag: u16) {
+        let fetched = self.channel.fetch(tag);
+        self.offered.set(self.offered.get() + 1);
+        self.changed.wake_all();
+        let mut answer = fetched.await;
+        while self.has_request(answer) {
+            let request = Request::decode(self.channel.descriptor(tag), &self.limits());
+            let begun = loop_time();
+            let result = match request {
+                Ok(request) if !self.left.get() => self.perform(tag, request).await,
+                Ok(_) => return, // UB-Q4
+                Err(status) => Err(status),
+            };
+            if self.left.get() {
+                return; // UB-Q4
+            }
+            if let (Some(times), Ok(request)) = (&self.spec.latencies, request) {
+                times.record(request.op, loop_time().saturating_sub(begun));
+            }
+            let Counts { requests, errors } = self.counts.get();
+            let errors = errors + u64::from(result.is_err());
+            self.counts.set(Counts { requests: requests + 1, errors });
+            let result = result.unwrap_or_else(|status| -errno(status));
+            answer = self.channel.commit_and_fetch(tag, result).await;
+        }
+        self.tags.set(self.tags.get() - 1);
+        self.changed.wake_all();
+    }
+
+    fn has_request(&self, answer: OpResult) -> bool {
+        if answer.status == Status::Ok {
+            return true;
+        }
+        if answer.status != Status::NoDevice {
+            self.failed.set(self.failed.get().or(Some(answer.status)));
+            self.changed.wake_all();
+        }
+        false
+    }
+
+    fn limits(&self) -> block::Limits {
+        self.spec.device.limits()
+    }
+
+    /// Does a request; returns the bytes of its data.
+    async fn perform(&self, tag: u16, request: Request) -> Result<i32, Status> {
+        let Request { op, sector, len, flags } = request;
+        if op.is_write() && (self.spec.is_read_only)() {
+            return Err(Status::ReadOnly);
+        }
+        let device = &self.spec.device;
+        let bytes = request.data_bytes();
+        match op {
+            Op::Read => {
+                let _reserved = self.spec.budget.take(bytes as u64).await; // UB-Q2
+                let buf = Buf::alloc(bytes);
+                read(device, Class::Foreground, sector, buf.clone().into()).await?;
+                // UB-Q3
+                self.channel.copy_out(tag, buf.into()).await.status.ok()?;
+            }
+            Op::Write => {
+                let _reserved = self.spec.budget.take(bytes as u64).await;
+                let buf = Buf::alloc(bytes);
+                self.channel.copy_in(tag, buf.clone().into()).await.status.ok()?;
+                let class = match flags.contains(Flags::FUA) {
+                    true => Class::Foreground,
+                    false => Class::Normal,
+                };
+                write(device, flags, class, sector, buf.into()).await?;
+            }
+            Op::Flush => flush(device, Class::Foreground).await?,
+            Op::Discard => discard(device, Class::Normal, sector, len).await?,
+            Op::WriteZeroes => write_zeroes(device, flags, Class::Normal, sector, len).await?,
+        }
+        Ok(i32::try_from(bytes).expect("at most MAX_IO_BYTES"))
+    }
+}
+
+impl<C: Channel> fmt::Debug for Queue<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Queue({} of {} tags)", self.tags.get(), self.spec.depth)
+    }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The memory of requests is bounded, and every request gets its turn.
+use std::rc::Rc;
+
+use block::{BlockDevice, Sector};
+use sim::model::Uniform;
+use sim::{DiskSpec, Machine, Rng, World};
+use ublk::{ByteBudget, Queue, QueueSpec};
+
+use crate::kernel::{ClientRequest, Kernel, READ, WRITE};
+use crate::recovery::spec;
+
+#[test]
+fn data_in_flight_are_bounded_and_all_requests_end() {
+    const MAX: u64 = 10_000;
+    let world = World::calm(3);
+    let disk = DiskSpec::new("disk", Sector(512), Box::new(Uniform::new(4, 1_000, 90_000)));
+    let file = world.borrow_mut().add_disk(disk);
+    let device: Rc<dyn BlockDevice> = world.borrow().leaf(file);
+    let kernel = Kernel::new(Rng::new(5), 16);
+    let machine = Machine::boot(&world, 1);
+    let at_kernel = kernel.clone();
+    let done = machine.block_on(async move {
+        let (connection, signal) = at_kernel.connect();
+        let budget = ByteBudget::new(MAX);
+        let bounded = QueueSpec { budget: budget.clone(), ..spec(device, 16) };
+        let queue = Queue::start(connection, bounded);
+        queue.offered().await.unwrap();
+        at_kernel.go_live(&signal);
+        let (mut most, mut rng) = (0, Rng::new(9));
+        for id in 0..200u64 {
+            let sectors = rng.pick(&[1, 8, 16, 32]);
+            let data = vec![0; sectors as usize * 512];
+            let (sector, op_flags) = (rng.below(400), rng.pick(&[READ, WRITE]));
+            let is_filled = false;
+            let request = ClientRequest { id, op_flags, sector, sectors, data, is_filled };
+            at_kernel.submit(request, &signal);
+        }
+        while queue.requests() < 200 {
+            // One that is larger than all of the budget is alone.
+            let used = budget.used();
+            assert!(used <= MAX || used == 32 * 512, "{used}");
+            most = most.max(used);
+            reactor::sleep(block::Nanos(500)).await;
+        }
+        (most, budget.used(), queue.errors())
+    });
+    let (most, left, errors) = done.expect("no power cut");
+    assert!(most > MAX / 2, "requests ran beside each other: {most}");
+    assert_eq!((left, errors), (0, 0));
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a queue ends, and what it refuses.
+use std::rc::Rc;
+
+use block::{BlockDevice, Sector};
+use sim::model::Uniform;
+use sim::{DiskSpec, Faults, Machine, Rng, World, WorldRef};
+use ublk::{Ended, Queue, QueueSpec};
+
+use crate::kernel::{ClientRequest, Completed, DISCARD, Kernel, READ, WRITE};
+use crate::recovery::spec;
+
+fn world(faults: Faults) -> (WorldRef, Rc<dyn BlockDevice>) {
+    let world = World::calm(1);
+    let disk = DiskSpec::new("disk", Sector(64), Box::new(Uniform::new(4, 1_000, 90_000)));
+    let file = world.borrow_mut().add_disk(disk);
+    world.borrow_mut().set_faults(file, faults);
+    let leaf = world.borrow().leaf(file);
+    (world, leaf)
+}
+
+fn request(id: u64, op_flags: u32, sector: u64, sectors: u32) -> ClientRequest {
+    let has_data = op_flags & 0xff <= WRITE;
+    let data = if has_data { vec![0xab; sectors as usize * 512] } else { Vec::new() };
+    ClientRequest { id, op_flags, sector, sectors, data, is_filled: false }
+}
+
+/// Serves `requests`, stops the device in their midst, and returns what clients got.
+fn served(
+    (world, device): (WorldRef, Rc<dyn BlockDevice>),
+    change: impl FnOnce(QueueSpec) -> QueueSpec + 'static,
+    requests: Vec<ClientRequest>,
+) -> Vec<Completed> {
+    let kernel = Kernel::new(Rng::new(7), 4);
+    let machine = Machine::boot(&world, 1);
+    let at_kernel = kernel.clone();
+    let done = machine.block_on(async move {
+        let (connection, signal) = at_kernel.connect();
+        let queue = Queue::start(connection, change(spec(device, 4)));
+        queue.offered().await.unwrap();
+        at_kernel.go_live(&signal);
+        let count = requests.len() as u64;
+        for request in requests {
+            at_kernel.submit(request, &signal);
+        }
+        while at_kernel.owned() > 1 {
+            reactor::sleep(block::Nanos(500)).await;
+        }
+        at_kernel.stop(&signal);
+        assert_eq!(queue.ended().await, Ended::Stopped);
+        assert_eq!((queue.requests(), at_kernel.owned()), (count, 0));
+        queue.errors()
+    });
+    let errors = done.expect("no power cut");
+    let completed = kernel.take_completed();
+    assert_eq!(errors, completed.iter().filter(|c| c.result < 0).count() as u64);
+    machine.shut_down();
+    completed
+}
+
+fn results(completed: &[Completed]) -> Vec<(u64, i32)> {
+    let mut all: Vec<_> = completed.iter().map(|c| (c.request.id, c.result)).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_stop_ends_the_queue_after_its_requests() {
+    let requests =
+        vec![request(1, WRITE, 0, 8), request(2, READ, 8, 2), request(3, DISCARD, 16, 8)];
+    let completed = served(world(Faults::default()), |spec| spec, requests);
+    assert_eq!(results(&completed), [(1, 4096), (2, 1024), (3, 0)]);
+}
+
+#[test]
+fn bad_requests_and_errors_reach_the_client_alone() {
+    let faults = Faults { write_error_per_mille: 1000, ..Faults::default() };
+    // Beyond the end; an unknown operation; a write that the disk fails; a read that works.
+    let requests = vec![
+        request(1, READ, 60, 8),
+        request(2, 15, 0, 8),
+        request(3, WRITE, 0, 1),
+        request(4, READ, 0, 1),
+    ];
+    let completed = served(world(faults), |spec| spec, requests);
+    assert_eq!(results(&completed), [(1, -22), (2, -95), (3, -5), (4, 512)]);
+}
+
+#[test]
+fn a_read_only_device_is_not_written() {
+    let (world, device) = world(Faults::default());
+    let read_only = |spec| QueueSpec { is_read_only: Box::new(|| true), ..spec };
+    let requests = vec![request(1, WRITE, 0, 1), request(2, DISCARD, 0, 8), request(3, READ, 0, 1)];
+    let completed = served((world.clone(), device), read_only, requests);
+    assert_eq!(results(&completed), [(1, -30), (2, -30), (3, 512)]);
+    let mut bytes = [1; 512];
+    world.borrow().peek(reactor::FileId(0), Sector(0), &mut bytes);
+    assert_eq!(bytes, [0; 512]);
+}

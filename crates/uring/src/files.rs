@@ -168,6 +168,20 @@ impl Files {
         helpers::call(sender, what, work).await
     }
 
+    /// Runs `work` on a thread of its own and returns its result, however long that takes, without
+    /// blocking the core. `name` is the thread's, of at most 15 letters.
+    ///
+    /// # Errors
+    /// When there is no thread; else those of `work`.
+    pub async fn apart<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let sender = self.0.borrow().wakeup.mailbox().sender();
+        helpers::call_apart(sender, name, work).await
+    }
+
     /// The runs of bytes within `range` for which a regular file has no data; nothing where its
     /// file system does not tell, for other files, and for mapped ones.
     ///

@@ -225,6 +225,45 @@ pub(crate) async fn call<T: Send + 'static>(
     }
 }
 
+/// Runs `work` on a thread of its own and returns its result, however long that takes. If the
+/// future is dropped, the work still runs to its end. For calls that wait for something other than
+/// a file system: one that waits for ever keeps no thread from others.
+///
+/// # Errors
+/// When there is no thread; else the error of `work`.
+pub(crate) async fn call_apart<T: Send + 'static>(
+    sender: Sender,
+    name: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = Rc::new(WaitList::new());
+    let list = CoreLocal::keep(done.clone());
+    let result = Arc::new(Mutex::new(None));
+    let of_thread = result.clone();
+    let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let ended = work();
+        *of_thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+        // Fails if the core has ended; then nothing waits there.
+        let _ = sender.call(move || {
+            if let Some(done) = list.get::<WaitList>() {
+                done.wake_all();
+            }
+        });
+    });
+    if let Err(e) = thread {
+        list.release();
+        return Err(Error::io(format!("no thread for {name}")).because(e));
+    }
+    let mut ended = None;
+    done.wait_for(|| {
+        ended = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        ended.is_some()
+    })
+    .await;
+    list.release();
+    ended.expect("waited for above")
+}
+
 /// Waits for `future`, but not longer than `time`.
 async fn within(time: Nanos, future: impl Future<Output = ()>) {
     let (mut future, mut timer) = (pin!(future), pin!(sleep(time)));
@@ -282,6 +321,33 @@ mod tests {
     use reactor::{Reactor, now};
 
     use crate::Uring;
+
+    #[test]
+    fn a_call_apart_takes_its_time_beside_others() {
+        let uring = Uring::new().unwrap();
+        let files = uring.files();
+        let reactor = Reactor::enter(CoreId(0), Box::new(uring));
+        let (release, hang) = mpsc::channel::<()>();
+        let done = Rc::new(Cell::new(false));
+        let ended = done.clone();
+        reactor.block_on(async move {
+            let beside = files.clone();
+            reactor::spawn(async move {
+                let wait = move || hang.recv().map_err(|_| Error::io("gone"));
+                beside.apart("test", wait).await.unwrap();
+                ended.set(true);
+            });
+            let name = || Ok(std::thread::current().name().map(str::to_owned));
+            assert_eq!(files.apart("other", name).await.unwrap().as_deref(), Some("other"));
+            assert!(!done.get());
+            release.send(()).unwrap();
+            while !done.get() {
+                sleep(Nanos::from_millis(1)).await;
+            }
+            let e = files.apart("bad", || Err::<(), _>(Error::io("no"))).await.unwrap_err();
+            assert_eq!(e.to_string(), "no");
+        });
+    }
 
     #[test]
     fn a_call_that_hangs_ends_and_its_path_is_refused() {

@@ -76,6 +76,9 @@ pub struct CreateArgs {
     /// /sys/block/zram0
     #[arg(long, conflicts_with_all = ["table", "table_file", "notable"])]
     pub(crate) zram: bool,
+    /// Make it a block device of the kernel, too, though the daemon runs without --ublk
+    #[arg(long)]
+    pub(crate) ublk: bool,
     /// A second, unchangeable name
     #[arg(short, long)]
     pub(crate) uuid: Option<String>,

@@ -32,6 +32,7 @@ mod resize;
 mod save;
 mod show;
 mod top;
+mod ublk_verb;
 mod verbs;
 mod wipe;
 
@@ -45,6 +46,7 @@ pub use client::{Client, runtime};
 pub use inspect::InspectArgs;
 pub use recover::RecoverArgs;
 pub use reproduce::{ReproduceArgs, run as reproduce};
+pub use ublk_verb::UblkArgs;
 pub use verbs::run as control_daemon;
 pub use wipe::WipeArgs;
 
@@ -61,6 +63,11 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     let done = offline::run(|| recover::run(args, run_dir));
     let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
     done.map_err(|f| f.within("recover"))
+}
+
+/// `millpond ublk`. Returns the exit code.
+pub fn ublk(args: &UblkArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    ublk_verb::run(args, run_dir).map(|()| EXIT_DONE).map_err(|f| f.within("ublk"))
 }
 
 /// What `millpond help` prints of a target type: arguments, options and attributes; or of an

@@ -115,7 +115,7 @@ async fn create(client: &Client, a: &CreateArgs) -> Done {
     let table = if a.notable || a.zram { None } else { Some(read_table(&a.table)?) };
     let (name, uuid) = (a.name.clone(), a.uuid.clone());
     let force = a.force.clone();
-    let new = api::Create { name, uuid, minor: None, table, force, zram: a.zram };
+    let new = api::Create { name, uuid, minor: None, table, force, zram: a.zram, ublk: a.ublk };
     requests::create(client, &new).await
 }
 

@@ -27,6 +27,9 @@ pub struct Create {
     /// A compressed RAM disk that has no size yet, instead of a table.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub zram: bool,
+    /// Make it a block device of the kernel, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ublk: bool,
 }
 
 /// One of a device's two tables.
@@ -206,6 +209,9 @@ pub struct Device {
     /// What keeps its engines from doing their work, each in one sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// The path of its block device of the kernel, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_device: Option<String>,
 }
 
 /// One line of a live table: with its arguments (`table`) or its state (`status`).

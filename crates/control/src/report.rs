@@ -337,6 +337,7 @@ mod tests {
             event_nr: 0,
             targets: 1,
             problems: Vec::new(),
+            block_device: None,
         }
     }
 

@@ -53,6 +53,9 @@ pub fn info(devices: &[Device]) -> String {
         if let Some(uuid) = &d.uuid {
             let _ = writeln!(out, "UUID: {uuid}");
         }
+        if let Some(path) = &d.block_device {
+            let _ = writeln!(out, "Block device: {path}");
+        }
         out.push('\n');
     }
     out
@@ -207,6 +210,7 @@ mod tests {
             event_nr: 2,
             targets: 1,
             problems: Vec::new(),
+            block_device: None,
         }
     }
 

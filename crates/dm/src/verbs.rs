@@ -89,6 +89,11 @@ impl Dm {
         Ok(unsaved)
     }
 
+    /// What a removal by force, or with this token, would refuse because of what is lost (DM-U2).
+    pub async fn check_lost(&self, name: &str, force: Option<&str>) -> Result<(), Error> {
+        self.get(name)?.check_lost(force).await
+    }
+
     /// Writes back what only the caches of a device hold. Fails with `EBUSY` while it is open.
     pub async fn write_back_unused(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;

@@ -32,6 +32,10 @@ pub struct ServeArgs {
     /// attributes below `DIR/sys/block/NAME`. Only the daemon's user may use them
     #[arg(long, value_name = "DIR")]
     pub(crate) fuse: Option<PathBuf>,
+    /// Make each device a block device of the kernel, `/dev/ublkbN`: RUN_DIR/dev/NAME leads there,
+    /// and root's /dev/millpond/NAME. Needs root, and Linux 6.5 with the module ublk_drv
+    #[arg(long)]
+    pub(crate) ublk: bool,
     /// Let TCP addresses be other than loopback. There is no password, and encryption only with
     /// --nbd-tls-certs. Not needed for NBD where clients must have a certificate
     #[arg(long)]
@@ -99,6 +103,8 @@ pub(crate) struct DeviceConfig {
     pub(crate) force: Option<String>,
     /// Whether the daemon starts without it when it can't be created.
     pub(crate) optional: bool,
+    /// Whether it is a block device of the kernel, too.
+    pub(crate) ublk: bool,
     /// Attributes to set once it is created, with their values, in this order.
     pub(crate) attributes: Vec<(String, String)>,
 }
@@ -112,6 +118,8 @@ struct File {
     http: Option<String>,
     metrics: Option<String>,
     fuse: Option<PathBuf>,
+    #[serde(default)]
+    ublk: bool,
     #[serde(default)]
     allow_remote: bool,
     cores: Option<u32>,
@@ -136,6 +144,8 @@ struct Device {
     zram: bool,
     #[serde(default)]
     optional: bool,
+    #[serde(default)]
+    ublk: bool,
     readonly: Option<bool>,
     doors: Option<Vec<String>>,
     /// In the order of the file.
@@ -167,6 +177,7 @@ impl Config {
             http: given.http.or(file.http),
             metrics: given.metrics.or(file.metrics),
             fuse: given.fuse.or(file.fuse),
+            ublk: given.ublk || file.ublk,
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
             busy_poll: given.busy_poll.or(file.busy_poll),
@@ -223,8 +234,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         if let Some(readonly) = d.readonly {
             attributes.insert(0, ("ro".into(), u8::from(readonly).to_string()));
         }
-        let (uuid, force, optional) = (d.uuid, d.force, d.optional);
-        devices.push(DeviceConfig { place, name, uuid, table, force, optional, attributes });
+        let (uuid, force, optional, ublk) = (d.uuid, d.force, d.optional, d.ublk);
+        devices.push(DeviceConfig { place, name, uuid, table, force, optional, ublk, attributes });
     }
     let serve = ServeArgs {
         nbd: file.nbd,
@@ -233,6 +244,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         http: file.http,
         metrics: file.metrics,
         fuse: file.fuse.map(|dir| base.join(dir)),
+        ublk: file.ublk,
         allow_remote: file.allow_remote,
         cores: file.cores,
         busy_poll: file.busy_poll,
@@ -248,7 +260,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
 impl DeviceConfig {
     /// Whether both make the same device, at any place in the file.
     pub(crate) fn is_same_device(&self, other: &DeviceConfig) -> bool {
-        let made_of = |d: &DeviceConfig| (d.uuid.clone(), d.table.clone(), d.attributes.clone());
+        let made_of =
+            |d: &DeviceConfig| (d.uuid.clone(), d.table.clone(), d.ublk, d.attributes.clone());
         made_of(self) == made_of(other)
     }
 }

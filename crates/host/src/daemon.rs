@@ -112,7 +112,10 @@ impl Daemon {
         for listener in &mut nbd {
             listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
         }
+        let (dir, serves_all) = (run_dir.path().to_owned(), options.ublk);
+        core.call(async move |e: Rc<Engine>| e.set_up_disks(dir, serves_all).await).await??;
         let devices = create(&core, devices).await?;
+        core.call(async |e: Rc<Engine>| e.warn_of_waiting_disks()).await?;
         let control =
             Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
         let metrics = Listener::open_all("--metrics", ListenerRole::Metrics, metrics, &mut store)?;
@@ -192,6 +195,8 @@ impl Daemon {
             self.unmount(fuse).await?;
         }
         let time = Nanos(u64::try_from(self.shutdown.as_nanos()).unwrap_or(u64::MAX));
+        let disks = Nanos(time.0 / 4);
+        self.state.core.call(async move |e: Rc<Engine>| e.shut_down_disks(disks).await).await?;
         let failures = self.state.core.call(async move |e: Rc<Engine>| e.shutdown(time).await);
         let failures = failures.await?;
         for failure in &failures {

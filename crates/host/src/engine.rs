@@ -7,6 +7,7 @@
 //! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 mod attributes;
+mod disks;
 mod listen;
 mod recache;
 mod resize;
@@ -35,6 +36,7 @@ use crate::log::long_work;
 use crate::secondary::{CorePool, Owner};
 use crate::targets;
 use crate::tls::ServerCertificates;
+use crate::ublk_door::UblkDoor;
 use crate::zram_factory::ZramFactory;
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
@@ -65,6 +67,8 @@ pub(crate) struct Engine {
     files: Files,
     /// TLS of the server, if it has any.
     tls: RefCell<Option<Rc<TlsServer>>>,
+    /// Block devices of the kernel, where they can be made.
+    disks: RefCell<Option<Rc<UblkDoor>>>,
     ended: Cell<bool>,
 }
 
@@ -86,8 +90,8 @@ impl Engine {
         let defaults = Options::default();
         let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
         let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
-        let (tls, ended) = (RefCell::default(), Cell::new(false));
-        Engine { dm, leaves, server, owner, claims, zram, files, tls, ended }
+        let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
+        Engine { dm, leaves, server, owner, claims, zram, files, tls, disks, ended }
     }
 
     /// The other end of a socket of the NBD server.
@@ -115,12 +119,13 @@ impl Engine {
     /// Creates a device of the configuration file and sets its attributes. After an error there is
     /// no such device.
     pub(crate) async fn create_configured(&self, device: DeviceConfig) -> Result<(), Failure> {
-        let DeviceConfig { name, uuid, table, force, attributes, .. } = device;
+        let DeviceConfig { name, uuid, table, force, attributes, ublk, .. } = device;
         let (new, zram) = (name.clone(), table.is_none());
-        let new = api::Create { name: new, uuid, minor: None, table, force, zram };
-        self.create(new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
+        let new = api::Create { name: new, uuid, minor: None, table, force, zram, ublk };
+        self.make(&new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
+        self.leaves.take_warnings(); // the log has them, and nobody else asks
         for (attribute, value) in &attributes {
-            if let Err(failure) = self.set_attribute(&name, attribute, value).await {
+            if let Err(failure) = self.change_attribute(&name, attribute, value).await {
                 let removed = self.remove(&name, Remove::IfUnused, None, &|| true).await;
                 if let Err(also) = removed {
                     // The first cause is the caller's.
@@ -129,7 +134,7 @@ impl Engine {
                 return Err(of_device(&name, failure));
             }
         }
-        Ok(())
+        self.make_disk(&name, ublk).await.map_err(|failure| of_device(&name, failure))
     }
 
     /// Makes a device. Nothing is made when `is_wanted` returns false before anything was changed.
@@ -138,6 +143,13 @@ impl Engine {
         new: api::Create,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Changed, Failure> {
+        self.make(&new, is_wanted).await?;
+        self.make_disk(&new.name, new.ublk).await?;
+        self.changed(&new.name)
+    }
+
+    /// Makes a device, without a block device of the kernel.
+    async fn make(&self, new: &api::Create, is_wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
         let (uuid, table) = (new.uuid.as_deref(), new.table.as_deref());
         match (new.zram, table) {
             (false, _) => {
@@ -161,7 +173,7 @@ impl Engine {
             }
         }
         tracing::info!(device = new.name, "device created");
-        self.changed(&new.name)
+        Ok(())
     }
 
     /// Loads a table, unless `is_wanted` returns false when it has been constructed.
@@ -203,10 +215,30 @@ impl Engine {
         self.files.closed_since(mark).await;
         resumed?;
         tracing::info!(device = name, "device resumed");
+        self.update_disk(name).await?;
         self.changed(name)
     }
 
     pub(crate) async fn remove(
+        &self,
+        name: &str,
+        how: Remove,
+        force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<api::Removed, Failure> {
+        let device = self.dm.get(name)?;
+        match how {
+            Remove::Force => self.stop_disk(name, force).await?,
+            Remove::IfUnused | Remove::Deferred | Remove::Drained => {
+                self.release_disk(name, how).await?;
+            }
+        }
+        let removed = self.remove_device(name, how, force, is_wanted).await;
+        self.end_release(&device, how, removed.is_err()).await;
+        removed
+    }
+
+    async fn remove_device(
         &self,
         name: &str,
         how: Remove,
@@ -239,6 +271,7 @@ impl Engine {
             (Some(new), None) => {
                 self.dm.rename(name, new)?;
                 tracing::info!(device = name, new, "device renamed");
+                self.rename_disk(new);
                 self.changed(new)
             }
             (None, Some(uuid)) => {
@@ -300,7 +333,8 @@ impl Engine {
         let owner = self.dm.get(&info.name).ok();
         let engines = owner.iter().flat_map(|owner| self.claims.of(owner));
         let problems = engines.flat_map(|engine| engine.problems()).collect();
-        api::Device { problems, ..device(info) }
+        let block_device = self.disk_of(&info.name);
+        api::Device { problems, block_device, ..device(info) }
     }
 
     pub(crate) async fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
@@ -524,6 +558,7 @@ fn device(info: DeviceInfo) -> api::Device {
         event_nr: info.event_nr,
         targets: info.targets,
         problems: Vec::new(),
+        block_device: None,
     }
 }
 

@@ -197,9 +197,9 @@ impl ConfigFile {
             if devices.iter().any(|device| device.name == left_out.name) {
                 continue;
             }
-            let DeviceConfig { place: _, name, uuid, table, force, optional, attributes } =
+            let DeviceConfig { place: _, name, uuid, table, force, optional, ublk, attributes } =
                 left_out.clone();
-            devices.push(SavedDevice { name, uuid, table, force, optional, attributes });
+            devices.push(SavedDevice { name, uuid, table, force, optional, ublk, attributes });
         }
     }
 

@@ -96,6 +96,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
         table: Some(table),
         force: None,
         optional: false,
+        ublk: false,
         attributes: Vec::new(),
     };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };

@@ -18,6 +18,8 @@ pub(crate) struct SavedDevice {
     pub(crate) force: Option<String>,
     /// The same.
     pub(crate) optional: bool,
+    /// Whether it is a block device of the kernel, too.
+    pub(crate) ublk: bool,
     pub(crate) attributes: Vec<(String, String)>,
 }
 
@@ -43,6 +45,9 @@ pub(crate) fn text(options: &ServeArgs, devices: &[SavedDevice], base: &Path) ->
         if device.optional {
             out.push_str("optional = true\n");
         }
+        if device.ublk {
+            out.push_str("ublk = true\n");
+        }
         if !device.attributes.is_empty() {
             out.push_str("[device.attributes]\n");
         }
@@ -60,6 +65,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         http,
         metrics,
         fuse,
+        ublk,
         allow_remote,
         cores,
         busy_poll,
@@ -81,8 +87,10 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
             line(name, quoted(&base.join(dir).to_string_lossy()));
         }
     }
-    if *allow_remote {
-        line("allow_remote", "true".to_owned());
+    for (name, is_on) in [("ublk", ublk), ("allow_remote", allow_remote)] {
+        if *is_on {
+            line(name, "true".to_owned());
+        }
     }
     if let Some(cores) = cores {
         line("cores", cores.to_string());
@@ -142,6 +150,7 @@ mod tests {
             table: table.map(str::to_owned),
             force: (name == "b").then(|| "1a2b3c4d".to_owned()),
             optional: name == "z",
+            ublk: name == "b",
             attributes: attributes.iter().map(pair).collect(),
         }
     }
@@ -154,6 +163,7 @@ mod tests {
             http: Some("unix:/run/\\x".into()),
             metrics: Some("127.0.0.1:9099".into()),
             fuse: Some("/srv/pond".into()),
+            ublk: true,
             allow_remote: true,
             cores: Some(2),
             busy_poll: Some("50us".into()),
@@ -183,6 +193,7 @@ mod tests {
                 table: d.table,
                 force: d.force,
                 optional: d.optional,
+                ublk: d.ublk,
                 attributes: d.attributes,
             })
             .collect();

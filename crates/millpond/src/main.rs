@@ -51,6 +51,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) => Some(Level::WARN),
         Verb::Inspect(_)
         | Verb::Wipe(_)
+        | Verb::Ublk(_)
         | Verb::Control(_)
         | Verb::Help(_)
         | Verb::Completions(_) => None,
@@ -73,6 +74,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
+        Verb::Ublk(args) => cli::ublk(&args, run_dir),
         Verb::Help(HelpArgs { topic }) => help(topic.as_deref()),
         Verb::Completions(CompletionsArgs { shell }) => {
             let mut script = Vec::new();

@@ -256,7 +256,7 @@ impl Control {
     /// As [`Control::stop`], unless it is open. `features` are the driver's.
     ///
     /// # Errors
-    /// `EBUSY` when it is open; before Linux 7.1 only a mount, or who else opens it exclusively,
+    /// `EBUSY` when it is open; before Linux 7.0 only a mount, or who else opens it exclusively,
     /// counts.
     pub fn try_stop(&mut self, number: u32, features: Features) -> Result<(), Error> {
         let in_use = || {

@@ -28,8 +28,8 @@
 //!   made so that the kernel does that.
 //! - UB-Q5 A request that can't be on the device (range, alignment) is refused before any bio.
 //! - UB-C1 No call of [`Control`] is made on a core.
-//! - UB-C2 Only devices whose number carries our sign (`ublksrv_flags`) are recovered or deleted,
-//!   and only those of this run directory by a daemon.
+//! - UB-C2 Only devices that carry our sign (`ublksrv_flags`) are recovered or deleted, by a daemon
+//!   only those of its run directory, and none while a process has its character device open.
 #![warn(missing_docs)]
 
 mod abi;

@@ -76,7 +76,7 @@ async fn create_one(
     // A table without a line loads nothing: dmsetup leaves the device without one.
     let table = table.filter(|t| t.lines().any(|l| !l.trim().is_empty() && !l.starts_with('#')));
     let (name, force) = (name.to_owned(), options.token());
-    let new = api::Create { name, uuid, minor, table, force, zram: false };
+    let new = api::Create { name, uuid, minor, table, force, zram: false, ublk: false };
     requests::create(client, &new).await.map_err(|f| {
         // The daemon makes it with its table, or not at all; dmsetup names the step that failed.
         let step = if f.message.contains(": line ") { "reload" } else { "create" };

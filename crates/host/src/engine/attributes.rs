@@ -61,6 +61,19 @@ impl Engine {
         attr: &str,
         value: &str,
     ) -> Result<api::Attribute, Failure> {
+        let set = self.change_attribute(name, attr, value).await?;
+        // A compressed RAM disk may have got its size, or a device its doors.
+        self.update_disk(name).await?;
+        Ok(set)
+    }
+
+    /// Sets an attribute; what it means for a block device of the kernel is the caller's to see to.
+    pub(super) async fn change_attribute(
+        &self,
+        name: &str,
+        attr: &str,
+        value: &str,
+    ) -> Result<api::Attribute, Failure> {
         if let Some(leaf) = self.leaf(name).await? {
             sysfs::set(&self.dm, &leaf, attr, value).await?;
             return self.attribute(name, attr).await;

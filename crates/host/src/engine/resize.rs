@@ -29,6 +29,9 @@ impl Engine {
             swapped?;
             let (from, to) = (size_text(before.bytes()), size_text(after.bytes()));
             tracing::info!(device = name, before = from, after = to, "device resized");
+            if let Err(failure) = self.update_disk(name).await {
+                self.leaves.warn(failure.message);
+            }
         }
         if after == before && how.size_bytes.is_none() {
             for below in self.dm.deps(name)? {

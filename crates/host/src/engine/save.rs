@@ -22,7 +22,9 @@ impl Engine {
                 // Set up by attributes, and without a size yet.
                 (false, false) => {
                     let uuid = info.uuid.clone();
-                    saved.push(SavedDevice { name: name.clone(), uuid, ..SavedDevice::default() });
+                    let (device, ublk) = (name.clone(), self.is_disk_chosen(name));
+                    let device = SavedDevice { name: device, uuid, ublk, ..SavedDevice::default() };
+                    saved.push(device);
                     left_out
                         .push(format!("device {name}: attributes that were set before its size"));
                 }
@@ -83,8 +85,9 @@ impl Engine {
                 attributes.push((spec.name.to_owned(), value));
             }
         }
+        let ublk = self.is_disk_chosen(name);
         let (name, uuid, table) = (name.clone(), info.uuid.clone(), Some(table.join("\n")));
-        Ok(SavedDevice { name, uuid, table, attributes, ..SavedDevice::default() })
+        Ok(SavedDevice { name, uuid, table, ublk, attributes, ..SavedDevice::default() })
     }
 }
 

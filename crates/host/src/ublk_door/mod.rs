@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mapped devices as block devices of the kernel (ublk). Core 0 has the queues; whatever may wait
+//! in the kernel runs on threads of its own.
+//!
+//! ```text
+//!   engine (verbs) ──▶ UblkDoor ──── thread: add, start, stop, recover, links
+//!                        │ one UblkDisk a device
+//!                        └ Queue ── bios ──▶ the mapped device
+//! ```
+//!
+//! Invariants
+//! - HO-U1 A disk holds its mapped device open for as long as its queue runs. So a device is
+//!   removed only after its disk was stopped.
+//! - HO-U2 A device in the kernel is taken over only for a device that is there, with its leaves
+//!   open: their locks are ours, so no request of the last daemon is under way any more.
+//! - HO-U3 Only a disk whose device survives a kill is made so that the kernel hides one.
+//! - HO-U4 Changes of one device's disk come one after the other.
+mod disk;
+mod disks;
+mod kernel_devices;
+mod links;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+
+use block::{BlockDevice, Error, Nanos, Sector};
+use dm::MappedDevice;
+use reactor::{WaitList, sleep, spawn};
+use ublk::{ByteBudget, Features, Identity, KernelDevice, Params, disk_path};
+use uring::Files;
+
+use disk::UblkDisk;
+pub use disks::Disks;
+use kernel_devices::OpenedDevice;
+
+/// Name of the threads that wait for the kernel.
+const THREAD: &str = "ublk-control";
+/// How often it is looked whether a device to be removed later is still open.
+const DEFERRED_LOOK: Nanos = Nanos::from_secs(1);
+/// How long a stop by force waits for the device before its table is taken away. Chosen: what a
+/// removal by force waits for requests.
+const STOP_WAIT: Nanos = Nanos::from_secs(3);
+
+/// What of a device in the kernel a verb shows.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskInfo {
+    /// Its path, `/dev/ublkbN`.
+    pub(crate) path: PathBuf,
+}
+
+/// The door of a daemon.
+pub(crate) struct UblkDoor {
+    files: Files,
+    run_dir: PathBuf,
+    /// All devices have a disk, not only those for which one was asked.
+    serves_all: bool,
+    features: OnceCell<Features>,
+    /// By the numbers of their mapped devices, which names change.
+    disks: RefCell<BTreeMap<u32, Rc<UblkDisk>>>,
+    /// Devices for which a disk was asked by name.
+    chosen: RefCell<Vec<Weak<MappedDevice>>>,
+    /// Devices in the kernel whose clients wait, and the names that they had.
+    waiting: RefCell<Vec<KernelDevice>>,
+    links: RefCell<BTreeMap<String, u32>>,
+    budget: Rc<ByteBudget>,
+    /// Devices whose disk is being changed (HO-U4).
+    changing: RefCell<BTreeSet<u32>>,
+    changed: WaitList,
+    is_ending: Cell<bool>,
+}
+
+/// Keeps others from changing the disk of a device.
+struct ChangeGuard<'a> {
+    door: &'a UblkDoor,
+    minor: u32,
+}
+
+impl Drop for ChangeGuard<'_> {
+    fn drop(&mut self) {
+        self.door.changing.borrow_mut().remove(&self.minor);
+        self.door.changed.wake_all();
+    }
+}
+
+impl UblkDoor {
+    pub(crate) fn new(
+        files: Files,
+        run_dir: PathBuf,
+        serves_all: bool,
+        bytes_max: u64,
+    ) -> Rc<UblkDoor> {
+        Rc::new(UblkDoor {
+            files,
+            run_dir,
+            serves_all,
+            features: OnceCell::new(),
+            disks: RefCell::default(),
+            chosen: RefCell::default(),
+            waiting: RefCell::default(),
+            links: RefCell::default(),
+            budget: ByteBudget::new(bytes_max),
+            changing: RefCell::default(),
+            changed: WaitList::new(),
+            is_ending: Cell::new(false),
+        })
+    }
+
+    /// Connects to the driver, once, and looks at what the last daemon has left there.
+    ///
+    /// # Errors
+    /// When the driver is not there, is too old, or the right is missing; with what to do.
+    pub(crate) async fn open(&self) -> Result<(), Error> {
+        if self.features.get().is_some() {
+            return Ok(());
+        }
+        let dir = self.run_dir.clone();
+        let found = self.files.apart(THREAD, move || kernel_devices::find(&dir)).await?;
+        if self.features.set(found.features).is_ok() {
+            *self.waiting.borrow_mut() = found.waiting;
+            *self.links.borrow_mut() = found.links.into_iter().collect();
+        }
+        Ok(())
+    }
+
+    fn features(&self) -> Features {
+        self.features.get().copied().unwrap_or_default()
+    }
+
+    /// Devices in the kernel whose clients wait for a device that has not come.
+    pub(crate) fn waiting(&self) -> Vec<PathBuf> {
+        self.waiting.borrow().iter().map(|device| disk_path(device.number)).collect()
+    }
+
+    /// From now on this device has a disk, also when others have none.
+    pub(crate) fn choose(&self, device: &Rc<MappedDevice>) {
+        let mut chosen = self.chosen.borrow_mut();
+        chosen.retain(|other| other.strong_count() > 0);
+        chosen.push(Rc::downgrade(device));
+    }
+
+    /// Whether a disk was asked for this very device.
+    pub(crate) fn is_chosen(&self, device: &MappedDevice) -> bool {
+        let is_it = |other: &Weak<MappedDevice>| std::ptr::eq(other.as_ptr(), device);
+        self.chosen.borrow().iter().any(is_it)
+    }
+
+    /// Whether the device is to have a disk, and can have one now.
+    fn is_wanted(&self, device: &MappedDevice) -> bool {
+        let by_all = self.serves_all && device.doors() == dm::Doors::All;
+        let info = device.info();
+        (by_all || self.is_chosen(device)) && info.live_table && !self.is_ending.get()
+    }
+
+    /// The disk of a device.
+    pub(crate) fn disk(&self, device: &MappedDevice) -> Option<DiskInfo> {
+        let disks = self.disks.borrow();
+        disks.get(&device.minor()).map(|disk| DiskInfo { path: disk_path(disk.number) })
+    }
+
+    async fn lock(&self, minor: u32) -> ChangeGuard<'_> {
+        self.changed.wait_for(|| !self.changing.borrow().contains(&minor)).await;
+        self.changing.borrow_mut().insert(minor);
+        ChangeGuard { door: self, minor }
+    }
+
+    /// Makes the disk of a device as the device is now: makes it if it is wanted and not there, and
+    /// tells the kernel a size that has changed. `survives_kill`: the kernel may hide a kill.
+    pub(crate) async fn update(
+        self: &Rc<Self>,
+        device: &Rc<MappedDevice>,
+        survives_kill: bool,
+    ) -> Result<(), Error> {
+        let _guard = self.lock(device.minor()).await;
+        let disk = self.disks.borrow().get(&device.minor()).cloned();
+        match disk {
+            Some(disk) => self.update_size(&disk, device.limits().capacity).await,
+            None if self.is_wanted(device) => self.serve(device, survives_kill).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn update_size(&self, disk: &UblkDisk, capacity: Sector) -> Result<(), Error> {
+        if disk.capacity.get() == capacity || capacity == Sector::ZERO {
+            return Ok(());
+        }
+        let (number, features) = (disk.number, self.features());
+        let set = move || kernel_devices::set_size(number, capacity, features);
+        self.files.apart(THREAD, set).await?;
+        disk.capacity.set(capacity);
+        tracing::info!(disk = %disk_path(number).display(), sectors = capacity.0, "size told");
+        Ok(())
+    }
+
+    async fn serve(
+        self: &Rc<Self>,
+        device: &Rc<MappedDevice>,
+        survives_kill: bool,
+    ) -> Result<(), Error> {
+        self.open().await?;
+        let limits = device.limits();
+        let name = dm::mangle(device.name());
+        let params = Params::new(&limits, device.read_only().get()).map_err(Error::invalid)?;
+        let identity = Identity::new(&self.run_dir, device.name());
+        let found = self.take_waiting(&name, identity)?;
+        let opened = match found {
+            Some(found) if !survives_kill => {
+                self.waiting.borrow_mut().push(found);
+                return Err(Error::busy(format!(
+                    "clients of {0} wait for it, but what the last daemon told them may be lost: \
+                     give them up with `millpond ublk --give-up {1}`",
+                    disk_path(found.number).display(),
+                    found.number
+                )));
+            }
+            Some(found) => {
+                let recover = move || kernel_devices::recover(found, &params);
+                let recovered = self.files.apart(THREAD, recover).await;
+                recovered.inspect_err(|_| self.waiting.borrow_mut().push(found))?
+            }
+            None => {
+                let features = self.features();
+                let add = move || kernel_devices::add(identity, survives_kill, features, &params);
+                self.files.apart(THREAD, add).await?
+            }
+        };
+        let (number, is_recovered) = (opened.number, opened.is_recovered);
+        let disk = self.start(device, opened).await?;
+        let path = self.link(&disk, &name).await;
+        let path = path.display();
+        if is_recovered {
+            tracing::info!(device = device.name(), %path, number, "block device taken over");
+            // What its clients were told is what they have; a change since then is news.
+            self.update_size(&disk, limits.capacity).await?;
+        } else {
+            let recovers = survives_kill && self.features().contains(Features::RECOVERY);
+            tracing::info!(device = device.name(), %path, number, recovers, "block device made");
+        }
+        Ok(())
+    }
+
+    /// Starts the queue of a device that was opened, and lets clients in.
+    async fn start(
+        self: &Rc<Self>,
+        device: &Rc<MappedDevice>,
+        opened: OpenedDevice,
+    ) -> Result<Rc<UblkDisk>, Error> {
+        let (number, is_recovered) = (opened.number, opened.is_recovered);
+        let made = UblkDisk::new(device, opened, &self.files, &self.budget);
+        let disk = match made {
+            Ok(disk) => disk,
+            Err(e) if is_recovered => return Err(e),
+            Err(e) => {
+                let dir = self.run_dir.clone();
+                let forget = move || kernel_devices::forget(&dir, number);
+                let _ = self.files.apart(THREAD, forget).await; // the first error is the caller's
+                return Err(e);
+            }
+        };
+        let (door, watched, minor) = (self.clone(), disk.clone(), device.minor());
+        self.disks.borrow_mut().insert(minor, disk.clone());
+        spawn(async move { door.end_when_stopped(minor, &watched).await });
+        let offered = disk.queue().offered().await;
+        let started = match offered {
+            Ok(()) => {
+                let start = move || kernel_devices::start(number, is_recovered);
+                self.files.apart(THREAD, start).await
+            }
+            Err(status) => {
+                let path = disk_path(number);
+                Err(Error::io(format!("{}: no request can be fetched: {status}", path.display())))
+            }
+        };
+        if let Err(e) = started {
+            if !is_recovered {
+                // The first error is the caller's.
+                let _ = self.files.apart(THREAD, move || kernel_devices::stop(number)).await;
+            }
+            return Err(e);
+        }
+        Ok(disk)
+    }
+
+    /// Makes the links of a disk; returns where clients find it.
+    async fn link(&self, disk: &UblkDisk, name: &str) -> PathBuf {
+        let (dir, number) = (self.run_dir.clone(), disk.number);
+        let of_thread = name.to_owned();
+        let make = move || {
+            links::make(&dir, &of_thread, number).map_err(|e| Error::io("links").because(e))
+        };
+        match self.files.apart(THREAD, make).await {
+            Ok(path) => path,
+            Err(e) => {
+                // The device itself is there.
+                tracing::warn!(device = name, "no link to it: {}", e.chain());
+                disk_path(number)
+            }
+        }
+    }
+
+    /// The device in the kernel that waits for the device of this name.
+    fn take_waiting(&self, name: &str, identity: Identity) -> Result<Option<KernelDevice>, Error> {
+        let mut waiting = self.waiting.borrow_mut();
+        let linked = self.links.borrow_mut().remove(name);
+        let by_link = |device: &KernelDevice| linked == Some(device.number);
+        let has_link = |device: &KernelDevice| {
+            self.links.borrow().values().any(|number| *number == device.number)
+        };
+        // Another name's link tells that it was renamed.
+        let by_name =
+            |device: &KernelDevice| device.identity == Some(identity) && !has_link(device);
+        let found: Vec<usize> = match waiting.iter().position(by_link) {
+            Some(at) => vec![at],
+            None => (0..waiting.len()).filter(|at| by_name(&waiting[*at])).collect(),
+        };
+        match found.as_slice() {
+            [] => Ok(None),
+            [at] => Ok(Some(waiting.swap_remove(*at))),
+            several => {
+                let paths = several.iter().map(|at| waiting[*at].number.to_string());
+                let numbers: Vec<String> = paths.collect();
+                Err(Error::busy(format!(
+                    "several block devices wait for one of this name: give up all but one of {} \
+                     with `millpond ublk --give-up NUMBER`",
+                    numbers.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Waits for the end of a disk, whoever has stopped it, and clears up after it.
+    async fn end_when_stopped(self: Rc<Self>, minor: u32, disk: &Rc<UblkDisk>) {
+        let ended = disk.queue().ended().await;
+        let path = disk_path(disk.number);
+        let path = path.display();
+        match ended {
+            ublk::Ended::Stopped => tracing::info!(%path, "block device stopped"),
+            ublk::Ended::Failed(status) => {
+                tracing::error!(%path, "the kernel has refused its queue: {status}");
+            }
+        }
+        self.files.close(disk.queue().channel().file());
+        let (dir, number) = (self.run_dir.clone(), disk.number);
+        let forgotten =
+            self.files.apart(THREAD, move || kernel_devices::forget(&dir, number)).await;
+        if let Err(e) = forgotten {
+            tracing::warn!(%path, "{}", e.chain());
+        }
+        self.disks.borrow_mut().remove(&minor);
+        disk.end();
+    }
+
+    /// Stops the disk of a device that is to be removed, unless it is open. Without a disk there is
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// `EBUSY` when it is open.
+    pub(crate) async fn release(&self, device: &MappedDevice) -> Result<(), Error> {
+        let _guard = self.lock(device.minor()).await;
+        let Some(disk) = self.disks.borrow().get(&device.minor()).cloned() else { return Ok(()) };
+        let (number, features) = (disk.number, self.features());
+        let stop = move || kernel_devices::try_stop(number, features);
+        let stopped = self.files.apart(THREAD, stop).await;
+        stopped.map_err(|e| e.within(device.name()))?;
+        disk.ended().await;
+        Ok(())
+    }
+
+    /// Stops the disk of a device, though it is open: begins to, and returns when it has stopped or
+    /// after some time; then its requests wait for the device.
+    pub(crate) async fn stop(&self, device: &MappedDevice) {
+        let Some(disk) = self.disks.borrow().get(&device.minor()).cloned() else { return };
+        let (number, files, end) = (disk.number, self.files.clone(), reactor::now() + STOP_WAIT);
+        spawn(async move {
+            if let Err(e) = files.apart(THREAD, move || kernel_devices::stop(number)).await {
+                tracing::warn!(disk = %disk_path(number).display(), "{}", e.chain());
+            }
+        });
+        while !disk.has_ended() && reactor::now() < end {
+            sleep(Nanos::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until the disk of a device has ended, at most for `time`.
+    pub(crate) async fn stopped_within(&self, device: &MappedDevice, time: Nanos) {
+        let Some(disk) = self.disks.borrow().get(&device.minor()).cloned() else { return };
+        let end = reactor::now() + time;
+        while !disk.has_ended() && reactor::now() < end {
+            sleep(Nanos::from_millis(5)).await;
+        }
+    }
+
+    /// Stops the disk of a device as soon as nobody has it open, while the device is to be removed
+    /// then.
+    pub(crate) fn release_later(self: &Rc<Self>, device: &Rc<MappedDevice>) {
+        let (door, device) = (self.clone(), device.clone());
+        spawn(async move {
+            while device.info().deferred_remove && door.disk(&device).is_some() {
+                if door.release(&device).await.is_ok() {
+                    return;
+                }
+                sleep(DEFERRED_LOOK).await;
+            }
+        });
+    }
+
+    /// The device has another name.
+    pub(crate) fn renamed(self: &Rc<Self>, device: &Rc<MappedDevice>) {
+        let Some(disk) = self.disks.borrow().get(&device.minor()).cloned() else { return };
+        let (door, device) = (self.clone(), device.clone());
+        spawn(async move {
+            let _guard = door.lock(device.minor()).await;
+            door.link(&disk, &dm::mangle(device.name())).await;
+        });
+    }
+
+    /// Ends the door: disks that nobody has open are stopped. Of the others, those whose clients
+    /// the kernel lets wait stay for the next daemon, and the rest fail. At most for `time`.
+    pub(crate) async fn shut_down(self: &Rc<Self>, time: Nanos) {
+        self.is_ending.set(true);
+        let end = reactor::now() + time;
+        let disks: Vec<Rc<UblkDisk>> = self.disks.borrow().values().cloned().collect();
+        for disk in &disks {
+            let (files, disk, features) = (self.files.clone(), disk.clone(), self.features());
+            spawn(async move {
+                let number = disk.number;
+                let stop = move || kernel_devices::try_stop(number, features);
+                let Err(e) = files.apart(THREAD, stop).await else { return };
+                let path = disk_path(number);
+                let path = path.display();
+                if disk.recovers {
+                    tracing::info!(%path, "its clients wait for the next daemon: {}", e.chain());
+                    disk.queue().leave();
+                    return disk.end();
+                }
+                tracing::warn!(%path, "its clients get errors: {}", e.chain());
+                if let Err(e) = files.apart(THREAD, move || kernel_devices::stop(number)).await {
+                    tracing::warn!(%path, "{}", e.chain());
+                }
+            });
+        }
+        while disks.iter().any(|disk| !disk.has_ended()) && reactor::now() < end {
+            sleep(Nanos::from_millis(5)).await;
+        }
+        for disk in disks.iter().filter(|disk| !disk.has_ended()) {
+            tracing::warn!(disk = %disk_path(disk.number).display(), "did not stop in time");
+            disk.queue().leave();
+        }
+    }
+}
+
+impl fmt::Debug for UblkDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UblkDoor({} disks)", self.disks.borrow().len())
+    }
+}

@@ -24,7 +24,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast lint fmt fuzz sanitize seeds kills docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest lint fmt fuzz sanitize seeds kills docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -123,6 +123,13 @@ sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs night
 
 seeds: ## simulation tests with SEEDS seeds each
 	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test $(ALL) $(ENGINES)
+
+# Kills of the daemon under each of two devices; a few end within the 4 minutes of one boot.
+GUEST_KILLS ?= 3
+guest: ## block devices of the kernel in a guest of Linux 7 under qemu (GUEST_KILLS=20)
+	@scripts/setup.sh guest
+	$(CARGO) build --locked -p millpond
+	scripts/guest.sh tests/guest/ublk.sh $(MILLPOND) $(GUEST_KILLS)
 
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash

@@ -7,6 +7,7 @@
 #   scripts/setup.sh          programs for the end-to-end tests, compiler check
 #   scripts/setup.sh lint     rustfmt and clippy only
 #   scripts/setup.sh deb      for make try-deb
+#   scripts/setup.sh guest    for make guest
 #   scripts/setup.sh peers    what bench-peers compares with besides
 #   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
@@ -45,6 +46,19 @@ tmux                | tmux                            | a terminal for the test 
 # Only `make try-deb`.
 NEEDED_FOR_DEB='
 mmdebstrap          | mmdebstrap                      | a Debian to install the package in
+'
+
+# Only `make guest`.
+NEEDED_FOR_GUEST='
+qemu-system-x86_64  | qemu-system-x86                 | the machine that the guest sees
+busybox             | busybox-static                  | the first programs of the guest
+cpio                | cpio                            | its first root
+depmod              | kmod                            | the modules of its kernel
+xz                  | xz-utils                        | the same, compressed
+zstd                | zstd                            | the same, compressed
+fio                 | fio                             | load and verification
+mkfs.ext4           | e2fsprogs                       | a file system on a device
+blkdiscard          | util-linux                      | discards and zeroes
 '
 
 # Only `make bench-peers`. Its package may start a server of its own, which serves nothing.
@@ -196,6 +210,9 @@ lint)
     check_component fmt rustfmt
     check_component clippy clippy
     ;;
+guest)
+    install_programs "$NEEDED_FOR_GUEST"
+    ;;
 deb)
     install_programs "$NEEDED"
     install_programs "$NEEDED_FOR_DEB"
@@ -210,7 +227,7 @@ fuzz)
     check_nightly
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|deb|peers|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [all|lint|deb|guest|peers|fuzz]\n' >&2
     exit 2
     ;;
 esac

@@ -128,13 +128,20 @@ for device in $plain $wc; do
         kill -0 $fio 2>/dev/null || break
         kill -9 $daemon
         wait $daemon 2>/dev/null
+        # One that dies while it takes the devices over.
+        "$program" daemon --config pond.toml >>/tmp/daemon.log 2>&1 &
+        daemon=$!
+        sleep "$((RANDOM % 3)).$((RANDOM % 10))"
+        kill -9 $daemon
+        wait $daemon 2>/dev/null
         start --config pond.toml || break
         done_kills=$((done_kills + 1))
     done
     if wait $fio; then
         ok "fio verifies $(basename $device) over $done_kills kills"
     else
-        bad "fio after $done_kills kills: $(cat /tmp/fio.said /tmp/fio.out | tail -5)"
+        said=$(cat /tmp/fio.said /tmp/fio.out | grep -v '^ ' | head -20)
+        bad "fio after $done_kills kills: $said"
     fi
     [ $done_kills -gt 0 ] || bad "fio ended before a kill"
 done

@@ -3,7 +3,7 @@
 //! gone for good. It asks the kernel, not a daemon.
 use std::path::Path;
 
-use block::ErrorKind;
+use block::{Error, ErrorKind};
 use clap::Args;
 use control::Failure;
 use host::{Disks, Format, Listing, RunDir, print};
@@ -134,10 +134,11 @@ fn give_up(control: &mut Control, wanted: &str, disks: &Disks) -> Result<(), Fai
     let path = path.display();
     // Its server has this open; the number of a process may be one of another container.
     if device.state == State::Live
-        && control.open_char(device.number).is_err_and(|e| e.kind() == ErrorKind::Busy)
+        && let Err(e) = control.open_char(device.number)
     {
         let why = format!("process {} serves it: `millpond remove` takes it away", device.pid);
-        return Err(Failure::new(ErrorKind::Busy, format!("{path}: {why}")));
+        let refusal = Error::new(ErrorKind::Busy, format!("{path}: {why}"));
+        return Err(refusal.because(e).into());
     }
     disks.forget(control, device.number)?;
     print(&format!("{path}\n"))

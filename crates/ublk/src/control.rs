@@ -229,13 +229,17 @@ impl Control {
         Ok(Params(params))
     }
 
-    /// Opens the character device of a device, for its queues; only one process has it open.
+    /// Opens the character device of a device, for its queues.
+    ///
+    /// # Errors
+    /// `EBUSY` while a process has it open: only one can.
     pub fn open_char(&self, number: u32) -> Result<OwnedFd, Error> {
         let path = char_path(number);
         // Without O_NONBLOCK io_uring would send each copy of data to a thread of its own.
         let file = open_device(&path, libc::O_NONBLOCK);
         file.map(OwnedFd::from).map_err(|e| {
-            let kind = ErrorKind::of_io(e.kind());
+            let is_served = e.raw_os_error() == Some(libc::EBUSY);
+            let kind = if is_served { ErrorKind::Busy } else { ErrorKind::Io };
             Error::new(kind, path.display().to_string()).because(e)
         })
     }
@@ -324,7 +328,11 @@ impl Control {
     /// # Errors
     /// `EBUSY` while the last server has not ended completely.
     pub fn start_recovery(&mut self, number: u32) -> Result<(), Error> {
-        self.send_simple("it can't be taken over", command::START_RECOVERY, number, 0)
+        match self.send(command::START_RECOVERY, number, 0, 0, &mut []) {
+            // Older kernels say so when it is prepared already: by a server that died then.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            sent => sent.map(drop).map_err(|e| refused("it can't be taken over", number, e)),
+        }
     }
 
     /// Sends the requests that wait to this process, once all tags were fetched.

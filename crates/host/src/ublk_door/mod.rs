@@ -19,6 +19,7 @@ mod disk;
 mod disks;
 mod kernel_devices;
 mod links;
+mod waiting;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,12 +30,13 @@ use std::rc::{Rc, Weak};
 use block::{BlockDevice, Error, Nanos, Sector};
 use dm::MappedDevice;
 use reactor::{WaitList, sleep, spawn};
-use ublk::{ByteBudget, Features, Identity, KernelDevice, Params, disk_path};
+use ublk::{ByteBudget, Features, Identity, Params, disk_path};
 use uring::Files;
 
 use disk::UblkDisk;
 pub use disks::Disks;
 use kernel_devices::OpenedDevice;
+use waiting::WaitingDevices;
 
 /// Name of the threads that wait for the kernel.
 const THREAD: &str = "ublk-control";
@@ -62,9 +64,8 @@ pub(crate) struct UblkDoor {
     disks: RefCell<BTreeMap<u32, Rc<UblkDisk>>>,
     /// Devices for which a disk was asked by name.
     chosen: RefCell<Vec<Weak<MappedDevice>>>,
-    /// Devices in the kernel whose clients wait, and the names that they had.
-    waiting: RefCell<Vec<KernelDevice>>,
-    links: RefCell<BTreeMap<String, u32>>,
+    /// Devices in the kernel whose clients wait.
+    waiting: RefCell<WaitingDevices>,
     budget: Rc<ByteBudget>,
     /// Devices whose disk is being changed (HO-U4).
     changing: RefCell<BTreeSet<u32>>,
@@ -100,7 +101,6 @@ impl UblkDoor {
             disks: RefCell::default(),
             chosen: RefCell::default(),
             waiting: RefCell::default(),
-            links: RefCell::default(),
             budget: ByteBudget::new(bytes_max),
             changing: RefCell::default(),
             changed: WaitList::new(),
@@ -119,8 +119,7 @@ impl UblkDoor {
         let dir = self.run_dir.clone();
         let found = self.files.apart(THREAD, move || kernel_devices::find(&dir)).await?;
         if self.features.set(found.features).is_ok() {
-            *self.waiting.borrow_mut() = found.waiting;
-            *self.links.borrow_mut() = found.links.into_iter().collect();
+            *self.waiting.borrow_mut() = WaitingDevices::new(found.waiting, found.links);
         }
         Ok(())
     }
@@ -131,7 +130,7 @@ impl UblkDoor {
 
     /// Devices in the kernel whose clients wait for a device that has not come.
     pub(crate) fn waiting(&self) -> Vec<PathBuf> {
-        self.waiting.borrow().iter().map(|device| disk_path(device.number)).collect()
+        self.waiting.borrow().paths()
     }
 
     /// From now on this device has a disk, also when others have none.
@@ -204,10 +203,10 @@ impl UblkDoor {
         let name = dm::mangle(device.name());
         let params = Params::new(&limits, device.read_only().get()).map_err(Error::invalid)?;
         let identity = Identity::new(&self.run_dir, device.name());
-        let found = self.take_waiting(&name, identity)?;
+        let found = self.waiting.borrow_mut().take(&name, identity)?;
         let opened = match found {
             Some(found) if !survives_kill => {
-                self.waiting.borrow_mut().push(found);
+                self.waiting.borrow_mut().put_back(found);
                 return Err(Error::busy(format!(
                     "clients of {0} wait for it, but what the last daemon told them may be lost: \
                      give them up with `millpond ublk --give-up {1}`",
@@ -218,7 +217,7 @@ impl UblkDoor {
             Some(found) => {
                 let recover = move || kernel_devices::recover(found, &params);
                 let recovered = self.files.apart(THREAD, recover).await;
-                recovered.inspect_err(|_| self.waiting.borrow_mut().push(found))?
+                recovered.inspect_err(|_| self.waiting.borrow_mut().put_back(found))?
             }
             None => {
                 let features = self.features();
@@ -296,36 +295,6 @@ impl UblkDoor {
                 // The device itself is there.
                 tracing::warn!(device = name, "no link to it: {}", e.chain());
                 disk_path(number)
-            }
-        }
-    }
-
-    /// The device in the kernel that waits for the device of this name.
-    fn take_waiting(&self, name: &str, identity: Identity) -> Result<Option<KernelDevice>, Error> {
-        let mut waiting = self.waiting.borrow_mut();
-        let linked = self.links.borrow_mut().remove(name);
-        let by_link = |device: &KernelDevice| linked == Some(device.number);
-        let has_link = |device: &KernelDevice| {
-            self.links.borrow().values().any(|number| *number == device.number)
-        };
-        // Another name's link tells that it was renamed.
-        let by_name =
-            |device: &KernelDevice| device.identity == Some(identity) && !has_link(device);
-        let found: Vec<usize> = match waiting.iter().position(by_link) {
-            Some(at) => vec![at],
-            None => (0..waiting.len()).filter(|at| by_name(&waiting[*at])).collect(),
-        };
-        match found.as_slice() {
-            [] => Ok(None),
-            [at] => Ok(Some(waiting.swap_remove(*at))),
-            several => {
-                let paths = several.iter().map(|at| waiting[*at].number.to_string());
-                let numbers: Vec<String> = paths.collect();
-                Err(Error::busy(format!(
-                    "several block devices wait for one of this name: give up all but one of {} \
-                     with `millpond ublk --give-up NUMBER`",
-                    numbers.join(", ")
-                )))
             }
         }
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -295,6 +295,12 @@ impl Files {
         Ok(socket::insert(table, fd))
     }
 
+    /// Adds an eventfd, to be waited for (a read of 8 bytes) and signalled (a write of 8). A close
+    /// ends requests that wait on it. The caller has checked that it is one: [`is_eventfd`].
+    pub fn adopt_eventfd(&self, fd: OwnedFd) -> FileId {
+        self.0.borrow_mut().table.insert(fd, Kind::Event)
+    }
+
     /// Another descriptor of an open socket; `None` if it is closed, or none is free.
     pub fn copy_of_socket(&self, file: FileId) -> Option<OwnedFd> {
         self.0.borrow().table.get(file)?.try_clone().ok()
@@ -324,6 +330,12 @@ impl Files {
     pub fn remote_end(&self, file: FileId) -> Option<RemoteEnd> {
         socket::remote_end(self.0.borrow().table.get(file)?)
     }
+}
+
+/// Whether a descriptor is an eventfd. Waits for no file system but /proc.
+pub fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
 impl fmt::Debug for Files {

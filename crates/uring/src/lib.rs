@@ -9,6 +9,7 @@
 //!   Files     opens, listens, closes: fills the table of the driver
 //!   helpers   threads for system calls that may wait for a file system
 //!   pmem      a mapped file: copies complete without the ring
+//!   guest_memory  memory of a virtual machine, mapped
 //!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the eventfd, always armed
 //! ```
 //!
@@ -40,6 +41,7 @@ mod connect;
 mod device_id;
 mod file;
 mod files;
+mod guest_memory;
 mod helpers;
 mod limits;
 mod lock_owner;
@@ -57,7 +59,8 @@ mod wakeup;
 
 pub use connect::Peer;
 pub use file::{Direct, OpenOptions};
-pub use files::{Files, Opened};
+pub use files::{Files, Opened, is_eventfd};
+pub use guest_memory::GuestMemory;
 pub use helpers::{DEADLINE, wait_for_closes};
 pub use mailbox::{Mailbox, Sender};
 pub use passed::take_passed;

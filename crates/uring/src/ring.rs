@@ -213,13 +213,13 @@ impl Shared {
     /// Closes a file now, or when the last request on it has ended (UR-U3).
     pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> CloseResult {
         let result = self.table.close(file, closer);
-        if matches!(result, CloseResult::Deferred) && self.table.is_listener(file) {
+        if matches!(result, CloseResult::Deferred) && self.table.ends_by_cancel(file) {
             self.end_accepts(file);
         }
         result
     }
 
-    /// Ends what waits on a listener, now and later, and leaves the socket as it is (UR-U8).
+    /// Ends what waits on a listener or an eventfd, now and later, and leaves it as it is (UR-U8).
     fn end_accepts(&mut self, file: FileId) {
         self.table.end_accepts(file);
         let waiting = self.requests.iter().filter(|(_, request)| request.file == file);

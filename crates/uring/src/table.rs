@@ -90,6 +90,8 @@ pub(crate) enum Kind {
     /// A listening socket; its close never blocks. Other processes may have the same one: it is
     /// never shut down (UR-U8).
     Listener,
+    /// An eventfd; its close never blocks, and ends requests that wait on it.
+    Event,
     /// Its close may wait for a file system or disk.
     File {
         direct: Option<DirectAlign>,
@@ -102,7 +104,7 @@ pub(crate) enum Kind {
 impl Kind {
     fn direct(self) -> Option<DirectAlign> {
         match self {
-            Kind::Socket | Kind::Listener => None,
+            Kind::Socket | Kind::Listener | Kind::Event => None,
             Kind::File { direct, .. } => direct,
         }
     }
@@ -131,7 +133,7 @@ struct Slot {
     map: Option<Mapping>,
     /// A socket that has room for large sends.
     has_large_buffer: bool,
-    /// A listener that accepts no more.
+    /// A listener that accepts no more, or an eventfd that is being closed.
     accepts_ended: bool,
 }
 
@@ -164,7 +166,7 @@ impl Slot {
             }
         };
         match kind {
-            Kind::Socket | Kind::Listener => close(),
+            Kind::Socket | Kind::Listener | Kind::Event => close(),
             Kind::File { .. } => helpers::close(close),
         }
     }
@@ -278,12 +280,18 @@ impl Table {
         self.0.get(index(file)).is_some_and(|slot| matches!(slot.kind, Kind::Listener))
     }
 
+    /// Whether what waits on it ends by a cancellation.
+    pub(crate) fn ends_by_cancel(&self, file: FileId) -> bool {
+        let ends = |slot: &Slot| matches!(slot.kind, Kind::Listener | Kind::Event);
+        self.0.get(index(file)).is_some_and(ends)
+    }
+
     /// Notes that a listener accepts no more.
     pub(crate) fn end_accepts(&mut self, file: FileId) {
         self.0[index(file)].accepts_ended = true;
     }
 
-    /// Whether it is a listener that accepts no more.
+    /// Whether it is a listener that accepts no more, or an eventfd that is being closed.
     pub(crate) fn accepts_ended(&self, file: FileId) -> bool {
         self.0.get(index(file)).is_some_and(|slot| slot.accepts_ended)
     }
@@ -317,8 +325,8 @@ impl Table {
         closer
     }
 
-    /// Closes now, or when the last request has ended (UR-U3). Those on a listener are the caller's
-    /// to end.
+    /// Closes now, or when the last request has ended (UR-U3). Those on a listener or an eventfd
+    /// are the caller's to end.
     pub(crate) fn close(&mut self, file: FileId, closer: Closer) -> CloseResult {
         let Some(slot) = self.0.get_mut(index(file)).filter(|s| s.closing.is_none()) else {
             return CloseResult::NoSuchFile;
@@ -334,7 +342,7 @@ impl Table {
                 let _ = shutdown(&*slot.fd, Shutdown::Both);
             }
             // UR-U8
-            Kind::Listener => slot.accepts_ended = true,
+            Kind::Listener | Kind::Event => slot.accepts_ended = true,
             // Its requests end by themselves.
             Kind::File { .. } => {}
         }

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// Files that can be mapped at once.
-pub(super) const MAPPINGS_MAX: usize = 256;
+/// Files that can be mapped at once, the memory of guests included: each has a few.
+pub(super) const MAPPINGS_MAX: usize = 1024;
 /// Lost pages that a mapping remembers; with one more all of it is lost.
 const LOST_MAX: usize = 64;
 
@@ -56,11 +56,11 @@ static PLACES: [Place; MAPPINGS_MAX] = [const {
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping's place in the table; given back when dropped, which must be before it is unmapped.
-pub(super) struct Watch(&'static Place);
+pub(crate) struct Watch(&'static Place);
 
 impl Watch {
     /// Watches `len` bytes at `base`, where pages are lost by `unit`. Nothing: the table is full.
-    pub(super) fn begin(base: *const u8, len: usize, unit: usize) -> Option<Watch> {
+    pub(crate) fn begin(base: *const u8, len: usize, unit: usize) -> Option<Watch> {
         BEFORE.get_or_init(install);
         let place = PLACES.iter().find(|p| !p.taken.swap(true, Ordering::Acquire))?;
         place.count.store(0, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Watch {
     }
 
     /// UR-L1: whether a lost page lies in `range` of the mapping. After a copy.
-    pub(super) fn touches(&self, range: &Range<usize>) -> bool {
+    pub(crate) fn touches(&self, range: &Range<usize>) -> bool {
         let count = self.0.count.load(Ordering::Acquire);
         if count == 0 {
             return false;

@@ -37,7 +37,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::os_error::os_error;
 use copy::LineFlush;
-use lost::Watch;
+pub(crate) use lost::Watch;
 
 /// Largest request that clients should send: a copy blocks its core until it is done.
 const IO_BYTES_MAX: u32 = 1 << 20;
@@ -56,7 +56,7 @@ pub(crate) struct Mapping {
 }
 
 /// The address range of a mapping.
-struct Region {
+pub(crate) struct Region {
     base: *mut u8,
     len: usize,
 }
@@ -183,12 +183,26 @@ fn reserve(path: &Path, fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
 }
 
 impl Region {
-    fn new(fd: &OwnedFd, len: usize, writable: bool, flags: MapFlags) -> Result<Region, Errno> {
+    /// Maps the first `len` bytes of a file.
+    pub(crate) fn new(
+        fd: &OwnedFd,
+        len: usize,
+        writable: bool,
+        flags: MapFlags,
+    ) -> Result<Region, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | write);
         // SAFETY: a new mapping at an address of the kernel's choice, where no Rust object is.
         let base = unsafe { mmap(anywhere, len, protection, flags, fd, 0)? };
         Ok(Region { base: base.cast(), len })
+    }
+
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 }
 

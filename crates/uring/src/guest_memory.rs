@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory of a virtual machine: a part of a file in memory that its front end has open too, mapped.
+//!
+//! Invariants
+//! - UR-G1 The file is on tmpfs (a memfd is) or hugetlbfs: an access waits for no file system that
+//!   the front end, or somebody else, runs.
+//! - UR-G2 No reference to the bytes is made: the guest changes them at any time. They are copied,
+//!   and the indices of rings are loaded and stored as atomics.
+//! - UR-G3 A page that the front end has cut off the file is lost (`pmem::lost`): an access to it
+//!   is an error, not the end of the process.
+//! - UR-G4 A mapping is used by one thread, which need not be the one that made it.
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use block::{Error, ErrorKind, Slice, Status, copy_shared};
+use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::mm::MapFlags;
+
+use crate::pmem::{Region, Watch};
+
+/// File systems whose pages are memory, by `f_type`.
+const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
+
+/// A mapped part of a file in memory.
+pub struct GuestMemory {
+    // Dropped in this order: else the handler could take the next mapping at this address for ours.
+    watch: Watch,
+    region: Region,
+    /// The part, within the region.
+    part: Range<usize>,
+}
+
+fn refused(why: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("memory of the guest: {why}"))
+}
+
+impl GuestMemory {
+    /// Maps `len` bytes from `offset` on of a file in memory, to be read and written. It may wait
+    /// for the file system of a file that it refuses: not for a core. The file stays the caller's
+    /// to close.
+    ///
+    /// # Errors
+    /// `Invalid` for another kind of file (UR-G1), and when the file has fewer bytes; `NoSpace`
+    /// when the process has too many mappings.
+    pub fn map(file: &OwnedFd, offset: u64, len: u64) -> Result<GuestMemory, Error> {
+        let failed = |e| refused("it can't be examined").because(e);
+        let fs = fstatfs(file).map_err(failed)?;
+        // A bit pattern, on some architectures of a signed type.
+        let kind = u64::try_from(fs.f_type).unwrap_or(0);
+        if kind != TMPFS && kind != HUGETLBFS {
+            return Err(refused(
+                "its file is neither on tmpfs nor on hugetlbfs: a memfd, /dev/shm or huge pages \
+                 are allowed (qemu: memory-backend-memfd with share=on)",
+            ));
+        }
+        let stat = fstat(file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(refused("it is no regular file"));
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let end = offset.checked_add(len).filter(|&end| len > 0 && end <= size);
+        let Some(end) = end else {
+            return Err(refused(&format!("{len} bytes at {offset} are not in its {size} bytes")));
+        };
+        let too_large = |_| refused("it is too large to be mapped");
+        let (start, end) =
+            (usize::try_from(offset).map_err(too_large)?, usize::try_from(end).map_err(too_large)?);
+        // From the start of the file on: the offset need not be a multiple of its pages.
+        let unit = match kind {
+            HUGETLBFS => usize::try_from(fs.f_bsize).unwrap_or(0).max(1),
+            _ => rustix::param::page_size(),
+        };
+        let region = Region::new(file, end.next_multiple_of(unit), true, MapFlags::SHARED);
+        let region = region.map_err(|e| refused("it can't be mapped").because(e))?;
+        let watch = Watch::begin(region.base(), region.len(), unit).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "memory of the guest: too many files are mapped")
+        })?;
+        Ok(GuestMemory { watch, region, part: start..end })
+    }
+
+    /// Bytes that are mapped.
+    pub fn len_bytes(&self) -> u64 {
+        self.part.len() as u64
+    }
+
+    /// Where `len` bytes from `at` on are.
+    ///
+    /// # Panics
+    /// If they are not all mapped.
+    fn place(&self, at: u64, len: usize) -> (*mut u8, Range<usize>) {
+        let range = usize::try_from(at).ok().and_then(|at| {
+            let start = self.part.start.checked_add(at)?;
+            Some(start..start.checked_add(len)?)
+        });
+        let range = range.filter(|range| range.end <= self.part.end);
+        let range = range.expect("the caller has checked the range");
+        (self.region.base().wrapping_add(range.start), range)
+    }
+
+    /// UR-G3.
+    fn outcome(&self, range: &Range<usize>) -> Result<(), Status> {
+        if self.watch.touches(range) { Err(Status::Io) } else { Ok(()) }
+    }
+
+    /// Copies the bytes from `at` on to `out`.
+    ///
+    /// # Errors
+    /// `Io` when a page is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
+        let (from, range) = self.place(at, out.len());
+        // SAFETY: `place` has checked that the range is mapped; no reference to it exists (UR-G2),
+        // and `out` is borrowed.
+        unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
+        self.outcome(&range)
+    }
+
+    /// Stores `bytes` from `at` on.
+    ///
+    /// # Errors
+    /// `Io` when a page is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
+        let (to, range) = self.place(at, bytes.len());
+        // SAFETY: as in `read`, the other way round.
+        unsafe { copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len()) };
+        self.outcome(&range)
+    }
+
+    /// Copies the bytes from `at` on to `to`, all of it.
+    ///
+    /// # Errors
+    /// `Io` when a page is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
+        let (from, range) = self.place(at, to.len());
+        // SAFETY: as in `read`; the slice is borrowed to copy there.
+        to.with_destination(|to, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
+        self.outcome(&range)
+    }
+
+    /// Copies all of `from` to the bytes from `at` on.
+    ///
+    /// # Errors
+    /// `Io` when a page is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
+        let (to, range) = self.place(at, from.len());
+        // SAFETY: as in `write`; the slice is borrowed as the source.
+        from.with_source(|from, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
+        self.outcome(&range)
+    }
+
+    /// The 16-bit number at an even `at`, as one load. What the guest stored before it stored this
+    /// number is seen by later loads of this thread.
+    ///
+    /// # Errors
+    /// `Io` when the page is lost.
+    ///
+    /// # Panics
+    /// If it is not within the memory, or not aligned.
+    pub fn load_u16(&self, at: u64) -> Result<u16, Status> {
+        let (number, range) = self.atomic(at);
+        let found = number.load(Ordering::Acquire);
+        self.outcome(&range).map(|()| u16::from_le(found))
+    }
+
+    /// Stores a 16-bit number at an even `at`, as one store, after all that this thread has stored
+    /// before.
+    ///
+    /// # Errors
+    /// `Io` when the page is lost.
+    ///
+    /// # Panics
+    /// If it is not within the memory, or not aligned.
+    pub fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
+        let (number, range) = self.atomic(at);
+        number.store(value.to_le(), Ordering::Release);
+        self.outcome(&range)
+    }
+
+    fn atomic(&self, at: u64) -> (&AtomicU16, Range<usize>) {
+        let (place, range) = self.place(at, size_of::<u16>());
+        let place = place.cast::<u16>();
+        assert!(place.is_aligned(), "a number at an odd place");
+        // SAFETY: mapped as long as `self` lives, and aligned; every access to it in this process
+        // is this one or a copy by machine code (UR-G2), and those of the guest are none of Rust's.
+        (unsafe { AtomicU16::from_ptr(place) }, range)
+    }
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GuestMemory({} bytes)", self.part.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use block::Buf;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    fn in_memory(bytes: u64) -> OwnedFd {
+        let file = File::from(memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(bytes).unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn both_sides_see_what_the_other_stores() {
+        let fd = in_memory(3 << 16);
+        let memory = GuestMemory::map(&fd, 1 << 16, 2 << 16).unwrap();
+        let file = File::from(fd);
+        memory.write(10, b"host").unwrap();
+        memory.store_u16(2, 0x1234).unwrap();
+        let mut found = [0; 14];
+        file.read_exact_at(&mut found, 1 << 16).unwrap();
+        assert_eq!(&found, b"\0\0\x34\x12\0\0\0\0\0\0host");
+        file.write_all_at(b"guest\x78\x56", (1 << 16) + 99).unwrap();
+        let mut found = [0; 5];
+        memory.read(99, &mut found).unwrap();
+        assert_eq!((&found, memory.load_u16(104).unwrap()), (b"guest", 0x5678));
+        let buf = Buf::zeroed(5);
+        memory.read_to(99, &buf.all()).unwrap();
+        memory.write_from(200, &buf.all()).unwrap();
+        memory.read(200, &mut found).unwrap();
+        assert_eq!(&found, b"guest");
+    }
+
+    #[test]
+    fn other_files_and_ranges_are_refused() {
+        let text = |e: Result<GuestMemory, Error>| e.map(drop).unwrap_err().to_string();
+        let null = File::open("/dev/null").unwrap().into();
+        assert!(text(GuestMemory::map(&null, 0, 4096)).contains("memory of the guest"));
+        let proc = File::open("/proc/self/status").unwrap().into();
+        assert!(text(GuestMemory::map(&proc, 0, 4096)).contains("neither on tmpfs"));
+        let fd = in_memory(8192);
+        for (offset, len) in [(0, 8193), (8192, 1), (u64::MAX, 2), (4096, 0)] {
+            let e = text(GuestMemory::map(&fd, offset, len));
+            assert!(e.contains("not in its 8192 bytes"), "{e}");
+        }
+    }
+
+    /// UR-G3.
+    #[test]
+    fn memory_that_was_cut_off_is_an_error() {
+        let fd = in_memory(16384);
+        let memory = GuestMemory::map(&fd, 0, 16384).unwrap();
+        File::from(fd).set_len(4096).unwrap();
+        memory.write(0, b"still").unwrap();
+        assert_eq!(memory.write(8192, b"lost"), Err(Status::Io));
+        assert_eq!(memory.load_u16(12288), Err(Status::Io));
+    }
+
+    #[test]
+    #[should_panic(expected = "the caller has checked the range")]
+    fn a_range_beyond_the_memory_is_our_mistake() {
+        let memory = GuestMemory::map(&in_memory(8192), 0, 4096).unwrap();
+        let _ = memory.read(4095, &mut [0; 2]);
+    }
+}

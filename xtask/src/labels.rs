@@ -33,6 +33,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("SI", "crates/sim/"),
     ("UB", "crates/ublk/"),
     ("UR", "crates/uring/"),
+    ("VH", "crates/vhost/"),
     ("WC", "crates/writecache/"),
     ("ZR", "crates/zram/"),
 ];

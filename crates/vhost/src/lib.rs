@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! vhost-user-blk: devices as virtio disks of virtual machines. The front end (qemu,
+//! cloud-hypervisor) sends its guest's memory and where the queues are; requests then come through
+//! that memory alone.
+//!
+//! ```text
+//!   front end ──messages, descriptors──▶ thread (control) ──▶ core: Session
+//!   guest     ──kick──▶ ring ──chain──▶ Request ──Bio──▶ device          │ starts, stops queues
+//!             ◀─call─── used ◀──────────────────────────── outcome       │
+//!   notes of requests in flight: memory of the front end, for the next process
+//! ```
+//!
+//! `message`, `memory`, `ring`, `request`, `inflight` and `config` are pure functions of bytes.
+//! Only `session`, `queue`, `work`, `event_fd` and `share` use the reactor; `control` runs on a
+//! thread.
+//!
+//! Invariants
+//! - VH-V1 No input, be it in a message or in the guest's memory, makes this process panic, wait,
+//!   or access other memory. Input that can't be ends its own session, with one cause for the log.
+//! - VH-V2 A request is admitted (counted in its session's and the server's budget) before memory
+//!   is taken for it, and released when it has ended.
+//! - VH-V3 Data are copied between the guest's memory and buffers of our own: nothing that the
+//!   guest can still change is looked at twice, or given to a device.
+//! - VH-V4 The export lives until the last bio of its session has ended.
+//! - VH-V5 A guest that has used an earlier process goes on only where what that one acknowledged
+//!   is still there: a disk does not forget because its driver has died.
+#![warn(missing_docs)]
+
+mod config;
+pub mod control;
+mod event_fd;
+mod export;
+pub mod inflight;
+pub mod memory;
+pub mod message;
+mod queue;
+pub mod request;
+pub mod ring;
+mod server;
+mod session;
+mod share;
+#[cfg(any(test, fuzzing))]
+pub mod testing;
+mod work;
+
+pub use event_fd::EventFd;
+pub use export::Export;
+pub use server::Server;
+pub use session::{Attachments, Session, Stats};

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A queue of a session: what the front end has set, and its ring while it runs.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::Error;
+use reactor::WaitList;
+
+use crate::event_fd::EventFd;
+use crate::inflight::{Inflight, QueueNotes};
+use crate::memory::Memory;
+use crate::message::RingAddresses;
+use crate::ring::{Ring, RingError};
+
+/// A queue. It runs from the message that gives its kick to the one that asks for its base.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    pub(crate) number: u16,
+    pub(crate) size: Cell<u16>,
+    pub(crate) base: Cell<u16>,
+    pub(crate) addresses: Cell<Option<RingAddresses>>,
+    pub(crate) enabled: Cell<bool>,
+    pub(crate) kick: RefCell<Option<Rc<EventFd>>>,
+    pub(crate) call: RefCell<Option<Rc<EventFd>>>,
+    ring: RefCell<Option<Rc<Ring>>>,
+    notes: RefCell<Option<Rc<QueueNotes>>>,
+    /// Heads of the requests in flight, and how many they are.
+    in_flight: RefCell<Vec<bool>>,
+    in_flight_count: Cell<usize>,
+    /// Tasks that serve it.
+    pub(crate) tasks: Cell<usize>,
+    pub(crate) is_stopping: Cell<bool>,
+    /// Requests were put into the used ring, and the guest may want to be told.
+    pub(crate) is_call_due: Cell<bool>,
+    /// Woken with the above, and when the queue stops.
+    pub(crate) call_due: WaitList,
+    /// Woken when a request or a task has ended.
+    pub(crate) ended: WaitList,
+}
+
+impl Queue {
+    pub(crate) fn new(number: u16) -> Rc<Queue> {
+        Rc::new(Queue { number, ..Queue::default() })
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.ring.borrow().is_some()
+    }
+
+    pub(crate) fn ring(&self) -> Option<Rc<Ring>> {
+        self.ring.borrow().clone()
+    }
+
+    pub(crate) fn notes(&self) -> Option<Rc<QueueNotes>> {
+        self.notes.borrow().clone()
+    }
+
+    /// Makes the ring. Returns the heads that an earlier process has left in flight, to be issued
+    /// again.
+    ///
+    /// # Errors
+    /// When it has no size or place yet, or they are impossible.
+    pub(crate) fn begin(
+        &self,
+        memory: &Memory,
+        has_event_idx: bool,
+        inflight: Option<&Inflight>,
+    ) -> Result<Vec<u16>, Error> {
+        let failed = |e: String| Error::invalid(format!("queue {}: {e}", self.number));
+        let size = self.size.get();
+        let Some(addresses) = self.addresses.get().filter(|_| size > 0) else {
+            return Err(failed("it has a kick, but no size or no addresses yet".to_owned()));
+        };
+        let ring = Ring::new(memory, &addresses, size, self.base.get(), has_event_idx);
+        let ring = ring.map_err(failed)?;
+        let mut again = Vec::new();
+        if let Some(inflight) = inflight {
+            let of_ring = |e: RingError| failed(e.to_string());
+            let notes = inflight.queue(self.number, size).map_err(of_ring)?;
+            again = notes.recover(&ring).map_err(of_ring)?;
+            let count = u16::try_from(again.len()).expect("at most the queue's size");
+            ring.set_next(ring.used_idx().wrapping_add(count));
+            self.notes.replace(Some(Rc::new(notes)));
+        }
+        self.in_flight.replace(vec![false; size.into()]);
+        self.is_stopping.set(false);
+        self.ring.replace(Some(Rc::new(ring)));
+        Ok(again)
+    }
+
+    /// Finds the ring in other memory.
+    ///
+    /// # Errors
+    /// When it is not whole there.
+    pub(crate) fn move_to(&self, memory: &Memory) -> Result<(), Error> {
+        let (Some(old), Some(addresses)) = (self.ring(), self.addresses.get()) else {
+            return Ok(());
+        };
+        let ring = old.moved_to(memory, &addresses);
+        let ring = ring.map_err(|e| Error::invalid(format!("queue {}: {e}", self.number)))?;
+        self.ring.replace(Some(Rc::new(ring)));
+        Ok(())
+    }
+
+    /// A request is in flight.
+    ///
+    /// # Errors
+    /// When one with this head is already.
+    pub(crate) fn begin_request(&self, head: u16) -> Result<(), RingError> {
+        let mut in_flight = self.in_flight.borrow_mut();
+        let entry = in_flight.get_mut(usize::from(head)).ok_or(RingError::Notes)?;
+        if std::mem::replace(entry, true) {
+            return Err(RingError::InFlight(head));
+        }
+        self.in_flight_count.set(self.in_flight_count.get() + 1);
+        Ok(())
+    }
+
+    pub(crate) fn end_request(&self, head: u16) {
+        self.in_flight.borrow_mut()[usize::from(head)] = false;
+        self.in_flight_count.set(self.in_flight_count.get() - 1);
+        self.is_call_due.set(true);
+        self.call_due.wake_all();
+        self.ended.wake_all();
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight_count.get() as u64
+    }
+
+    pub(crate) fn end_task(&self) {
+        self.tasks.set(self.tasks.get() - 1);
+        self.call_due.wake_all();
+        self.ended.wake_all();
+    }
+
+    /// Whether it stops, and only the task that calls the guest is left.
+    pub(crate) fn has_ended_but_calls(&self) -> bool {
+        self.is_stopping.get() && self.tasks.get() == 1 && self.in_flight_count.get() == 0
+    }
+
+    /// Stops at once: nobody is there any more to be told.
+    pub(crate) fn cut_off(&self) {
+        self.is_stopping.set(true);
+        for event in self.kick.take().into_iter().chain(self.call.take()) {
+            event.close();
+        }
+        self.call_due.wake_all();
+    }
+
+    /// Takes no more requests, and waits until those in flight have ended. Returns the index of the
+    /// next one.
+    pub(crate) async fn stop(&self) -> u16 {
+        self.is_stopping.set(true);
+        if let Some(kick) = self.kick.take() {
+            kick.close();
+        }
+        self.call_due.wake_all();
+        let over = || self.tasks.get() == 0 && self.in_flight_count.get() == 0;
+        self.ended.wait_for(over).await;
+        self.notes.take();
+        if let Some(ring) = self.ring.take() {
+            self.base.set(ring.next());
+        }
+        self.base.get()
+    }
+
+    /// Forgets all that the front end has set. It is stopped.
+    pub(crate) fn reset(&self) {
+        self.size.set(0);
+        self.base.set(0);
+        self.addresses.set(None);
+        self.enabled.set(false);
+        self.call.take();
+    }
+}

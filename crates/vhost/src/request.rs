@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Requests of virtio-blk: what a chain of descriptors asks for.
+//!
+//! ```text
+//!   readable   type u32 │ reserved u32 │ sector u64 │ data of a write, ranges of a discard
+//!   writable   data of a read, an id │ status u8
+//! ```
+//!
+//! Where descriptors begin and end means nothing: each of the two is a stream of bytes.
+use block::{Sector, Status};
+
+use crate::memory::Memory;
+use crate::ring::{Chain, RingError, Runs};
+
+/// Most data of a request, bytes. What the device tells the guest of its segments keeps drivers
+/// below.
+pub const DATA_BYTES_MAX: u32 = 32 << 20;
+/// Most ranges of a discard or of a write of zeroes.
+pub const RANGES_MAX: u32 = 32;
+/// Length of an id.
+pub const ID_BYTES: u32 = 20;
+
+const HEADER_BYTES: u32 = 16;
+const RANGE_BYTES: u32 = 16;
+/// Of a range: the space may be given back.
+const RANGE_UNMAP: u32 = 1;
+
+/// Statuses of virtio-blk.
+pub(crate) const STATUS_OK: u8 = 0;
+pub(crate) const STATUS_IO_ERROR: u8 = 1;
+pub(crate) const STATUS_UNSUPPORTED: u8 = 2;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Read `data_bytes` from a sector on.
+    Read(Sector),
+    /// Write them.
+    Write(Sector),
+    /// Make completed writes durable.
+    Flush,
+    /// The device's id.
+    GetId,
+    /// Discard ranges.
+    Discard,
+    /// Make ranges read as zeroes.
+    WriteZeroes,
+}
+
+/// A request that was checked against its chain, not yet against its device.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The chain's head.
+    pub head: u16,
+    /// What is asked for, or the status with which it ends at once.
+    pub command: Result<Command, u8>,
+    /// Its data: what is read from the guest, or written to it; bytes.
+    pub data_bytes: u32,
+    /// Where its data are in the guest.
+    pub data: Runs,
+    /// Where its status goes.
+    pub status: u64,
+}
+
+/// A range of a discard or of a write of zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) sector: Sector,
+    pub(crate) len: Sector,
+    pub(crate) unmap: bool,
+}
+
+fn len_of(runs: &Runs) -> u64 {
+    runs.iter().map(|(_, len)| u64::from(*len)).sum()
+}
+
+/// Drops the first `n` bytes, which are there.
+fn drop_front(runs: &mut Runs, mut n: u32) {
+    while n > 0 {
+        let (address, len) = &mut runs[0];
+        let cut = n.min(*len);
+        // Within the guest's memory, whose addresses were checked.
+        *address += u64::from(cut);
+        *len -= cut;
+        n -= cut;
+        if runs[0].1 == 0 {
+            runs.remove(0);
+        }
+    }
+}
+
+/// Takes the last byte off, which is there.
+fn take_last(runs: &mut Runs) -> u64 {
+    let (address, len) = runs.last_mut().expect("there is a byte");
+    *len -= 1;
+    let place = *address + u64::from(*len);
+    if *len == 0 {
+        runs.pop();
+    }
+    place
+}
+
+impl Request {
+    /// The request of a chain.
+    ///
+    /// # Errors
+    /// When it has no header or no status: nothing can be answered.
+    pub fn parse(memory: &Memory, chain: Chain) -> Result<Request, RingError> {
+        let Chain { head, mut readable, mut writable } = chain;
+        if len_of(&readable) < u64::from(HEADER_BYTES) || writable.is_empty() {
+            return Err(RingError::NoHeader);
+        }
+        let mut header = [0; HEADER_BYTES as usize];
+        let mut done = 0;
+        for (address, len) in &readable {
+            let n = (*len as usize).min(header.len() - done);
+            memory.read(*address, &mut header[done..done + n])?;
+            done += n;
+        }
+        drop_front(&mut readable, HEADER_BYTES);
+        let status = take_last(&mut writable);
+        let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
+        let sector = Sector(u64::from_le_bytes(sector));
+        let (command, to_device) = match u32::from_le_bytes([t0, t1, t2, t3]) {
+            0 => (Ok(Command::Read(sector)), false),
+            1 => (Ok(Command::Write(sector)), true),
+            4 => (Ok(Command::Flush), true),
+            8 => (Ok(Command::GetId), false),
+            11 => (Ok(Command::Discard), true),
+            13 => (Ok(Command::WriteZeroes), true),
+            _ => (Err(STATUS_UNSUPPORTED), true),
+        };
+        let data = if to_device { readable } else { writable };
+        let bytes = len_of(&data);
+        let most = match command {
+            Ok(Command::Read(_) | Command::Write(_)) => DATA_BYTES_MAX,
+            Ok(Command::Discard | Command::WriteZeroes) => RANGES_MAX * RANGE_BYTES,
+            Ok(Command::GetId | Command::Flush) | Err(_) => u32::MAX,
+        };
+        let fits = |bytes: &u32| *bytes <= most;
+        let data_bytes = u32::try_from(bytes).ok().filter(fits);
+        let command = command.and_then(|command| match (command, data_bytes) {
+            // No data of it are looked at.
+            (Command::Flush, _) => Ok(command),
+            (Command::Read(_) | Command::Write(_), Some(n)) if n > 0 && n % 512 == 0 => Ok(command),
+            (Command::GetId, Some(n)) if n > 0 => Ok(command),
+            (Command::Discard | Command::WriteZeroes, Some(n)) if n > 0 && n % RANGE_BYTES == 0 => {
+                Ok(command)
+            }
+            _ => Err(STATUS_IO_ERROR),
+        });
+        let data_bytes = match command {
+            Ok(Command::Flush) | Err(_) => 0,
+            Ok(Command::GetId) => data_bytes.unwrap_or(0).min(ID_BYTES),
+            Ok(_) => data_bytes.unwrap_or(0),
+        };
+        Ok(Request { head, command, data_bytes, data, status })
+    }
+
+    /// The ranges of a discard or of a write of zeroes.
+    ///
+    /// # Errors
+    /// When the memory is gone, or the status with which the request ends for a flag that there is
+    /// not, or that does not belong to the command.
+    pub(crate) fn ranges(&self, memory: &Memory) -> Result<Result<Vec<Range>, u8>, RingError> {
+        let mut bytes = vec![0; self.data_bytes as usize];
+        let mut done = 0;
+        for (address, len) in &self.data {
+            let n = (*len as usize).min(bytes.len() - done);
+            memory.read(*address, &mut bytes[done..done + n])?;
+            done += n;
+        }
+        let allowed = if self.command == Ok(Command::WriteZeroes) { RANGE_UNMAP } else { 0 };
+        let mut all = Vec::new();
+        for range in bytes.as_chunks::<16>().0 {
+            let [s @ .., l0, l1, l2, l3, f0, f1, f2, f3] = *range;
+            let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+            if flags & !allowed != 0 {
+                return Ok(Err(STATUS_UNSUPPORTED));
+            }
+            all.push(Range {
+                sector: Sector(u64::from_le_bytes(s)),
+                len: Sector(u64::from(u32::from_le_bytes([l0, l1, l2, l3]))),
+                unmap: flags & RANGE_UNMAP != 0,
+            });
+        }
+        Ok(Ok(all))
+    }
+}
+
+/// The status of a request whose bios ended so.
+pub(crate) fn status_of(done: Result<(), Status>) -> u8 {
+    match done {
+        Ok(()) => STATUS_OK,
+        Err(Status::NotSupported) => STATUS_UNSUPPORTED,
+        Err(_) => STATUS_IO_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::memory::Region;
+    use crate::testing::{TestRegion, region_at};
+
+    fn memory() -> Memory {
+        let region = TestRegion::new(0x10_0000) as Rc<dyn Region>;
+        Memory::new(&[region_at(0, 0x10_0000)], vec![region]).unwrap()
+    }
+
+    fn parse(kind: u32, sector: u64, readable: &[u32], writable: &[u32]) -> Request {
+        let memory = memory();
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend([0; 4]);
+        header.extend(sector.to_le_bytes());
+        memory.write(0x1000, &header).unwrap();
+        let runs = |from: u64, lens: &[u32]| -> Runs {
+            let mut at = from;
+            lens.iter()
+                .map(|len| {
+                    let run = (at, *len);
+                    at += u64::from(*len);
+                    run
+                })
+                .collect()
+        };
+        let (readable, writable) = (runs(0x1000, readable), runs(0x8000, writable));
+        Request::parse(&memory, Chain { head: 7, readable, writable }).unwrap()
+    }
+
+    #[test]
+    fn header_and_status_may_be_cut_anywhere() {
+        for readable in [&[16, 512][..], &[528], &[3, 13, 500, 12], &[17, 511]] {
+            let write = parse(1, 9, readable, &[1]);
+            assert_eq!((write.command, write.data_bytes), (Ok(Command::Write(Sector(9))), 512));
+            assert_eq!(write.data[0].0, 0x1010);
+            assert_eq!(write.status, 0x8000);
+        }
+        for writable in [&[512, 1][..], &[513], &[500, 13]] {
+            let read = parse(0, 9, &[16], writable);
+            assert_eq!((read.command, read.data_bytes), (Ok(Command::Read(Sector(9))), 512));
+            assert_eq!((read.status, len_of(&read.data)), (0x8200, 512));
+        }
+    }
+
+    #[test]
+    fn a_chain_without_header_or_status_can_not_be_answered() {
+        let memory = memory();
+        let chain = |readable: &[(u64, u32)], writable: &[(u64, u32)]| {
+            let (readable, writable) = (readable.into(), writable.into());
+            Request::parse(&memory, Chain { head: 0, readable, writable })
+        };
+        assert_eq!(chain(&[(0, 15)], &[(64, 1)]), Err(RingError::NoHeader));
+        assert_eq!(chain(&[(0, 16)], &[]), Err(RingError::NoHeader));
+        assert_eq!(chain(&[], &[(64, 1)]), Err(RingError::NoHeader));
+    }
+
+    #[test]
+    fn data_of_a_wrong_length_end_in_an_error() {
+        for (kind, readable, writable) in [
+            (0, &[16][..], &[1][..]),           // no data
+            (0, &[16], &[511, 1]),              // no whole sector
+            (1, &[16], &[1]),                   // no data
+            (1, &[16, 513], &[1]),              // no whole sector
+            (11, &[16, 15], &[1]),              // no whole range
+            (13, &[16, 33 * 16], &[1]),         // too many ranges
+            (8, &[16], &[1]),                   // no room
+            (0, &[16], &[(32 << 20) + 512, 1]), // too much
+        ] {
+            let request = parse(kind, 0, readable, writable);
+            assert_eq!(request.command, Err(STATUS_IO_ERROR), "{kind} {readable:?} {writable:?}");
+            assert_eq!(request.data_bytes, 0);
+        }
+        assert_eq!(parse(99, 0, &[16, 4], &[1]).command, Err(STATUS_UNSUPPORTED));
+        assert_eq!(parse(8, 0, &[16], &[64, 1]).data_bytes, ID_BYTES);
+        assert_eq!(parse(4, 0, &[16], &[1]).command, Ok(Command::Flush));
+    }
+
+    #[test]
+    fn only_zeroes_may_give_the_space_back() {
+        let memory = memory();
+        let mut range = 5_u64.to_le_bytes().to_vec();
+        range.extend(8_u32.to_le_bytes());
+        range.extend(1_u32.to_le_bytes());
+        memory.write(0x1010, &range).unwrap();
+        let zeroes = parse(13, 0, &[16, 16], &[1]).ranges(&memory).unwrap().unwrap();
+        assert_eq!(zeroes, [Range { sector: Sector(5), len: Sector(8), unmap: true }]);
+        let discard = parse(11, 0, &[16, 16], &[1]).ranges(&memory).unwrap();
+        assert_eq!(discard, Err(STATUS_UNSUPPORTED));
+    }
+}

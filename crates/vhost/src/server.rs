@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What all sessions share: the budget for data in flight, and the tasks that wait for devices.
+use std::cell::OnceCell;
+use std::fmt;
+use std::rc::Rc;
+
+use block::Buf;
+use reactor::TaskPool;
+
+use crate::export::Export;
+use crate::request::DATA_BYTES_MAX;
+use crate::session::Session;
+use crate::share::Budget;
+use crate::work::{self, Job, ZEROES_BYTES};
+
+/// Requests that wait for their device at once. Beyond that they wait for a task.
+const JOBS_MAX: usize = 1 << 16;
+
+pub(crate) struct ServerShared {
+    pub(crate) budget: Budget,
+    pub(crate) jobs: TaskPool<Job>,
+    zeroes: OnceCell<Buf>,
+}
+
+impl ServerShared {
+    /// Source of zeroes for devices that can't make them.
+    pub(crate) fn zeroes(&self) -> &Buf {
+        self.zeroes.get_or_init(|| Buf::zeroed(ZEROES_BYTES))
+    }
+}
+
+/// The sessions of one core. Clones are the same server.
+#[derive(Clone)]
+pub struct Server(Rc<ServerShared>);
+
+impl Server {
+    /// A server without sessions; `bytes_max`, at least 32 MiB, is the data of all of them in
+    /// flight, apart from each one's reserve of 1 MiB.
+    pub fn new(bytes_max: u64) -> Server {
+        assert!(bytes_max >= u64::from(DATA_BYTES_MAX), "a server must hold one request");
+        let (budget, zeroes) = (Budget::new(bytes_max), OnceCell::new());
+        Server(Rc::new(ServerShared { budget, jobs: TaskPool::new(JOBS_MAX, work::wait), zeroes }))
+    }
+
+    /// Begins a session. `cut_off` ends the control socket; it must not block, and is called any
+    /// number of times.
+    pub fn begin(&self, export: Box<dyn Export>, cut_off: Box<dyn Fn()>) -> Session {
+        Session::new(self.0.clone(), export, cut_off)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Server")
+    }
+}

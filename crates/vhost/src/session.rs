@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A session: one front end and its guest at one device. It does what messages say.
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::latency::Latencies;
+use block::{BlockDevice, Error, OpenDevice, Sector};
+use reactor::{new_opener, spawn};
+use rustix::net::{SendFlags, send};
+
+use crate::config::{QUEUES_MAX, config_space, feature, features, protocol_features};
+use crate::event_fd::EventFd;
+use crate::export::Export;
+use crate::inflight::Inflight;
+use crate::memory::{Memory, Region};
+use crate::message::{Answer, RegionInfo, Request, config_change, protocol};
+use crate::queue::Queue;
+use crate::request::{Command, STATUS_OK};
+use crate::ring::QUEUE_SIZE_MAX;
+use crate::server::ServerShared;
+use crate::share::Share;
+use crate::work;
+
+/// What came with a message, opened.
+#[derive(Debug, Default)]
+pub struct Attachments {
+    /// Mapped memory: of each region of a memory table in turn, or the notes of requests in flight.
+    pub regions: Vec<Rc<dyn Region>>,
+    /// An eventfd.
+    pub event: Option<Rc<EventFd>>,
+    /// The socket for requests to the front end.
+    pub channel: Option<OwnedFd>,
+}
+
+/// Figures of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests answered.
+    pub requests: u64,
+    /// Data read, bytes.
+    pub read_bytes: u64,
+    /// Data written, bytes.
+    pub write_bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+}
+
+pub(crate) struct Shared {
+    pub(crate) server: Rc<ServerShared>,
+    export: Box<dyn Export>,
+    /// The device, by an opener of this session's own.
+    pub(crate) device: OpenDevice,
+    pub(crate) latencies: Option<Arc<Latencies>>,
+    share: Rc<Share>,
+    /// Features that the guest and the front end have accepted.
+    features: Cell<u64>,
+    protocol: Cell<u64>,
+    memory: RefCell<Rc<Memory>>,
+    queues: Vec<Rc<Queue>>,
+    inflight: RefCell<Option<Inflight>>,
+    channel: RefCell<Option<OwnedFd>>,
+    /// The capacity that the front end knows.
+    capacity: Cell<Sector>,
+    stats: Cell<Stats>,
+    failure: RefCell<Option<String>>,
+    /// Ends the control socket.
+    cut_off: Box<dyn Fn()>,
+}
+
+/// One front end at one device.
+pub struct Session(pub(crate) Rc<Shared>);
+
+impl Shared {
+    pub(crate) fn memory(&self) -> Rc<Memory> {
+        self.memory.borrow().clone()
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.export.name()
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.export.read_only()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some()
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features.get() & feature != 0
+    }
+
+    /// Whether the guest does not know of FLUSH, so that each write has to be durable.
+    pub(crate) fn writes_through(&self) -> bool {
+        self.device.limits().keeps && !self.has(feature::FLUSH)
+    }
+
+    /// Ends the session because of what the other side did (VH-V1). The first cause counts.
+    pub(crate) fn fail(&self, why: String) {
+        if !self.has_failed() {
+            self.failure.replace(Some(why));
+            self.end_queues();
+            (self.cut_off)();
+        }
+    }
+
+    fn end_queues(&self) {
+        for queue in &self.queues {
+            queue.cut_off();
+        }
+        self.share.changed.wake_all();
+    }
+
+    /// Waits until a request with `bytes` of data fits into the budget and takes its share (VH-V2).
+    /// False when its queue stops first.
+    pub(crate) async fn admit(&self, queue: &Queue, bytes: u64) -> bool {
+        let budget = &self.server.budget;
+        if budget.try_take(&self.share, bytes) {
+            return true;
+        }
+        let waiter = budget.wait(&self.share, bytes);
+        let over = || queue.is_stopping.get();
+        self.share.changed.wait_for(|| waiter.is_admitted() || over()).await;
+        if over() {
+            budget.withdraw(&waiter);
+        }
+        !over()
+    }
+
+    pub(crate) fn release(&self, bytes: u64) {
+        self.server.budget.give_back(&self.share, bytes);
+    }
+
+    pub(crate) fn count(&self, request: &crate::request::Request, status: u8) {
+        let mut stats = self.stats.get();
+        stats.requests += 1;
+        stats.errors += u64::from(status != STATUS_OK);
+        if status == STATUS_OK {
+            let bytes = u64::from(request.data_bytes);
+            match request.command {
+                Ok(Command::Read(_)) => stats.read_bytes += bytes,
+                Ok(Command::Write(_)) => stats.write_bytes += bytes,
+                _ => {}
+            }
+        }
+        self.stats.set(stats);
+    }
+
+    fn queue(&self, number: u32) -> Result<&Rc<Queue>, Error> {
+        let found = usize::try_from(number).ok().and_then(|n| self.queues.get(n));
+        found.ok_or_else(|| Error::invalid(format!("queue {number}: there are {QUEUES_MAX}")))
+    }
+
+    /// A queue whose settings may change.
+    fn stopped_queue(&self, number: u32) -> Result<&Rc<Queue>, Error> {
+        let queue = self.queue(number)?;
+        let running = || Error::busy(format!("queue {number}: it runs"));
+        if queue.is_running() { Err(running()) } else { Ok(queue) }
+    }
+
+    fn set_features(&self, accepted: u64) -> Result<(), Error> {
+        let offered = self.offered();
+        if accepted & !offered != 0 {
+            let unknown = accepted & !offered;
+            return Err(Error::invalid(format!("features {unknown:#x} were not offered")));
+        }
+        self.features.set(accepted);
+        Ok(())
+    }
+
+    fn offered(&self) -> u64 {
+        features(&self.device.limits(), self.is_read_only())
+    }
+
+    fn set_memory(&self, infos: &[RegionInfo], given: Attachments) -> Result<(), Error> {
+        let memory = Rc::new(Memory::new(infos, given.regions)?);
+        for queue in &self.queues {
+            queue.move_to(&memory)?;
+        }
+        self.memory.replace(memory);
+        Ok(())
+    }
+
+    fn start(self: &Rc<Self>, queue: &Rc<Queue>, kick: Rc<EventFd>) -> Result<(), Error> {
+        let number = queue.number;
+        if queue.is_running() {
+            return Err(Error::busy(format!("queue {number}: it runs already")));
+        }
+        let inflight = self.inflight.borrow();
+        let has_event_idx = self.has(feature::EVENT_IDX);
+        let again = queue.begin(&self.memory(), has_event_idx, inflight.as_ref())?;
+        let has_run = queue.ring().is_some_and(|ring| ring.used_idx() != 0 || ring.next() != 0);
+        if has_run && !self.export.was_served() && !self.export.outlives_process() {
+            // VH-V5
+            return Err(Error::invalid(format!(
+                "queue {number}: the guest has used an earlier process, and this device has lost \
+                 what that one acknowledged: start the guest again"
+            )));
+        }
+        self.export.note_served();
+        if !self.has(feature::PROTOCOL_FEATURES) {
+            queue.enabled.set(true);
+        }
+        queue.kick.replace(Some(kick));
+        queue.tasks.set(2);
+        self.call_once(queue);
+        spawn(work::run(self.clone(), queue.clone(), again));
+        spawn(work::calls(self.clone(), queue.clone()));
+        Ok(())
+    }
+
+    fn set_call(&self, queue: &Rc<Queue>, call: Option<Rc<EventFd>>) {
+        let old = queue.call.replace(call);
+        if let Some(old) = old {
+            old.close();
+        }
+        self.call_once(queue);
+    }
+
+    /// Calls the guest whether it wants to be called or not: a call of before, by another eventfd
+    /// or by another process, may have been lost.
+    fn call_once(&self, queue: &Queue) {
+        let call = queue.call.borrow().clone();
+        if let Some(call) = call {
+            spawn(async move { call.signal().await });
+        }
+    }
+
+    fn enable(&self, queue: &Queue, enabled: bool) {
+        queue.enabled.set(enabled);
+        let kick = queue.kick.borrow().clone();
+        if let (true, Some(kick)) = (enabled, kick) {
+            // As if the guest had kicked.
+            spawn(async move { kick.signal().await });
+        }
+    }
+
+    async fn reset(&self) {
+        for queue in &self.queues {
+            queue.stop().await;
+            queue.reset();
+        }
+        self.features.set(0);
+        self.inflight.take();
+    }
+
+    async fn handle(
+        self: &Rc<Self>,
+        request: Request,
+        given: Attachments,
+    ) -> Result<Answer, Error> {
+        match request {
+            Request::GetFeatures => return Ok(Answer::Number(self.offered())),
+            Request::GetProtocolFeatures => {
+                let all = protocol_features(self.export.outlives_process());
+                return Ok(Answer::Number(all));
+            }
+            Request::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
+            Request::GetVringBase { queue } => {
+                let base = self.queue(queue)?.stop().await;
+                return Ok(Answer::Base { queue, base });
+            }
+            Request::GetConfig { offset, len } => {
+                let limits = self.device.limits();
+                self.capacity.set(limits.capacity);
+                let bytes = config_space(&limits, self.is_read_only(), offset, len);
+                return Ok(Answer::Config { offset, bytes });
+            }
+            Request::GetInflightFd(_) => {
+                return Err(Error::invalid("it is answered where the socket is"));
+            }
+            Request::SetOwner => {}
+            Request::SetFeatures(accepted) => self.set_features(accepted)?,
+            Request::SetProtocolFeatures(accepted) => {
+                let offered = protocol_features(self.export.outlives_process());
+                if accepted & !offered != 0 {
+                    let unknown = accepted & !offered;
+                    let e = format!("protocol features {unknown:#x} were not offered");
+                    return Err(Error::invalid(e));
+                }
+                self.protocol.set(accepted);
+            }
+            Request::ResetOwner | Request::ResetDevice => self.reset().await,
+            Request::SetMemTable(infos) => self.set_memory(&infos, given)?,
+            Request::SetVringNum { queue, size } => {
+                let allowed = |size: &u16| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX;
+                let size = u16::try_from(size).ok().filter(allowed).ok_or_else(|| {
+                    let allowed = format!("a power of two up to {QUEUE_SIZE_MAX} is allowed");
+                    Error::invalid(format!("queue {queue}: size {size}: {allowed}"))
+                })?;
+                self.stopped_queue(queue)?.size.set(size);
+            }
+            Request::SetVringAddr { queue, addresses } => {
+                let known = self.queue(queue)?.addresses.get();
+                // A front end may say again where a queue is that runs.
+                if known != Some(addresses) {
+                    self.stopped_queue(queue)?.addresses.set(Some(addresses));
+                }
+            }
+            Request::SetVringBase { queue, base } => {
+                let base = u16::try_from(base).map_err(|_| {
+                    Error::invalid(format!("queue {queue}: base {base}: it has 16 bits"))
+                })?;
+                self.stopped_queue(queue)?.base.set(base);
+            }
+            Request::SetVringKick { queue, .. } => {
+                let kick = given.event.ok_or_else(|| {
+                    let e = "polling without a kick is not supported";
+                    Error::new(block::ErrorKind::NotSupported, format!("queue {queue}: {e}"))
+                })?;
+                self.start(self.queue(queue)?, kick)?;
+            }
+            Request::SetVringCall { queue, .. } => self.set_call(self.queue(queue)?, given.event),
+            Request::SetVringErr { queue, .. } => drop(self.queue(queue)?),
+            Request::SetVringEnable { queue, enabled } => self.enable(self.queue(queue)?, enabled),
+            Request::SetBackendReqFd => drop(self.channel.replace(given.channel)),
+            // Nothing of it can be changed; the write cache is what it is.
+            Request::SetConfig => {}
+            Request::SetInflightFd(info) => {
+                if !self.export.outlives_process() {
+                    let e = "notes of requests in flight were not offered";
+                    return Err(Error::invalid(e));
+                }
+                if self.queues.iter().any(|queue| queue.is_running()) {
+                    return Err(Error::busy("notes of requests in flight: a queue runs"));
+                }
+                let region = given.regions.into_iter().next();
+                let region = region.ok_or_else(|| Error::invalid("notes without memory"))?;
+                self.inflight.replace(Some(Inflight::new(region, info)?));
+            }
+        }
+        Ok(Answer::Done)
+    }
+}
+
+impl Session {
+    pub(crate) fn new(
+        server: Rc<ServerShared>,
+        export: Box<dyn Export>,
+        cut_off: Box<dyn Fn()>,
+    ) -> Session {
+        let device = OpenDevice::new(export.device(), new_opener());
+        Session(Rc::new(Shared {
+            server,
+            latencies: export.latencies(),
+            capacity: Cell::new(device.limits().capacity),
+            export,
+            device,
+            share: Rc::default(),
+            features: Cell::new(0),
+            protocol: Cell::new(0),
+            memory: RefCell::default(),
+            queues: (0..QUEUES_MAX).map(Queue::new).collect(),
+            inflight: RefCell::default(),
+            channel: RefCell::default(),
+            stats: Cell::default(),
+            failure: RefCell::default(),
+            cut_off,
+        }))
+    }
+
+    /// Does what a message says; the next one is handled after this one has ended. An error ends
+    /// the session: its cause is [`Session::failure`].
+    ///
+    /// # Errors
+    /// When the message can't be, or not now, and when the session has failed.
+    pub async fn handle(&self, request: Request, given: Attachments) -> Result<Answer, Error> {
+        let answer = match self.failure() {
+            Some(why) => Err(Error::invalid(why)),
+            None => self.0.handle(request, given).await,
+        };
+        if let Err(e) = &answer {
+            self.0.fail(e.to_string());
+        }
+        answer
+    }
+
+    /// Whether the front end may ask for an answer to every request.
+    pub fn acknowledges(&self) -> bool {
+        self.0.protocol.get() & protocol::REPLY_ACK != 0
+    }
+
+    /// Tells the front end when the device has another size than it knows.
+    pub fn tell_capacity(&self) {
+        let shared = &self.0;
+        let capacity = shared.device.limits().capacity;
+        if capacity == shared.capacity.replace(capacity) {
+            return;
+        }
+        if let Some(channel) = &*shared.channel.borrow() {
+            // If there is no room, an earlier one has not been read: the front end reads the
+            // configuration space after it.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = send(channel, &config_change(), flags);
+        }
+    }
+
+    /// Why it has failed, if it has.
+    pub fn failure(&self) -> Option<String> {
+        self.0.failure.borrow().clone()
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u64 {
+        self.0.queues.iter().map(|queue| queue.in_flight()).sum()
+    }
+
+    /// The name of its device.
+    pub fn name(&self) -> String {
+        self.0.name()
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> Stats {
+        self.0.stats.get()
+    }
+
+    /// Cuts the front end off; the session ends when it is told that the socket has ended.
+    pub fn cut_off(&self) {
+        (self.0.cut_off)();
+    }
+
+    /// Ends it, when the socket has ended: takes no more requests, and returns when those in flight
+    /// have ended.
+    pub async fn end(&self) {
+        self.0.end_queues();
+        for queue in &self.0.queues {
+            queue.stop().await;
+        }
+        self.0.memory.take();
+        self.0.inflight.take();
+        self.0.channel.take();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({})", self.0.name())
+    }
+}

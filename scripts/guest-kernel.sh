@@ -35,7 +35,8 @@ image=$(apt-cache "${options[@]}" search --names-only '^linux-image-[0-9.]+.*-am
 version=${image#linux-image-}
 cd "$dir"
 # Newer packages keep kernel and modules apart; older ones have both in one.
-if ! apt-get "${options[@]}" download -qq "linux-binary-$version" "linux-modules-$version" >&2; then
+parts=("linux-binary-$version" "linux-modules-$version" "linux-base-$version")
+if ! apt-get "${options[@]}" download -qq "${parts[@]}" >&2; then
     apt-get "${options[@]}" download -qq "$image" >&2
 fi
 for package in ./*.deb; do

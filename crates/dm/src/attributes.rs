@@ -123,6 +123,7 @@ impl Dm {
             return Err(self.in_use(&device));
         }
         device.unconfigure(setup);
+        self.count_change();
         Ok(())
     }
 

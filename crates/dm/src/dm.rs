@@ -6,6 +6,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, ErrorKind, LocalFuture, Sector, UnsavedBlocks, is_control_char};
+use reactor::WaitList;
 
 use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
 use crate::device::handles::Opened;
@@ -40,6 +41,14 @@ pub struct Dm {
     pub(crate) on_unsaved: RefCell<Option<OnUnsaved>>,
     /// Tables that were replaced by force, until they have settled, and their devices.
     pub(crate) unsettled: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
+    changes: Changes,
+}
+
+/// Changes of what doors show.
+#[derive(Default)]
+struct Changes {
+    number: Cell<u64>,
+    waiters: WaitList,
 }
 
 /// Called with the name of a device that is removed, and what stays in its cache.
@@ -58,6 +67,7 @@ impl Dm {
             ending: Cell::new(false),
             on_unsaved: RefCell::default(),
             unsettled: RefCell::default(),
+            changes: Changes::default(),
         })
     }
 
@@ -73,6 +83,23 @@ impl Dm {
 
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.get()
+    }
+
+    /// Counts the changes of what doors show: devices with their names, sizes, live tables and
+    /// attributes of their own.
+    pub fn changes(&self) -> u64 {
+        self.changes.number.get()
+    }
+
+    /// Waits until [`Dm::changes`] is not `seen` any more, and returns it.
+    pub async fn changed(&self, seen: u64) -> u64 {
+        self.changes.waiters.wait_for(|| self.changes() != seen).await;
+        self.changes()
+    }
+
+    pub(crate) fn count_change(&self) {
+        self.changes.number.set(self.changes() + 1);
+        self.changes.waiters.wake_all();
     }
 
     /// Adds a target type; one of the same name is replaced for tables loaded from now on.
@@ -393,6 +420,7 @@ impl Dm {
                 None => replicas.set_limits(device.minor(), &device.limits()),
             }
         }
+        self.count_change();
     }
 
     /// As [`Dm::refresh_flats`], and waits until no other core uses an earlier mapping.
@@ -402,6 +430,7 @@ impl Dm {
         for device in &changed {
             device.refresh_flat();
         }
+        self.count_change();
         for device in &changed {
             device.flat.withdraw(device.minor(), &replicas).await;
         }

@@ -12,36 +12,62 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use block::Error;
 
 /// Which doors show a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Doors {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doors {
+    nbd: bool,
+    fuse: bool,
+    vhost_user: bool,
+}
+
+impl Default for Doors {
     /// All that the program serves.
-    #[default]
-    All,
-    /// NBD alone.
-    Nbd,
-    /// The files of FUSE alone.
-    Fuse,
-    /// No door: only tables use it.
-    None,
+    fn default() -> Doors {
+        Doors::of(true, true, true)
+    }
 }
 
 impl Doors {
+    /// NBD, FUSE and vhost-user, or those of them that are true.
+    pub const fn of(nbd: bool, fuse: bool, vhost_user: bool) -> Doors {
+        Doors { nbd, fuse, vhost_user }
+    }
+
     /// Words that mean one, in the order in which the attribute shows them.
-    const WORDS: [(&'static str, Doors); 4] =
-        [("all", Doors::All), ("nbd", Doors::Nbd), ("fuse", Doors::Fuse), ("none", Doors::None)];
+    const WORDS: [(&'static str, Doors); 8] = [
+        ("all", Doors::of(true, true, true)),
+        ("nbd", Doors::of(true, false, false)),
+        ("fuse", Doors::of(false, true, false)),
+        ("vhost-user", Doors::of(false, false, true)),
+        ("nbd,fuse", Doors::of(true, true, false)),
+        ("nbd,vhost-user", Doors::of(true, false, true)),
+        ("fuse,vhost-user", Doors::of(false, true, true)),
+        ("none", Doors::of(false, false, false)),
+    ];
 
     /// The words alone.
-    pub(crate) const NAMES: [&'static str; 4] =
-        [Doors::WORDS[0].0, Doors::WORDS[1].0, Doors::WORDS[2].0, Doors::WORDS[3].0];
+    pub(crate) const NAMES: [&'static str; 8] = {
+        let mut names = [""; 8];
+        let mut n = 0;
+        while n < names.len() {
+            names[n] = Doors::WORDS[n].0;
+            n += 1;
+        }
+        names
+    };
 
     /// Whether NBD has it as an export.
     pub fn has_nbd(self) -> bool {
-        matches!(self, Doors::All | Doors::Nbd)
+        self.nbd
     }
 
     /// Whether FUSE has it as a file.
     pub fn has_fuse(self) -> bool {
-        matches!(self, Doors::All | Doors::Fuse)
+        self.fuse
+    }
+
+    /// Whether vhost-user has a socket for it.
+    pub fn has_vhost_user(self) -> bool {
+        self.vhost_user
     }
 
     /// All words, the one in force in brackets, as sysfs shows a choice.
@@ -130,5 +156,20 @@ impl ClientRights {
 
     pub(crate) fn set_doors(&self, doors: Doors) {
         self.doors.set(doors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_of_doors_has_its_word() {
+        for bits in 0..8 {
+            let doors = Doors::of(bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+            assert_eq!(doors.to_string().parse::<Doors>().unwrap(), doors);
+        }
+        assert!(Doors::default().choice().starts_with("[all] nbd fuse vhost-user nbd,fuse "));
+        assert!("nfs".parse::<Doors>().is_err());
     }
 }

@@ -186,6 +186,7 @@ impl Dm {
         if devices.get(device.name()).is_some_and(|d| Rc::ptr_eq(d, device)) {
             devices.remove(device.name());
         }
+        self.count_change();
     }
 
     /// The last opener of a device with a deferred removal has gone.
@@ -219,6 +220,7 @@ impl Dm {
         devices.insert(new, device.clone());
         drop(devices);
         device.raise_event();
+        self.count_change();
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use uring::RemoteEnd;
 
 use crate::engine::Engine;
 use crate::fuse_host::{FileClient, file_clients};
+use crate::vhost_user::{self, VhostClient};
 
 /// How long a request for a disconnection waits for its end: nbd's own bound for clients that do
 /// not receive their replies, and a little.
@@ -23,6 +24,11 @@ const END_POLL: Nanos = Nanos::from_millis(5);
 const NBD: &str = "nbd";
 /// Prefix of the ids of open files.
 const FUSE: &str = "fuse";
+
+/// Prefix of the ids of virtual machines.
+const VHOST_USER: &str = "vhost";
+/// Name of their door.
+const VHOST_USER_DOOR: &str = "vhost-user";
 
 /// Whose connections are to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +58,33 @@ fn of_file(file: FileClient) -> api::Client {
     }
 }
 
+fn of_virtual_machine(client: &VhostClient) -> api::Client {
+    let stats = client.stats();
+    api::Client {
+        id: format!("{VHOST_USER}{}", client.number),
+        door: VHOST_USER_DOOR.into(),
+        device: Some(client.device()),
+        peer: client.by.map_or_else(|| "gone".to_owned(), |(pid, uid)| process(pid, uid)),
+        pid: client.by.map(|(pid, _)| pid),
+        uid: client.by.map(|(_, uid)| uid),
+        connected_seconds: seconds(client.age()),
+        is_ending: client.is_ending(),
+        requests_in_flight: Some(client.in_flight()),
+        requests: Some(stats.requests),
+        read_bytes: Some(stats.read_bytes),
+        written_bytes: Some(stats.write_bytes),
+        errors: Some(stats.errors),
+    }
+}
+
 impl Engine {
     /// The clients of all doors, in the order in which they connected to each.
     pub(crate) fn clients(&self) -> Vec<api::Client> {
         let connections = self.server.connections().into_iter().map(|c| self.of_connection(c));
-        connections.chain(file_clients().into_iter().map(of_file)).collect()
+        let files = file_clients().into_iter().map(of_file);
+        let machines = vhost_user::clients();
+        let machines = machines.iter().map(|client| of_virtual_machine(client));
+        connections.chain(files).chain(machines).collect()
     }
 
     fn of_connection(&self, connection: Connection) -> api::Client {
@@ -115,16 +143,18 @@ impl Engine {
             return Err(Failure::new(ErrorKind::NotSupported, text));
         }
         for client in &chosen {
-            self.server.disconnect(nbd_id(client));
+            match (number_of(client, NBD), number_of(client, VHOST_USER), vhost_user::door()) {
+                (Some(number), ..) => _ = self.server.disconnect(number),
+                (None, Some(number), Some(door)) => _ = door.disconnect(number),
+                (None, ..) => {}
+            }
             tracing::info!(client = client.id, peer = client.peer, "client is disconnected");
         }
         let end = now() + END_TIME;
         for client in &chosen {
-            while let Some(left) =
-                self.server.connections().into_iter().find(|left| left.id == nbd_id(client))
-            {
+            while let Some(left) = self.clients().into_iter().find(|left| left.id == client.id) {
                 if now() >= end || !is_wanted() {
-                    let (id, requests) = (&client.id, left.in_flight);
+                    let (id, requests) = (&client.id, left.requests_in_flight.unwrap_or(0));
                     return Err(Failure::new(
                         ErrorKind::Busy,
                         format!(
@@ -140,7 +170,7 @@ impl Engine {
     }
 }
 
-fn nbd_id(client: &api::Client) -> u64 {
-    let number = client.id.strip_prefix(NBD).and_then(|number| number.parse().ok());
-    number.expect("made above of the number")
+/// The number of a client of the door whose ids begin with `prefix`.
+fn number_of(client: &api::Client, prefix: &str) -> Option<u64> {
+    client.id.strip_prefix(prefix)?.parse().ok()
 }

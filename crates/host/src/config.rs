@@ -36,6 +36,10 @@ pub struct ServeArgs {
     /// and root's /dev/millpond/NAME. Needs root, and Linux 6.5 with the module ublk_drv
     #[arg(long)]
     pub(crate) ublk: bool,
+    /// Serve the devices as disks of virtual machines (vhost-user-blk), each at a socket
+    /// `DIR/NAME.sock`. DIR is made if it is not there. Who may connect: --socket-mode
+    #[arg(long, value_name = "DIR")]
+    pub(crate) vhost_user: Option<PathBuf>,
     /// Let TCP addresses be other than loopback. There is no password, and encryption only with
     /// --nbd-tls-certs. Not needed for NBD where clients must have a certificate
     #[arg(long)]
@@ -57,12 +61,12 @@ pub struct ServeArgs {
     /// default half of the machine's memory, or of the control group's limit
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
-    /// Permissions of the NBD sockets, octal: 0600 to 0666 with read and write only. By default
-    /// 0600: the daemon's user. The control socket is always the daemon's user's. When others may
-    /// connect, RUN_DIR gets the search permission for all
+    /// Permissions of the NBD and vhost-user sockets, octal: 0600 to 0666 with read and write only.
+    /// By default 0600: the daemon's user. The control socket is always the daemon's user's. When
+    /// others may connect, RUN_DIR gets the search permission for all
     #[arg(long, value_name = "MODE")]
     pub(crate) socket_mode: Option<String>,
-    /// Group of the NBD sockets, a name or a number; mode 0660 unless --socket-mode says otherwise
+    /// Group of these sockets, a name or a number; mode 0660 unless --socket-mode says otherwise
     #[arg(long, value_name = "GROUP")]
     pub(crate) socket_group: Option<String>,
     /// The device that is the export with the empty name
@@ -118,6 +122,7 @@ struct File {
     http: Option<String>,
     metrics: Option<String>,
     fuse: Option<PathBuf>,
+    vhost_user: Option<PathBuf>,
     #[serde(default)]
     ublk: bool,
     #[serde(default)]
@@ -178,6 +183,7 @@ impl Config {
             metrics: given.metrics.or(file.metrics),
             fuse: given.fuse.or(file.fuse),
             ublk: given.ublk || file.ublk,
+            vhost_user: given.vhost_user.or(file.vhost_user),
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
             busy_poll: given.busy_poll.or(file.busy_poll),
@@ -226,7 +232,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         // Before the others: no client may write, or see the device, while those are set.
         if let Some(names) = d.doors {
             let doors = doors_word(&names).ok_or_else(|| {
-                let allowed = "a list of \"nbd\" and \"fuse\" is allowed, empty for none";
+                let allowed =
+                    "a list of \"nbd\", \"fuse\" and \"vhost-user\" is allowed, empty for none";
                 invalid(format!("{place}: device {name}: doors: {allowed}"))
             })?;
             attributes.insert(0, ("doors".into(), doors.to_string()));
@@ -245,6 +252,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         metrics: file.metrics,
         fuse: file.fuse.map(|dir| base.join(dir)),
         ublk: file.ublk,
+        vhost_user: file.vhost_user.map(|dir| base.join(dir)),
         allow_remote: file.allow_remote,
         cores: file.cores,
         busy_poll: file.busy_poll,
@@ -277,13 +285,8 @@ pub(crate) fn of_device(name: &str, mut failure: Failure) -> Failure {
 /// What a list of doors means as the attribute `doors`. None for one that no daemon has.
 fn doors_word(names: &[String]) -> Option<Doors> {
     let has = |door: &str| names.iter().any(|name| name == door);
-    let known = names.iter().all(|name| matches!(&**name, "nbd" | "fuse"));
-    known.then(|| match (has("nbd"), has("fuse")) {
-        (true, true) => Doors::All,
-        (true, false) => Doors::Nbd,
-        (false, true) => Doors::Fuse,
-        (false, false) => Doors::None,
-    })
+    let known = names.iter().all(|name| matches!(&**name, "nbd" | "fuse" | "vhost-user"));
+    known.then(|| Doors::of(has("nbd"), has("fuse"), has("vhost-user")))
 }
 
 /// The value as `millpond set` takes it. None for what no attribute has.
@@ -351,7 +354,8 @@ mod tests {
             ("readonly = true", &[("ro", "1")][..]),
             ("doors = []\nattributes = { x = 1 }", &[("doors", "none"), ("x", "1")]),
             ("doors = ['nbd']\nreadonly = false", &[("ro", "0"), ("doors", "nbd")]),
-            ("doors = ['fuse', 'nbd']", &[("doors", "all")]),
+            ("doors = ['fuse', 'nbd']", &[("doors", "nbd,fuse")]),
+            ("doors = ['vhost-user', 'fuse', 'nbd']", &[("doors", "all")]),
         ] {
             let text = format!("[[device]]\nname = 'a'\ntable = '0 8 zero'\n{keys}");
             let config = read(&text).unwrap();
@@ -374,7 +378,7 @@ mod tests {
             ("[[device]]\nname = 'a'\ntable = ''\nzram = true", ["line 2: ", "either `table` or"]),
             (
                 "[[device]]\nname = 'a'\ntable = ''\ndoors = ['nfs']",
-                ["line 2: device a: doors: ", "\"nbd\" and \"fuse\""],
+                ["line 2: device a: doors: ", "\"fuse\" and \"vhost-user\""],
             ),
             ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
             (

@@ -39,6 +39,7 @@ use crate::rundir::{Lock, RunDir};
 use crate::socket_access::socket_access;
 use crate::tls;
 use crate::units::time;
+use crate::vhost_user::{self, VhostUser};
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -55,7 +56,11 @@ const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
 /// Longest `--busy-poll`: whoever waits longer for a request does not notice the wake-up.
 const BUSY_POLL_MAX: Nanos = Nanos(1_000_000);
 
-/// Most time for requests to files to end at shutdown; at most a quarter of all.
+/// Pause between two attempts to take what a killed daemon still has.
+const START_RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Most time for requests to files, and for those of virtual machines, to end at shutdown; at most
+/// a quarter of all.
 const FILES_DRAIN: Duration = Duration::from_secs(30);
 /// The same when a device is suspended: requests that wait for it can't end.
 const FILES_DRAIN_SUSPENDED: Duration = Duration::from_secs(1);
@@ -123,6 +128,12 @@ impl Daemon {
             nbd.iter().map(|one| (ListenerRole::Nbd, one.addr.clone())).collect();
         addrs.extend(control.iter().map(|(_, addr)| (ListenerRole::Control, addr.clone())));
         addrs.extend(metrics.iter().map(|(_, addr)| (ListenerRole::Metrics, addr.clone())));
+        if let Some(dir) = &options.vhost_user {
+            prepare_vhost_user(dir).await?;
+            let (dir, handle) = (dir.clone(), core.clone());
+            let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
+            core.call(start).await?;
+        }
         let fuse = match &options.fuse {
             Some(dir) => Some(FuseExport::start(dir, &core)?),
             None => None,
@@ -197,6 +208,10 @@ impl Daemon {
         let time = Nanos(u64::try_from(self.shutdown.as_nanos()).unwrap_or(u64::MAX));
         let disks = Nanos(time.0 / 4);
         self.state.core.call(async move |e: Rc<Engine>| e.shut_down_disks(disks).await).await?;
+        let suspended = self.has_suspended_device().await?;
+        let of_machines = machines_drain(time, suspended);
+        let core = &self.state.core;
+        core.call(async move |_: Rc<Engine>| vhost_user::shutdown(of_machines).await).await?;
         let failures = self.state.core.call(async move |e: Rc<Engine>| e.shutdown(time).await);
         let failures = failures.await?;
         for failure in &failures {
@@ -216,9 +231,14 @@ impl Daemon {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    async fn unmount(&self, fuse: FuseExport) -> Result<(), Failure> {
+    /// Whether requests may wait for a resume that does not come any more.
+    async fn has_suspended_device(&self) -> Result<bool, Failure> {
         let devices = self.state.core.call(async |e: Rc<Engine>| e.devices()).await?;
-        let suspended = devices.iter().any(|d| d.suspended && d.live_table);
+        Ok(devices.iter().any(|d| d.suspended && d.live_table))
+    }
+
+    async fn unmount(&self, fuse: FuseExport) -> Result<(), Failure> {
+        let suspended = self.has_suspended_device().await?;
         let drain_time = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
         let drain_time = drain_time.min(self.shutdown / 4);
         // On another thread, as it waits for threads.
@@ -294,6 +314,32 @@ async fn create(
     }
     core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(Nanos::ZERO)).await?;
     Ok(all)
+}
+
+/// Most time for requests of virtual machines to end at shutdown, of `time` for all.
+fn machines_drain(time: Nanos, suspended: bool) -> Nanos {
+    let most = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
+    Nanos(u64::try_from(most.as_nanos()).unwrap_or(u64::MAX)).min(Nanos(time.0 / 4))
+}
+
+/// Prepares the directory for the sockets of virtual machines. A daemon that was killed listens a
+/// little longer.
+async fn prepare_vhost_user(dir: &Path) -> Result<(), Failure> {
+    let patience = Duration::from_nanos(START_RETRY_TIME.0);
+    let tries = async {
+        loop {
+            match vhost_user::prepare(dir) {
+                Err(e) if e.kind() == Some(ErrorKind::Busy) => {
+                    tokio::time::sleep(START_RETRY_PAUSE).await;
+                }
+                prepared => return prepared,
+            }
+        }
+    };
+    match tokio::time::timeout(patience, tries).await {
+        Ok(prepared) => prepared,
+        Err(_) => vhost_user::prepare(dir),
+    }
 }
 
 /// Warns of options for who may connect where a socket unit decides that.

@@ -48,9 +48,9 @@ const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
 const DRAIN_POLL: Nanos = Nanos::from_millis(5);
 /// How often `wait` reads the event number. A person or a script waits there.
 const EVENT_POLL: Nanos = Nanos::from_millis(20);
-/// Data of NBD clients in flight: no more than a quarter of what devices may take, but always two
-/// of the largest requests. Chosen.
-fn nbd_bytes_max(most: u64, memory: u64) -> u64 {
+/// Data of a door's clients in flight: no more than a quarter of what devices may take, but always
+/// two of the largest requests. Chosen.
+pub(crate) fn door_bytes_max(most: u64, memory: u64) -> u64 {
     most.min((memory / 4).max(64 << 20))
 }
 
@@ -88,10 +88,14 @@ impl Engine {
         let owner = Owner::new(pool, &dm, leaves.clone());
         let exports = DmExports::new(dm.clone(), default_export);
         let defaults = Options::default();
-        let bytes_max = nbd_bytes_max(defaults.bytes_max, reactor::memory().limit());
+        let bytes_max = door_bytes_max(defaults.bytes_max, reactor::memory().limit());
         let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
         let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
         Engine { dm, leaves, server, owner, claims, zram, files, tls, disks, ended }
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
     }
 
     /// The other end of a socket of the NBD server.
@@ -574,7 +578,7 @@ mod tests {
     fn data_in_flight_are_a_share_of_the_memory() {
         for (memory_mib, most_mib) in [(1, 64), (256, 64), (1024, 256), (2048, 512), (1 << 40, 512)]
         {
-            assert_eq!(nbd_bytes_max(512 << 20, memory_mib << 20), most_mib << 20, "{memory_mib}");
+            assert_eq!(door_bytes_max(512 << 20, memory_mib << 20), most_mib << 20, "{memory_mib}");
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Host: runs devices in a process. The core threads, the leaves that tables name, the targets, the
-//! doors (NBD, FUSE) and the control API.
+//! doors (NBD, FUSE, vhost-user) and the control API.
 //!
 //! ```text
 //!   control.sock ═══▶ http ──▶ routes ──▶ core_thread ──▶ engine
@@ -8,7 +8,8 @@
 //!   --metrics ═══▶ observe ────────────────────┤
 //!   daemon, run_command                        ├ dm ── targets, zram_factory, claims ── leaves
 //!     └ config, rundir, endpoints, memory      ├ nbd ── exports
-//!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┘ (threads of fuser)
+//!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┤ (threads of fuser)
+//!   DIR/NAME.sock ═══▶ vhost_user ─────────────┘ (a thread for each front end)
 //!                                  secondary, worker_threads: the other cores
 //! ```
 //!
@@ -59,6 +60,7 @@ mod targets;
 mod tls;
 mod ublk_door;
 mod units;
+mod vhost_user;
 mod worker_threads;
 mod zram_factory;
 

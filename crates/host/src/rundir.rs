@@ -155,7 +155,7 @@ fn symlink(what: &str) -> Failure {
 }
 
 /// HO-D2.
-fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
+pub(crate) fn check_owner(meta: &Metadata, what: &str) -> Result<(), Failure> {
     if meta.uid() != rustix::process::geteuid().as_raw() {
         let message = format!("{what}: it belongs to uid {}, not to us", meta.uid());
         return Err(Failure::new(ErrorKind::Denied, message));

@@ -66,6 +66,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         metrics,
         fuse,
         ublk,
+        vhost_user,
         allow_remote,
         cores,
         busy_poll,
@@ -82,7 +83,8 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         let addresses: Vec<String> = nbd.iter().map(|text| quoted(text)).collect();
         line("nbd", format!("[{}]", addresses.join(", ")));
     }
-    for (name, dir) in [("nbd_tls_certs", nbd_tls_certs), ("fuse", fuse)] {
+    let dirs = [("nbd_tls_certs", nbd_tls_certs), ("fuse", fuse), ("vhost_user", vhost_user)];
+    for (name, dir) in dirs {
         if let Some(dir) = dir {
             line(name, quoted(&base.join(dir).to_string_lossy()));
         }
@@ -164,6 +166,7 @@ mod tests {
             metrics: Some("127.0.0.1:9099".into()),
             fuse: Some("/srv/pond".into()),
             ublk: true,
+            vhost_user: Some("/run/vm disks".into()),
             allow_remote: true,
             cores: Some(2),
             busy_poll: Some("50us".into()),

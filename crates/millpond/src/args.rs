@@ -41,7 +41,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    Daemon(DaemonArgs),
+    Daemon(Box<DaemonArgs>),
     Run(RunArgs),
     Bench(Box<BenchArgs>),
     Reproduce(ReproduceArgs),
@@ -111,6 +111,7 @@ Examples:
   millpond daemon --config /etc/millpond.toml --check-config
   millpond daemon --nbd 127.0.0.1:10809 --default-export wc
   millpond daemon --fuse /srv/pond
+  millpond daemon --vhost-user /run/millpond-vm --socket-group kvm
   millpond daemon --cores 4")]
 pub(crate) struct DaemonArgs {
     /// Create these devices at start (TOML, docs/config.md); options given here win

@@ -62,7 +62,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         abort_on_panic();
     }
     match cli.verb {
-        Verb::Daemon(args) => run_daemon(args, run_dir),
+        Verb::Daemon(args) => run_daemon(*args, run_dir),
         Verb::Run(args) => {
             let command = host::run_command(&args, run_dir);
             runtime()?.block_on(command).map_err(|f| f.within("run"))

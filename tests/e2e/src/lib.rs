@@ -11,6 +11,7 @@
 //!     ├─ mounted   devices as files
 //!     ├─ stamp     self-describing blocks; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for malformed requests
+//!     ├─ virtual_machine  a vhost-user front end and its guest's driver, for malformed input too
 //!     ├─ loops     loop devices and mounts
 //!     ├─ undo      clean-up of mounts, loop devices and folders, however a program ends
 //!     └─ process   child processes: output, deadline, none left behind
@@ -34,6 +35,7 @@ pub mod published;
 pub mod stamp;
 pub mod test_bed;
 pub mod undo;
+pub mod virtual_machine;
 
 /// What went wrong, in words for who runs a test or the demo.
 pub type Result<T, E = String> = std::result::Result<T, E>;

@@ -7,7 +7,7 @@ use block::{BlockDevice, Error, ErrorKind, Nanos};
 use control::Failure;
 use dm::{MappedDevice, Remove};
 
-use super::{Engine, nbd_bytes_max};
+use super::{Engine, door_bytes_max};
 use crate::ublk_door::UblkDoor;
 
 /// How long a removal by force waits for a disk whose device fails all requests.
@@ -23,7 +23,7 @@ impl Engine {
         run_dir: PathBuf,
         serves_all: bool,
     ) -> Result<(), Failure> {
-        let bytes_max = nbd_bytes_max(BYTES_MAX, reactor::memory().limit());
+        let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
         let door = UblkDoor::new(self.files.clone(), run_dir, serves_all, bytes_max);
         self.disks.replace(Some(door.clone()));
         if serves_all {
@@ -104,7 +104,7 @@ impl Engine {
 
     /// Whether nothing that clients of a device were told is lost by a kill: all caches below have
     /// a journal in memory, and nothing else keeps data in the process.
-    async fn survives_kill(&self, device: &Rc<MappedDevice>) -> bool {
+    pub(crate) async fn survives_kill(&self, device: &Rc<MappedDevice>) -> bool {
         if !device.limits().survives_kill {
             return false;
         }

@@ -148,7 +148,7 @@ impl UblkDoor {
 
     /// Whether the device is to have a disk, and can have one now.
     fn is_wanted(&self, device: &MappedDevice) -> bool {
-        let by_all = self.serves_all && device.doors() == dm::Doors::All;
+        let by_all = self.serves_all && device.doors() == dm::Doors::default();
         let info = device.info();
         (by_all || self.is_chosen(device)) && info.live_table && !self.is_ending.get()
     }

@@ -19,3 +19,4 @@ mod nbd_tcp;
 mod readonly;
 mod sectors;
 mod tls;
+mod vhost_user;

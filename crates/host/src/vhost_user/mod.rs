@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices as disks of virtual machines: a socket `DIR/NAME.sock` for each mapped device, which
+//! comes and goes with it.
+//!
+//! ```text
+//!   dm.changed ─▶ sockets: listen, unlink ── accept ─▶ session (core 0) ◀─messages─ its thread
+//! ```
+//!
+//! Invariants
+//! - HO-VU1 A socket has one front end at a time; the next one waits until the first has gone and
+//!   its requests have ended.
+//! - HO-VU2 A front end gets memory for notes of requests in flight only for a device of which a
+//!   completed write survives the death of this process (`Engine::survives_kill`).
+mod session;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::DirBuilder;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+
+use block::{ErrorKind, Nanos, Status};
+use control::Failure;
+use dm::MappedDevice;
+use reactor::{FileId, SqeOp, WaitList, driver_io, now, sleep, spawn};
+use uring::{Files, SocketAccess};
+use vhost::{Server, Session};
+
+use crate::core_thread::CoreHandle;
+use crate::engine::{Engine, door_bytes_max};
+use crate::io_failure::io_failure;
+use crate::rundir::{check_owner, remove_stale_socket};
+
+/// What the names of sockets end with.
+const SUFFIX: &str = ".sock";
+/// Data of virtual machines in flight, at most.
+const BYTES_MAX: u64 = 256 << 20;
+/// How often the end looks whether sessions have ended.
+const END_POLL: Nanos = Nanos::from_millis(5);
+/// Pause after a failed accept. The usual cause is a lack of free descriptors.
+const ACCEPT_RETRY: Nanos = Nanos::from_millis(100);
+
+/// A socket that listens.
+struct Listener {
+    file: FileId,
+    /// Its id may be another file's: nothing is asked of it any more.
+    closed: Cell<bool>,
+}
+
+/// The socket of a device.
+struct DeviceSocket {
+    device: Weak<MappedDevice>,
+    name: String,
+    path: PathBuf,
+    /// None: it can't listen there; the log says why.
+    listener: Option<Rc<Listener>>,
+}
+
+/// A session that runs.
+pub(crate) struct VhostClient {
+    pub(crate) number: u64,
+    /// That of its device, whose name may change.
+    minor: u32,
+    session: Rc<Session>,
+    /// The front end's process and its user.
+    pub(crate) by: Option<(u32, u32)>,
+    began: Nanos,
+    /// Its thread has ended.
+    socket_ended: Cell<bool>,
+    /// What the thread says was wrong.
+    failure: RefCell<Option<String>>,
+}
+
+impl VhostClient {
+    pub(crate) fn device(&self) -> String {
+        self.session.name()
+    }
+
+    pub(crate) fn age(&self) -> Nanos {
+        now().saturating_sub(self.began)
+    }
+
+    /// Requests in flight.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.session.in_flight()
+    }
+
+    /// Whether its socket has ended, and only requests in flight are waited for.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.socket_ended.get()
+    }
+
+    pub(crate) fn stats(&self) -> vhost::Stats {
+        self.session.stats()
+    }
+}
+
+/// The door, on core 0.
+pub(crate) struct VhostUser {
+    dir: PathBuf,
+    access: SocketAccess,
+    engine: Weak<Engine>,
+    files: Files,
+    core: CoreHandle,
+    server: Server,
+    sockets: RefCell<BTreeMap<u32, DeviceSocket>>,
+    /// Devices that guests have used in this process.
+    served: RefCell<Vec<Weak<MappedDevice>>>,
+    clients: RefCell<BTreeMap<u64, Rc<VhostClient>>>,
+    next: Cell<u64>,
+    stopping: Cell<bool>,
+    /// A session or its socket has ended.
+    changed: WaitList,
+}
+
+/// Makes the directory for the sockets if it is not there, and removes those that a dead process
+/// has left. Nobody else may be able to write there.
+///
+/// # Errors
+/// When it can't be used.
+pub(crate) fn prepare(dir: &Path) -> Result<(), Failure> {
+    let what = format!("--vhost-user {}", dir.display());
+    let failed = |e: std::io::Error| io_failure(&e, &what);
+    match DirBuilder::new().mode(0o755).create(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(e)),
+        _ => {}
+    }
+    let meta = std::fs::symlink_metadata(dir).map_err(failed)?;
+    if !meta.is_dir() {
+        return Err(Failure::new(ErrorKind::Invalid, format!("{what}: no directory")));
+    }
+    check_owner(&meta, &what)?;
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.to_string_lossy().ends_with(SUFFIX) {
+            remove_stale_socket(&path)?;
+        }
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// On core 0 only, while there is the door.
+    static DOOR: RefCell<Option<Rc<VhostUser>>> = const { RefCell::new(None) };
+}
+
+/// The door, if there is one. To be called on core 0.
+pub(crate) fn door() -> Option<Rc<VhostUser>> {
+    DOOR.with_borrow(Clone::clone)
+}
+
+/// The thread of a session has ended; `failure` says what was wrong, if something was. On core 0.
+fn socket_has_ended(number: u64, failure: Option<String>) {
+    if let Some(door) = door() {
+        door.socket_has_ended(number, failure);
+    }
+}
+
+/// The front ends that are connected, in the order in which they connected. On core 0.
+pub(crate) fn clients() -> Vec<Rc<VhostClient>> {
+    door().map(|door| door.clients()).unwrap_or_default()
+}
+
+/// Ends the door, within `time`: no socket, and no session whose requests have not ended. On core
+/// 0.
+pub(crate) async fn shutdown(time: Nanos) {
+    let Some(door) = door() else { return };
+    let ended = Rc::new(Cell::new(false));
+    let (ending, done) = (door.clone(), ended.clone());
+    spawn(async move {
+        ending.shutdown().await;
+        done.set(true);
+    });
+    let deadline = now() + time;
+    while !ended.get() && now() < deadline {
+        sleep(END_POLL).await;
+    }
+    if !ended.get() {
+        tracing::warn!("requests of virtual machines did not end in time");
+    }
+    // On its core: what it has open is closed there.
+    drop(DOOR.take());
+}
+
+impl VhostUser {
+    /// Serves the devices of `engine` below `dir`, which was prepared.
+    pub(crate) fn start(engine: &Rc<Engine>, dir: &Path, access: SocketAccess, core: CoreHandle) {
+        let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
+        let door = Rc::new(VhostUser {
+            dir: dir.to_owned(),
+            access,
+            engine: Rc::downgrade(engine),
+            files: engine.files().clone(),
+            core,
+            server: Server::new(bytes_max),
+            sockets: RefCell::default(),
+            served: RefCell::default(),
+            clients: RefCell::default(),
+            next: Cell::new(1),
+            stopping: Cell::new(false),
+            changed: WaitList::new(),
+        });
+        let seen = engine.dm.changes();
+        door.follow(engine);
+        spawn(watch(door.clone(), Rc::downgrade(engine), seen));
+        DOOR.set(Some(door));
+    }
+
+    fn clients(&self) -> Vec<Rc<VhostClient>> {
+        self.clients.borrow().values().cloned().collect()
+    }
+
+    /// Has the sockets that the devices ask for, and tells guests of new sizes.
+    fn follow(self: &Rc<Self>, engine: &Engine) {
+        let mut wanted: BTreeMap<u32, Rc<MappedDevice>> = BTreeMap::new();
+        let is_shown = |d: &Rc<MappedDevice>| d.info().live_table && d.doors().has_vhost_user();
+        for device in engine.dm.devices().into_iter().filter(is_shown) {
+            wanted.insert(device.minor(), device);
+        }
+        let fits = |socket: &DeviceSocket, minor: u32| {
+            let device = wanted.get(&minor).filter(|_| !self.stopping.get());
+            device.is_some_and(|device| {
+                let same = socket.device.upgrade().is_some_and(|own| Rc::ptr_eq(&own, device));
+                same && socket.name == device.info().name
+            })
+        };
+        let mut sockets = self.sockets.borrow_mut();
+        let gone: Vec<u32> =
+            sockets.iter().filter(|(n, s)| !fits(s, **n)).map(|(n, _)| *n).collect();
+        for socket in gone.iter().filter_map(|minor| sockets.remove(minor)) {
+            if let Some(listener) = socket.listener {
+                listener.closed.set(true);
+                self.files.close(listener.file);
+                let _ = std::fs::remove_file(&socket.path); // it may not exist any more
+            }
+        }
+        for (minor, device) in wanted.into_iter().filter(|_| !self.stopping.get()) {
+            sockets.entry(minor).or_insert_with(|| self.listen(&device));
+        }
+        drop(sockets);
+        for client in self.clients() {
+            client.session.tell_capacity();
+        }
+    }
+
+    fn listen(self: &Rc<Self>, device: &Rc<MappedDevice>) -> DeviceSocket {
+        let name = device.info().name;
+        let path = self.dir.join(format!("{}{SUFFIX}", dm::mangle(&name)));
+        let listener = match self.files.listen_unix(&path, self.access) {
+            Ok(file) => {
+                let listener = Rc::new(Listener { file, closed: Cell::new(false) });
+                spawn(accept(self.clone(), listener.clone(), Rc::downgrade(device)));
+                Some(listener)
+            }
+            Err(e) => {
+                tracing::error!(device = name, "vhost-user: no socket: {}", e.chain());
+                None
+            }
+        };
+        DeviceSocket { device: Rc::downgrade(device), name, path, listener }
+    }
+
+    fn was_served(&self, device: &Rc<MappedDevice>) -> bool {
+        let is_it =
+            |own: &Weak<MappedDevice>| own.upgrade().is_some_and(|d| Rc::ptr_eq(&d, device));
+        self.served.borrow().iter().any(is_it)
+    }
+
+    fn note_served(&self, device: &Rc<MappedDevice>) {
+        if !self.was_served(device) {
+            let mut served = self.served.borrow_mut();
+            served.retain(|own| own.strong_count() > 0);
+            served.push(Rc::downgrade(device));
+        }
+    }
+
+    fn client(&self, number: u64) -> Option<Rc<VhostClient>> {
+        self.clients.borrow().get(&number).cloned()
+    }
+
+    /// Serves one front end until it has gone.
+    async fn serve(self: &Rc<Self>, device: &Rc<MappedDevice>, file: FileId) {
+        let socket = self.files.copy_of_socket(file);
+        let by = session::peer(&self.files, file);
+        self.files.close(file);
+        let name = device.info().name;
+        let (Some(socket), Some(engine)) = (socket, self.engine.upgrade()) else { return };
+        // HO-VU1: the device may have been given another socket while one was served.
+        let minor = device.minor();
+        let is_free = || self.clients.borrow().values().all(|client| client.minor != minor);
+        self.changed.wait_for(is_free).await;
+        if self.stopping.get() {
+            return;
+        }
+        let Ok(opened) = device.open() else { return };
+        let survives_kill = engine.survives_kill(device).await;
+        let export = session::DmExport::new(self, opened, survives_kill);
+        let client = match self.begin(minor, export, socket, by) {
+            Ok(client) => client,
+            Err(e) => return tracing::error!(device = name, "vhost-user: {e}"),
+        };
+        let number = client.number;
+        tracing::info!(device = name, number, survives_kill, "vhost-user: front end connected");
+        self.changed.wait_for(|| client.socket_ended.get()).await;
+        client.session.end().await;
+        self.clients.borrow_mut().remove(&number);
+        self.changed.wake_all();
+        let failure = client.session.failure().or_else(|| client.failure.take());
+        match failure {
+            Some(why) => {
+                tracing::warn!(device = name, number, "vhost-user: session ended: {why}");
+            }
+            None => tracing::info!(device = name, number, "vhost-user: front end disconnected"),
+        }
+    }
+
+    fn begin(
+        &self,
+        minor: u32,
+        export: session::DmExport,
+        socket: OwnedFd,
+        by: Option<(u32, u32)>,
+    ) -> std::io::Result<Rc<VhostClient>> {
+        let number = self.next.replace(self.next.get() + 1);
+        let of_cut_off = socket.try_clone()?;
+        let cut_off = move || session::shut_down(&of_cut_off);
+        let session = Rc::new(self.server.begin(Box::new(export), Box::new(cut_off)));
+        let (socket_ended, failure) = (Cell::new(false), RefCell::default());
+        let began = now();
+        let client =
+            Rc::new(VhostClient { number, minor, session, by, began, socket_ended, failure });
+        self.clients.borrow_mut().insert(number, client.clone());
+        let started = session::start_thread(self.core.clone(), number, socket);
+        if let Err(e) = started {
+            self.clients.borrow_mut().remove(&number);
+            return Err(e);
+        }
+        Ok(client)
+    }
+
+    fn socket_has_ended(&self, number: u64, failure: Option<String>) {
+        if let Some(client) = self.client(number) {
+            client.failure.replace(failure);
+            client.socket_ended.set(true);
+            self.changed.wake_all();
+        }
+    }
+
+    /// Ends a session; its requests in flight end first. False when there is none of this number.
+    pub(crate) fn disconnect(&self, number: u64) -> bool {
+        let client = self.client(number);
+        client.inspect(|client| client.session.cut_off()).is_some()
+    }
+
+    /// Ends the door. Returns when the requests of all sessions have ended.
+    async fn shutdown(self: Rc<Self>) {
+        self.stopping.set(true);
+        if let Some(engine) = self.engine.upgrade() {
+            self.follow(&engine);
+        }
+        for client in self.clients() {
+            client.session.cut_off();
+        }
+        self.changed.wait_for(|| self.clients.borrow().is_empty()).await;
+    }
+}
+
+impl fmt::Debug for VhostUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VhostUser({}, {} clients)", self.dir.display(), self.clients.borrow().len())
+    }
+}
+
+/// Follows the devices until the door ends.
+async fn watch(door: Rc<VhostUser>, engine: Weak<Engine>, mut seen: u64) {
+    while !door.stopping.get() {
+        let Some(dm) = engine.upgrade().map(|engine| engine.dm.clone()) else { return };
+        seen = dm.changed(seen).await;
+        if let Some(engine) = engine.upgrade() {
+            door.follow(&engine);
+        }
+    }
+}
+
+/// Serves one front end of a device after the other (HO-VU1), until its listener is closed.
+async fn accept(door: Rc<VhostUser>, listener: Rc<Listener>, device: Weak<MappedDevice>) {
+    while !listener.closed.get() {
+        let accepted = driver_io(listener.file, SqeOp::Accept).await;
+        let file = FileId(accepted.value);
+        let device = device.upgrade().filter(|_| !listener.closed.get());
+        match (accepted.status, device) {
+            (Status::Ok, Some(device)) => door.serve(&device, file).await,
+            (Status::Ok, None) => door.files.close(file),
+            (Status::Again, _) => sleep(ACCEPT_RETRY).await,
+            _ => return,
+        }
+    }
+}

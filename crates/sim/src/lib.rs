@@ -47,3 +47,9 @@ pub use rng::Rng;
 pub use shared_memory::Memories;
 pub use workload::{KeepsOverKill, Mix, Verdict, Workload};
 pub use world::{PowerCut, Swarm, World, WorldRef};
+
+#[cfg(test)]
+extern crate self as sim;
+#[cfg(test)]
+#[path = "../tests/it/main.rs"]
+mod it;

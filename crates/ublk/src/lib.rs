@@ -52,3 +52,9 @@ pub use identity::Identity;
 pub use kernel::Descriptor;
 pub use params::Params;
 pub use queue::{Ended, Queue, QueueSpec};
+
+#[cfg(test)]
+extern crate self as ublk;
+#[cfg(test)]
+#[path = "../tests/it/main.rs"]
+mod it;

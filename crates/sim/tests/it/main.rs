@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The simulator: tests of its public items, one file for each subject.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod contract;
 mod faults;

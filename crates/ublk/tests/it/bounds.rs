@@ -7,8 +7,8 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World};
 use ublk::{ByteBudget, Queue, QueueSpec};
 
-use crate::kernel::{ClientRequest, Kernel, READ, WRITE};
-use crate::recovery::spec;
+use super::kernel::{ClientRequest, Kernel, READ, WRITE};
+use super::recovery::spec;
 
 #[test]
 fn data_in_flight_are_bounded_and_all_requests_end() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sim::Rng;
 
-use crate::kernel::{ClientRequest, Completed, DISCARD, FLUSH, READ, WRITE, ZEROES};
+use super::kernel::{ClientRequest, Completed, DISCARD, FLUSH, READ, WRITE, ZEROES};
 
 pub(crate) const SECTORS: u64 = 64;
 const FUA: u32 = 1 << 13;

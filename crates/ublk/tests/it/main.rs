@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The queue against a kernel of our own: what it fetches, commits and copies, and what a kill in
 //! the midst of it does to clients.
-#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod bounds;
 mod clients;

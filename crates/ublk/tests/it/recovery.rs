@@ -10,8 +10,8 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
 use ublk::{ByteBudget, Queue, QueueSpec};
 
-use crate::clients::{Clients, SECTORS};
-use crate::kernel::{Connection, Kernel};
+use super::clients::{Clients, SECTORS};
+use super::kernel::{Connection, Kernel};
 
 const DEPTH: u16 = 8;
 /// Requests that clients have in flight, more than there are tags.

@@ -7,8 +7,8 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Faults, Machine, Rng, World, WorldRef};
 use ublk::{Ended, Queue, QueueSpec};
 
-use crate::kernel::{ClientRequest, Completed, DISCARD, Kernel, READ, WRITE};
-use crate::recovery::spec;
+use super::kernel::{ClientRequest, Completed, DISCARD, Kernel, READ, WRITE};
+use super::recovery::spec;
 
 fn world(faults: Faults) -> (WorldRef, Rc<dyn BlockDevice>) {
     let world = World::calm(1);

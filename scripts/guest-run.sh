@@ -3,10 +3,11 @@
 # Boots a kernel under qemu with this machine's / as its read-only root, runs one script there, and
 # ends with the script's exit status. Nothing is built or installed; the guest has no network.
 #
-#   scripts/guest-run.sh KERNEL MODULES SHARE SECONDS SCRIPT [ARGS]
+#   scripts/guest-run.sh KERNEL MODULES SHARE SECONDS SCRIPT [ARGS] [-- QEMU-ARGS]
 #
 # KERNEL: a vmlinuz. MODULES: its folder with modules.dep, or the files for it. SHARE: a folder that
-# the guest may write, /share there. SECONDS: after which the guest is killed.
+# the guest may write, /share there, and from which the script runs. SECONDS: after which the guest
+# is killed. Its memory can be shared with a server of vhost-user.
 # In the guest / is an overlay of memory, /tmp and /run are memory; `guest-modprobe NAME` loads a
 # module of that kernel. Needs qemu-system-x86, busybox-static, cpio, kmod, xz-utils, zstd.
 # Exit codes: the script's; 125: the guest did not end in time.
@@ -17,6 +18,12 @@ share=$(realpath "$3")
 seconds=$4
 script=$(realpath "$5")
 shift 5
+args=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    args+=("$1")
+    shift
+done
+[ $# = 0 ] || shift
 version=$(basename "$modules")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -71,8 +78,8 @@ chmod +x "$ram/init"
 (cd "$ram" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initrd"
 
 rm -f "$share/.exit"
-cp "$script" "$share/.guest-script"
-printf '%q ' "$@" >"$share/.guest-args"
+[ "$script" -ef "$share/$(basename "$script")" ] || cp "$script" "$share/"
+printf '%q ' "$(basename "$script")" "${args[@]}" >"$share/.guest-args"
 cat >"$share/.guest-init" <<INIT
 export PATH=/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/tmp LC_ALL=C
@@ -84,7 +91,7 @@ cp -f /share/.index/modules.* /run/index/lib/modules/$version/
 printf '#!/bin/sh\nexec modprobe -d /run/index -S $version "\$@"\n' >/run/bin/guest-modprobe
 chmod +x /run/bin/guest-modprobe
 cd /tmp
-eval "bash /share/.guest-script \$(cat /share/.guest-args)"
+eval "bash /share/\$(cat /share/.guest-args)"
 echo \$? >/share/.exit
 sync
 echo o >/proc/sysrq-trigger
@@ -93,13 +100,14 @@ INIT
 # Emulation works everywhere. GUEST_ACCEL=kvm is some twenty times faster where it works.
 accel=${GUEST_ACCEL:-tcg,thread=multi}
 timeout --foreground -k 5 "$seconds" qemu-system-x86_64 -accel "$accel" -cpu max -smp 2 -m 2048 \
+    -object memory-backend-memfd,id=memory,size=2048M,share=on -numa node,memdev=memory \
     -nographic -no-reboot -nodefaults -serial stdio -kernel "$kernel" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on" \
     -device virtio-rng-pci \
     -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
     -device virtio-9p-pci,fsdev=root,mount_tag=root \
     -fsdev local,id=share,path="$share",security_model=none,multidevs=remap \
-    -device virtio-9p-pci,fsdev=share,mount_tag=share </dev/null || true
+    -device virtio-9p-pci,fsdev=share,mount_tag=share "$@" </dev/null || true
 if [ -e "$share/.exit" ]; then
     exit "$(cat "$share/.exit")"
 fi

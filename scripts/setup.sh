@@ -56,8 +56,10 @@ cpio                | cpio                            | its first root
 depmod              | kmod                            | the modules of its kernel
 xz                  | xz-utils                        | the same, compressed
 zstd                | zstd                            | the same, compressed
+strip               | binutils                        | a small program: the guest reads it slowly
 fio                 | fio                             | load and verification
 mkfs.ext4           | e2fsprogs                       | a file system on a device
+mkfs.xfs            | xfsprogs                        | another one
 blkdiscard          | util-linux                      | discards and zeroes
 '
 

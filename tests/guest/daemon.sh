@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# A daemon in the guest that serves block devices. Sourced by run.sh.
+export MILLPOND_RUN_DIR=/run/millpond
+daemon=
+plain=/run/millpond/dev/plain
+wc=/run/millpond/dev/wc
+
+mp() { "$program" "$@"; }
+begin() { # begin OPTIONS: starts the daemon
+    cat /tmp/daemon.now >>/tmp/daemon.log 2>/dev/null
+    "$program" daemon "$@" >/tmp/daemon.now 2>&1 &
+    daemon=$!
+}
+start() { # start OPTIONS: starts the daemon and waits until it is ready
+    begin "$@"
+    for _ in $(seq 1200); do
+        grep -q '^millpond: ready' /tmp/daemon.now && return 0
+        kill -0 $daemon 2>/dev/null || break
+        sleep 0.1
+    done
+    bad "the daemon does not start: $(tail -3 /tmp/daemon.now)"
+    return 1
+}
+stop() { kill "$daemon" && wait "$daemon"; }
+crash() {
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
+}
+# Kills the daemon, and then one that takes the devices over, at any moment of its start.
+kill_twice() {
+    crash
+    begin --config pond.toml
+    sleep "$((RANDOM % 3)).$((RANDOM % 10))"
+    crash
+    start --config pond.toml
+}
+block() { basename "$(readlink "/run/millpond/dev/$1")"; }
+sectors() { cat "/sys/class/block/$(block "$1")/size"; }
+queue() { cat "/sys/class/block/$(block "$1")/queue/$2"; }
+
+# Three devices in memory of the guest, and their configuration.
+make_pond() {
+    rm -f /tmp/*.img
+    truncate -s 320M /tmp/origin.img
+    truncate -s 64M /tmp/cache.img
+    truncate -s 96M /tmp/plain.img
+    cat >/tmp/pond.toml <<'C'
+ublk = true
+[[device]]
+name = "plain"
+table = "0 131072 linear ./plain.img 0"
+[[device]]
+name = "wc"
+table = "0 655360 writecache s ./origin.img ./cache.img 4096 0"
+[[device]]
+name = "ram"
+table = "0 65536 linear mem:32M 0"
+C
+}
+
+# After a failure: what the daemon has said and stored.
+keep_pond() {
+    mkdir -p "$evidence"
+    cat /tmp/daemon.now >>/tmp/daemon.log 2>/dev/null
+    cp /tmp/daemon.log "$evidence/"
+    dmesg >"$evidence/dmesg"
+    kill -9 "$daemon" 2>/dev/null
+    cp --sparse=always /tmp/*.img /run/millpond/{journal,buffer}-* "$evidence/" 2>/dev/null
+    echo "--- log of the daemon"
+    tail -60 /tmp/daemon.log
+}

@@ -28,7 +28,7 @@ skip() {
 }
 PATH=$PATH:/usr/sbin:/sbin
 for needed in qemu-system-x86_64 busybox cpio depmod modprobe xz zstd strip fio mkfs.ext4 \
-    fsck.ext4 mkfs.xfs xfs_repair blkdiscard; do
+    fsck.ext4 mkfs.xfs xfs_repair blkdiscard curl; do
     command -v "$needed" >/dev/null || skip "needs $needed (scripts/setup.sh guest installs it)"
 done
 dir=${CARGO_TARGET_DIR:-target}/guest

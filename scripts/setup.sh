@@ -61,6 +61,7 @@ fio                 | fio                             | load and verification
 mkfs.ext4           | e2fsprogs                       | a file system on a device
 mkfs.xfs            | xfsprogs                        | another one
 blkdiscard          | util-linux                      | discards and zeroes
+curl                | curl                            | the metrics
 '
 
 # Only `make bench-peers`. Its package may start a server of its own, which serves nothing.

@@ -19,6 +19,9 @@ mp ublk >/tmp/list
 grep -Eq 'wc +live +[0-9]+ +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +no' /tmp/list &&
     ok "devices in memory are made without recovery" || bad "recovery: $(cat /tmp/list)"
 
+mp clients >/tmp/list
+grep -Eq 'ublk[0-9]+ +wc +/dev/ublkb[0-9]' /tmp/list && ok "clients" || bad "$(cat /tmp/list)"
+
 refused "a device that is served is not given up" "serves it" mp ublk --give-up plain
 fio_verify plain $plain 16M --bs=4k-64k
 fio_verify wc $wc 16M --bs=4k-64k --fsync=32
@@ -28,6 +31,21 @@ discards $plain
 check "mount" mount $wc mnt
 refused "a device that is mounted is not removed" "is open" mp remove wc
 check "umount" umount mnt
+
+metrics=$(curl -s --unix-socket /run/millpond/control.sock http://millpond/metrics)
+grep -q 'millpond_ublk_write_bytes_total [1-9]' <<<"$metrics" &&
+    grep -q 'millpond_ublk_block_devices 3' <<<"$metrics" && ok "metrics" ||
+    bad "metrics: $(grep ublk <<<"$metrics")"
+
+# The attribute.
+exec 7<$plain
+check "doors without ublk" mp set plain doors nbd
+sleep 2
+[ -b $plain ] && ok "who has it open keeps it" || bad "an open device is gone"
+exec 7<&-
+within 20 test ! -e $plain && ok "then it goes" || bad "it stays"
+check "doors with ublk" mp set plain doors nbd,ublk
+check "it is there again" test -b $plain
 
 # Another size, while it is open.
 exec 7<$plain

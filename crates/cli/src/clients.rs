@@ -10,8 +10,9 @@ use crate::columns::{columns, duration};
 
 /// List the clients: who has which device open, and what they do
 ///
-/// A client is a connection to the NBD server, or an open file of the FUSE export. Those of a file
-/// have no figures. A tool that makes several connections has a row for each.
+/// A client is a connection to the NBD server, an open file of the FUSE export, a virtual machine,
+/// or a block device of the kernel. Those of a file have no figures. A tool that makes several
+/// connections has a row for each; all that use a block device are one.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -30,7 +31,8 @@ pub struct ClientsArgs {
 /// No more requests are taken from it. What the daemon has acknowledged stays as durable as it was.
 /// Waits for the end, 35 seconds at most. A client may connect again; to keep it away, `suspend`
 /// or `remove` the device. Clients of the FUSE export are refused: only the process that opened a
-/// file can close it.
+/// file can close it. So are block devices of the kernel: `remove` and the attribute `doors` take
+/// them away.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -244,14 +244,15 @@ pub struct TargetType {
 /// open file of the FUSE export. What a door does not count is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
-    /// `nbd7`, `fuse3`: no other client of the daemon has or had it.
+    /// `nbd7`, `fuse3`, `vhost2`: no other client of the daemon has or had it. `ublk0`: the block
+    /// device `/dev/ublkb0`.
     pub id: String,
-    /// `nbd` or `fuse`.
+    /// `nbd`, `fuse`, `ublk` or `vhost-user`.
     pub door: String,
     /// The device; absent during the handshake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// `pid 4242 (uid 0)`, or an address and a port.
+    /// `pid 4242 (uid 0)`, an address and a port, or the path of a block device.
     pub peer: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

@@ -17,36 +17,45 @@ pub struct Doors {
     nbd: bool,
     fuse: bool,
     vhost_user: bool,
+    ublk: bool,
 }
 
 impl Default for Doors {
     /// All that the program serves.
     fn default() -> Doors {
-        Doors::of(true, true, true)
+        Doors::of(true, true, true, true)
     }
 }
 
 impl Doors {
-    /// NBD, FUSE and vhost-user, or those of them that are true.
-    pub const fn of(nbd: bool, fuse: bool, vhost_user: bool) -> Doors {
-        Doors { nbd, fuse, vhost_user }
+    /// NBD, FUSE, vhost-user and ublk, or those of them that are true.
+    pub const fn of(nbd: bool, fuse: bool, vhost_user: bool, ublk: bool) -> Doors {
+        Doors { nbd, fuse, vhost_user, ublk }
     }
 
     /// Words that mean one, in the order in which the attribute shows them.
-    const WORDS: [(&'static str, Doors); 8] = [
-        ("all", Doors::of(true, true, true)),
-        ("nbd", Doors::of(true, false, false)),
-        ("fuse", Doors::of(false, true, false)),
-        ("vhost-user", Doors::of(false, false, true)),
-        ("nbd,fuse", Doors::of(true, true, false)),
-        ("nbd,vhost-user", Doors::of(true, false, true)),
-        ("fuse,vhost-user", Doors::of(false, true, true)),
-        ("none", Doors::of(false, false, false)),
+    const WORDS: [(&'static str, Doors); 16] = [
+        ("all", Doors::of(true, true, true, true)),
+        ("nbd", Doors::of(true, false, false, false)),
+        ("fuse", Doors::of(false, true, false, false)),
+        ("vhost-user", Doors::of(false, false, true, false)),
+        ("ublk", Doors::of(false, false, false, true)),
+        ("nbd,fuse", Doors::of(true, true, false, false)),
+        ("nbd,vhost-user", Doors::of(true, false, true, false)),
+        ("nbd,ublk", Doors::of(true, false, false, true)),
+        ("fuse,vhost-user", Doors::of(false, true, true, false)),
+        ("fuse,ublk", Doors::of(false, true, false, true)),
+        ("vhost-user,ublk", Doors::of(false, false, true, true)),
+        ("nbd,fuse,vhost-user", Doors::of(true, true, true, false)),
+        ("nbd,fuse,ublk", Doors::of(true, true, false, true)),
+        ("nbd,vhost-user,ublk", Doors::of(true, false, true, true)),
+        ("fuse,vhost-user,ublk", Doors::of(false, true, true, true)),
+        ("none", Doors::of(false, false, false, false)),
     ];
 
     /// The words alone.
-    pub(crate) const NAMES: [&'static str; 8] = {
-        let mut names = [""; 8];
+    pub(crate) const NAMES: [&'static str; 16] = {
+        let mut names = [""; 16];
         let mut n = 0;
         while n < names.len() {
             names[n] = Doors::WORDS[n].0;
@@ -68,6 +77,11 @@ impl Doors {
     /// Whether vhost-user has a socket for it.
     pub fn has_vhost_user(self) -> bool {
         self.vhost_user
+    }
+
+    /// Whether it is a block device of the kernel, where the daemon makes those.
+    pub fn has_ublk(self) -> bool {
+        self.ublk
     }
 
     /// All words, the one in force in brackets, as sysfs shows a choice.
@@ -165,11 +179,12 @@ mod tests {
 
     #[test]
     fn every_set_of_doors_has_its_word() {
-        for bits in 0..8 {
-            let doors = Doors::of(bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+        for bits in 0..16 {
+            let has = |bit: u32| bits & bit != 0;
+            let doors = Doors::of(has(1), has(2), has(4), has(8));
             assert_eq!(doors.to_string().parse::<Doors>().unwrap(), doors);
         }
-        assert!(Doors::default().choice().starts_with("[all] nbd fuse vhost-user nbd,fuse "));
+        assert!(Doors::default().choice().starts_with("[all] nbd fuse vhost-user ublk nbd,fuse "));
         assert!("nfs".parse::<Doors>().is_err());
     }
 }

@@ -12,6 +12,7 @@ use uring::RemoteEnd;
 
 use crate::engine::Engine;
 use crate::fuse_host::{FileClient, file_clients};
+use crate::ublk_door::DiskClient;
 use crate::vhost_user::{self, VhostClient};
 
 /// How long a request for a disconnection waits for its end: nbd's own bound for clients that do
@@ -24,6 +25,9 @@ const END_POLL: Nanos = Nanos::from_millis(5);
 const NBD: &str = "nbd";
 /// Prefix of the ids of open files.
 const FUSE: &str = "fuse";
+
+/// Prefix of the ids of block devices of the kernel, before the N of `/dev/ublkbN`.
+const UBLK: &str = "ublk";
 
 /// Prefix of the ids of virtual machines.
 const VHOST_USER: &str = "vhost";
@@ -58,6 +62,22 @@ fn of_file(file: FileClient) -> api::Client {
     }
 }
 
+fn of_disk(disk: DiskClient) -> api::Client {
+    api::Client {
+        id: format!("{UBLK}{}", disk.number),
+        door: UBLK.into(),
+        device: Some(disk.device),
+        peer: ublk::disk_path(disk.number).display().to_string(),
+        connected_seconds: seconds(disk.age),
+        requests_in_flight: Some(disk.in_flight),
+        requests: Some(disk.stats.requests),
+        read_bytes: Some(disk.stats.read_bytes),
+        written_bytes: Some(disk.stats.write_bytes),
+        errors: Some(disk.stats.errors),
+        ..api::Client::default()
+    }
+}
+
 fn of_virtual_machine(client: &VhostClient) -> api::Client {
     let stats = client.stats();
     api::Client {
@@ -84,7 +104,8 @@ impl Engine {
         let files = file_clients().into_iter().map(of_file);
         let machines = vhost_user::clients();
         let machines = machines.iter().map(|client| of_virtual_machine(client));
-        connections.chain(files).chain(machines).collect()
+        let disks = self.disk_clients().into_iter().map(of_disk);
+        connections.chain(files).chain(disks).chain(machines).collect()
     }
 
     fn of_connection(&self, connection: Connection) -> api::Client {
@@ -139,6 +160,14 @@ impl Engine {
             let text = format!(
                 "{id}: it is a file that {peer} has open, and only that process can close it; \
                  nothing was disconnected"
+            );
+            return Err(Failure::new(ErrorKind::NotSupported, text));
+        }
+        if let Some(disk) = chosen.iter().find(|client| client.door == UBLK) {
+            let (id, peer, device) = (&disk.id, &disk.peer, disk.device.as_deref().unwrap_or(""));
+            let text = format!(
+                "{id}: it is the block device {peer}: `millpond remove {device}`, or its attribute \
+                 `doors`, takes it away when nobody has it open; nothing was disconnected"
             );
             return Err(Failure::new(ErrorKind::NotSupported, text));
         }

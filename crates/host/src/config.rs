@@ -232,8 +232,8 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         // Before the others: no client may write, or see the device, while those are set.
         if let Some(names) = d.doors {
             let doors = doors_word(&names).ok_or_else(|| {
-                let allowed =
-                    "a list of \"nbd\", \"fuse\" and \"vhost-user\" is allowed, empty for none";
+                let allowed = "a list of \"nbd\", \"fuse\", \"vhost-user\" and \"ublk\" is \
+                               allowed, empty for none";
                 invalid(format!("{place}: device {name}: doors: {allowed}"))
             })?;
             attributes.insert(0, ("doors".into(), doors.to_string()));
@@ -285,8 +285,9 @@ pub(crate) fn of_device(name: &str, mut failure: Failure) -> Failure {
 /// What a list of doors means as the attribute `doors`. None for one that no daemon has.
 fn doors_word(names: &[String]) -> Option<Doors> {
     let has = |door: &str| names.iter().any(|name| name == door);
-    let known = names.iter().all(|name| matches!(&**name, "nbd" | "fuse" | "vhost-user"));
-    known.then(|| Doors::of(has("nbd"), has("fuse"), has("vhost-user")))
+    let is_known = |name: &String| matches!(&**name, "nbd" | "fuse" | "vhost-user" | "ublk");
+    let known = names.iter().all(is_known);
+    known.then(|| Doors::of(has("nbd"), has("fuse"), has("vhost-user"), has("ublk")))
 }
 
 /// The value as `millpond set` takes it. None for what no attribute has.
@@ -355,7 +356,8 @@ mod tests {
             ("doors = []\nattributes = { x = 1 }", &[("doors", "none"), ("x", "1")]),
             ("doors = ['nbd']\nreadonly = false", &[("ro", "0"), ("doors", "nbd")]),
             ("doors = ['fuse', 'nbd']", &[("doors", "nbd,fuse")]),
-            ("doors = ['vhost-user', 'fuse', 'nbd']", &[("doors", "all")]),
+            ("doors = ['vhost-user', 'fuse', 'nbd']", &[("doors", "nbd,fuse,vhost-user")]),
+            ("doors = ['ublk', 'vhost-user', 'fuse', 'nbd']", &[("doors", "all")]),
         ] {
             let text = format!("[[device]]\nname = 'a'\ntable = '0 8 zero'\n{keys}");
             let config = read(&text).unwrap();
@@ -378,7 +380,7 @@ mod tests {
             ("[[device]]\nname = 'a'\ntable = ''\nzram = true", ["line 2: ", "either `table` or"]),
             (
                 "[[device]]\nname = 'a'\ntable = ''\ndoors = ['nfs']",
-                ["line 2: device a: doors: ", "\"fuse\" and \"vhost-user\""],
+                ["line 2: device a: doors: ", "\"vhost-user\" and \"ublk\""],
             ),
             ("[[device]]\nname = 'a'\ntable = 7", ["line 3", "expected a string"]),
             (

@@ -51,7 +51,7 @@ pub use features::Features;
 pub use identity::Identity;
 pub use kernel::Descriptor;
 pub use params::Params;
-pub use queue::{Ended, Queue, QueueSpec};
+pub use queue::{Ended, Queue, QueueSpec, Stats};
 
 #[cfg(test)]
 extern crate self as ublk;

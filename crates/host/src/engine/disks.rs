@@ -8,7 +8,7 @@ use control::Failure;
 use dm::{MappedDevice, Remove};
 
 use super::{Engine, door_bytes_max};
-use crate::ublk_door::UblkDoor;
+use crate::ublk_door::{DiskClient, DoorStats, UblkDoor};
 
 /// How long a removal by force waits for a disk whose device fails all requests.
 const FORCED_STOP: Nanos = Nanos::from_secs(30);
@@ -95,6 +95,16 @@ impl Engine {
         Some(disk.path.to_string_lossy().into_owned())
     }
 
+    /// Block devices as clients of their devices.
+    pub(crate) fn disk_clients(&self) -> Vec<DiskClient> {
+        self.disks.borrow().iter().flat_map(|door| door.clients()).collect()
+    }
+
+    /// The figures of block devices, if any can be made.
+    pub(crate) fn disk_stats(&self) -> Option<DoorStats> {
+        self.disks.borrow().as_ref()?.stats()
+    }
+
     /// Whether a disk was asked for this very device.
     pub(super) fn is_disk_chosen(&self, name: &str) -> bool {
         let door = self.disks.borrow().clone();
@@ -146,7 +156,7 @@ impl Engine {
     pub(super) async fn end_release(&self, device: &Rc<MappedDevice>, how: Remove, failed: bool) {
         let Some(door) = self.disks.borrow().clone() else { return };
         if how == Remove::Deferred && !failed {
-            door.release_later(device);
+            door.release_later(device, |_, device| device.info().deferred_remove);
         }
         if failed && let Err(e) = self.update_disk(device.name()).await {
             tracing::error!(device = device.name(), "its block device is gone: {e}");

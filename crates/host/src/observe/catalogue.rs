@@ -40,6 +40,7 @@ pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
         ("The daemon".to_owned(), [build_info, process].concat()),
         ("The NBD server".to_owned(), table(tables::NBD_PREFIX, &[], &tables::NBD)),
         ("The FUSE export".to_owned(), table(tables::FUSE_PREFIX, &[], &tables::FUSE)),
+        ("Block devices of the kernel".to_owned(), table(tables::UBLK_PREFIX, &[], &tables::UBLK)),
         ("Mapped devices".to_owned(), [of_device, durations].concat()),
         ("Mapped devices with a write cache".to_owned(), unsaved),
     ];

@@ -40,6 +40,9 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
     if let Some(fuse) = &snapshot.fuse {
         all.add_table(tables::FUSE_PREFIX, &tables::FUSE, &[], fuse);
     }
+    if let Some(ublk) = &snapshot.ublk {
+        all.add_table(tables::UBLK_PREFIX, &tables::UBLK, &[], ublk);
+    }
     for device in &snapshot.devices {
         let labels = [("device", device.name.as_str())];
         all.add_table(tables::DEVICE_PREFIX, &tables::DEVICE, &labels, device);

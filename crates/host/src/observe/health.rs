@@ -81,7 +81,8 @@ mod tests {
             throttle: None,
         };
         let nbd = nbd::Stats::default();
-        Snapshot { nbd, fuse: None, devices: vec![device], engines: Vec::new(), leaves: vec![leaf] }
+        let (devices, engines, leaves) = (vec![device], Vec::new(), vec![leaf]);
+        Snapshot { nbd, fuse: None, ublk: None, devices, engines, leaves }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use queue::wbt::Report;
 
 use crate::engine::Engine;
 use crate::fuse_host::{self, FuseStats};
+use crate::ublk_door::DoorStats;
 
 /// The operations of requests, with their names in labels.
 pub(super) const OPS: [(Op, &str); Op::ALL.len()] = [
@@ -29,6 +30,7 @@ const MAP_CELLS: u32 = 64;
 pub(crate) struct Snapshot {
     pub(super) nbd: nbd::Stats,
     pub(super) fuse: Option<FuseStats>,
+    pub(super) ublk: Option<DoorStats>,
     pub(super) devices: Vec<DeviceState>,
     pub(super) engines: Vec<EngineState>,
     pub(super) leaves: Vec<LeafState>,
@@ -138,8 +140,8 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
             throttle: leaf.wbt().map(|wbt| wbt.report()),
         }
     });
-    let (nbd, fuse) = (engine.server.stats(), fuse_host::stats());
-    Snapshot { nbd, fuse, devices, engines, leaves: leaves.collect() }
+    let (nbd, fuse, ublk) = (engine.server.stats(), fuse_host::stats(), engine.disk_stats());
+    Snapshot { nbd, fuse, ublk, devices, engines, leaves: leaves.collect() }
 }
 
 fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {

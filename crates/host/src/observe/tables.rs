@@ -8,12 +8,14 @@ use queue::wbt::Report;
 use super::process::ProcessFigures;
 use super::snapshot::{DeviceState, LeafState, UnsavedBytes};
 use crate::fuse_host::FuseStats;
+use crate::ublk_door::DoorStats;
 
 pub(super) const MILLPOND: &str = "millpond";
 /// The names that all programs have for these.
 pub(super) const PROCESS_PREFIX: &str = "process";
 pub(super) const NBD_PREFIX: &str = "millpond_nbd";
 pub(super) const FUSE_PREFIX: &str = "millpond_fuse";
+pub(super) const UBLK_PREFIX: &str = "millpond_ublk";
 pub(super) const DEVICE_PREFIX: &str = "millpond_device";
 pub(super) const LEAF_PREFIX: &str = "millpond_queue";
 pub(super) const WBT_PREFIX: &str = "millpond_wbt";
@@ -78,10 +80,19 @@ pub(super) static FUSE: [Attr<FuseStats>; 2] = [
     gauge("open_files", "files of devices that are open", |s| s.open_files.into()),
 ];
 
+pub(super) static UBLK: [Attr<DoorStats>; 6] = [
+    gauge("block_devices", "block devices of the kernel", |s| s.disks.into()),
+    gauge("in_flight_requests", "requests in flight", |s| s.in_flight.into()),
+    counter("requests", "requests answered", |s| s.total.requests.into()),
+    counter("errors", "requests answered with an error", |s| s.total.errors.into()),
+    counter("read_bytes", "data that the kernel has read", |s| s.total.read_bytes.into()),
+    counter("write_bytes", "data that the kernel has written", |s| s.total.write_bytes.into()),
+];
+
 /// Of mapped devices, with the operation as a label.
 pub(super) static REQUEST_DURATION: Spec = spec(
     "request_duration_seconds",
-    "time that clients' requests took, from their admission by NBD or FUSE to their reply",
+    "time that clients' requests took, from their admission by a door to their reply",
     Metric::HISTOGRAM,
 );
 

@@ -4,13 +4,28 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, OpenDevice, Sector};
+use block::{BlockDevice, Error, Nanos, OpenDevice, Sector};
 use dm::{MappedDevice, Opened};
-use reactor::{WaitList, new_opener};
-use ublk::{ByteBudget, KernelChannel, Queue, QueueSpec, disk_path};
+use reactor::{WaitList, new_opener, now};
+use ublk::{ByteBudget, KernelChannel, Queue, QueueSpec, Stats, disk_path};
 use uring::Files;
 
 use super::kernel_devices::OpenedDevice;
+
+/// A block device as a client of its mapped device.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskClient {
+    /// N of `/dev/ublkbN`.
+    pub(crate) number: u32,
+    /// The mapped device.
+    pub(crate) device: String,
+    /// Time since this daemon serves it.
+    pub(crate) age: Nanos,
+    /// Requests in flight.
+    pub(crate) in_flight: u64,
+    /// Its figures in this daemon.
+    pub(crate) stats: Stats,
+}
 
 /// A disk with its queue.
 pub(super) struct UblkDisk {
@@ -20,6 +35,7 @@ pub(super) struct UblkDisk {
     pub(super) capacity: Cell<Sector>,
     /// Its clients wait for the next daemon when this one ends.
     pub(super) recovers: bool,
+    began: Nanos,
     queue: Rc<Queue<KernelChannel>>,
     /// HO-U1; none once it has ended.
     opened: RefCell<Option<Opened>>,
@@ -51,7 +67,20 @@ impl UblkDisk {
         let queue = Queue::start(channel, spec);
         let (capacity, opened) = (Cell::new(capacity), RefCell::new(Some(handle)));
         let has_ended = WaitList::new();
-        Ok(Rc::new(UblkDisk { number, capacity, recovers, queue, opened, has_ended }))
+        let began = now();
+        Ok(Rc::new(UblkDisk { number, capacity, recovers, began, queue, opened, has_ended }))
+    }
+
+    /// What is known of it as a client of its device; none once it has ended.
+    pub(super) fn client(&self) -> Option<DiskClient> {
+        let opened = self.opened.borrow();
+        Some(DiskClient {
+            number: self.number,
+            device: opened.as_ref()?.device().name().to_owned(),
+            age: now().saturating_sub(self.began),
+            in_flight: self.queue.in_flight(),
+            stats: self.queue.stats(),
+        })
     }
 
     pub(super) fn queue(&self) -> &Queue<KernelChannel> {

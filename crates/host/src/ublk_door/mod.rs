@@ -27,12 +27,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Nanos, Sector};
+use block::{BlockDevice, Error, ErrorKind, Nanos, Sector};
 use dm::MappedDevice;
 use reactor::{WaitList, sleep, spawn};
-use ublk::{ByteBudget, Features, Identity, Params, disk_path};
+use ublk::{ByteBudget, Features, Identity, Params, Stats, disk_path};
 use uring::Files;
 
+pub(crate) use disk::DiskClient;
 use disk::UblkDisk;
 pub use disks::Disks;
 use kernel_devices::OpenedDevice;
@@ -53,6 +54,17 @@ pub(crate) struct DiskInfo {
     pub(crate) path: PathBuf,
 }
 
+/// Figures of a door.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DoorStats {
+    /// Block devices that are there.
+    pub(crate) disks: u64,
+    /// Requests in flight.
+    pub(crate) in_flight: u64,
+    /// Of all block devices since the daemon began.
+    pub(crate) total: Stats,
+}
+
 /// The door of a daemon.
 pub(crate) struct UblkDoor {
     files: Files,
@@ -70,6 +82,8 @@ pub(crate) struct UblkDoor {
     /// Devices whose disk is being changed (HO-U4).
     changing: RefCell<BTreeSet<u32>>,
     changed: WaitList,
+    /// Figures of disks that have ended.
+    ended: Cell<Stats>,
     is_ending: Cell<bool>,
 }
 
@@ -104,6 +118,7 @@ impl UblkDoor {
             budget: ByteBudget::new(bytes_max),
             changing: RefCell::default(),
             changed: WaitList::new(),
+            ended: Cell::default(),
             is_ending: Cell::new(false),
         })
     }
@@ -146,11 +161,32 @@ impl UblkDoor {
         self.chosen.borrow().iter().any(is_it)
     }
 
+    /// Whether the device is shown here: by its attribute `doors`, or because a disk was asked for
+    /// it by name.
+    fn is_shown(&self, device: &MappedDevice) -> bool {
+        self.serves_all && device.doors().has_ublk() || self.is_chosen(device)
+    }
+
     /// Whether the device is to have a disk, and can have one now.
     fn is_wanted(&self, device: &MappedDevice) -> bool {
-        let by_all = self.serves_all && device.doors() == dm::Doors::default();
-        let info = device.info();
-        (by_all || self.is_chosen(device)) && info.live_table && !self.is_ending.get()
+        self.is_shown(device) && device.info().live_table && !self.is_ending.get()
+    }
+
+    /// The disks as clients of their devices, by number of those.
+    pub(crate) fn clients(&self) -> Vec<DiskClient> {
+        self.disks.borrow().values().filter_map(|disk| disk.client()).collect()
+    }
+
+    /// The figures of all disks, those that have ended too; none until there was one.
+    pub(crate) fn stats(&self) -> Option<DoorStats> {
+        self.features.get()?;
+        let mut stats = DoorStats { total: self.ended.get(), ..DoorStats::default() };
+        for client in self.clients() {
+            stats.disks += 1;
+            stats.in_flight += client.in_flight;
+            stats.total += client.stats;
+        }
+        Some(stats)
     }
 
     /// The disk of a device.
@@ -165,19 +201,34 @@ impl UblkDoor {
         ChangeGuard { door: self, minor }
     }
 
-    /// Makes the disk of a device as the device is now: makes it if it is wanted and not there, and
-    /// tells the kernel a size that has changed. `survives_kill`: the kernel may hide a kill.
+    /// Makes the disk of a device as the device is now: makes it if it is wanted and not there,
+    /// tells the kernel a size that has changed, and takes away what is not shown any more, as soon
+    /// as nobody has it open. `survives_kill`: the kernel may hide a kill.
     pub(crate) async fn update(
         self: &Rc<Self>,
         device: &Rc<MappedDevice>,
         survives_kill: bool,
     ) -> Result<(), Error> {
+        if self.disk(device).is_some() && !self.is_shown(device) {
+            return self.hide(device).await;
+        }
         let _guard = self.lock(device.minor()).await;
         let disk = self.disks.borrow().get(&device.minor()).cloned();
         match disk {
             Some(disk) => self.update_size(&disk, device.limits().capacity).await,
             None if self.is_wanted(device) => self.serve(device, survives_kill).await,
             None => Ok(()),
+        }
+    }
+
+    async fn hide(self: &Rc<Self>, device: &Rc<MappedDevice>) -> Result<(), Error> {
+        match self.release(device).await {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                tracing::info!("{}: it is taken away when it is closed", e.chain());
+                self.release_later(device, |door, device| !door.is_shown(device));
+                Ok(())
+            }
+            released => released,
         }
     }
 
@@ -318,6 +369,9 @@ impl UblkDoor {
             tracing::warn!(%path, "{}", e.chain());
         }
         self.disks.borrow_mut().remove(&minor);
+        let mut ended = self.ended.get();
+        ended += disk.queue().stats();
+        self.ended.set(ended);
         disk.end();
     }
 
@@ -361,12 +415,15 @@ impl UblkDoor {
         }
     }
 
-    /// Stops the disk of a device as soon as nobody has it open, while the device is to be removed
-    /// then.
-    pub(crate) fn release_later(self: &Rc<Self>, device: &Rc<MappedDevice>) {
+    /// Stops the disk of a device as soon as nobody has it open, if `is_due` still holds then.
+    pub(crate) fn release_later(
+        self: &Rc<Self>,
+        device: &Rc<MappedDevice>,
+        is_due: impl Fn(&UblkDoor, &MappedDevice) -> bool + 'static,
+    ) {
         let (door, device) = (self.clone(), device.clone());
         spawn(async move {
-            while device.info().deferred_remove && door.disk(&device).is_some() {
+            while is_due(&door, &device) && door.disk(&device).is_some() {
                 if door.release(&device).await.is_ok() {
                     return;
                 }

@@ -28,22 +28,29 @@ fn data_in_flight_are_bounded_and_all_requests_end() {
         queue.offered().await.unwrap();
         at_kernel.go_live(&signal);
         let (mut most, mut rng) = (0, Rng::new(9));
+        let (mut read_bytes, mut write_bytes) = (0, 0);
         for id in 0..200u64 {
             let sectors = rng.pick(&[1, 8, 16, 32]);
             let data = vec![0; sectors as usize * 512];
             let (sector, op_flags) = (rng.below(400), rng.pick(&[READ, WRITE]));
+            match op_flags {
+                READ => read_bytes += data.len() as u64,
+                _ => write_bytes += data.len() as u64,
+            }
             let is_filled = false;
             let request = ClientRequest { id, op_flags, sector, sectors, data, is_filled };
             at_kernel.submit(request, &signal);
         }
-        while queue.requests() < 200 {
+        while queue.stats().requests < 200 {
             // One that is larger than all of the budget is alone.
             let used = budget.used();
             assert!(used <= MAX || used == 32 * 512, "{used}");
             most = most.max(used);
             reactor::sleep(block::Nanos(500)).await;
         }
-        (most, budget.used(), queue.errors())
+        let stats = queue.stats();
+        assert_eq!((stats.read_bytes, stats.write_bytes), (read_bytes, write_bytes));
+        (most, budget.used() + queue.in_flight(), stats.errors)
     });
     let (most, left, errors) = done.expect("no power cut");
     assert!(most > MAX / 2, "requests ran beside each other: {most}");

@@ -48,8 +48,8 @@ fn served(
         }
         at_kernel.stop(&signal);
         assert_eq!(queue.ended().await, Ended::Stopped);
-        assert_eq!((queue.requests(), at_kernel.owned()), (count, 0));
-        queue.errors()
+        assert_eq!((queue.stats().requests, at_kernel.owned()), (count, 0));
+        queue.stats().errors
     });
     let errors = done.expect("no power cut");
     let completed = kernel.take_completed();

@@ -21,6 +21,9 @@ grep -Eq 'wc +live +[0-9]+ +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +no' /
 
 mp clients >/tmp/list
 grep -Eq 'ublk[0-9]+ +wc +/dev/ublkb[0-9]' /tmp/list && ok "clients" || bad "$(cat /tmp/list)"
+lock=$(sed -n 's/^VmLck:[^0-9]*\([0-9]*\).*/\1/p' /proc/$daemon/status)
+! grep -E 'IO_FLUSHER|mlockall' /tmp/daemon.now && [ "$lock" -gt 0 ] &&
+    ok "$lock kB of the daemon are locked" || bad "memory"
 
 refused "a device that is served is not given up" "serves it" mp ublk --give-up plain
 fio_verify plain $plain 16M --bs=4k-64k

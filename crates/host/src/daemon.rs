@@ -38,6 +38,7 @@ use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
 use crate::socket_access::socket_access;
 use crate::tls;
+use crate::ublk_door::memory_pressure;
 use crate::units::time;
 use crate::vhost_user::{self, VhostUser};
 
@@ -108,6 +109,11 @@ impl Daemon {
         }
         memory::check_memory_dir(run_dir.path());
         memory::remove_used_journals(run_dir.path());
+        if options.ublk || devices.iter().any(|device| device.ublk) {
+            // Before the cores: their threads are this one's.
+            memory_pressure::prepare_thread();
+            memory_pressure::lock_program();
+        }
         let (core, threads) =
             CoreHandle::start(options.default_export.clone(), cores, Some(run_dir.path()))?;
         endpoints.drop_unused(&store);

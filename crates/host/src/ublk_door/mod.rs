@@ -19,6 +19,7 @@ mod disk;
 mod disks;
 mod kernel_devices;
 mod links;
+pub(crate) mod memory_pressure;
 mod waiting;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -134,6 +135,8 @@ impl UblkDoor {
         let dir = self.run_dir.clone();
         let found = self.files.apart(THREAD, move || kernel_devices::find(&dir)).await?;
         if self.features.set(found.features).is_ok() {
+            // For a daemon that was not started for block devices.
+            memory_pressure::prepare_thread();
             *self.waiting.borrow_mut() = WaitingDevices::new(found.waiting, found.links);
         }
         Ok(())

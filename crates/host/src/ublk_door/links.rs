@@ -24,7 +24,9 @@ fn dir(run_dir: &Path) -> PathBuf {
 /// The number to which a link leads, if it is one of ours.
 fn number_of(link: &Path) -> Option<u32> {
     let target = std::fs::read_link(link).ok()?;
-    target.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
+    // Those that udev has made are relative.
+    let name = target.strip_prefix("/dev").or_else(|_| target.strip_prefix("..")).ok()?;
+    name.to_str()?.strip_prefix("ublkb")?.parse().ok()
 }
 
 fn links_in(dir: &Path) -> Vec<(PathBuf, u32)> {
@@ -65,23 +67,23 @@ pub(super) fn make(run_dir: &Path, name: &str, number: u32) -> io::Result<PathBu
     let link = dir.join(name);
     replace(&link, &target)?;
     if rustix::process::geteuid().is_root()
-        && let Err(e) = make_for_all(&link, name, &target)
+        && let Err(e) = make_for_all(name, &target)
     {
         tracing::warn!("{FOR_ALL}/{name}: {e}: use {}", link.display());
     }
     Ok(link)
 }
 
-fn make_for_all(link: &Path, name: &str, target: &Path) -> io::Result<()> {
+fn make_for_all(name: &str, target: &Path) -> io::Result<()> {
     let dir = Path::new(FOR_ALL);
     match std::fs::create_dir(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
     let for_all = dir.join(name);
-    match std::fs::read_link(&for_all) {
-        // The name of another daemon's device.
-        Ok(other) if other != target && other.exists() && other != link => {
+    match std::fs::canonicalize(&for_all) {
+        // The name of another daemon's device, or of an export that nbd-client has connected.
+        Ok(other) if other != target => {
             Err(io::Error::other(format!("it leads to {}", other.display())))
         }
         _ => replace(&for_all, target),
@@ -94,6 +96,12 @@ fn replace(link: &Path, target: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => symlink(target, link),
     }
+}
+
+/// Lets udev look again at a block device that has another name.
+pub(super) fn announce(number: u32) {
+    // Without the right, or without udev, there is nothing to be renamed.
+    let _ = std::fs::write(format!("/sys/class/block/ublkb{number}/uevent"), "change");
 }
 
 /// Removes the links to a number.
@@ -124,6 +132,10 @@ mod tests {
             replace(&dir.join(name), &disk_path(number)).unwrap();
         }
         std::fs::write(dir(run_dir).join("file"), "").unwrap();
+        symlink("../ublkb4000002", dir(run_dir).join("by udev")).unwrap();
+        symlink("../sda", dir(run_dir).join("other")).unwrap();
+        assert_eq!(number_of(&dir(run_dir).join("by udev")), Some(4_000_002));
+        remove(run_dir, 4_000_002);
         let mut found = read(run_dir, |_| true);
         found.sort();
         assert_eq!(found, [("b".to_owned(), 4_000_001), ("c".to_owned(), 4_000_000)]);

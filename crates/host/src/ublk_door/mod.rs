@@ -280,8 +280,7 @@ impl UblkDoor {
             }
         };
         let (number, is_recovered) = (opened.number, opened.is_recovered);
-        let disk = self.start(device, opened).await?;
-        let path = self.link(&disk, &name).await;
+        let (disk, path) = self.start(device, opened).await?;
         let path = path.display();
         if is_recovered {
             tracing::info!(device = device.name(), %path, number, "block device taken over");
@@ -294,12 +293,13 @@ impl UblkDoor {
         Ok(())
     }
 
-    /// Starts the queue of a device that was opened, and lets clients in.
+    /// Starts the queue of a device that was opened, and lets clients in. Returns where they find
+    /// it.
     async fn start(
         self: &Rc<Self>,
         device: &Rc<MappedDevice>,
         opened: OpenedDevice,
-    ) -> Result<Rc<UblkDisk>, Error> {
+    ) -> Result<(Rc<UblkDisk>, PathBuf), Error> {
         let (number, is_recovered) = (opened.number, opened.is_recovered);
         let made = UblkDisk::new(device, opened, &self.files, &self.budget);
         let disk = match made {
@@ -315,6 +315,8 @@ impl UblkDoor {
         let (door, watched, minor) = (self.clone(), disk.clone(), device.minor());
         self.disks.borrow_mut().insert(minor, disk.clone());
         spawn(async move { door.end_when_stopped(minor, &watched).await });
+        // Before the kernel tells udev of it.
+        let path = self.link(&disk, &dm::mangle(device.name())).await;
         let offered = disk.queue().offered().await;
         let started = match offered {
             Ok(()) => {
@@ -333,7 +335,7 @@ impl UblkDoor {
             }
             return Err(e);
         }
-        Ok(disk)
+        Ok((disk, path))
     }
 
     /// Makes the links of a disk; returns where clients find it.
@@ -442,6 +444,12 @@ impl UblkDoor {
         spawn(async move {
             let _guard = door.lock(device.minor()).await;
             door.link(&disk, &dm::mangle(device.name())).await;
+            let number = disk.number;
+            let announce = move || {
+                links::announce(number);
+                Ok(())
+            };
+            let _ = door.files.apart(THREAD, announce).await;
         });
     }
 

@@ -157,6 +157,30 @@ fn the_helper_of_udev_names_devices_of_millpond_only() {
 }
 
 #[test]
+fn the_helper_of_udev_names_block_devices_of_the_kernel() {
+    let dir = folder();
+    for (name, to) in [("wc", "ublkb0"), ("of", "sda"), ("a b", "ublkb2"), ("x", "ublkb11")] {
+        std::os::unix::fs::symlink(format!("/dev/{to}"), dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("file"), "/dev/ublkb3").unwrap();
+    let helper = repository().join("packaging/udev/millpond-export");
+    let named = |device: &str, links: &Path| {
+        let output = sh("sh", &[helper.to_str().unwrap(), device, links.to_str().unwrap()]);
+        assert!(output.err.is_empty(), "{output:?}");
+        assert_eq!(output.code, Some(i32::from(output.out.is_empty())), "{output:?}");
+        output.out.trim_end().to_owned()
+    };
+    for (device, name) in [("ublkb0", "wc"), ("ublkb11", "x")] {
+        assert_eq!(named(device, dir.path()), name);
+    }
+    // Of another daemon, or no name of a link.
+    for device in ["ublkb1", "ublkb2", "ublkb3"] {
+        assert_eq!(named(device, dir.path()), "", "{device}");
+    }
+    assert_eq!(named("ublkb0", &dir.path().join("nothing")), "", "no daemon has run");
+}
+
+#[test]
 fn uninstall_leaves_the_files_of_others_only() {
     let root = folder();
     make("install", root.path());

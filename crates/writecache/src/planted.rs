@@ -17,6 +17,10 @@ pub enum Fault {
     BufferErrorSwallowed,
     /// A slot whose data are being written from the write buffer is free at once.
     BufferSlotReused,
+    /// A version of the journal counts though a later one of another block has its slot.
+    JournalSlotTwice,
+    /// A version that moves to another slot is not found by references of before.
+    MovedVersionLost,
     /// The journal names a version of the write buffer whose frame does not have the data.
     FrameNotStored,
     /// A version that moves to another slot leaves its frame and its slot at once.

@@ -170,12 +170,17 @@ impl Slots {
 
     /// The device refuses the data for slot `from`, which are at this place: the version moves to
     /// slot `to`, which has them. Slot `from` stays allocated, without a version: the journal names
-    /// it until the next commit is durable. Returns `from`.
+    /// it until the next commit is durable. References find the version in `to` (WC-M5). Returns
+    /// `from`.
     pub(crate) fn move_version(&mut self, place: u32, to: u32) -> u32 {
         let from = self.buffered.slots[place as usize];
         assert!(self.is_needed(place) && self.slots[to as usize].state == State::Writing);
         self.buffered.take_out(from, place);
-        let (old, stamp) = (self.slots[from as usize], self.slots[to as usize].stamp);
+        let old = self.slots[from as usize];
+        let stamp = match self.buffered.planted.is(Fault::MovedVersionLost) {
+            true => self.slots[to as usize].stamp,
+            false => old.stamp,
+        };
         let block = old.block();
         let slots = &self.slots;
         if self.index.find(block, |s| slots[s as usize].block()) == Some(from) {
@@ -187,10 +192,10 @@ impl Slots {
         self.limbo.iter_mut().filter(|slot| **slot == from).for_each(|slot| *slot = to);
         let s = &mut self.slots[to as usize];
         (s.block_low, s.block_high) = (old.block_low, old.block_high);
-        (s.logged, s.crc) = (old.logged, old.crc);
+        (s.logged, s.crc, s.stamp) = (old.logged, old.crc, stamp);
         self.set_state(to, old.state);
         self.set_state(from, State::Writing);
-        let forgotten = self.stamp(); // WC-M5: the version is not there any more
+        let forgotten = self.stamp(); // WC-M5: the version is not in this slot any more
         (self.slots[from as usize].stamp, self.slots[from as usize].logged) = (forgotten, false);
         if let Some(e) = &mut self.epochs {
             e.move_slot((from, old.stamp), (to, stamp));

@@ -68,6 +68,25 @@ fn a_slot_that_is_being_written_is_free_when_the_write_ends() {
     slots.check();
 }
 
+/// Zeroes that were acknowledged did not replace a version that had moved meanwhile.
+#[test]
+fn a_version_that_has_moved_is_dropped_by_its_reference_of_before() {
+    let mut slots = slots(false);
+    let from = write(&mut slots, 1, 0, 7);
+    let before = slots.find(1).unwrap().slot_ref;
+    slots.begin_buffer_write(0);
+    let to = slots.allocate(1).expect("there is room").start;
+    slots.move_version(0, to);
+    assert!(!slots.is_intact(before), "readers of the old slot notice");
+    assert!(!slots.quarantine(1, before), "its old slot is unreadable, the version is not");
+    assert!(slots.drop_block(1, before) && slots.find(1).is_none());
+    slots.abandon(from);
+    // A newer version stays.
+    write(&mut slots, 1, 1, 8);
+    assert!(!slots.drop_block(1, before) && slots.find(1).is_some());
+    slots.check();
+}
+
 #[test]
 fn a_version_that_moves_is_the_newest_of_its_block_still() {
     for is_logged in [false, true] {

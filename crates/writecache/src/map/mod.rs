@@ -21,7 +21,9 @@
 //! - WC-M4 (WC-I2) A slot that a record names is freed only after a later record about its block is
 //!   durable: it waits in limbo meanwhile. A slot that no record names is freed at once.
 //! - WC-M5 The stamp of a slot changes whenever it is allocated: a task that keeps slot and stamp
-//!   (`SlotRef`) across an await can tell whether the slot still holds the same version.
+//!   (`SlotRef`) across an await can tell whether the slot still holds the same version. A version
+//!   that moves to another slot takes its stamp along: who drops that version, or makes it dirty,
+//!   finds it there.
 //!
 //! Memory: 16 bytes a slot, 8 in the index, 1 bit in the free map and 1 bit for the mark, and about
 //! 2 bytes for a dirty block in the bitmap: less than 27 bytes a block. 1 TiB of 4 KiB blocks: 2^28
@@ -202,8 +204,9 @@ impl Slots {
         self.slots[slot_ref.slot as usize].stamp == slot_ref.stamp
     }
 
-    fn is_current(&self, block: u64, slot_ref: SlotRef) -> bool {
-        self.slot_of(block) == Some(slot_ref.slot) && self.is_intact(slot_ref)
+    /// Where this version is now, if it is the newest of its block (WC-M5).
+    fn newest_slot(&self, block: u64, slot_ref: SlotRef) -> Option<u32> {
+        self.slot_of(block).filter(|slot| self.slots[*slot as usize].stamp == slot_ref.stamp)
     }
 
     /// Takes a run of at most `max` free slots for data that is about to be written.
@@ -316,20 +319,20 @@ impl Slots {
     /// The origin is about to change: a clean block becomes dirty again, so that after a crash the
     /// cached version counts.
     pub(crate) fn make_dirty(&mut self, block: u64, slot_ref: SlotRef) {
-        if self.is_current(block, slot_ref)
-            && self.slots[slot_ref.slot as usize].state == State::Clean
-        {
-            self.set_state(slot_ref.slot, State::Dirty);
-            self.oldest.enter(slot_ref.slot, None);
+        let slot = self.newest_slot(block, slot_ref);
+        if let Some(slot) = slot.filter(|slot| self.slots[*slot as usize].state == State::Clean) {
+            self.set_state(slot, State::Dirty);
+            self.oldest.enter(slot, None);
             self.dirty.insert(block);
             self.mark_unlogged(block);
         }
     }
 
-    /// This version of the block is unreadable: reads of the block fail until it is written again.
-    /// Returns false, and changes nothing, if the block has a newer version.
+    /// This version of the block is unreadable in its slot: reads of the block fail until it is
+    /// written again. Returns false, and changes nothing, if the block has a newer version, or the
+    /// version has moved to another slot.
     pub(crate) fn quarantine(&mut self, block: u64, slot_ref: SlotRef) -> bool {
-        let current = self.is_current(block, slot_ref);
+        let current = self.newest_slot(block, slot_ref) == Some(slot_ref.slot);
         if current {
             if self.slots[slot_ref.slot as usize].state == State::Dirty {
                 self.bad_in_epoch(block, slot_ref.slot);
@@ -343,17 +346,17 @@ impl Slots {
 
     /// Drops the block from the cache, if this is its newest version and is clean.
     pub(crate) fn drop_clean(&mut self, block: u64, slot_ref: SlotRef) -> bool {
-        self.slots[slot_ref.slot as usize].state == State::Clean && self.drop_block(block, slot_ref)
+        let slot = self.newest_slot(block, slot_ref);
+        let is_clean = slot.is_some_and(|slot| self.slots[slot as usize].state == State::Clean);
+        is_clean && self.drop_block(block, slot_ref)
     }
 
     /// Drops the block from the cache, if this is its newest version.
     pub(crate) fn drop_block(&mut self, block: u64, slot_ref: SlotRef) -> bool {
-        if !self.is_current(block, slot_ref) {
-            return false;
-        }
+        let Some(slot) = self.newest_slot(block, slot_ref) else { return false };
         self.remove_index(block);
-        self.remove_dirty(block, slot_ref.slot);
-        self.remove_version(block, slot_ref.slot);
+        self.remove_dirty(block, slot);
+        self.remove_version(block, slot);
         self.mark_unlogged(block);
         self.note_drop(block);
         true

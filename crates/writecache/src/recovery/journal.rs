@@ -22,7 +22,8 @@
 //!   applied, and what it had is reported.
 //! - WC-JR3 A version counts only if its data are in its slot, or in a frame. The cache device
 //!   alone may have lost power, and with it data that no flush covered: then the version before
-//!   counts, as after any power cut.
+//!   counts, as after any power cut. Not one whose slot a later change has: that slot is to have
+//!   other data.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -316,6 +317,9 @@ impl FoundJournal {
             }
         }
         self.take_frames(config, &mut are_there)?;
+        if !config.planted.is(Fault::JournalSlotTwice) {
+            self.give_up_reused_slots(&mut are_there);
+        }
         if let Some((_, status)) = unreadable.filter(|(n, _)| !are_there[*n]) {
             return Err(io_error(config, "read data", status));
         }
@@ -331,6 +335,16 @@ impl FoundJournal {
         let mut are_there = are_there.into_iter();
         self.changes.retain(|_| are_there.next().unwrap_or(true));
         Ok(())
+    }
+
+    /// WC-JR3: a slot has the last version that is there; the data of earlier ones may be in it
+    /// still, where those of the last one are in a frame.
+    fn give_up_reused_slots(&self, are_there: &mut [bool]) {
+        let mut taken = BTreeSet::new();
+        let changes = self.changes.iter().zip(are_there).rev();
+        for (JournalChange { entry, .. }, is_there) in changes {
+            *is_there = *is_there && (entry.op == Op::Drop || taken.insert(entry.slot));
+        }
     }
 
     /// Looks in the write buffer for data that are not in their slots. Only the last change that

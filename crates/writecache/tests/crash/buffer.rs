@@ -18,6 +18,9 @@ const JOURNAL: Plan = Plan { options: BUFFER, ..Plan::JOURNAL };
 /// Slots refuse their data often.
 const REFUSED: Plan = Plan { write_errors: &[20, 100, 300], ..FAULTS };
 
+/// And clients write zeroes over much of the device meanwhile.
+const ZEROED: Plan = Plan { write_zeroes: 25, block_sizes: &[512], ..REFUSED };
+
 #[test]
 fn what_was_flushed_from_the_buffer_survives_any_crash() {
     seeds::run(40, |seed| simulate(seed, USUAL));
@@ -27,6 +30,7 @@ fn what_was_flushed_from_the_buffer_survives_any_crash() {
 fn what_was_flushed_from_the_buffer_survives_any_error() {
     seeds::run(40, |seed| simulate(seed, FAULTS));
     seeds::run(40, |seed| simulate(seed, REFUSED));
+    seeds::run(40, |seed| simulate(seed, ZEROED));
 }
 
 #[test]

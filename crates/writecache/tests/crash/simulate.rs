@@ -73,6 +73,8 @@ pub(crate) struct Plan {
     pub(crate) cache_read_errors: &'static [u32],
     pub(crate) write_errors: &'static [u32],
     pub(crate) flush_errors: &'static [u32],
+    /// How often clients write zeroes, beside 50 writes.
+    pub(crate) write_zeroes: u64,
     /// Writes are sent around the cache with every seed.
     pub(crate) around: bool,
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
@@ -96,6 +98,7 @@ impl Plan {
         cache_read_errors: &[0, 5, 5, 100],
         write_errors: &[0, 5, 50],
         flush_errors: &[0, 20],
+        write_zeroes: 3,
         around: false,
         through: false,
         journal: JournalPlan::None,
@@ -201,7 +204,9 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let judged = if plan.by_sectors { 512 } else { bytes };
     let units = setup.blocks * (bytes / judged) as u64;
     let oracle = Rc::new(RefCell::new(Oracle::new(units, judged, seed)));
-    let mut mix = Mix { blocks_max: 6, errors_allowed: with_faults, ..Mix::default() };
+    let Plan { write_zeroes, .. } = plan;
+    let mut mix =
+        Mix { blocks_max: 6, errors_allowed: with_faults, write_zeroes, ..Mix::default() };
     {
         let rng = &mut world.borrow_mut().rng;
         mix.fua_per_mille = rng.pick(&[0, 50, 500]);

@@ -7,10 +7,11 @@ use crate::common::failing::FailingDevice;
 use crate::common::faulty_cache::{FaultyCache, life, millis};
 use crate::common::spread;
 use crate::common::{
-    BLOCK, Fixture, at, expect, fields, fill, flush, number, pattern, put, put_with, say, suspend,
+    BLOCK, Fixture, at, expect, fields, fill, flush, get, number, pattern, put, put_with, say,
+    suspend,
 };
 use block::{Buf, Bufs, Class, Flags, Op, Opener, Sector, Status, Target};
-use writecache::{Config, WriteCache};
+use writecache::{Config, Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -449,6 +450,35 @@ fn a_part_of_a_buffered_block_is_merged_in_memory() {
     let mut wanted = pattern(1, 1);
     wanted[512..1024].fill(7);
     assert!(read.unwrap() == wanted);
+}
+
+/// A version moved to another slot while zeroes were on their way: they did not find it any more,
+/// and it stayed, after they had been acknowledged (found by seed 2267 of 10,000).
+#[test]
+fn zeroes_replace_a_version_that_moves_meanwhile() {
+    for fault in [None, Some(Fault::MovedVersionLost)] {
+        let mut fixture = fixture("");
+        fixture.config.plant(fault);
+        let inner = fixture.clone();
+        life(&fixture, async move |FaultyCache { cache, device, .. }| {
+            put(&*cache, 1, 1).await.unwrap();
+            device.hold_writes();
+            let flushed = flush_by(&cache, 1);
+            millis(1).await;
+            let (flags, len) = (Flags::empty(), Sector::from_bytes(128 << 10));
+            let zeroed = reactor::write_zeroes(&*cache, flags, Class::Normal, at(0), len);
+            millis(1).await;
+            assert!(zeroed.outcome().is_none(), "they wait for the commit");
+            let first = slots_start(&inner);
+            device.refuse(Op::Write, first..first + 1);
+            device.release_writes();
+            assert_eq!((zeroed.await, flushed.await), (Ok(()), Ok(())));
+            assert_eq!(number(&cache, "buffer_write_errors"), 1);
+            let is_zero = get(&*cache, 1).await.unwrap() == [0; BLOCK];
+            assert_eq!(is_zero, fault.is_none(), "{fault:?}");
+            cache.check();
+        });
+    }
 }
 
 /// The open epoch is being written back while a FLUSH closes it, the block is written anew, and the

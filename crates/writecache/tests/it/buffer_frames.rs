@@ -7,9 +7,12 @@ use std::rc::Rc;
 use crate::common::faulty_cache;
 use crate::common::{BLOCK, Fixture, expect, fill, flush, get, number, pattern, suspend};
 use block::{BlockDevice, Op, Target};
-use format::{FRAME_TAG_BYTES, FRAMES_PREFIX, frame_offset};
+use format::{
+    FRAME_TAG_BYTES, FRAMES_PREFIX, FrameTag, JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, JournalEntry,
+    JournalHeader, UNIT, frame_offset, journal_offset,
+};
 use sim::Machine;
-use writecache::{CacheEvent, Depth, WriteCache};
+use writecache::{CacheEvent, Depth, Fault, WriteCache};
 
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 /// Places in the buffer, in four segments.
@@ -178,6 +181,57 @@ fn a_stale_tag_of_the_same_version_hides_no_frame() {
         memory.borrow_mut().copy_within(from..from + FRAME_TAG_BYTES, to);
         let expected = if stale == 0 { all_but(&[0]) } else { all_but(&[]) };
         assert_eq!(open(&fixture), expected, "frame {stale}");
+    }
+}
+
+/// Gives the version of a change that is in this frame another slot, as if that had been free.
+fn move_change(fixture: &Fixture, seq: u64, frame: usize, slot: u32) {
+    let memories = fixture.world.borrow().memories().unwrap();
+    let name = memories.names().into_iter().find(|name| name.starts_with(JOURNAL_PREFIX));
+    let journal = memories.contents(&name.expect("there is a journal")).unwrap();
+    let mut journal = journal.borrow_mut();
+    let JournalHeader { incarnation, capacity, .. } =
+        JournalHeader::decode(&journal[..UNIT]).unwrap();
+    let at = usize::try_from(journal_offset(seq, capacity)).unwrap();
+    let bytes = &mut journal[at..at + JOURNAL_ENTRY_BYTES];
+    let mut entry = JournalEntry::decode(bytes, incarnation).unwrap().expect("an entry");
+    let change = entry.change.as_mut().expect("a change");
+    change.entry.slot = slot;
+    let tag = FrameTag { slot, crc: change.entry.crc }.encode();
+    bytes.copy_from_slice(&entry.encode(incarnation));
+    let at = frame * FRAME_TAG_BYTES;
+    frames(fixture).borrow_mut()[at..at + FRAME_TAG_BYTES].copy_from_slice(&tag);
+}
+
+/// The device has lost the newest version of block 0. The one before is in its slot still, and the
+/// slot belongs to block 255, whose data are in a frame (found by seed 5336 of 10,000).
+#[test]
+fn a_slot_that_was_used_again_has_its_last_version() {
+    for fault in [None, Some(Fault::JournalSlotTwice)] {
+        let mut fixture = fixture("");
+        let work = async |cache: Rc<WriteCache>| {
+            fill(&*cache, 0..8, 1).await; // a segment, which is written at once
+            while number(&cache, "buffered_blocks") > 0 {
+                faulty_cache::millis(1).await;
+            }
+            fill(&*cache, 0..1, 2).await;
+            fill(&*cache, 255..256, 1).await;
+        };
+        fixture.life(work).unwrap();
+        frames(&fixture).borrow_mut()[data_at(8) + 100] ^= 1;
+        move_change(&fixture, 10, 9, 0);
+        fixture.config.plant(fault);
+        if fault.is_some() {
+            let refusal = fixture.refusal();
+            assert!(refusal.contains("damaged metadata: block"), "{refusal}");
+            continue;
+        }
+        let check = async |cache: Rc<WriteCache>| {
+            expect(&*cache, 1..8, 1).await;
+            expect(&*cache, 255..256, 1).await;
+            assert!(get(&*cache, 0).await.unwrap() == [0; BLOCK], "as after a power cut");
+        };
+        fixture.life(check).unwrap();
     }
 }
 

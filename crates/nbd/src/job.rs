@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
-use reactor::{BioFuture, discard, flush, io, loop_time, read, write, write_zeroes};
+use reactor::{BioFuture, discard, flush, loop_time, read, write, write_zeroes, zero_out};
 
 use crate::conn::Conn;
 use crate::export::{Context, Run};
@@ -13,8 +13,6 @@ use crate::send::Reply;
 use crate::server::Shared;
 use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
 
-/// Size of the writes that zero a range where the device has no write zeroes.
-const ZEROES_BYTES: usize = 1 << 20;
 /// Length of one call of [`crate::Export::block_status`].
 const STATUS_STEP: Sector = Sector::from_bytes(64 << 20);
 /// Extents in one block status reply; a client asks again for the rest.
@@ -266,20 +264,10 @@ async fn zero(
         return Err(Status::NotSupported);
     }
     let flags = if no_hole { Flags::NOUNMAP } else { Flags::empty() };
-    match write_zeroes(dev, flags, Class::Normal, at, len).await {
-        Err(Status::NotSupported) if !fast => {}
-        done => return done,
+    if fast {
+        return write_zeroes(dev, flags, Class::Normal, at, len).await;
     }
-    let zeroes = shared.zeroes.get_or_init(|| Buf::zeroed(ZEROES_BYTES));
-    let (mut at, end) = (at, at + len);
-    while at < end {
-        let n = (end - at).min(Sector::from_bytes(ZEROES_BYTES as u64));
-        let bytes = usize::try_from(n.bytes()).expect("at most a mebibyte");
-        let bufs = zeroes.slice(0..bytes).into();
-        io(dev, Op::Write, Flags::empty(), Class::Normal, (at, n), bufs).await?;
-        at += n;
-    }
-    Ok(())
+    zero_out(dev, flags, Class::Normal, (at, len), &shared.zeroes).await
 }
 
 /// Queues one chunk for each negotiated context.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The server: acceptors, the budget that connections share, deadlines, and the shutdown.
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Buf, Nanos, Status};
-use reactor::{FileId, SqeOp, TaskPool, WaitList, driver_io, now, sleep, spawn};
+use block::{Nanos, Status};
+use reactor::{FileId, SqeOp, TaskPool, WaitList, ZeroBuffer, driver_io, now, sleep, spawn};
 use slab::Slab;
 
 use crate::conn::{self, Conn};
@@ -107,7 +107,7 @@ pub(crate) struct Shared {
     pub(crate) reaper_waits: Cell<bool>,
     pub(crate) conns: RefCell<Slab<Rc<Conn>>>,
     /// Source of zeroes for devices that can't make them.
-    pub(crate) zeroes: OnceCell<Buf>,
+    pub(crate) zeroes: ZeroBuffer,
     listeners: RefCell<Vec<FileId>>,
     acceptors: Cell<usize>,
     stopping: Cell<bool>,
@@ -136,7 +136,7 @@ impl Server {
             changed: WaitList::new(),
             reaper_waits: Cell::new(false),
             conns: RefCell::default(),
-            zeroes: OnceCell::new(),
+            zeroes: ZeroBuffer::default(),
             listeners: RefCell::default(),
             acceptors: Cell::new(0),
             stopping: Cell::new(false),

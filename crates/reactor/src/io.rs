@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How requests are sent, and how their outcome is taken: futures, completion chains and watchers.
+use std::cell::OnceCell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -7,8 +8,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use block::{
-    Bio, BlockDevice, Bufs, Class, Completion, CoreId, Flags, Op, OpKey, Opener, Sector, Status,
-    crashing,
+    Bio, BlockDevice, Buf, Bufs, Class, Completion, CoreId, Flags, Op, OpKey, Opener, Sector,
+    Status, crashing,
 };
 
 use crate::core::{Core, post, with_core};
@@ -206,4 +207,38 @@ pub fn write_zeroes(
     len: Sector,
 ) -> BioFuture {
     io(dev, Op::WriteZeroes, flags, class, (at, len), Bufs::new())
+}
+
+/// Size of the writes of [`zero_out`].
+const ZEROES_BYTES: usize = 1 << 20;
+
+/// Source of zeroes for devices that can't make them: memory that is taken at its first use.
+#[derive(Debug, Default)]
+pub struct ZeroBuffer(OnceCell<Buf>);
+
+/// Makes a range read as zeroes, by writes of `zeroes` where the device has no [`write_zeroes`].
+/// After an error a part of the range may be zeroes.
+///
+/// # Errors
+/// Those of the device; never [`Status::NotSupported`] of a write of zeroes.
+pub async fn zero_out(
+    dev: &dyn BlockDevice,
+    flags: Flags,
+    class: Class,
+    (mut at, len): (Sector, Sector),
+    zeroes: &ZeroBuffer,
+) -> Result<(), Status> {
+    match write_zeroes(dev, flags, class, at, len).await {
+        Err(Status::NotSupported) => {}
+        done => return done,
+    }
+    let zeroes = zeroes.0.get_or_init(|| Buf::zeroed(ZEROES_BYTES));
+    let end = at + len;
+    while at < end {
+        let n = (end - at).min(Sector::from_bytes(ZEROES_BYTES as u64));
+        let bytes = usize::try_from(n.bytes()).expect("at most a mebibyte");
+        write(dev, Flags::empty(), class, at, zeroes.slice(0..bytes).into()).await?;
+        at += n;
+    }
+    Ok(())
 }

@@ -50,8 +50,8 @@ pub use exports::Export;
 pub use fan_out::complete_after;
 pub use group_commit::GroupCommit;
 pub use io::{
-    BioFuture, IoFuture, chain, discard, driver_io, flush, io, io_by, push_bio, read, watched,
-    write, write_zeroes,
+    BioFuture, IoFuture, ZeroBuffer, chain, discard, driver_io, flush, io, io_by, push_bio, read,
+    watched, write, write_zeroes, zero_out,
 };
 pub use op_table::OnDone;
 pub use quiesce::{Generation, QuiesceCounter};

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What all sessions share: the budget for data in flight, and the tasks that wait for devices.
-use std::cell::OnceCell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::Buf;
-use reactor::TaskPool;
+use reactor::{TaskPool, ZeroBuffer};
 
 use crate::export::Export;
 use crate::request::DATA_BYTES_MAX;
 use crate::session::Session;
 use crate::share::Budget;
-use crate::work::{self, Job, ZEROES_BYTES};
+use crate::work::{self, Job};
 
 /// Requests that wait for their device at once. Beyond that they wait for a task.
 const JOBS_MAX: usize = 1 << 16;
@@ -19,14 +17,8 @@ const JOBS_MAX: usize = 1 << 16;
 pub(crate) struct ServerShared {
     pub(crate) budget: Budget,
     pub(crate) jobs: TaskPool<Job>,
-    zeroes: OnceCell<Buf>,
-}
-
-impl ServerShared {
     /// Source of zeroes for devices that can't make them.
-    pub(crate) fn zeroes(&self) -> &Buf {
-        self.zeroes.get_or_init(|| Buf::zeroed(ZEROES_BYTES))
-    }
+    pub(crate) zeroes: ZeroBuffer,
 }
 
 /// The sessions of one core. Clones are the same server.
@@ -38,7 +30,7 @@ impl Server {
     /// flight, apart from each one's reserve of 1 MiB.
     pub fn new(bytes_max: u64) -> Server {
         assert!(bytes_max >= u64::from(DATA_BYTES_MAX), "a server must hold one request");
-        let (budget, zeroes) = (Budget::new(bytes_max), OnceCell::new());
+        let (budget, zeroes) = (Budget::new(bytes_max), ZeroBuffer::default());
         Server(Rc::new(ServerShared { budget, jobs: TaskPool::new(JOBS_MAX, work::wait), zeroes }))
     }
 

@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
-use reactor::{BioFuture, discard, flush, io, loop_time, read, write, write_zeroes, yield_now};
+use reactor::{BioFuture, discard, flush, loop_time, read, write, yield_now, zero_out};
 
 use crate::memory::Memory;
 use crate::queue::Queue;
@@ -19,8 +19,6 @@ use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
 const TAKEN_AT_ONCE: usize = 128;
-/// Size of the writes that zero a range where the device has no write zeroes.
-pub(crate) const ZEROES_BYTES: usize = 1 << 20;
 
 /// A request that was taken and waits for its device.
 pub(crate) struct Job {
@@ -234,22 +232,9 @@ async fn on_ranges(session: &Shared, command: Command, ranges: &[Range]) -> u8 {
 }
 
 async fn zero(session: &Shared, range: &Range) -> Result<(), Status> {
-    let (dev, at, len) = (&session.device, range.sector, range.len);
     let flags = if range.unmap { Flags::empty() } else { Flags::NOUNMAP };
-    match write_zeroes(dev, flags, Class::Normal, at, len).await {
-        Err(Status::NotSupported) => {}
-        done => return done,
-    }
-    let zeroes = session.server.zeroes();
-    let (mut at, end) = (at, at + len);
-    while at < end {
-        let n = (end - at).min(Sector::from_bytes(ZEROES_BYTES as u64));
-        let bytes = usize::try_from(n.bytes()).expect("at most a mebibyte");
-        let bufs = zeroes.slice(0..bytes).into();
-        io(dev, Op::Write, Flags::empty(), Class::Normal, (at, n), bufs).await?;
-        at += n;
-    }
-    Ok(())
+    let place = (range.sector, range.len);
+    zero_out(&session.device, flags, Class::Normal, place, &session.server.zeroes).await
 }
 
 /// Records how long the device took for a request, in steps of turns of the event loop.

@@ -31,6 +31,8 @@ pub mod control;
 mod event_fd;
 mod export;
 pub mod inflight;
+#[cfg(test)]
+mod lives;
 pub mod memory;
 pub mod message;
 mod queue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory of a guest for tests and for fuzzing: an array.
+//! Memory of a guest for tests and for fuzzing: an array. Eventfds without a kernel.
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -69,5 +69,32 @@ impl Region for TestRegion {
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
         assert!(at.is_multiple_of(2), "a number at an odd place");
         self.write(at, &value.to_le_bytes())
+    }
+}
+
+/// An eventfd of a test.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct TestEvent {
+    count: std::cell::Cell<u64>,
+    changed: reactor::WaitList,
+}
+
+#[cfg(test)]
+impl TestEvent {
+    pub(crate) fn add(&self) {
+        self.count.set(self.count.get() + 1);
+        self.wake();
+    }
+
+    /// Whoever waits looks again.
+    pub(crate) fn wake(&self) {
+        self.changed.wake_all();
+    }
+
+    /// Waits until it was signalled, and resets it; false when it is over instead.
+    pub(crate) async fn take(&self, is_over: impl Fn() -> bool) -> bool {
+        self.changed.wait_for(|| self.count.get() > 0 || is_over()).await;
+        self.count.replace(0) > 0
     }
 }

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Processes that are killed at any step, and between any two stores into the guest's memory, again
+//! and again: the guest sees no error, each of its requests ends once, and nothing that it was told
+//! is lost or reverted.
+mod guest;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Limits, Nanos, Op, Sector, Slice, Status};
+use reactor::sleep;
+use sim::model::Uniform;
+use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
+
+use self::guest::{Guest, MEMORY_BYTES, QUEUES, SECTORS, SIZE, addresses, inflight_info};
+use crate::config::feature;
+use crate::event_fd::EventFd;
+use crate::export::Export;
+use crate::memory::Region;
+use crate::message::Request;
+use crate::session::{Attachments, Session};
+use crate::testing::{TestEvent, TestRegion, region_at};
+use crate::{Server, message};
+
+const LIVES: usize = 4;
+/// Requests in flight, fewer than there are slots.
+const IN_FLIGHT: usize = 20;
+/// Virtual time without a completion after which a request is lost. A disk takes 90 us.
+const PATIENCE: Nanos = Nanos::from_millis(50);
+
+/// What of a process other tests see: how many stores it has left.
+#[derive(Debug)]
+struct Life {
+    stores_left: Cell<u64>,
+    is_over: Cell<bool>,
+}
+
+impl Life {
+    /// Counts a store; false when the process is dead and it does not take place.
+    fn store(&self) -> bool {
+        let left = self.stores_left.get();
+        self.stores_left.set(left.saturating_sub(1));
+        self.is_over.set(self.is_over.get() || left == 0);
+        !self.is_over.get()
+    }
+}
+
+/// The guest's memory as one process has it mapped.
+#[derive(Debug)]
+struct Mapped {
+    memory: Rc<TestRegion>,
+    life: Rc<Life>,
+}
+
+impl Region for Mapped {
+    fn len_bytes(&self) -> u64 {
+        self.memory.len_bytes()
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
+        self.memory.read(at, out)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
+        if self.life.store() { self.memory.write(at, bytes) } else { Ok(()) }
+    }
+
+    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
+        self.memory.read_to(at, to)
+    }
+
+    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
+        if self.life.store() { self.memory.write_from(at, from) } else { Ok(()) }
+    }
+
+    fn load_u16(&self, at: u64) -> Result<u16, Status> {
+        self.memory.load_u16(at)
+    }
+
+    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
+        if self.life.store() { self.memory.store_u16(at, value) } else { Ok(()) }
+    }
+}
+
+struct TestExport(Rc<dyn BlockDevice>);
+
+impl Export for TestExport {
+    fn device(&self) -> Rc<dyn BlockDevice> {
+        self.0.clone()
+    }
+
+    fn name(&self) -> String {
+        self.0.name().to_owned()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn outlives_process(&self) -> bool {
+        true
+    }
+
+    fn was_served(&self) -> bool {
+        false
+    }
+
+    fn note_served(&self) {}
+}
+
+/// A device whose writes end at once, and reach the disk later: as a cache in the memory of the
+/// process does it.
+struct EarlyWrites(Rc<dyn BlockDevice>);
+
+impl BlockDevice for EarlyWrites {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if bio.op != Op::Write {
+            return self.0.submit(bio);
+        }
+        let (below, bufs) = (self.0.clone(), bio.bufs.clone());
+        let (sector, flags, class) = (bio.sector, bio.flags, bio.class);
+        bio.complete(Status::Ok);
+        reactor::spawn(async move {
+            sleep(Nanos(50_000)).await;
+            let _ = reactor::write(&*below, flags, class, sector, bufs).await;
+        });
+    }
+}
+
+/// What a run does differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    Right,
+    /// The device tells of writes too early.
+    EarlyWrites,
+    /// The front end keeps no notes of requests in flight.
+    NoNotes,
+}
+
+/// Connects, as a front end does, and starts the queues. Returns their kicks.
+async fn connect(
+    session: &Session,
+    guest: &RefCell<Guest>,
+    life: &Rc<Life>,
+    variant: Variant,
+) -> Result<Vec<Rc<TestEvent>>, String> {
+    let map = |memory: &Rc<TestRegion>| {
+        let mapped = Mapped { memory: memory.clone(), life: life.clone() };
+        vec![Rc::new(mapped) as Rc<dyn Region>]
+    };
+    let with = |regions| Attachments { regions, ..Attachments::default() };
+    let event = |event: &Rc<TestEvent>| {
+        let event = Some(EventFd::of_test(event.clone()));
+        Attachments { event, ..Attachments::default() }
+    };
+    let (memory, notes, has_event_idx) = {
+        let guest = guest.borrow();
+        (map(&guest.memory), map(&guest.notes), guest.has_event_idx)
+    };
+    let blk = feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | feature::MQ;
+    let ring = feature::INDIRECT_DESC | if has_event_idx { feature::EVENT_IDX } else { 0 };
+    let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES | blk | ring;
+    let tell = async |request: Request, given: Attachments| {
+        session.handle(request, given).await.map(drop).map_err(|e| e.chain())
+    };
+    let none = Attachments::default;
+    tell(Request::SetFeatures(features), none()).await?;
+    tell(Request::SetProtocolFeatures(message::protocol::INFLIGHT_SHMFD), none()).await?;
+    if variant != Variant::NoNotes {
+        tell(Request::SetInflightFd(inflight_info()), with(notes)).await?;
+    }
+    tell(Request::SetMemTable(vec![region_at(0, MEMORY_BYTES)]), with(memory)).await?;
+    let mut kicks = Vec::new();
+    for number in 0..QUEUES {
+        let (queue, base) = (u32::from(number), guest.borrow().base(number).into());
+        tell(Request::SetVringNum { queue, size: SIZE.into() }, none()).await?;
+        tell(Request::SetVringBase { queue, base }, none()).await?;
+        tell(Request::SetVringAddr { queue, addresses: addresses(number) }, none()).await?;
+        let (kick, call) = (Rc::new(TestEvent::default()), Rc::new(TestEvent::default()));
+        tell(Request::SetVringKick { queue, given: true }, event(&kick)).await?;
+        tell(Request::SetVringCall { queue, given: true }, event(&call)).await?;
+        tell(Request::SetVringEnable { queue, enabled: true }, none()).await?;
+        kicks.push(kick);
+    }
+    Ok(kicks)
+}
+
+/// What the guest has left to do while a process serves it.
+struct Work<'a> {
+    kicks: &'a [Rc<TestEvent>],
+    left: u64,
+    /// The next sector to read at last.
+    sector: u64,
+    completed: u64,
+    /// When a request was completed last.
+    since: Nanos,
+}
+
+impl Work<'_> {
+    /// Takes what is complete, and begins a request. True when all is done.
+    fn step(&mut self, guest: &mut Guest) -> Result<bool, String> {
+        guest.collect()?;
+        let is_idle = guest.in_flight() == 0;
+        if guest.completed != self.completed || is_idle {
+            (self.completed, self.since) = (guest.completed, reactor::now());
+        } else if reactor::now().saturating_sub(self.since) > PATIENCE {
+            return Err(format!("{} requests are lost", guest.in_flight()));
+        }
+        if self.left > 0 {
+            self.left -= u64::from(guest.in_flight() < IN_FLIGHT && guest.draw(self.kicks));
+        } else if is_idle && self.sector < SECTORS {
+            // At last all that was promised is read.
+            self.sector += u64::from(guest.read(self.sector, self.kicks));
+        } else {
+            return Ok(is_idle);
+        }
+        Ok(false)
+    }
+}
+
+/// Works until all is done: in the last life only.
+async fn work(
+    session: &Session,
+    guest: &RefCell<Guest>,
+    kicks: &[Rc<TestEvent>],
+    is_last: bool,
+) -> Result<(), String> {
+    let left = if is_last { 200 } else { u64::MAX };
+    let (completed, since) = (guest.borrow().completed, reactor::now());
+    let mut work = Work { kicks, left, sector: 0, completed, since };
+    loop {
+        if let Some(why) = session.failure() {
+            return Err(why);
+        }
+        let is_done = work.step(&mut guest.borrow_mut())?;
+        if is_done {
+            return Ok(());
+        }
+        sleep(Nanos(7_000)).await;
+    }
+}
+
+/// When a process is killed: after so many steps, or so many stores into shared memory.
+#[derive(Clone, Copy, Debug)]
+enum Kill {
+    Steps(u64),
+    Stores(u64),
+    Never,
+}
+
+fn live(
+    world: &WorldRef,
+    device: Rc<dyn BlockDevice>,
+    guest: &Rc<RefCell<Guest>>,
+    (kill, variant): (Kill, Variant),
+) -> Result<(), String> {
+    let machine = Machine::boot(world, 1);
+    let stores_left = Cell::new(if let Kill::Stores(n) = kill { n } else { u64::MAX });
+    let life = Rc::new(Life { stores_left, is_over: Cell::new(false) });
+    let ended: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
+    {
+        let (guest, life, ended) = (guest.clone(), life.clone(), ended.clone());
+        machine.spawn(0, async move {
+            let server = Server::new(32 << 20);
+            let session = server.begin(Box::new(TestExport(device)), Box::new(|| ()));
+            let is_last = matches!(kill, Kill::Never);
+            let done = match connect(&session, &guest, &life, variant).await {
+                Ok(kicks) => work(&session, &guest, &kicks, is_last).await,
+                Err(e) => Err(e),
+            };
+            if done.is_ok() {
+                session.end().await;
+            }
+            // What a dead process has found wrong does not count.
+            if !life.is_over.get() {
+                ended.replace(Some(done));
+            }
+            // The session is the process's: it does not end before that.
+            std::future::pending::<()>().await;
+        });
+    }
+    let from = world.borrow().steps();
+    let (of_life, over, steps) = (life.clone(), ended.clone(), world.clone());
+    machine.run(move || {
+        let is_killed = matches!(kill, Kill::Steps(n) if steps.borrow().steps() >= from + n);
+        is_killed || of_life.is_over.get() || over.borrow().is_some()
+    });
+    machine.kill();
+    ended.take().unwrap_or(Ok(()))
+}
+
+fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let world = World::calm(rng.next_u64());
+    let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
+    let file = world.borrow_mut().add_disk(disk);
+    let guest = Rc::new(RefCell::new(Guest::new(rng.fork())));
+    let mut inherited = 0;
+    for life in 1..=LIVES {
+        // Some die while they start.
+        let within = rng.pick(&[30, 500, 5_000]);
+        let kill = match rng.below(2) {
+            _ if life == LIVES => Kill::Never,
+            0 => Kill::Steps(rng.below(within)),
+            _ => Kill::Stores(rng.below(within)),
+        };
+        let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
+        let device: Rc<dyn BlockDevice> = match variant {
+            Variant::EarlyWrites => Rc::new(EarlyWrites(leaf)),
+            Variant::Right | Variant::NoNotes => leaf,
+        };
+        inherited += guest.borrow().in_flight();
+        live(&world, device, &guest, (kill, variant))?;
+    }
+    let guest = guest.borrow();
+    assert!(guest.completed > 200, "the last life does all it draws");
+    INHERITED.set(INHERITED.get() + inherited);
+    Ok(())
+}
+
+thread_local! {
+    /// Requests that a process has found in flight, in all runs of a test.
+    static INHERITED: Cell<usize> = const { Cell::new(0) };
+}
+
+#[test]
+fn kills_are_hidden_from_a_guest() {
+    seeds::run(300, |seed| simulate(seed, Variant::Right));
+    let (runs, inherited) = (seeds::count(300), INHERITED.get());
+    // One seed alone may have killed no process with requests.
+    assert!(runs == 1 || inherited as u64 > runs, "{inherited} requests in {runs} runs: too few");
+}
+
+/// What makes the test above worth something: a device that may not promise it is found out.
+#[test]
+fn writes_that_only_the_process_has_are_missed() {
+    let find = |seed| simulate(seed, Variant::EarlyWrites);
+    let failure = seeds::first_failure(0..100, find).expect("a lost write shows");
+    assert!(failure.why.contains("was promised"), "{}", failure.why);
+}
+
+/// And so is a front end without notes: requests are lost, or completed twice.
+#[test]
+fn requests_without_notes_are_missed() {
+    let find = |seed| simulate(seed, Variant::NoNotes);
+    let failure = seeds::first_failure(0..100, find).expect("a lost request shows");
+    let why = failure.why;
+    let is_known = ["are lost", "completed twice", "in flight already"];
+    assert!(is_known.iter().any(|part| why.contains(part)), "{why}");
+}

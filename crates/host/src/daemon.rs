@@ -17,7 +17,7 @@ use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use uring::SocketAccess;
+use uring::{LockOwner, SocketAccess};
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig, ServeArgs};
@@ -33,7 +33,7 @@ use crate::observe::{self, Monitor};
 use crate::output::print;
 use crate::passed::{ListenerRole, ServiceManager};
 use crate::reload::{Certificates, ConfigFile, ConfiguredDevices};
-use crate::retry::START_RETRY_TIME;
+use crate::retry::Patience;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
 use crate::socket_access::socket_access;
@@ -80,7 +80,7 @@ pub(crate) struct Daemon {
     fuse: Option<FuseExport>,
     /// How long an orderly end may take.
     shutdown: Duration,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Daemon {
@@ -103,7 +103,8 @@ impl Daemon {
         uring::set_poll_limit(busy_poll_time(options.busy_poll.as_deref())?);
         memory::set(options.memory.as_deref())?;
         warn_of_access(&options, &endpoints);
-        let lock = run_dir.take()?;
+        let mut lock = run_dir.take()?;
+        let patience = patience_after(&lock);
         if access.mode != SocketAccess::OWNER.mode {
             run_dir.let_others_pass()?;
         }
@@ -119,13 +120,14 @@ impl Daemon {
         endpoints.drop_unused(&store);
         let sockets = endpoints.own_paths(&store);
         let Endpoints { nbd, control, metrics, .. } = endpoints;
-        let mut nbd = core.call(async move |e: Rc<Engine>| e.listen(nbd, access).await).await??;
+        let mut nbd =
+            core.call(async move |e: Rc<Engine>| e.listen(nbd, access, patience).await).await??;
         for listener in &mut nbd {
             listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
         }
         let (dir, serves_all) = (run_dir.path().to_owned(), options.ublk);
         core.call(async move |e: Rc<Engine>| e.set_up_disks(dir, serves_all).await).await??;
-        let devices = create(&core, devices).await?;
+        let devices = create(&core, devices, patience).await?;
         core.call(async |e: Rc<Engine>| e.warn_of_waiting_disks()).await?;
         let control =
             Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
@@ -135,7 +137,7 @@ impl Daemon {
         addrs.extend(control.iter().map(|(_, addr)| (ListenerRole::Control, addr.clone())));
         addrs.extend(metrics.iter().map(|(_, addr)| (ListenerRole::Metrics, addr.clone())));
         if let Some(dir) = &options.vhost_user {
-            prepare_vhost_user(dir).await?;
+            prepare_vhost_user(dir, patience).await?;
             let (dir, handle) = (dir.clone(), core.clone());
             let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
             core.call(start).await?;
@@ -169,6 +171,7 @@ impl Daemon {
         }
         state.core.call(async move |e: Rc<Engine>| e.serve(&nbd, certificates.as_ref())).await?;
         let run_dir = run_dir.clone();
+        lock.begin_work();
         Ok(Daemon {
             run_dir,
             addrs,
@@ -179,7 +182,7 @@ impl Daemon {
             sockets,
             fuse,
             shutdown,
-            _lock: lock,
+            lock,
         })
     }
 
@@ -234,7 +237,13 @@ impl Daemon {
             }
         });
         ended.await.map_err(|e| Failure::new(ErrorKind::Io, format!("the end: {e}")))?;
-        failures.into_iter().next().map_or(Ok(()), Err)
+        match failures.into_iter().next() {
+            Some(failure) => Err(failure),
+            None => {
+                self.lock.end_in_order();
+                Ok(())
+            }
+        }
     }
 
     /// Whether requests may wait for a resume that does not come any more.
@@ -298,13 +307,21 @@ pub(crate) fn busy_poll_time(text: Option<&str>) -> Result<Nanos, Failure> {
     if time <= BUSY_POLL_MAX { Ok(time) } else { Err(invalid("0 to 1ms is allowed")) }
 }
 
+/// How patient a start is that has this lock.
+fn patience_after(lock: &Lock) -> Patience {
+    let Some(pid) = lock.killed() else { return Patience::Start };
+    tracing::info!(pid, "the daemon of this run directory before did not end in order");
+    Patience::StartAfterKill
+}
+
 /// Creates the devices of a config, in order. One that is optional and fails is left out.
 async fn create(
     core: &CoreHandle,
     devices: Vec<DeviceConfig>,
+    patience: Patience,
 ) -> Result<ConfiguredDevices, Failure> {
     let mut all = ConfiguredDevices::default();
-    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(START_RETRY_TIME)).await?;
+    core.call(async move |e: Rc<Engine>| e.leaves.set_patience(patience)).await?;
     for device in devices {
         let (place, optional, new) = (device.place.clone(), device.optional, device.clone());
         let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
@@ -318,7 +335,7 @@ async fn create(
             Err(failure) => return Err(failure.within(place)),
         }
     }
-    core.call(async |e: Rc<Engine>| e.leaves.set_retry_time(Nanos::ZERO)).await?;
+    core.call(async |e: Rc<Engine>| e.leaves.set_patience(Patience::None)).await?;
     Ok(all)
 }
 
@@ -330,8 +347,8 @@ fn machines_drain(time: Nanos, suspended: bool) -> Nanos {
 
 /// Prepares the directory for the sockets of virtual machines. A daemon that was killed listens a
 /// little longer.
-async fn prepare_vhost_user(dir: &Path) -> Result<(), Failure> {
-    let patience = Duration::from_nanos(START_RETRY_TIME.0);
+async fn prepare_vhost_user(dir: &Path, patience: Patience) -> Result<(), Failure> {
+    let time = Duration::from_nanos(patience.time(LockOwner::Unknown).0);
     let tries = async {
         loop {
             match vhost_user::prepare(dir) {
@@ -342,7 +359,7 @@ async fn prepare_vhost_user(dir: &Path) -> Result<(), Failure> {
             }
         }
     };
-    match tokio::time::timeout(patience, tries).await {
+    match tokio::time::timeout(time, tries).await {
         Ok(prepared) => prepared,
         Err(_) => vhost_user::prepare(dir),
     }

@@ -7,10 +7,13 @@
 //!
 //! Invariants
 //! - HO-FS1 What is in the store has a name of its own: systemd removes by name.
+//! - HO-FS2 Only listening sockets are stored. A file or a block device would keep its lock there
+//!   after the last request of this process (HO-LF1).
 use std::collections::BTreeSet;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::net::sockopt::socket_acceptconn;
 use sd_notify::NotifyState;
 
 use crate::passed::{ListenerRole, PassedListener};
@@ -53,6 +56,7 @@ impl FdStore {
         if !self.is_there {
             return;
         }
+        assert!(socket_acceptconn(socket) == Ok(true), "only listeners are stored"); // HO-FS2
         let free = (0..STORED_MAX).map(|number| format!("{PREFIX}{role}-{number}"));
         let Some(name) = free.into_iter().find(|name| !self.names.contains(name)) else { return };
         let state = [NotifyState::FdStore, NotifyState::FdName(&name)];

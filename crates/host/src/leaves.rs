@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Leaves: opens the devices that tables name besides mapped ones, by a path, `pmem:PATH`,
 //! `nbd://HOST/EXPORT`, `mem:SIZE` or `null:SIZE`; and records which are open.
+//!
+//! A process that was killed may have requests at a disk that has not done them yet. They must not
+//! land on what the next process writes.
+//!
+//! Invariants
+//! - HO-LF1 A leaf on a file or block device is locked, or claimed, before its first request, by
+//!   the description that sends its requests (UR-U10): once it is open, nothing of an earlier
+//!   process is under way there. A table opens the leaves of all its lines before an engine reads
+//!   or writes one of them (targets are made without I/O; `resume` recovers), and journals in
+//!   memory are replayed there. So recovery begins with the locks of all leaves below in hand.
+//! - HO-LF2 An `nbd://` leaf has no lock: its server may still do what a process has sent that was
+//!   killed. So nothing above it survives a kill (`Limits::survives_kill`), and no door hides one:
+//!   a ublk disk is made without recovery, and a guest of vhost-user gets no notes of requests in
+//!   flight and is refused by the next process. Clients hear of the kill.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +26,11 @@ use dm::Resolver;
 use queue::wbt::SharedWbt;
 use queue::{BlockLeaf, FileLeaf, Leaf, Mem, MergingLeaf, Null, OpenFile};
 use reactor::{FileId, WaitList};
-use uring::{Files, OpenOptions, SharedFile, ShorterFile};
+use uring::{Files, LockOwner, OpenOptions, SharedFile, ShorterFile};
 
 use crate::holes;
 use crate::leaf_word::{LeafWord, OwnMount, PMEM, parse};
-use crate::retry::retry_while_busy;
+use crate::retry::Patience;
 
 /// A leaf of core 0 on its way to another core.
 #[derive(Clone, Debug)]
@@ -76,7 +90,7 @@ struct Shared {
     prune_at: Cell<usize>,
     next_id: Cell<u64>,
     warnings: RefCell<Vec<String>>,
-    retry_time: Cell<Nanos>,
+    patience: Cell<Patience>,
     failure_alarm: Rc<WaitList>,
     /// Where our own devices are files. Opening one there would deadlock.
     own_mount: RefCell<Option<PathBuf>>,
@@ -112,7 +126,7 @@ impl Leaves {
             prune_at: Cell::new(CLOSED_MAX),
             next_id: Cell::new(0),
             warnings: RefCell::default(),
-            retry_time: Cell::new(Nanos::ZERO),
+            patience: Cell::default(),
             failure_alarm: Rc::default(),
             own_mount: RefCell::default(),
         }))
@@ -264,9 +278,9 @@ impl Leaves {
         self.0.warnings.borrow_mut().push(warning);
     }
 
-    /// How long opening a leaf is retried from now on while another process uses it.
-    pub(crate) fn set_retry_time(&self, time: Nanos) {
-        self.0.retry_time.set(time);
+    /// How patiently a leaf is opened from now on that another process uses.
+    pub(crate) fn set_patience(&self, patience: Patience) {
+        self.0.patience.set(patience);
     }
 
     /// Refuses paths into `dir` from now on.
@@ -295,14 +309,11 @@ impl Leaves {
                 (with_merges(client), key, Place::default())
             }
             LeafWord::Path(path) => {
-                let options = OpenOptions::default();
-                let open = async || self.open_path(&path, &word, options).await;
-                retry_while_busy(self.0.retry_time.get(), open).await?
+                self.open_patiently(&path, &word, OpenOptions::default()).await?
             }
             LeafWord::Pmem(path) => {
                 let options = OpenOptions { mapped: true, ..OpenOptions::default() };
-                let open = async || self.open_path(&path, &word, options).await;
-                retry_while_busy(self.0.retry_time.get(), open).await?
+                self.open_patiently(&path, &word, options).await?
             }
         };
         leaf.stats().wake_on_failure(self.0.failure_alarm.clone());
@@ -337,6 +348,22 @@ impl Leaves {
                 entry.leaf.upgrade().filter(|_| entry.place.disk.as_deref() == Some(disk))?;
             Some(leaf.wbt()?.shared())
         })
+    }
+
+    /// HO-LF1: waits for what a process has that was killed.
+    async fn open_patiently(
+        &self,
+        path: &Path,
+        word: &str,
+        options: OpenOptions,
+    ) -> Result<(Rc<dyn Leaf>, String, Place), Error> {
+        let open = async || self.open_path(path, word, options).await;
+        let owner = async || {
+            let to = path.to_owned();
+            let look = self.on_helper(word, move || Ok(LockOwner::of(&to)));
+            look.await.unwrap_or(LockOwner::Unknown)
+        };
+        self.0.patience.get().retry(open, owner).await
     }
 
     async fn open_path(

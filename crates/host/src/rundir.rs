@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   RUN_DIR/            0700, ours, no symlink
-//!     lock              flock'd for the daemon's life; holds its pid
+//!     lock              flock'd for the daemon's life; holds its pid, nothing after an orderly end
 //!     control.sock      0600, HTTP
 //!     nbd.sock          0600, NBD
 //! ```
@@ -15,7 +15,7 @@
 //!   no other user may write: another user can't make us change a file.
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Metadata};
-use std::io::{Error as IoError, ErrorKind as IoKind, Read, Write};
+use std::io::{Error as IoError, ErrorKind as IoKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,10 +36,40 @@ const WRITE_BY_OTHERS: u32 = 0o022;
 #[derive(Clone, Debug)]
 pub struct RunDir(PathBuf);
 
-/// Held by the daemon for its life.
+/// Held by the daemon for its life. Its file tells the next daemon how this one has ended.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+    /// The pid of the daemon before, if that did not end in order.
+    killed: Option<String>,
+    /// Whether the end of this one is in order.
+    is_in_order: bool,
+}
+
+impl Lock {
+    /// The pid of the daemon before, if that did not end in order.
+    pub(crate) fn killed(&self) -> Option<&str> {
+        self.killed.as_deref()
+    }
+
+    /// The daemon is at work: its end is in order only if it says so.
+    pub(crate) fn begin_work(&mut self) {
+        self.is_in_order = false;
+    }
+
+    /// The daemon has ended, and nothing of it is under way.
+    pub(crate) fn end_in_order(mut self) {
+        self.is_in_order = true;
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.is_in_order {
+            // Else the next daemon is more patient than it has to be.
+            let _ = self.file.set_len(0);
+        }
+    }
 }
 
 impl RunDir {
@@ -138,10 +168,16 @@ impl RunDir {
             );
             return Err(Failure::new(ErrorKind::Busy, message));
         }
-        file.set_len(0)
+        let mut before = String::new();
+        file.read_to_string(&mut before)
+            .and_then(|_| file.set_len(0))
+            .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(|e| io_failure(&e, path.display()))?;
-        Ok(Lock { _file: file })
+        let killed = Some(before.trim().to_owned()).filter(|pid| !pid.is_empty());
+        // One that fails to start leaves what it has found.
+        let is_in_order = killed.is_none();
+        Ok(Lock { file, killed, is_in_order })
     }
 }
 
@@ -251,6 +287,27 @@ mod tests {
         assert!(e.message.contains(&format!("pid {}", std::process::id())), "{e}");
         drop(lock);
         dir.take().unwrap();
+    }
+
+    #[test]
+    fn the_next_daemon_finds_whether_the_last_ended_in_order() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&tmp.path().join("pond")).unwrap();
+        let pid = std::process::id().to_string();
+        let mut lock = dir.take().unwrap();
+        assert_eq!(lock.killed(), None);
+        lock.begin_work();
+        drop(lock);
+        // Two that do not get to work change nothing.
+        for _ in 0..2 {
+            assert_eq!(dir.take().unwrap().killed(), Some(&*pid));
+        }
+        let mut lock = dir.take().unwrap();
+        lock.begin_work();
+        lock.end_in_order();
+        for _ in 0..2 {
+            assert_eq!(dir.take().unwrap().killed(), None);
+        }
     }
 
     fn set_mode(path: &Path, mode: u32) {

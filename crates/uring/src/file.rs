@@ -128,7 +128,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
         return Err(Error::invalid(format!("{}: is {wanted}", path.display())));
     }
 
-    let mut flags = OFlags::CLOEXEC;
+    let mut flags = OFlags::CLOEXEC; // UR-U10
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     if is_block && options.exclusive {
         flags |= OFlags::EXCL;

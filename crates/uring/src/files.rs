@@ -301,9 +301,10 @@ impl Files {
         self.0.borrow_mut().table.insert(fd, Kind::Event)
     }
 
-    /// Another descriptor of an open socket; `None` if it is closed, or none is free.
+    /// Another descriptor of an open socket; `None` if it is closed, or none is free, and of a file
+    /// or block device: their description has one descriptor (UR-U10).
     pub fn copy_of_socket(&self, file: FileId) -> Option<OwnedFd> {
-        self.0.borrow().table.get(file)?.try_clone().ok()
+        self.0.borrow().table.socket(file)?.try_clone().ok()
     }
 
     /// Listens on a Unix socket at `path`. Replaces a stale socket of ours. A close leaves the

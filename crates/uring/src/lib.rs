@@ -36,6 +36,11 @@
 //!   cut it, and what was beyond its end reads as zeroes once it has grown again by writes. Only a
 //!   flush looks at the size: a file whose last bytes were written between the cut and the flush
 //!   has its size again.
+//! - UR-U10 The lock of a file, and the claim of a block device, that was opened exclusively
+//!   belong to the open file description by which requests are sent. It has one descriptor,
+//!   close-on-exec, that nobody gets out of the table: cores share the descriptor itself. A request
+//!   in flight holds the description. So lock and claim of a process that was killed fall with its
+//!   last request, and who gets them knows that nothing of the owner before is under way.
 
 mod connect;
 mod device_id;
@@ -62,6 +67,7 @@ pub use file::{Direct, OpenOptions};
 pub use files::{Files, Opened, is_eventfd};
 pub use guest_memory::GuestMemory;
 pub use helpers::{DEADLINE, wait_for_closes};
+pub use lock_owner::LockOwner;
 pub use mailbox::{Mailbox, Sender};
 pub use passed::take_passed;
 pub use pmem::copy;

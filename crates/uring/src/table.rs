@@ -259,6 +259,12 @@ impl Table {
         self.0.get(index(file)).filter(|s| s.closing.is_none()).map(|s| &*s.fd)
     }
 
+    /// The descriptor of a socket; `None` of another file (UR-U10).
+    pub(crate) fn socket(&self, file: FileId) -> Option<&OwnedFd> {
+        let slot = self.0.get(index(file)).filter(|s| s.closing.is_none())?;
+        matches!(slot.kind, Kind::Socket | Kind::Listener).then_some(&*slot.fd)
+    }
+
     /// `None` for a mapped file: only this core can use it.
     pub(crate) fn share(&self, file: FileId) -> Option<SharedFile> {
         let slot = self.0.get(index(file)).filter(|s| s.closing.is_none() && s.map.is_none())?;

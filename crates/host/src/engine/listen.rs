@@ -7,12 +7,12 @@ use block::Error;
 use control::Failure;
 use nbd::Peer;
 use reactor::FileId;
-use uring::SocketAccess;
+use uring::{LockOwner, SocketAccess};
 
 use super::Engine;
 use crate::addr::Addr;
 use crate::endpoints::{Endpoint, Source};
-use crate::retry::{START_RETRY_TIME, retry_while_busy};
+use crate::retry::Patience;
 use crate::tls::{self, ServerCertificates};
 
 /// A listener of the NBD server.
@@ -39,6 +39,7 @@ impl Engine {
         &self,
         places: Vec<Endpoint>,
         access: SocketAccess,
+        patience: Patience,
     ) -> Result<Vec<NbdListener>, Failure> {
         let mut all = Vec::new();
         for Endpoint { addr, source } in places {
@@ -50,7 +51,8 @@ impl Engine {
                 }
                 Source::Open => {
                     let listen = async || self.listen_once(&addr, access);
-                    retry_while_busy(START_RETRY_TIME, listen).await.map_err(failed)?
+                    let owner = async || LockOwner::Unknown;
+                    patience.retry(listen, owner).await.map_err(failed)?
                 }
             });
         }

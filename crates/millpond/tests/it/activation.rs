@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tempfile::TempDir;
 
@@ -269,7 +270,10 @@ impl Manager {
             if text == "READY=1" {
                 return all;
             } else if text.starts_with("FDSTORE=1\n") {
-                self.store.insert(name.unwrap(), passed.expect("a descriptor"));
+                let passed = passed.expect("a descriptor");
+                // HO-FS2: a file there would be locked for as long as it is stored.
+                assert_eq!(socket_acceptconn(&passed), Ok(true), "{name:?} is no listener");
+                self.store.insert(name.unwrap(), passed);
             } else if text.starts_with("FDSTOREREMOVE=1\n") {
                 self.store.remove(&name.unwrap()).expect("it is in the store");
             } else {
@@ -286,6 +290,10 @@ impl Manager {
 fn a_daemon_leaves_its_listeners_to_the_next_one() {
     let mut dir = with_run_dir();
     let mut manager = Manager::new(dir.path());
+    // The store keeps no lock of a leaf: each daemon gets it.
+    let disk = crate::common::file_in(dir.path(), "disk.img", 1);
+    let device = format!("[[device]]\nname = 'disk'\ntable = '0 2048 linear {disk} 0'\n");
+    std::fs::write(dir.path().join("c.toml"), device).unwrap();
     let path = dir.path().join("run/nbd.sock");
     for end in ["-KILL", "-TERM", "-KILL"] {
         // The first has opened them, and the others get them.
@@ -293,7 +301,7 @@ fn a_daemon_leaves_its_listeners_to_the_next_one() {
         let waiting = if is_first { None } else { Some(connect_unix(&path)) };
         let passed: Vec<(&str, &dyn Passed)> =
             manager.store.iter().map(|(name, fd)| (name.as_str(), fd as &dyn Passed)).collect();
-        let daemon = start(dir, &[], &passed);
+        let daemon = start(dir, &["--config", "c.toml"], &passed);
         let stored = manager.until_ready();
         assert_eq!(stored.len(), if is_first { 2 } else { 0 }, "{stored:?}");
         let names: Vec<&String> = manager.store.keys().collect();

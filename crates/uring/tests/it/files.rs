@@ -265,6 +265,45 @@ fn an_exclusive_file_is_opened_once_until_it_is_closed() {
     });
 }
 
+/// The descriptors of this process that lead to `path`, and whether each is close-on-exec.
+fn descriptors_of(path: &std::path::Path) -> Vec<bool> {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let ours = all.filter(|link| std::fs::read_link(link).is_ok_and(|to| to == path));
+    let closes = |link: std::path::PathBuf| {
+        let number = link.file_name().unwrap().to_str().unwrap().to_owned();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+        i32::from_str_radix(flags, 8).unwrap() & 0o2_000_000 != 0
+    };
+    ours.map(closes).collect()
+}
+
+/// UR-U10: a second one would hold the lock after the last request of the first.
+#[test]
+fn a_file_has_one_descriptor_that_no_child_gets() {
+    for folder in [Folder::on_disk(), Folder::in_memory()] {
+        on_core(async move |files| {
+            let path = folder.path(".").canonicalize().unwrap().join("disk");
+            for mapped in [false, true] {
+                let options = OpenOptions { mapped, ..new_file(1 << 20) };
+                let opened = files.open_path(&path, options).unwrap();
+                assert_eq!(descriptors_of(&path), [true], "mapped: {mapped}");
+                let shared = files.share(opened.file);
+                let adopted = shared.as_ref().map(|shared| files.adopt(shared));
+                assert_eq!(adopted.is_some(), !mapped);
+                assert_eq!(descriptors_of(&path), [true], "another core has the same one");
+                assert!(files.copy_of_socket(opened.file).is_none());
+                adopted.into_iter().for_each(|file| files.close(file));
+                drop(shared);
+                let mark = files.closes_begun();
+                files.close(opened.file);
+                files.closed_since(mark).await;
+                assert_eq!(descriptors_of(&path), []);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_patient_open_waits_until_the_file_is_free() {
     let folder = Folder::on_disk();

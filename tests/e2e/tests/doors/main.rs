@@ -7,6 +7,7 @@ mod allocation;
 mod clients;
 mod crash;
 mod failed_flush;
+mod fencing;
 mod fuse;
 mod hostile;
 mod hung;

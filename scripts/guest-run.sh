@@ -111,5 +111,5 @@ timeout --foreground -k 5 "$seconds" qemu-system-x86_64 -accel "$accel" -cpu max
 if [ -e "$share/.exit" ]; then
     exit "$(cat "$share/.exit")"
 fi
-echo "guest-run: the guest did not end within $seconds s" >&2
+echo "guest-run: the guest did not start, or did not end within $seconds s" >&2
 exit 125

@@ -70,7 +70,7 @@ fn a_slot_that_is_being_written_is_free_when_the_write_ends() {
 
 /// Zeroes that were acknowledged did not replace a version that had moved meanwhile.
 #[test]
-fn a_version_that_has_moved_is_dropped_by_its_reference_of_before() {
+fn a_version_that_has_moved_is_dropped_by_an_older_reference() {
     let mut slots = slots(false);
     let from = write(&mut slots, 1, 0, 7);
     let before = slots.find(1).unwrap().slot_ref;

@@ -10,6 +10,7 @@ pub mod cache_image;
 pub mod compressed;
 pub mod counted;
 pub mod counting_core;
+pub mod doors;
 pub mod files;
 pub mod mixed_load;
 pub mod output;

@@ -78,7 +78,8 @@ impl Server {
         self.daemon = pid.or(self.daemon);
     }
 
-    fn id(&self) -> u32 {
+    /// The number of its process.
+    pub fn id(&self) -> u32 {
         self.daemon.map_or(self.child.id(), |pid| pid.as_raw_nonzero().get().unsigned_abs())
     }
 

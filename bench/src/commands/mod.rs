@@ -2,6 +2,7 @@
 //! The benches: `bench NAME`, which `make bench-NAME` runs.
 
 mod cache_scale;
+mod doors;
 mod flush;
 mod flush_sim;
 mod hop;
@@ -23,6 +24,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     CacheScale(cache_scale::Args),
+    Doors(doors::Args),
     Flush(flush::Args),
     FlushSim(flush_sim::Args),
     Hop(hop::Args),
@@ -42,6 +44,7 @@ impl Command {
     pub(crate) fn run(&self) -> ExitCode {
         match self {
             Command::CacheScale(args) => cache_scale::main(args),
+            Command::Doors(args) => doors::main(args),
             Command::Flush(args) => flush::main(args),
             Command::FlushSim(args) => flush_sim::main(args),
             Command::Hop(args) => hop::main(args),

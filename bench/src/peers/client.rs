@@ -71,33 +71,47 @@ pub fn run(
     job: &Job,
     until: RunLength,
 ) -> Result<Run, String> {
-    let mut command = match client {
-        Client::Fio => fio(served, job, until),
-        Client::Lean(program) => lean(program, served, job, until)?,
-    };
-    let name = command.get_program().to_string_lossy().into_owned();
     let before = served.host.cpu_seconds();
-    let output = command.output().map_err(|e| format!("{name}: {e}"))?;
+    let done = ask(client, (&served.endpoint, served.bytes), job, until)?;
     let cpu_s = served.host.cpu_seconds() - before;
-    let Done { iops, bytes_per_s, ios, p99_ns } = parse(&output.stdout, job.rw.ends_with("write"))
-        .filter(|_| output.status.success())
-        .ok_or_else(|| {
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            let line = text.lines().find(|l| !l.trim().is_empty()).unwrap_or("no result");
-            format!("{name}: {}: {line}", job.name())
-        })?;
+    let Done { iops, bytes_per_s, ios, p99_ns } = done;
     let memory_bytes = served.memory_bytes();
     let (p99_us, cpu_us) = (p99_ns / 1e3, cpu_s * 1e6 / ios.max(1.0));
     Ok(Run { iops, bytes_per_s, p99_us, cpu_us, memory_bytes })
 }
 
-fn fio(served: &Served, job: &Job, until: RunLength) -> Command {
+/// Runs a job against a device of so many bytes.
+///
+/// # Errors
+/// What the client said.
+pub fn ask(
+    client: Client<'_>,
+    device: (&Endpoint, u64),
+    job: &Job,
+    until: RunLength,
+) -> Result<Done, String> {
+    let mut command = match client {
+        Client::Fio => fio(device, job, until),
+        Client::Lean(program) => lean(program, device.0, job, until)?,
+    };
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{name}: {e}"))?;
+    parse(&output.stdout, job.rw.ends_with("write")).filter(|_| output.status.success()).ok_or_else(
+        || {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let line = text.lines().find(|l| !l.trim().is_empty()).unwrap_or("no result");
+            format!("{name}: {}: {line}", job.name())
+        },
+    )
+}
+
+fn fio((endpoint, bytes): (&Endpoint, u64), job: &Job, until: RunLength) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=bench", "--group_reporting", "--output-format=json"]);
     command.args(["--buffer_compress_percentage=50", "--refill_buffers"]);
-    match &served.endpoint {
+    match endpoint {
         Endpoint::Nbd { .. } => {
-            command.args(["--ioengine=nbd", &format!("--uri={}", served.endpoint.uri())]);
+            command.args(["--ioengine=nbd", &format!("--uri={}", endpoint.uri())]);
         }
         Endpoint::File(file) => {
             // fio splits names at colons.
@@ -109,10 +123,10 @@ fn fio(served: &Served, job: &Job, until: RunLength) -> Command {
     match until {
         RunLength::Time(s) => {
             command.args(["--time_based", &format!("--runtime={}ms", (s * 1e3) as u64)]);
-            command.arg(format!("--size={}", served.bytes));
+            command.arg(format!("--size={bytes}"));
         }
-        RunLength::Written(bytes) => {
-            command.arg(format!("--size={}", served.bytes)).arg(format!("--io_size={bytes}"));
+        RunLength::Written(written) => {
+            command.arg(format!("--size={bytes}")).arg(format!("--io_size={written}"));
         }
     }
     command.args([format!("--rw={}", job.rw), format!("--bs={}k", job.kib)]);
@@ -120,12 +134,17 @@ fn fio(served: &Served, job: &Job, until: RunLength) -> Command {
     command
 }
 
-fn lean(program: &Path, served: &Served, job: &Job, until: RunLength) -> Result<Command, String> {
-    if matches!(served.endpoint, Endpoint::File(_)) {
+fn lean(
+    program: &Path,
+    endpoint: &Endpoint,
+    job: &Job,
+    until: RunLength,
+) -> Result<Command, String> {
+    if matches!(endpoint, Endpoint::File(_)) {
         return Err("bench --uri is for NBD".to_owned());
     }
     let mut command = Command::new(program);
-    command.args(["bench", "--uri", &served.endpoint.uri(), "--output", "json", "--rw", job.rw]);
+    command.args(["bench", "--uri", &endpoint.uri(), "--output", "json", "--rw", job.rw]);
     command.args(["--buffer-compress-percentage", "50"]);
     command.args(["--bs", &format!("{}K", job.kib), "--iodepth", &job.depth.to_string()]);
     command.args(["--jobs", &job.connections.to_string()]);
@@ -141,11 +160,12 @@ fn lean(program: &Path, served: &Served, job: &Job, until: RunLength) -> Result<
 
 /// What a client says.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Done {
-    iops: f64,
-    bytes_per_s: f64,
-    ios: f64,
-    p99_ns: f64,
+pub struct Done {
+    pub iops: f64,
+    pub bytes_per_s: f64,
+    /// Requests in all.
+    pub ios: f64,
+    pub p99_ns: f64,
 }
 
 /// Takes fio's JSON, or that of `millpond bench`, which has all jobs together as `devices`.

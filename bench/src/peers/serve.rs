@@ -254,7 +254,7 @@ impl Served {
 }
 
 /// What a verb of ours prints; it has to succeed.
-pub(super) fn said(program: &Path, words: &[&str], run_dir: &Path) -> Result<String, String> {
+pub(crate) fn said(program: &Path, words: &[&str], run_dir: &Path) -> Result<String, String> {
     let mut command = Command::new(program);
     let output = command.args(words).env("MILLPOND_RUN_DIR", run_dir).output();
     let output = output.map_err(|e| format!("{}: {e}", program.display()))?;

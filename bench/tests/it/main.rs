@@ -3,6 +3,7 @@
 use std::process::Command;
 
 mod cache_scale;
+mod doors;
 mod flush_sim;
 mod iomap;
 mod wbt;

@@ -36,14 +36,21 @@ pub const SLOTS: u16 = 21;
 pub const DATA_BYTES: u64 = 64 << 10;
 
 const QUEUE_BYTES: u64 = 64 << 10;
-const AVAILABLE: u64 = 0x1000;
-const USED: u64 = 0x2000;
-const HEADERS: u64 = 0x4000;
+/// The available ring of a queue, from its [`VirtualMachine::place`] on.
+pub const AVAILABLE: u64 = 0x1000;
+/// The used ring.
+pub const USED: u64 = 0x2000;
+/// Headers and statuses of the slots.
+pub const HEADERS: u64 = 0x4000;
 const RANGES: u64 = 16;
-const STATUS: u64 = 40;
-const SLOT_BYTES: u64 = 48;
-const INDIRECT: u64 = 0x8000;
-const DATA: u64 = 1 << 20;
+/// The status, from the header on.
+pub const STATUS: u64 = 40;
+/// Bytes of a header with its status, and of an indirect table.
+pub const SLOT_BYTES: u64 = 48;
+/// The indirect tables of the slots.
+pub const INDIRECT: u64 = 0x8000;
+/// The data of the first slot, from the start of the memory on.
+pub const DATA: u64 = 1 << 20;
 /// Addresses of the front end are those of the guest and this.
 const USER: u64 = 0x7f00_0000_0000;
 /// Guest addresses begin here.
@@ -84,9 +91,13 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     pub const PROTOCOL: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
-    /// Of the protocol.
+    /// Of the protocol, like those below.
+    pub const MULTIQUEUE: u64 = 1 << 0;
     pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQUESTS: u64 = 1 << 5;
+    pub const CONFIG: u64 = 1 << 9;
     pub const INFLIGHT: u64 = 1 << 12;
+    pub const PROTOCOL_ALL: u64 = MULTIQUEUE | REPLY_ACK | BACKEND_REQUESTS | CONFIG | INFLIGHT;
 }
 
 /// Types of requests to the disk.
@@ -181,7 +192,8 @@ pub fn receive(socket: &UnixStream, request: u32) -> Result<(Vec<u8>, Option<Own
         let bytes = [head[at], head[at + 1], head[at + 2], head[at + 3]];
         u32::from_le_bytes(bytes)
     };
-    if word(0) != request || word(4) != 5 {
+    // The bit of one who wants an acknowledgement may be there, too.
+    if word(0) != request || word(4) & 7 != 5 {
         return Err(format!("answer to {} with flags {}, not to {request}", word(0), word(4)));
     }
     let mut payload = vec![0; word(8) as usize];
@@ -196,7 +208,9 @@ impl VirtualMachine {
         let memory = File::from(memory);
         let slots = u64::from(queues) * u64::from(SLOTS);
         memory.set_len(DATA + slots * DATA_BYTES).map_err(io("memfd"))?;
-        let event = || eventfd(0, EventfdFlags::CLOEXEC).map_err(io("eventfd"));
+        // As those of qemu and cloud-hypervisor: io_uring needs no thread to write to them.
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = || eventfd(0, flags).map_err(io("eventfd"));
         let queues = (0..queues).map(|_| {
             Ok(DriverQueue {
                 kick: event()?,
@@ -222,6 +236,12 @@ impl VirtualMachine {
     /// The memory.
     pub fn memory(&self) -> &File {
         &self.memory
+    }
+
+    /// The eventfds of a queue: the one that the driver kicks, and the one that the daemon calls.
+    pub fn events(&self, queue: u16) -> (&OwnedFd, &OwnedFd) {
+        let queue = &self.queues[usize::from(queue)];
+        (&queue.kick, &queue.call)
     }
 
     /// The control socket.
@@ -277,12 +297,14 @@ impl VirtualMachine {
         self.socket = Some(socket);
         self.protocol = 0;
         self.features = self.ask_number(message::GET_FEATURES)?;
-        let offered = self.ask_number(message::GET_PROTOCOL_FEATURES)?;
+        let offered = self.ask_number(message::GET_PROTOCOL_FEATURES)? & feature::PROTOCOL_ALL;
         self.tell(message::SET_PROTOCOL_FEATURES, &words(&[offered]), &[])?;
         self.protocol = offered;
         self.tell(message::SET_OWNER, &[], &[])?;
         let (ours, theirs) = UnixStream::pair().map_err(io("pair"))?;
-        self.tell(message::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        if offered & feature::BACKEND_REQUESTS != 0 {
+            self.tell(message::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+        }
         ours.set_read_timeout(Some(ANSWER)).map_err(io("timeout"))?;
         self.channel = Some(ours);
         let optional = if self.fancy { feature::INDIRECT | feature::EVENT_IDX } else { 0 };

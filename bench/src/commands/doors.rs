@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `make bench-doors`: 4 KiB requests to one device through NBD, FUSE and vhost-user, ours beside
+//! qemu-storage-daemon's, in one run, by turns; with the system calls and wake-ups of a request.
+//!
+//! All servers run on one CPU and all clients on another. The block device of the kernel (ublk) is
+//! not here: it needs another kernel, in a guest (`make guest`).
+use std::path::Path;
+use std::process::ExitCode;
+
+use bench::doors::{Backing, DoorKind, DoorServer, counts};
+use bench::output::{Dir, ProgramOption, finish, positive, progress};
+use bench::peers::TestBed;
+use bench::peers::client::Job;
+use reproduce::cpu::{cpus, pin};
+use reproduce::median::{median_of, median_ratio, spread_percent};
+use reproduce::report::{Goal, Requirement, Section};
+use reproduce::rounds::turns;
+use reproduce::table::{Table, fixed};
+
+/// Compares our doors with qemu-storage-daemon's: requests a second, CPU, system calls, wake-ups
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  make bench-doors
+  make bench-doors ARGS='--rounds 9 --only nbd --busy-poll 20us'")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    dir: Dir,
+    #[command(flatten)]
+    ours: ProgramOption,
+    /// How often everything is run
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 0.5, value_parser = positive)]
+    seconds: f64,
+    /// Size of each device in MiB
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(4..1 << 20))]
+    size_mib: u64,
+    /// Only these doors: nbd, fuse, vhost
+    #[arg(long, value_delimiter = ',', value_parser = ["nbd", "fuse", "vhost"])]
+    only: Vec<String>,
+    /// What our second daemon has for `--busy-poll`
+    #[arg(long, default_value = "50us")]
+    busy_poll: String,
+}
+
+/// Who serves: ours, ours with `--busy-poll`, and the peer.
+const NAMES: [&str; 3] = ["ours", "polling", "qsd"];
+const QSD: usize = 2;
+const BACKINGS: [Backing; 2] = [Backing::Null, Backing::File];
+/// A polling core is for clients that wait for each answer.
+const POLLED_DEPTH: u32 = 1;
+
+/// One run of a client.
+struct Run {
+    iops: f64,
+    /// The server's CPU for a request, microseconds.
+    cpu_us: f64,
+    /// How often a thread of the server was woken, for a request.
+    wake_ups: f64,
+}
+
+/// What is measured, and the runs of each server.
+struct Cell {
+    backing: Backing,
+    door: DoorKind,
+    job: Job,
+    runs: [Vec<Run>; NAMES.len()],
+    /// System calls for a request, under strace.
+    calls: [f64; NAMES.len()],
+}
+
+impl Cell {
+    fn key(&self) -> String {
+        let Job { rw, depth, .. } = self.job;
+        format!("{}_{}_{rw}_qd{depth}", self.backing.name(), self.door.name())
+    }
+
+    fn has(&self, nth: usize) -> bool {
+        let is_polled = self.job.depth == POLLED_DEPTH && self.door != DoorKind::Fuse;
+        NAMES[nth] != "polling" || is_polled
+    }
+
+    /// The median of the ratios of rounds, to qemu-storage-daemon.
+    fn ratio(&self, nth: usize, figure: impl Fn(&Run) -> f64) -> f64 {
+        let of = |nth: usize| self.runs[nth].iter().map(&figure).collect::<Vec<_>>();
+        median_ratio(&of(nth), &of(QSD))
+    }
+}
+
+fn per_cpu_second(run: &Run) -> f64 {
+    1e6 / run.cpu_us
+}
+
+fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for backing in BACKINGS {
+        for door in [DoorKind::Nbd, DoorKind::Fuse, DoorKind::Vhost] {
+            for (rw, depth) in [("randread", 1), ("randread", 32), ("randwrite", 32)] {
+                let job = Job { rw, kib: 4, depth, connections: 1 };
+                let (runs, calls) = (Default::default(), [f64::NAN; NAMES.len()]);
+                cells.push(Cell { backing, door, job, runs, calls });
+            }
+        }
+    }
+    cells
+}
+
+/// One server and what is asked of it.
+struct Measurement<'a> {
+    served: &'a DoorServer,
+    cell: &'a Cell,
+    ours: &'a Path,
+    seconds: f64,
+}
+
+impl Measurement<'_> {
+    fn requests(&self) -> Result<f64, String> {
+        let Cell { door, job, .. } = self.cell;
+        Ok(self.served.run(*door, job, self.seconds, self.ours)?.ios)
+    }
+
+    fn run(&self) -> Result<Run, String> {
+        let (server, Cell { door, job, .. }) = (&self.served.server, self.cell);
+        let (cpu, sleeps) = (server.cpu_seconds(), counts::sleeps(server.id()));
+        let done = self.served.run(*door, job, self.seconds, self.ours)?;
+        let cpu_us = (server.cpu_seconds() - cpu) * 1e6 / done.ios;
+        let slept = counts::sleeps(server.id()).saturating_sub(sleeps);
+        Ok(Run { iops: done.iops, cpu_us, wake_ups: slept as f64 / done.ios })
+    }
+
+    fn system_calls(&self, dir: &Path) -> Result<f64, String> {
+        let id = self.served.server.id();
+        let (calls, requests) = counts::system_calls(id, dir, || self.requests())?;
+        Ok(calls / requests)
+    }
+}
+
+fn table(cells: &[Cell]) -> Table {
+    let texts = ["backing", "door", "job", "server"];
+    let figures =
+        ["requests/s", "+-%", "to qsd", "CPU us", "per CPU s, to qsd", "wake-ups", "system calls"];
+    let mut table = Table::new("4 KiB requests, one client", &texts, &figures);
+    for cell in cells {
+        let job = format!("{} {}", cell.job.rw, cell.job.depth);
+        for (nth, runs) in cell.runs.iter().enumerate().filter(|(_, runs)| !runs.is_empty()) {
+            let iops: Vec<f64> = runs.iter().map(|run| run.iops).collect();
+            table.row(
+                &[cell.backing.name(), cell.door.name(), &job, NAMES[nth]],
+                [
+                    fixed(median_of(runs, |run| run.iops), 0),
+                    fixed(spread_percent(&iops), 0),
+                    fixed(cell.ratio(nth, |run| run.iops), 2),
+                    fixed(median_of(runs, |run| run.cpu_us), 2),
+                    fixed(cell.ratio(nth, per_cpu_second), 2),
+                    fixed(median_of(runs, |run| run.wake_ups), 2),
+                    fixed(cell.calls[nth], 2),
+                ],
+            );
+        }
+    }
+    table
+}
+
+fn goals(cells: &[Cell], is_full_size: bool) -> Vec<Goal> {
+    let requirement = if is_full_size { Requirement::Required } else { Requirement::FullSizeOnly };
+    let goal = |what: String, figure: f64, bound: f64, requirement: Requirement| Goal {
+        what,
+        figure,
+        bound,
+        is_at_most: false,
+        requirement,
+    };
+    let mut goals = Vec::new();
+    for cell in cells {
+        let job = format!("{} {} {}", cell.backing.name(), cell.job.rw, cell.job.depth);
+        match cell.door {
+            DoorKind::Vhost => goals.push(goal(
+                format!("vhost-user, {job}: requests a CPU second, to qsd"),
+                cell.ratio(0, per_cpu_second),
+                2.0,
+                requirement,
+            )),
+            DoorKind::Nbd if cell.job.depth == 1 => {
+                for (nth, name) in ["", ", polling"].into_iter().enumerate() {
+                    goals.push(goal(
+                        format!("NBD, {job}{name}: requests a second, to qsd"),
+                        cell.ratio(nth, |run| run.iops),
+                        1.0,
+                        requirement,
+                    ));
+                }
+            }
+            DoorKind::Nbd | DoorKind::Fuse => {}
+        }
+    }
+    goals
+}
+
+fn section(args: &Args, cells: &[Cell], notes: Vec<String>) -> Section {
+    let mut section = Section { name: "doors", ..Section::default() };
+    for cell in cells {
+        for (nth, runs) in cell.runs.iter().enumerate().filter(|(_, runs)| !runs.is_empty()) {
+            let key = |what: &str| format!("{}_{}_{what}", NAMES[nth], cell.key());
+            section.put(key("iops"), median_of(runs, |run| run.iops));
+            section.put(key("cpu_us_per_io"), median_of(runs, |run| run.cpu_us));
+            section.put(key("wake_ups_per_io"), median_of(runs, |run| run.wake_ups));
+            section.put(key("system_calls_per_io"), cell.calls[nth]);
+        }
+    }
+    section.tables.push(table(cells));
+    section.goals = goals(cells, args.seconds >= 0.5 && args.rounds >= 3);
+    section.notes = notes;
+    section
+}
+
+fn bench(args: &Args) -> Result<Section, String> {
+    let (server_cpu, client_cpu) = match cpus()[..] {
+        [first, second, ..] => (first, second),
+        _ => return Err("needs two CPUs: one for the servers, one for the clients".into()),
+    };
+    let ours = args.ours.program()?;
+    let dir = tempfile::Builder::new().prefix("millpond-bench-doors-").tempdir_in(&args.dir.dir);
+    let dir = dir.map_err(|e| format!("{}: {e}", args.dir.dir.display()))?;
+    let test_bed = TestBed {
+        dir: dir.path().to_owned(),
+        memory_dir: dir.path().to_owned(),
+        ours: ours.clone(),
+        cpu: server_cpu,
+        bytes: args.size_mib << 20,
+    };
+    let mut notes = vec![format!(
+        "servers on CPU {server_cpu}, clients on CPU {client_cpu}; medians of {} runs of {} s, \
+         ratios of the same round; CPU us: the server's for a request; polling: ours with \
+         --busy-poll {}; system calls: in a run of their own under strace, which slows the server",
+        args.rounds, args.seconds, args.busy_poll
+    )];
+    let mut servers = Vec::new();
+    for backing in BACKINGS {
+        let started = [
+            DoorServer::ours(NAMES[0], &[], backing, &test_bed),
+            DoorServer::ours(NAMES[1], &["--busy-poll", &args.busy_poll], backing, &test_bed),
+            DoorServer::qsd(backing, &test_bed),
+        ];
+        for (started, name) in started.into_iter().zip(NAMES) {
+            match started {
+                Ok(served) => servers.push(served),
+                Err(e) => notes.push(format!("{name}, {}: not measured: {e}", backing.name())),
+            }
+        }
+    }
+    pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
+    notes.extend(servers.iter().map(|served| served.what.clone()));
+    let mut cells = cells();
+    cells.retain(|cell| args.only.is_empty() || args.only.iter().any(|n| n == cell.door.name()));
+    let mut errors = Vec::new();
+    for at in 0..cells.len() {
+        progress(at as f64 / cells.len() as f64, &cells[at].key());
+        measure(&mut cells[at], &servers, (args, &ours, dir.path()), &mut errors);
+    }
+    errors.dedup();
+    notes.extend(errors.into_iter().map(|e| format!("not measured: {e}")));
+    drop(servers);
+    Ok(section(args, &cells, notes))
+}
+
+/// All rounds of one cell, the servers by turns.
+fn measure(
+    cell: &mut Cell,
+    servers: &[DoorServer],
+    (args, ours, dir): (&Args, &Path, &Path),
+    errors: &mut Vec<String>,
+) {
+    for (round, nth) in turns(usize::from(args.rounds), NAMES.len()) {
+        let fits = |s: &&DoorServer| s.backing == cell.backing && s.who == NAMES[nth];
+        let Some(served) = servers.iter().find(fits).filter(|_| cell.has(nth)) else { continue };
+        let one = Measurement { served, cell, ours, seconds: args.seconds };
+        let (measured, counted) = (one.run(), (round == 0).then(|| one.system_calls(dir)));
+        let mut failed = |e: String| errors.push(format!("{}, {}: {e}", NAMES[nth], cell.key()));
+        let run = measured.map_err(&mut failed).ok();
+        let calls = counted.and_then(|counted| counted.map_err(&mut failed).ok());
+        cell.runs[nth].extend(run);
+        if let Some(calls) = calls {
+            cell.calls[nth] = calls;
+        }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> ExitCode {
+    finish("doors", bench(args))
+}

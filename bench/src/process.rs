@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Processes under measurement: where they run, what CPU time they take, and that they end.
-use std::io;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -15,6 +16,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 #[derive(Debug)]
 pub struct Server {
     child: Child,
+    /// What it writes to its standard error. Not a pipe: nobody would read it in time.
+    errors: File,
     /// One that lives on in the background when its first process has ended, and that process's
     /// successor has this number.
     daemon: Option<Pid>,
@@ -46,13 +49,16 @@ impl Server {
         pid_file: Option<&Path>,
     ) -> Result<Server, String> {
         let program = command.get_program().to_string_lossy().into_owned();
+        let file = |e| format!("{program}: a file for its standard error: {e}");
+        let errors = tempfile::tempfile().map_err(file)?;
+        let to_errors = errors.try_clone().map_err(file)?;
         let home = cpus();
         pin(cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(to_errors);
         let child = child.spawn();
         pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
         let child = child.map_err(|e| format!("{program}: {e}"))?;
-        let mut server = Server { child, daemon: None };
+        let mut server = Server { child, errors, daemon: None };
         let give_up = clock() + 10.0;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
             server.look_for_daemon(pid_file);
@@ -83,10 +89,12 @@ impl Server {
         self.daemon.map_or(self.child.id(), |pid| pid.as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// The first line of what it wrote to its standard error; only for one that has ended.
+    /// The first line of what it wrote to its standard error.
     fn complaint(&mut self) -> String {
-        let text = self.child.stderr.take().map(io::read_to_string).and_then(Result::ok);
-        text.unwrap_or_default().lines().next().unwrap_or("no message").to_owned()
+        let mut text = String::new();
+        // What can't be read is no message.
+        let _ = self.errors.rewind().and_then(|()| self.errors.read_to_string(&mut text));
+        text.lines().next().unwrap_or("no message").to_owned()
     }
 
     /// CPU seconds that the process has used with all its threads, and its own processes that have

@@ -7,6 +7,7 @@
 //!   stop    no new clients · files' requests end, unmount · requests end · devices settle ·
 //!           answers leave · cores end
 //! ```
+use std::backtrace::Backtrace;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use crate::engine::Engine;
 use crate::fuse_host::FuseExport;
 use crate::http::{Connections, Listener, serve};
 use crate::io_failure::io_failure;
+use crate::log_queue::{flush_log, print_error};
 use crate::memory;
 use crate::observe::{self, Monitor};
 use crate::output::print;
@@ -203,9 +205,9 @@ impl Daemon {
                  left as a power cut leaves it, and what was flushed is safe"
             );
             let failure = Failure::new(ErrorKind::Busy, message);
-            eprintln!("millpond: {failure}");
+            print_error(&format!("millpond: {failure}"));
             // Not by returning: the runtime would wait for threads that hang.
-            std::process::exit(EXIT_FAILED.into());
+            exit(EXIT_FAILED.into());
         })
     }
 
@@ -380,9 +382,12 @@ fn warn_of_access(options: &ServeArgs, endpoints: &Endpoints) {
 /// Makes a panic end the process at once, like a power cut: the data on the media are
 /// consistent.
 pub fn abort_on_panic() {
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        print(info);
+    std::panic::set_hook(Box::new(|info| {
+        // Not by the hook of before: it would wait for who reads standard error.
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        print_error(&format!("thread '{name}' {info}\n{}", Backtrace::capture()));
+        flush_log();
         std::process::abort();
     }));
 }
@@ -446,6 +451,12 @@ pub async fn check(config: Config, file: &Path) -> Result<u8, Failure> {
     Ok(EXIT_DONE)
 }
 
+/// Ends the process, and has the log written before.
+fn exit(code: i32) -> ! {
+    flush_log();
+    std::process::exit(code)
+}
+
 /// Reads the configuration file again at each SIGHUP. A terminal that closes sends one, too: what
 /// is there stays (HO-RL1).
 async fn reload_at_hangups(mut hangups: Signal, state: Arc<State>) {
@@ -467,10 +478,10 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
         (name, code) = signals.next() => {
             // No client was served yet, so nothing was acknowledged.
             tracing::warn!(signal = name, "told to end while it starts: exits at once");
-            std::process::exit(code);
+            exit(code);
         }
     };
-    eprintln!("{}", plain(&daemon.ready_line()));
+    print_error(&plain(&daemon.ready_line()));
     daemon.warn_of_default_export().await?;
     // An error means that systemd has not started it.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
@@ -488,11 +499,11 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
         stopped = daemon.stop() => stopped,
         (name, code) = signals.next() => {
             tracing::warn!(signal = name, "told to end again: exits at once");
-            std::process::exit(code);
+            exit(code);
         }
     };
     if let Err(failure) = stopped {
-        eprintln!("millpond: {}", failure.within("daemon"));
+        print_error(&format!("millpond: {}", failure.within("daemon")));
         return Ok(EXIT_FAILED);
     }
     tracing::info!("all devices are settled");

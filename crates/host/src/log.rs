@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Log: one line an event, with key=value, on standard error. `MILLPOND_LOG` sets the level. Events
+//! Log: one line an event, with key=value, on standard error (`log_queue`). `MILLPOND_LOG` sets the
+//! level. Events
 //! of one kind get ten lines a second and a summary (`log_limit`); for blocks of a device the
 //! summary has the sectors, here.
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::event_ring::EventRing;
 use crate::log_limit::{LogLimit, UNLIMITED};
+use crate::log_queue::{self, QueueWriter};
 
 /// Lines of one kind and device in one [`WINDOW`]; the others are summed up in one more line.
 const LINES_MAX: u64 = 10;
@@ -29,7 +31,7 @@ pub fn start(default: Level) {
     let known = asked.as_ref().and_then(|level| level.parse().ok());
     let level = known.unwrap_or(default);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(QueueWriter)
         .with_ansi(false)
         .with_target(false);
     let subscriber = tracing_subscriber::registry()
@@ -37,6 +39,7 @@ pub fn start(default: Level) {
         .with(EventRing)
         .with(LogLimit::default())
         .with(LevelFilter::from_level(level));
+    log_queue::start();
     // Fails only when it was started before; then the first stays.
     let _ = tracing::subscriber::set_global_default(subscriber);
     if let (Some(asked), None) = (asked, known) {

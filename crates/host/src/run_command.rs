@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::daemon::Daemon;
 use crate::io_failure::io_failure;
+use crate::log_queue::print_error;
 use crate::memory;
 use crate::passed::ServiceManager;
 use crate::rundir::RunDir;
@@ -109,7 +110,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
     let exit = match spawn(args, &run_dir, file.as_deref()) {
         Ok(child) => exit_code(wait(child, signals).await?),
         Err((code, failure)) => {
-            eprintln!("millpond: run: {failure}");
+            print_error(&format!("millpond: run: {failure}"));
             code
         }
     };

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use cli::{Client, dmsetup, runtime};
 use control::{EXIT_DONE, Failure};
-use host::{Config, RunDir, abort_on_panic, print, print_as_is, start_log};
+use host::{Config, RunDir, abort_on_panic, flush_log, print, print_as_is, print_error, start_log};
 use tracing::Level;
 
 use crate::args::{Cli, CompletionsArgs, DaemonArgs, HelpArgs, Verb};
@@ -34,13 +34,13 @@ fn main() -> ExitCode {
     if dmsetup::is_meant(args.next().as_ref()) {
         return dmsetup::main(args).into();
     }
-    match run(Cli::parse()) {
-        Ok(code) => code.into(),
-        Err(failure) => {
-            eprintln!("millpond: {failure}");
-            failure.exit_code().into()
-        }
-    }
+    let ended = run(Cli::parse());
+    let code = ended.unwrap_or_else(|failure| {
+        print_error(&format!("millpond: {failure}"));
+        failure.exit_code()
+    });
+    flush_log();
+    code.into()
 }
 
 /// Runs a verb; returns the exit code.

@@ -93,8 +93,9 @@ impl Daemon {
         String::from_utf8_lossy(&log[from..]).into_owned()
     }
 
-    /// What all daemons of this folder have logged.
+    /// What all daemons of this folder have logged. A line is written a moment after what it tells.
     pub fn log(&self) -> String {
+        pause(Duration::from_millis(50));
         self.log_from(0)
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use crate::attr::{self, Spec};
 use crate::runs::Runs;
@@ -215,6 +216,10 @@ impl Access {
     }
 }
 
+/// Makes on any core a device that works there without the core of the original; `None` when the
+/// original ends. See [`Target::on_every_core`].
+pub type MakeDevice = Arc<dyn Fn() -> Option<Rc<dyn BlockDevice>> + Send + Sync>;
+
 /// One line of a live table.
 ///
 /// Lifecycle: constructed when the table is loaded; `resume` before the first bio of each live
@@ -236,6 +241,13 @@ pub trait Target: BlockDevice + Any {
     /// cores. Awaited before these are called.
     fn refresh(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async {})
+    }
+
+    /// For an engine that is divided among cores, while it is live: makes on any core a device that
+    /// sends each bio to the part that it concerns, wherever that is. It takes bios that the
+    /// target's limits allow.
+    fn on_every_core(&self) -> Option<MakeDevice> {
+        None
     }
 
     /// The devices below, by the names the table uses, each once.

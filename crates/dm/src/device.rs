@@ -45,7 +45,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Error, Map, Opener, Status, crashing};
+use block::{BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing};
 
 mod border;
 mod drain;
@@ -68,7 +68,7 @@ use crate::dm::Dm;
 use crate::doors::{ClientRights, Doors, ReadOnly};
 use crate::flat::Flat;
 use crate::live::{Entry, Table};
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, Replicas};
 use crate::name::Names;
 use crate::report::{DeviceInfo, TargetLine};
 use crate::setup::SetupAttributes;
@@ -237,6 +237,39 @@ impl MappedDevice {
         let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();
         let new = live.filter(|_| in_place && !wait).and_then(|t| t.flatten());
         self.flat.replace(new, &self.waiting.watcher());
+    }
+
+    /// Other cores get the mapping, or the way to the parts of an engine. Returns whether there is
+    /// one.
+    pub(crate) fn publish(&self, replicas: &dyn Replicas) -> bool {
+        let minor = self.minor();
+        if let Some(flat) = self.flat() {
+            replicas.publish(minor, &flat);
+        } else if let Some(make) = self.way_to_parts() {
+            replicas.publish_parts(minor, make, &self.limits());
+        } else {
+            return false;
+        }
+        self.flat.set_published();
+        true
+    }
+
+    /// The same, unless they have it already.
+    pub(crate) fn publish_once(&self, replicas: &dyn Replicas) {
+        // Set without a mapping, too: the next withdrawal then waits for the other cores.
+        if !self.flat.set_published() {
+            self.publish(replicas);
+        }
+    }
+
+    /// The way to the parts of the engine that is the whole table, while no bio has to wait or to
+    /// be counted here.
+    fn way_to_parts(&self) -> Option<MakeDevice> {
+        let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();
+        if !in_place || self.flat.bios_may_wait() {
+            return None;
+        }
+        self.live()?.only_target()?.on_every_core()
     }
 
     pub(crate) fn live(&self) -> Option<Rc<Table>> {

@@ -415,9 +415,8 @@ impl Dm {
         let replicas = self.replicas.borrow().clone();
         for device in self.with_those_above(device) {
             device.refresh_flat();
-            match device.flat() {
-                Some(_) => device.flat.publish(device.minor(), &*replicas),
-                None => replicas.set_limits(device.minor(), &device.limits()),
+            if !device.publish(&*replicas) {
+                replicas.set_limits(device.minor(), &device.limits());
             }
         }
         self.count_change();
@@ -436,7 +435,7 @@ impl Dm {
         }
         // The mappings may have changed again meanwhile: the present ones are published.
         for device in changed {
-            device.flat.publish_once(device.minor(), &*replicas);
+            device.publish_once(&*replicas);
         }
     }
 

@@ -153,6 +153,14 @@ impl Table {
         self.uses.mapped.iter().any(|o| o.device().bios_may_wait())
     }
 
+    /// The target, if there is one line.
+    pub(crate) fn only_target(&self) -> Option<&Rc<dyn Target>> {
+        match &self.entries[..] {
+            [only] => Some(&only.target),
+            _ => None,
+        }
+    }
+
     /// Whether every target is a pure mapping.
     pub(crate) fn is_pure(&self) -> bool {
         self.pure

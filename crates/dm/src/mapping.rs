@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use block::{Error, Limits, LocalFuture};
+use block::{Error, Limits, LocalFuture, MakeDevice};
 
 use crate::flat::Flat;
 
@@ -52,7 +52,8 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// Copies the devices' flat mappings to other cores. Given by the program.
+/// Copies the devices' flat mappings, and the ways to the parts of engines, to other cores. Given
+/// by the program.
 pub trait Replicas {
     /// Resolves when no other core uses the mapping of device `minor` and everything that was sent
     /// through it has ended. Other cores then send requests of the device to this core.
@@ -60,6 +61,10 @@ pub trait Replicas {
 
     /// Other cores may use this mapping of device `minor`, until it is withdrawn.
     fn publish(&self, minor: u32, flat: &Flat);
+
+    /// The same of a device that is one engine, divided among cores: `make` makes the way to its
+    /// parts.
+    fn publish_parts(&self, _minor: u32, _make: MakeDevice, _limits: &Limits) {}
 
     /// Other cores have no mapping of device `minor`, and it has these limits now.
     fn set_limits(&self, _minor: u32, _limits: &Limits) {}

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use block::{
-    Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Op, Reservation, Sector, Status, ZeroRuns,
+    Bio, BlockDevice, CoreId, Error, Limits, LocalFuture, Reservation, Sector, Status, ZeroRuns,
 };
 use reactor::WaitList;
 
@@ -347,9 +347,6 @@ impl BlockDevice for Zram {
             // The first part is on this core (ZR-SH2).
             self.shared.counters(0).invalid_io.add(1);
             return bio.complete(status);
-        }
-        if bio.op == Op::Flush && !self.persist {
-            return bio.complete(Status::Ok);
         }
         match &*self.started.borrow() {
             Some(started) => started.parts.submit(bio),

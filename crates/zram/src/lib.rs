@@ -52,6 +52,7 @@ mod planted;
 mod read;
 mod readback;
 mod recompress;
+mod router;
 mod settings;
 mod shared;
 mod slot;

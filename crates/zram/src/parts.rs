@@ -2,26 +2,22 @@
 //! Parts: the handles of a device's parts on core 0, wherever the parts are.
 //!
 //! ```text
-//!   bio of one chunk ──▶ its part, as it is (sector rewritten)
-//!   longer bio       ──▶ one bio a part: its chunks are adjacent there, buffers gathered
-//!   ask              ──▶ a task on the core of the part, its answer back here
+//!   bio ──▶ router ──▶ its part or parts
+//!   ask ──▶ a task on the core of the part, its answer back here
 //! ```
 use std::fmt;
 use std::future::Future;
-use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::runs::{Runs, joined};
-use block::{Bio, BlockDevice, Bufs, Class, CoreId, Edges, Error, Flags, Op, Sector};
-use reactor::{
-    BioFuture, CoreLocal, Export, Msg, Remote, call, complete_after, core_id, export, io, post,
-    unexport,
-};
+use block::{Bio, BlockDevice, CoreId, Error, Limits, MakeDevice, Sector};
+use reactor::{CoreLocal, Export, Msg, Remote, call, core_id, export, post, unexport};
 use smallvec::SmallVec;
 
-use crate::layout::{Layout, PAGE_SECTORS, is_whole};
+use crate::layout::{Layout, PAGE_SECTORS};
 use crate::part::{Part, Plan};
-use crate::slot::PAGE;
+use crate::router::{PartName, RoutedDevice, Router};
 
 /// The backing device, as another core gets access to it.
 struct RemoteBacking {
@@ -35,13 +31,13 @@ struct RemoteBacking {
 struct PartHandle {
     core: CoreId,
     local: CoreLocal,
+    /// Where other cores may use it.
     export: Option<Export>,
-    device: Rc<dyn BlockDevice>,
 }
 
 /// See the module.
 pub(crate) struct Parts {
-    layout: Layout,
+    router: Router,
     parts: Vec<PartHandle>,
     /// The backing device, if other cores use it.
     exported: Option<Export>,
@@ -66,18 +62,15 @@ impl Parts {
         let elsewhere = cores.iter().take(layout.parts as usize).any(|core| *core != here);
         let exported = backing.as_ref().filter(|_| elsewhere).map(|device| export(device.clone()));
         // Dropped with the parts so far when a later one fails.
-        let mut made = Parts { layout, parts: Vec::new(), exported };
+        let router = Router { layout, keeps: plan.media.is_some(), devices: SmallVec::new() };
+        let mut made = Parts { router, parts: Vec::new(), exported };
         for nth in 0..layout.parts {
             let core = cores[nth as usize % cores.len()];
             let plan = Plan { nth, ..plan.clone() };
-            let part = if core == here {
+            let (part, device): (_, Rc<dyn BlockDevice>) = if core == here {
                 let part = make(plan, backing.clone()).await?;
-                PartHandle {
-                    core,
-                    local: CoreLocal::keep(part.clone()),
-                    export: None,
-                    device: part,
-                }
+                let export = elsewhere.then(|| export(part.clone()));
+                (PartHandle { core, local: CoreLocal::keep(part.clone()), export }, part)
             } else {
                 let exported =
                     backing.as_ref().zip(exported).map(|(device, export)| RemoteBacking {
@@ -95,17 +88,18 @@ impl Parts {
                     Ok::<_, Error>((CoreLocal::keep(part.clone()), export(part), name, limits))
                 })
                 .await?;
-                let device = Rc::new(Remote::new(core, export, name, limits));
-                PartHandle { core, local, export: Some(export), device }
+                let device = Remote::new(core, export, name, limits);
+                (PartHandle { core, local, export: Some(export) }, Rc::new(device))
             };
             made.parts.push(part);
+            made.router.devices.push(device);
         }
         Ok(made)
     }
 
     /// How the device is divided.
     pub(crate) fn layout(&self) -> Layout {
-        self.layout
+        self.router.layout
     }
 
     /// Runs `f` for all parts at once, each on its core. Returns the results in the order of the
@@ -141,87 +135,24 @@ impl Parts {
     }
 
     /// Sends a bio, which has been checked, to its parts.
-    pub(crate) fn submit(&self, mut bio: Bio) {
-        if let [only] = &self.parts[..] {
-            return only.device.submit(bio);
-        }
-        if !is_whole(&bio) {
-            return self.submit_sectors(bio);
-        }
-        let (slot, pages) = (bio.sector.0 / PAGE_SECTORS, bio.len.0 / PAGE_SECTORS);
-        if bio.op != Op::Flush && self.layout.run(slot, pages) == pages {
-            let (part, local) = self.layout.local(slot);
-            bio.sector = Sector(u64::from(local) * PAGE_SECTORS);
-            return self.parts[part as usize].device.submit(bio);
-        }
-        self.split(bio, slot, pages);
+    pub(crate) fn submit(&self, bio: Bio) {
+        self.router.submit(bio);
     }
 
-    /// Sends a bio that is not of whole pages: its edges are bios of their own.
-    fn submit_sectors(&self, bio: Bio) {
-        let Bio { op, flags, class, bufs, done, sector: start, .. } = bio;
-        let Edges { head, whole, tail } = Edges::of(start..start + bio.len, PAGE_SECTORS);
-        let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
-        for Range { start: piece, end: piece_end } in [head, whole.clone(), tail] {
-            if piece == piece_end {
-                continue;
-            }
-            let byte = |at: Sector| usize::try_from((at - start).bytes());
-            let data = match (byte(piece), byte(piece_end)) {
-                (Ok(at), Ok(to)) if !bufs.is_empty() => bufs.slice(at..to),
-                _ => Bufs::new(),
-            };
-            let (slot, len) = (piece.0 / PAGE_SECTORS, piece_end - piece);
-            if (piece..piece_end) == whole {
-                sent.extend(self.send_pages((op, flags, class), slot, len.0 / PAGE_SECTORS, &data));
-                continue;
-            }
-            let (part, local) = self.layout.local(slot);
-            let at = Sector(u64::from(local) * PAGE_SECTORS + piece.0 % PAGE_SECTORS);
-            let device = &*self.parts[part as usize].device;
-            sent.push(io(device, op, flags, class, (at, len), data));
-        }
-        complete_after(done, sent);
-    }
-
-    /// Sends one bio a part, and completes when all have ended.
-    fn split(&self, bio: Bio, slot: u64, pages: u64) {
-        let Bio { op, flags, class, bufs, done, .. } = bio;
-        complete_after(done, self.send_pages((op, flags, class), slot, pages, &bufs));
-    }
-
-    /// Sends one bio a part.
-    fn send_pages(
-        &self,
-        (op, flags, class): (Op, Flags, Class),
-        slot: u64,
-        pages: u64,
-        bufs: &Bufs,
-    ) -> SmallVec<[BioFuture; 8]> {
-        let mut gathered: SmallVec<[Bufs; 8]> = self.parts.iter().map(|_| Bufs::new()).collect();
-        let mut at = 0;
-        // A discard has no buffers, and may be as long as the device.
-        while at < pages && !bufs.is_empty() {
-            let run = self.layout.run(slot + at, pages - at);
-            let (part, _) = self.layout.local(slot + at);
-            let byte = |page: u64| {
-                usize::try_from(page).expect("of a bio's buffers, which are in memory") * PAGE
-            };
-            for slice in bufs.slice(byte(at)..byte(at + run)).iter() {
-                gathered[part as usize].push(slice.clone());
-            }
-            at += run;
-        }
-        let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
-        for ((nth, part), bufs) in (0..).zip(&self.parts).zip(gathered) {
-            let slots = self.layout.part_of(nth, slot, slot + pages);
-            if !slots.is_empty() || op == Op::Flush {
-                let sector = |local: u32| Sector(u64::from(local) * PAGE_SECTORS);
-                let range = (sector(slots.start), sector(slots.end - slots.start));
-                sent.push(io(&*part.device, op, flags, class, range, bufs));
-            }
-        }
-        sent
+    /// Makes the way to the parts on any core; `None` where there is one part only, which is on
+    /// this one.
+    pub(crate) fn on_every_core(&self, name: &str, limits: &Limits) -> Option<MakeDevice> {
+        let part = |part: &PartHandle| {
+            Some(PartName { core: part.core, local: part.local, export: part.export? })
+        };
+        let parts: Vec<PartName> = self.parts.iter().map(part).collect::<Option<_>>()?;
+        let way = (self.router.layout, self.router.keeps, name.to_owned(), limits.clone());
+        Some(Arc::new(move || {
+            let (layout, keeps, name, limits) = way.clone();
+            let devices: Option<_> = parts.iter().map(|part| part.device(&name, &limits)).collect();
+            let router = Router { layout, keeps, devices: devices? };
+            Some(Rc::new(RoutedDevice { router, name, limits }) as Rc<dyn BlockDevice>)
+        }))
     }
 }
 
@@ -251,6 +182,6 @@ impl Drop for Parts {
 
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parts({} of {:?})", self.parts.len(), self.layout)
+        write!(f, "Parts({} of {:?})", self.parts.len(), self.router.layout)
     }
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use block::attr::Spec;
 use block::value::Value;
-use block::{BlockDevice, Component, Error, LocalFuture, Role, Sector, Target};
+use block::{BlockDevice, Component, Error, LocalFuture, MakeDevice, Role, Sector, Target};
 
 use crate::attributes;
 use crate::device::Zram;
@@ -12,6 +12,10 @@ use crate::device::Zram;
 impl Target for Zram {
     fn kind(&self) -> &'static str {
         "zram"
+    }
+
+    fn on_every_core(&self) -> Option<MakeDevice> {
+        self.parts()?.on_every_core(self.name(), &self.limits())
     }
 
     fn table(&self) -> String {

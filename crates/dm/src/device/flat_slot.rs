@@ -83,21 +83,9 @@ impl FlatSlot {
         self.previous_bases.take().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Other cores get the mapping of device `minor`, if there is one.
-    pub(crate) fn publish(&self, minor: u32, replicas: &dyn Replicas) {
-        if let Some(flat) = self.get() {
-            self.published.set(true);
-            replicas.publish(minor, &flat);
-        }
-    }
-
-    /// The same, unless they have it already.
-    pub(crate) fn publish_once(&self, minor: u32, replicas: &dyn Replicas) {
-        // Set without a mapping, too: the next withdrawal then waits for the other cores.
-        let is_published = self.published.replace(true);
-        if let Some(flat) = self.get().filter(|_| !is_published) {
-            replicas.publish(minor, &flat);
-        }
+    /// Notes that other cores may have a mapping; returns whether they might before.
+    pub(super) fn set_published(&self) -> bool {
+        self.published.replace(true)
     }
 
     /// Waits until no other core uses a mapping of before.

@@ -15,6 +15,7 @@ use uring::{Files, Uring};
 
 use crate::leaves::SharedLeaf;
 use crate::secondary::owner::{core_has_left, core_has_refreshed, leaf_has_failed};
+use crate::secondary::parts::CountedRoute;
 use crate::secondary::{CorePool, DeviceHandle, LeaseEntry, LocalMapping, ReplicaMode};
 
 thread_local! {
@@ -40,6 +41,8 @@ struct CoreState {
     reported: Cell<u64>,
     replicas: RefCell<BTreeMap<u64, Rc<Replica>>>,
     bases: RefCell<BTreeMap<u64, LocalBase>>,
+    /// Bios of this core on their way to parts of engines.
+    in_flight: Rc<Cell<u64>>,
     /// Bases of mappings that are withdrawn, until their requests have ended.
     retired: RefCell<Vec<Rc<Retired>>>,
 }
@@ -70,11 +73,11 @@ pub struct Replica {
     active: RefCell<ActiveMode>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "one a replica; a box would cost each bio a load")]
 enum ActiveMode {
     Remote,
     Flat(Arc<LocalMapping>, Flat),
     Leaf(Arc<LocalMapping>, Rc<dyn Base>),
+    Parts(Arc<LocalMapping>, Rc<dyn Base>, Limits),
     Closed,
 }
 
@@ -82,16 +85,17 @@ impl ActiveMode {
     fn bases(&self) -> &[Rc<dyn Base>] {
         match self {
             ActiveMode::Flat(_, flat) => flat.bases(),
-            ActiveMode::Leaf(_, base) => std::slice::from_ref(base),
+            ActiveMode::Leaf(_, base) | ActiveMode::Parts(_, base, _) => std::slice::from_ref(base),
             ActiveMode::Remote | ActiveMode::Closed => &[],
         }
     }
 
     fn is(&self, mode: &ReplicaMode) -> bool {
         match (self, mode) {
-            (ActiveMode::Flat(now, _) | ActiveMode::Leaf(now, _), ReplicaMode::Local(local)) => {
-                Arc::ptr_eq(now, local)
-            }
+            (
+                ActiveMode::Flat(now, _) | ActiveMode::Leaf(now, _) | ActiveMode::Parts(now, ..),
+                ReplicaMode::Local(local),
+            ) => Arc::ptr_eq(now, local),
             (ActiveMode::Closed, ReplicaMode::Closed) => true,
             // A mapping that could not be made here may be made at the next refresh.
             _ => false,
@@ -105,7 +109,7 @@ impl Replica {
     pub(crate) fn is_in_memory(&self) -> bool {
         match &*self.active.borrow() {
             ActiveMode::Flat(local, _) | ActiveMode::Leaf(local, _) => local.is_in_memory(),
-            ActiveMode::Remote | ActiveMode::Closed => false,
+            ActiveMode::Parts(..) | ActiveMode::Remote | ActiveMode::Closed => false,
         }
     }
 }
@@ -119,6 +123,7 @@ impl BlockDevice for Replica {
         match &*self.active.borrow() {
             ActiveMode::Flat(_, flat) => flat.limits().clone(),
             ActiveMode::Leaf(_, base) => base.limits(),
+            ActiveMode::Parts(.., limits) => limits.clone(),
             ActiveMode::Remote | ActiveMode::Closed => self.entry.state().limits.clone(),
         }
     }
@@ -129,6 +134,11 @@ impl BlockDevice for Replica {
         match &*self.active.borrow() {
             ActiveMode::Flat(_, flat) => flat.submit(bio),
             ActiveMode::Leaf(_, base) => base.submit(bio),
+            // Core 0 refuses what the limits do not allow, and counts it.
+            ActiveMode::Parts(_, base, limits) => match limits.check(&bio) {
+                Ok(()) => base.submit(bio),
+                Err(_) => self.remote.submit(bio),
+            },
             ActiveMode::Remote => self.remote.submit(bio),
             ActiveMode::Closed => bio.complete(Status::NoDevice),
         }
@@ -153,6 +163,7 @@ impl SecondaryCore {
             reported: Cell::new(0),
             replicas: RefCell::default(),
             bases: RefCell::default(),
+            in_flight: Rc::default(),
             retired: RefCell::default(),
         });
         THIS_CORE.set(Rc::downgrade(&inner));
@@ -253,7 +264,8 @@ impl CoreState {
     }
 
     fn is_idle(&self) -> bool {
-        self.bases.borrow().values().all(|base| base.leaf.stats().in_flight() == 0)
+        let bases = self.bases.borrow();
+        self.in_flight.get() == 0 && bases.values().all(|base| base.leaf.stats().in_flight() == 0)
     }
 
     fn replica(&self, entry: &Arc<LeaseEntry>) -> Rc<Replica> {
@@ -284,6 +296,10 @@ impl CoreState {
             ReplicaMode::Local(local) => local,
         };
         match &**local {
+            LocalMapping::Parts(make, limits) => make().map_or(ActiveMode::Remote, |way| {
+                let way = Rc::new(CountedRoute::new(way, self.in_flight.clone()));
+                ActiveMode::Parts(local.clone(), way, limits.clone())
+            }),
             LocalMapping::Leaf(leaf) => ActiveMode::Leaf(local.clone(), self.base(leaf)),
             LocalMapping::Flat(plan, leaves) => {
                 let bases: Vec<_> = leaves.iter().map(|leaf| self.base(leaf)).collect();
@@ -353,11 +369,25 @@ impl BlockDevice for EngineLeaf {
 /// The leaf on the core of this thread, for an engine that keeps it as long as it likes: it belongs
 /// to no replica, and is never withdrawn. Its user on core 0 closes it there last.
 pub(crate) fn open_on_this_core(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
-    let inner = THIS_CORE.with_borrow(Weak::upgrade).expect("engines run on cores");
+    let inner = this_core();
     let (reporter, leaf) = (Rc::new(FaultReporter(leaf.id)), leaf.open(&inner.files));
     let as_fault: Rc<dyn OnIoError> = reporter.clone();
     leaf.watch(Rc::downgrade(&as_fault));
     Rc::new(EngineLeaf { leaf, _reporter: reporter })
+}
+
+fn this_core() -> Rc<CoreState> {
+    THIS_CORE.with_borrow(Weak::upgrade).expect("a secondary core runs on this thread")
+}
+
+/// [`SecondaryCore::device`] of the core of this thread.
+pub(crate) fn device_on_this_core(handle: &DeviceHandle) -> Rc<Replica> {
+    this_core().replica(&handle.0)
+}
+
+/// [`SecondaryCore::files`] of the core of this thread.
+pub(crate) fn files_of_this_core() -> Files {
+    this_core().files.clone()
 }
 
 /// Step 2, on the secondary core: the owner asks this thread to refresh.

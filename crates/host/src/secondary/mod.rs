@@ -11,9 +11,10 @@
 //! ```
 //!
 //! A replica has a flat mapping of its own while the device on core 0 has one that ends at leaves
-//! only; then a bio takes no lock and writes no cache line that others use. Otherwise (a cache
-//! below, `mapping=clone`, a suspended device) all bios go to core 0 by messages, where they are
-//! deferred or served as those of core 0 are. So a replica never defers and has no state.
+//! only; then a bio takes no lock and writes no cache line that others use. While the device is one
+//! engine that is divided among cores, a replica has the way to its parts (`parts`). Otherwise (a
+//! cache below, `mapping=clone`, a suspended device) all bios go to core 0 by messages, where they
+//! are deferred or served as those of core 0 are. So a replica never defers and has no state.
 //!
 //! How a mapping is withdrawn, for a suspend, a swap or a removal:
 //!
@@ -69,6 +70,7 @@
 //! ```
 mod core;
 mod owner;
+mod parts;
 mod presence;
 #[cfg(test)]
 mod tests;
@@ -78,13 +80,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{CoreId, Error, Limits};
+use block::{CoreId, Error, Limits, MakeDevice};
 use dm::Plan;
 use reactor::Export;
 use uring::{Files, Mailbox, Sender};
 
-pub(crate) use self::core::open_on_this_core;
 pub use self::core::{Replica, SecondaryCore};
+pub(crate) use self::core::{device_on_this_core, files_of_this_core, open_on_this_core};
 pub use owner::{Lease, Owner};
 
 use crate::leaves::SharedLeaf;
@@ -92,12 +94,23 @@ use crate::memory;
 use presence::Presence;
 
 /// The mapping by which a replica works without core 0.
-#[derive(Debug)]
 enum LocalMapping {
     /// A flat mapping and the leaves that it ends at, in order.
     Flat(Plan, Vec<SharedLeaf>),
     /// The device is a leaf.
     Leaf(SharedLeaf),
+    /// The device is an engine that is divided among cores: makes the way to its parts.
+    Parts(MakeDevice, Limits),
+}
+
+impl fmt::Debug for LocalMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LocalMapping::Flat(..) => "Flat",
+            LocalMapping::Leaf(_) => "Leaf",
+            LocalMapping::Parts(..) => "Parts",
+        })
+    }
 }
 
 impl LocalMapping {
@@ -105,6 +118,7 @@ impl LocalMapping {
         match self {
             LocalMapping::Flat(_, leaves) => leaves.iter().all(SharedLeaf::is_in_memory),
             LocalMapping::Leaf(leaf) => leaf.is_in_memory(),
+            LocalMapping::Parts(..) => false,
         }
     }
 }

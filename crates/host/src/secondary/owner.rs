@@ -7,7 +7,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex};
 
-use block::{Base, BlockDevice, Limits, LocalFuture, Op, Sector, Status};
+use block::{Base, BlockDevice, Limits, LocalFuture, MakeDevice, Op, Sector, Status};
 use dm::{Dm, Flat, MappedDevice, Opened, Replicas};
 use queue::Leaf;
 use reactor::{Msg, WaitList, export, post, unexport};
@@ -46,7 +46,7 @@ struct Record {
 pub struct Lease {
     owner: Rc<Owner>,
     entry: Arc<LeaseEntry>,
-    _opened: Option<Opened>,
+    _opened: Option<Rc<Opened>>,
 }
 
 impl Owner {
@@ -67,8 +67,14 @@ impl Owner {
         owner
     }
 
+    /// Whether the secondary cores have the device with this minor number themselves.
+    pub(crate) fn is_on_every_core(&self, minor: u32) -> bool {
+        self.published.borrow().contains_key(&minor)
+    }
+
     /// Leases a mapped device to the secondary cores.
-    pub fn lease(self: &Rc<Owner>, opened: Opened) -> Lease {
+    pub fn lease(self: &Rc<Owner>, opened: impl Into<Rc<Opened>>) -> Lease {
+        let opened = opened.into();
         let device = opened.device().clone();
         // HO-S4: it is open, so its minor number belongs to it.
         let local = self.published.borrow().get(&device.minor()).cloned();
@@ -200,6 +206,16 @@ impl Replicas for Publisher {
         owner.request_refresh();
     }
 
+    fn publish_parts(&self, minor: u32, make: MakeDevice, limits: &Limits) {
+        let local = Arc::new(LocalMapping::Parts(make, limits.clone()));
+        self.0.published.borrow_mut().insert(minor, local.clone());
+        self.0.for_each_lease(minor, |entry| {
+            let mode = ReplicaMode::Local(local.clone());
+            *entry.state() = LeaseState { mode, limits: limits.clone() };
+        });
+        self.0.request_refresh();
+    }
+
     fn set_limits(&self, minor: u32, limits: &Limits) {
         self.0.for_each_lease(minor, |entry| entry.state().limits = limits.clone());
     }
@@ -220,8 +236,9 @@ impl Drop for Lease {
         self.entry.state().mode = ReplicaMode::Closed;
         self.owner.leases.borrow_mut().retain(|record| !Arc::ptr_eq(&record.entry, &self.entry));
         unexport(self.entry.export);
-        // For the next refresh: nothing waits, as the users of a lease end before it does.
-        self.owner.pool.presence.change();
+        // Nothing waits, as the users of a lease end before it does. Cores that are present for as
+        // long as the daemon runs drop their replica now, others when they enter.
+        self.owner.request_refresh();
     }
 }
 

@@ -21,8 +21,8 @@ use std::rc::Rc;
 use block::attr::{self, Spec};
 use block::value::Value;
 use block::{
-    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, Role, Sector,
-    Status, Target, UnsavedBlocks, ZeroRuns,
+    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, MakeDevice, Role,
+    Sector, Status, Target, UnsavedBlocks, ZeroRuns,
 };
 
 use self::whole::WholeCache;
@@ -326,6 +326,10 @@ impl BlockDevice for WriteCache {
 impl Target for WriteCache {
     fn kind(&self) -> &'static str {
         "writecache"
+    }
+
+    fn on_every_core(&self) -> Option<MakeDevice> {
+        self.parts()?.on_every_core()
     }
 
     fn table(&self) -> String {

@@ -26,33 +26,27 @@ pub(crate) mod control;
 pub(crate) mod flushes;
 pub(crate) mod layout;
 pub(crate) mod open;
+mod router;
 mod sum;
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, CoreId, Error, Limits, Op, Planted, Sector, Status};
-use reactor::{
-    BioFuture, CoreLocal, Export, Msg, Remote, call, complete_after, core_id, export, io_by, post,
-    spawn, unexport,
-};
+use block::{Bio, BlockDevice, CoreId, Error, Limits, MakeDevice, Sector};
+use reactor::{CoreLocal, Export, Msg, Remote, call, core_id, export, post, unexport};
 use smallvec::SmallVec;
 
 use self::flushes::{AfterFailure, FlushPort, Flushes, SharedDevice};
-use self::layout::Layout;
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
+use self::router::{PartName, Router};
 pub(crate) use self::sum::{AggregatedStatus, PartReport};
 use crate::config::Config;
 use crate::dm_target::WriteCache;
 use crate::events::{CacheEvent, OnEvent};
 use crate::planted::Fault;
-
-/// Pieces of one bio in flight: a discard may be as long as the device.
-const PIECES_IN_FLIGHT: usize = 64;
 
 /// Makes a device on another core that uses the same file or memory.
 pub type DeviceFactory = Box<dyn FnOnce() -> Rc<dyn BlockDevice> + Send>;
@@ -85,16 +79,17 @@ pub(crate) struct Plan<'a> {
 struct PartHandle {
     core: CoreId,
     local: CoreLocal,
-    device: Rc<dyn BlockDevice>,
+    /// Where other cores may use it.
+    export: Option<Export>,
 }
+
+/// A part, and its device on this core.
+type MadePart = (PartHandle, Rc<dyn BlockDevice>);
 
 /// All parts of a cache.
 pub(crate) struct Parts {
-    layout: Layout,
-    /// Limits of the whole device.
-    limits: Limits,
-    planted: Planted<Fault>,
     handles: Vec<PartHandle>,
+    router: Router,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
     /// Exports: the devices of this core that other cores use, and the parts on other cores.
@@ -198,10 +193,14 @@ impl Parts {
         let flushes = |device: &Rc<dyn BlockDevice>, after| Flushes::new(device.clone(), of, after);
         // If a part fails to open, dropping this drops the earlier parts.
         let mut parts = Parts {
-            layout: plan.division.layout(),
-            limits: plan.limits.clone(),
-            planted: plan.config.planted,
             handles: Vec::new(),
+            router: Router {
+                name: plan.name.to_owned(),
+                layout: plan.division.layout(),
+                limits: plan.limits.clone(),
+                planted: plan.config.planted,
+                devices: SmallVec::new(),
+            },
             cache_flushes: flushes(plan.device, AfterFailure::FailAll),
             origin_flushes: flushes(plan.origin, AfterFailure::NotifyOthers),
             exports: RefCell::default(),
@@ -211,7 +210,7 @@ impl Parts {
         };
         let here = core_id();
         let mut away = Vec::new();
-        let mut made: Vec<Option<Result<PartHandle, Error>>> = (0..of).map(|_| None).collect();
+        let mut made: Vec<Option<Result<MadePart, Error>>> = (0..of).map(|_| None).collect();
         for nth in 0..of {
             let core = plan.placement.map_or(here, |s| s.cores[usize::from(nth) % s.cores.len()]);
             if core != here {
@@ -227,20 +226,24 @@ impl Parts {
             let opened = sent.await.map(|(local, export)| {
                 parts.exports.borrow_mut().push((core, export));
                 let device = Remote::new(core, export, plan.name, Limits::new(plan.sectors));
-                PartHandle { core, local, device: Rc::new(device) }
+                let handle = PartHandle { core, local, export: Some(export) };
+                (handle, Rc::new(device) as Rc<dyn BlockDevice>)
             });
             made[usize::from(nth)] = Some(opened);
         }
         let mut outcome = Ok(());
         for (nth, opened) in made.into_iter().enumerate() {
             match opened.expect("here or away") {
-                Ok(part) => parts.handles.push(part),
+                Ok((handle, device)) => {
+                    parts.handles.push(handle);
+                    parts.router.devices.push(device);
+                }
                 Err(e) => outcome = outcome.and(Err(e.within(format!("part {nth} of {of}")))),
             }
         }
         outcome?;
         let parts = Rc::new(parts);
-        if !parts.planted.is(Fault::PartsNotNotified) {
+        if !parts.router.planted.is(Fault::PartsNotNotified) {
             let aggregated: Vec<_> =
                 parts.handles.iter().map(|part| (part.core, part.local)).collect();
             parts.origin_flushes.notify_with(Rc::new(move |nth, status| {
@@ -261,7 +264,7 @@ impl Parts {
         plan: &Plan<'_>,
         nth: u8,
         forwarder: &Rc<EventForwarder>,
-    ) -> Result<PartHandle, Error> {
+    ) -> Result<MadePart, Error> {
         let shared = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| -> Rc<dyn BlockDevice> {
             let (data, identity) = (data.clone(), data.identity());
             Rc::new(SharedDevice {
@@ -277,7 +280,11 @@ impl Parts {
         let forwarder = forwarder.clone();
         part.on_event(move |event| forwarder.forward(nth, event));
         part.open_part().await?;
-        Ok(PartHandle { core: core_id(), local: CoreLocal::keep(part.clone()), device: part })
+        let (core, local) = (core_id(), CoreLocal::keep(part.clone()));
+        let has_other_cores = plan.placement.is_some_and(|p| p.cores.iter().any(|c| *c != core));
+        let exported = has_other_cores.then(|| export(part.clone()));
+        self.exports.borrow_mut().extend(exported.map(|export| (core, export)));
+        Ok((PartHandle { core, local, export: exported }, part))
     }
 
     /// Makes and opens a part on another core.
@@ -329,7 +336,21 @@ impl Parts {
 
     /// The number of parts.
     pub(crate) fn count(&self) -> u8 {
-        self.layout.parts
+        self.router.layout.parts
+    }
+
+    /// Sends a bio to the parts that it concerns.
+    pub(crate) fn submit(&self, bio: Bio) {
+        self.router.submit(bio);
+    }
+
+    /// Makes the way to the parts on any core, where other cores may use all of them.
+    pub(crate) fn on_every_core(&self) -> Option<MakeDevice> {
+        let name = |part: &PartHandle| {
+            Some(PartName { core: part.core, local: part.local, export: part.export? })
+        };
+        let parts: Option<_> = self.handles.iter().map(name).collect();
+        Some(self.router.on_every_core(parts?))
     }
 
     /// Calls `f` on each part with its own value of `values`.
@@ -398,58 +419,6 @@ impl Parts {
     pub(crate) fn aggregated(&self) -> std::cell::Ref<'_, AggregatedStatus> {
         self.aggregated.borrow()
     }
-
-    /// Sends a bio to the parts that it concerns.
-    pub(crate) fn submit(&self, bio: Bio) {
-        if bio.op != Op::Flush && self.layout.is_within_one(bio.sector, bio.len) {
-            return self.handles[self.layout.part_of(bio.sector)].device.submit(bio);
-        }
-        self.split(bio);
-    }
-
-    /// Splits a bio, by parts if it is a FLUSH and by chunks otherwise, and starts a task that
-    /// waits for the pieces.
-    fn split(&self, bio: Bio) {
-        if let Err(status) = self.limits.check(&bio) {
-            return bio.complete(status);
-        }
-        let Bio { op, flags, class, opener, sector, len, bufs, done } = bio;
-        let devices: SmallVec<[Rc<dyn BlockDevice>; 4]> =
-            self.handles.iter().map(|part| part.device.clone()).collect();
-        let (layout, end) = (self.layout, sector + len);
-        let send = move |device: &Rc<dyn BlockDevice>, at: Sector, len: Sector, bufs: Bufs| {
-            io_by(opener, &**device, op, flags, class, (at, len), bufs)
-        };
-        if op == Op::Flush {
-            let first_only = self.planted.is(Fault::FlushOfFirstPart);
-            let mut sent: SmallVec<[BioFuture; 4]> =
-                devices.iter().map(|d| send(d, Sector::ZERO, Sector::ZERO, Bufs::new())).collect();
-            if first_only {
-                sent.truncate(1);
-            }
-            return complete_after(done, sent);
-        }
-        spawn(async move {
-            let mut worst = Status::Ok;
-            let mut in_flight: VecDeque<BioFuture> = VecDeque::new();
-            let mut at = sector;
-            while at < end || !in_flight.is_empty() {
-                if at < end && in_flight.len() < PIECES_IN_FLIGHT {
-                    let to = layout.chunk_end(at).min(end);
-                    let byte = |at: Sector| usize::try_from((at - sector).bytes());
-                    let piece = match (byte(at), byte(to)) {
-                        (Ok(from), Ok(to)) if !bufs.is_empty() => bufs.slice(from..to),
-                        _ => Bufs::new(),
-                    };
-                    in_flight.push_back(send(&devices[layout.part_of(at)], at, to - at, piece));
-                    at = to;
-                } else if let Some(piece) = in_flight.pop_front() {
-                    worst = worst.worst(piece.await.into());
-                }
-            }
-            done.complete(worst);
-        });
-    }
 }
 
 impl Drop for Parts {
@@ -473,6 +442,6 @@ impl Drop for Parts {
 
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parts({} of {:?})", self.handles.len(), self.layout)
+        write!(f, "Parts({} of {:?})", self.handles.len(), self.router.layout)
     }
 }

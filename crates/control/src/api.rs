@@ -263,6 +263,9 @@ pub struct Client {
     /// Whether it ends when its requests in flight are answered.
     #[serde(default)]
     pub is_ending: bool,
+    /// The core that serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_in_flight: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

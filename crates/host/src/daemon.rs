@@ -197,7 +197,9 @@ impl Daemon {
     /// no longer than the user allows: what has not ended by then ends with the process.
     pub(crate) async fn stop(self) -> Result<(), Failure> {
         let time = self.shutdown;
-        let stopped = tokio::time::timeout(time, self.stop_orderly()).await;
+        // Not dropped when it is late: it would join threads that hang.
+        let mut orderly = Box::pin(self.stop_orderly());
+        let stopped = tokio::time::timeout(time, &mut orderly).await;
         stopped.unwrap_or_else(|_| {
             let seconds = time.as_secs();
             let message = format!(
@@ -473,8 +475,10 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     let hangups = handler(SignalKind::hangup())?;
     let mut signals = TerminationSignals::new()?;
     let manager = ServiceManager::of_process()?;
+    // Neither is dropped at a second signal: it would join threads that hang.
+    let mut start = Box::pin(Daemon::start(run_dir, config, manager));
     let daemon = tokio::select! {
-        daemon = Daemon::start(run_dir, config, manager) => daemon?,
+        daemon = &mut start => daemon?,
         (name, code) = signals.next() => {
             // No client was served yet, so nothing was acknowledged.
             tracing::warn!(signal = name, "told to end while it starts: exits at once");
@@ -495,8 +499,9 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     // Devices may take their time to settle; the shutdown timeout bounds it.
     watchdog.abort();
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    let mut stop = Box::pin(daemon.stop());
     let stopped = tokio::select! {
-        stopped = daemon.stop() => stopped,
+        stopped = &mut stop => stopped,
         (name, code) = signals.next() => {
             tracing::warn!(signal = name, "told to end again: exits at once");
             exit(code);

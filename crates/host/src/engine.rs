@@ -34,6 +34,7 @@ use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
 use crate::log::long_work;
 use crate::secondary::{CorePool, Owner};
+use crate::sessions::SessionCores;
 use crate::targets;
 use crate::tls::ServerCertificates;
 use crate::ublk_door::UblkDoor;
@@ -86,10 +87,13 @@ impl Engine {
         dm.on_unsaved(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
         let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(pool, &dm, leaves.clone());
-        let exports = DmExports::new(dm.clone(), default_export);
         let defaults = Options::default();
         let bytes_max = door_bytes_max(defaults.bytes_max, reactor::memory().limit());
-        let server = Server::new(Rc::new(exports), Options { bytes_max, ..defaults });
+        let options = Options { bytes_max, ..defaults };
+        let session_cores = SessionCores::new(owner.clone(), &options, cores);
+        let options = session_cores.options();
+        let exports = DmExports::new(dm.clone(), default_export, files.clone(), session_cores);
+        let server = Server::new(Rc::new(exports), options);
         let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
         Engine { dm, leaves, server, owner, claims, zram, files, tls, disks, ended }
     }

@@ -54,6 +54,7 @@ mod run_command;
 mod rundir;
 mod saved_config;
 mod secondary;
+mod sessions;
 mod socket_access;
 mod sysfs;
 mod table_args;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Worker threads: secondary cores that run as long as the daemon, for engines that divide their
-//! devices among cores (zram, a write cache in parts). Threads of doors, in contrast, are secondary
-//! cores only while they serve a request themselves.
+//! devices among cores (zram, a write cache in parts), and for sessions of NBD. Threads of doors,
+//! in contrast, are secondary cores only while they serve a request themselves.
 //!
 //! ```text
 //!   start   cores 1..N · core 0            end   core 0 (devices go) · cores 1..N
@@ -101,9 +101,10 @@ fn run(pool: &Arc<CorePool>, started: &mpsc::Sender<Result<(CoreId, Sender), Err
     };
     let core = secondary.core();
     let _ = started.send(Ok((core, pool.sender(core))));
-    secondary.block_on(async {
+    secondary.block_on_to_the_end(async {
         let end = END.with(Rc::clone);
         end.1.wait_for(|| *end.0.borrow()).await;
+        nbd::end_sessions_of_this_core();
     });
 }
 

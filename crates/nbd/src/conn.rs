@@ -1,111 +1,107 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One connection: handshake, receive loop, budget, end.
-//!
-//! ```text
-//!  run ─▶ handshake ─▶ receive loop ─────────▶ all requests answered ─▶ close
-//!              │          ▲ waits while the budget is used up
-//!              └ deadline └ ends at DISC, end of stream, nonsense, drain
-//! ```
+//! One connection: its socket, its budget, its deadlines. What it does is in `session`.
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use block::{Buf, Bufs, Nanos, OpenDevice, Slice, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, new_opener, now, spawn};
+use block::{Bufs, Nanos, Slice, Status};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, now, spawn};
 
 use crate::figures::Figures;
-use crate::handshake::{Handshake, Session, Step};
-use crate::job::{self, check, held_bytes};
-use crate::option::HEADER_BYTES;
+use crate::handshake::Session;
 use crate::peer::{ListenerRules, Peer};
-use crate::request::{REQUEST_BYTES, Request};
-use crate::send::{self, Reply};
-use crate::server::Shared;
+use crate::remote::RemoteConnection;
+use crate::reply::Reply;
 use crate::share::Share;
+use crate::shared::Shared;
 use crate::tls::Tls;
-use crate::wire::{OPTION_BYTES_MAX, REQUEST_BYTES_MAX, cmd};
 
-/// One receive takes up to this: sixty writes of 4 KiB, and it stays in a core's cache.
-const CHUNK_BYTES: usize = 256 << 10;
-/// If at least this much of a payload is missing, it is received into its buffer without a copy.
-const DIRECT_BYTES_MIN: usize = 64 << 10;
 /// Data of a write that a client has [`crate::Options::stall_time`] for; the same of its replies.
 pub(crate) const STEP_BYTES: usize = 1 << 20;
-/// Initial size of a handshake's buffer; most handshakes need no more.
-const HANDSHAKE_BYTES: usize = 4096;
-/// Replies of a handshake are sent at this length: bounds the memory that a client can claim.
-const HANDSHAKE_OUT_BYTES: usize = 64 << 10;
 
 /// The socket of a connection.
 struct Socket {
     file: FileId,
     /// Once the client has come by it.
-    tls: OnceCell<Tls>,
+    tls: RefCell<Option<Rc<Tls>>>,
 }
 
 pub(crate) struct Conn {
     pub(crate) shared: Rc<Shared>,
     socket: Socket,
-    rules: ListenerRules,
+    pub(crate) rules: ListenerRules,
     session: OnceCell<Session>,
     pub(crate) replies: RefCell<VecDeque<Reply>>,
     /// The sender waits here.
     pub(crate) ready: WaitList,
     /// The receive loop waits here for its own budget, and the end of the connection for all
     /// requests in flight.
-    room: WaitList,
-    /// Admitted requests whose reply has not left.
-    requests: Cell<usize>,
-    /// Their data.
+    pub(crate) room: WaitList,
+    /// The data of admitted requests whose reply has not left.
     share: Rc<Share>,
     /// Whether one of the requests is still being received.
-    receiving: Cell<bool>,
+    pub(crate) receiving: Cell<bool>,
     /// Requests to the driver that are in flight on the socket (NB-N4).
-    ops: Cell<usize>,
+    pub(crate) ops: Cell<usize>,
     /// When to cut the connection off; none while it may idle.
     pub(crate) deadline: Cell<Option<Nanos>>,
     /// The same, while a step of its replies is being sent, and while a step of a write's data is
     /// being received.
     send_due: Cell<Option<Nanos>>,
-    data_due: Cell<Option<Nanos>>,
-    /// When it was accepted, or last received from.
-    received_at: Cell<Nanos>,
+    pub(crate) data_due: Cell<Option<Nanos>>,
     /// No new requests are taken.
-    draining: Cell<bool>,
+    pub(crate) draining: Cell<bool>,
     /// The socket is unusable; replies are dropped.
-    dead: Cell<bool>,
+    pub(crate) dead: Cell<bool>,
     /// The last reply has left; the sender ends.
     pub(crate) ended: Cell<bool>,
+    /// Nothing of it is left: its socket was closed.
+    pub(crate) closed: Cell<bool>,
+    /// The connection of this client on the core that serves it.
+    pub(crate) remote: Cell<Option<RemoteConnection>>,
     /// Failed flushes that the server sent for FUA, not for a FLUSH of the client.
     pub(crate) fua_failures: Cell<u64>,
-    pub(crate) figures: Figures,
+    pub(crate) figures: Arc<Figures>,
 }
 
 impl Conn {
     pub(crate) fn new(shared: Rc<Shared>, file: FileId, rules: ListenerRules, id: u64) -> Conn {
-        let peer = rules.peer;
         let deadline = now() + shared.options.handshake_time;
+        let conn = Conn::with_figures(shared, file, rules, Arc::new(Figures::new(id)));
+        conn.deadline.set(Some(deadline));
+        conn
+    }
+
+    /// A connection that has the figures of another core's.
+    pub(crate) fn with_figures(
+        shared: Rc<Shared>,
+        file: FileId,
+        rules: ListenerRules,
+        figures: Arc<Figures>,
+    ) -> Conn {
+        let peer = rules.peer;
         Conn {
             shared,
-            socket: Socket { file, tls: OnceCell::new() },
+            socket: Socket { file, tls: RefCell::default() },
             rules,
             session: OnceCell::new(),
             replies: RefCell::default(),
             ready: WaitList::new(),
             room: WaitList::new(),
-            requests: Cell::new(0),
             share: Rc::new(Share::new(peer)),
             receiving: Cell::new(false),
             ops: Cell::new(0),
-            deadline: Cell::new(Some(deadline)),
+            deadline: Cell::new(None),
             send_due: Cell::new(None),
             data_due: Cell::new(None),
-            received_at: Cell::new(now()),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
+            closed: Cell::new(false),
+            remote: Cell::new(None),
             fua_failures: Cell::new(0),
-            figures: Figures::new(id),
+            figures,
         }
     }
 
@@ -121,6 +117,26 @@ impl Conn {
         self.socket.file
     }
 
+    /// The session begins.
+    pub(crate) fn set_session(&self, session: Session) {
+        let _ = self.session.set(session);
+    }
+
+    /// Takes TLS from it, for the core that serves the session. No request is in flight on the
+    /// socket.
+    pub(crate) fn take_tls(&self) -> Option<Tls> {
+        let tls = self.socket.tls.take()?;
+        Some(Rc::into_inner(tls).expect("nobody sends or receives"))
+    }
+
+    pub(crate) fn set_tls(&self, tls: Tls) {
+        self.socket.tls.replace(Some(Rc::new(tls)));
+    }
+
+    pub(crate) fn tls(&self) -> Option<Rc<Tls>> {
+        self.socket.tls.borrow().clone()
+    }
+
     /// Name of the export; none during the handshake.
     pub(crate) fn export_name(&self) -> Option<String> {
         self.session.get().map(|session| session.export.name())
@@ -132,7 +148,7 @@ impl Conn {
 
     /// Requests whose reply has not left.
     pub(crate) fn in_flight(&self) -> u64 {
-        self.requests.get() as u64
+        self.figures.in_flight.get()
     }
 
     pub(crate) fn is_greeted(&self) -> bool {
@@ -141,8 +157,9 @@ impl Conn {
 
     /// Since when the client has been idle; `None` while a request is in flight or waits.
     pub(crate) fn idle_since(&self) -> Option<Nanos> {
-        let idle = self.requests.get() == 0 && !self.share.waits() && !self.dead.get();
-        idle.then(|| self.received_at.get())
+        let waits = self.figures.waits.get() > 0;
+        let idle = self.in_flight() == 0 && !waits && !self.dead.get();
+        idle.then(|| Nanos(self.figures.received_at.get()))
     }
 
     /// The next deadline.
@@ -158,7 +175,7 @@ impl Conn {
     }
 
     /// Starts the deadline of one step; taking `due` ends it.
-    fn begin_step(&self, due: &Cell<Option<Nanos>>) {
+    pub(crate) fn begin_step(&self, due: &Cell<Option<Nanos>>) {
         due.set(Some(loop_time() + self.shared.options.stall_time));
         if self.shared.reaper_waits.get() {
             self.shared.changed.wake_all();
@@ -174,27 +191,29 @@ impl Conn {
     }
 
     /// Sends all of `bufs`.
-    async fn send_all(&self, bufs: Bufs) -> Status {
-        let Some(tls) = self.socket.tls.get() else {
+    pub(crate) async fn send_all(&self, bufs: Bufs) -> Status {
+        let Some(tls) = self.tls() else {
             return self.io(SqeOp::Send { bufs }).await.status;
         };
         Box::pin(tls.send(&bufs, async |op| self.io(op).await)).await.status
     }
 
     /// Receives into `into` what there is.
-    async fn recv(&self, into: Slice) -> OpResult {
-        let Some(tls) = self.socket.tls.get() else {
+    pub(crate) async fn recv(&self, into: Slice) -> OpResult {
+        let Some(tls) = self.tls() else {
             return self.io(SqeOp::Recv { into }).await;
         };
         Box::pin(tls.recv(&into, async |op| self.io(op).await)).await
     }
 
     /// Has the client come by TLS. False when that fails.
-    async fn start_tls(&self) -> bool {
+    pub(crate) async fn start_tls(&self) -> bool {
         let Some(server) = &self.rules.tls else { return false };
         let accepted =
             Box::pin(server.accept(self.socket.file, async |op| self.io(op).await)).await;
-        accepted.is_some_and(|tls| self.socket.tls.set(tls).is_ok())
+        let Some(tls) = accepted else { return false };
+        self.set_tls(tls);
+        true
     }
 
     /// One request to the driver on this socket.
@@ -209,6 +228,9 @@ impl Conn {
     /// Shuts the socket down, which ends everything pending on it.
     pub(crate) async fn cut_off(self: Rc<Conn>) {
         self.dead.set(true);
+        if let Some(remote) = self.remote.get() {
+            return remote.cut_off();
+        }
         self.wake_receiver();
         if !self.ended.get() {
             let _ = self.io(SqeOp::Shutdown).await;
@@ -218,16 +240,24 @@ impl Conn {
     /// Stops taking requests; ends the connection when those in flight are answered.
     pub(crate) fn drain(self: Rc<Conn>) {
         self.draining.set(true);
+        if let Some(remote) = self.remote.get() {
+            return remote.drain();
+        }
         self.set_deadline();
         self.wake_receiver();
         spawn(async move {
-            let answered = || self.requests.get() == usize::from(self.receiving.get());
+            let answered = || self.in_flight() == u64::from(self.receiving.get());
             self.room.wait_for(answered).await;
             self.cut_off().await;
         });
     }
 
-    fn set_deadline(&self) {
+    /// The deadline of the handshake holds no more; that of a drain does.
+    pub(crate) fn end_handshake(&self) {
+        self.deadline.set(self.deadline.get().filter(|_| self.draining.get()));
+    }
+
+    pub(crate) fn set_deadline(&self) {
         self.deadline.set(Some(now() + self.shared.options.drain_time));
         self.shared.changed.wake_all();
     }
@@ -239,11 +269,11 @@ impl Conn {
 
     /// Waits until a request with `bytes` of data fits into the budgets and takes its share
     /// (NB-N2). False when the connection ends first.
-    async fn admit(&self, bytes: u64) -> bool {
+    pub(crate) async fn admit(&self, bytes: u64) -> bool {
         let options = &self.shared.options;
         let over = || self.dead.get() || self.draining.get();
         let own = || {
-            self.requests.get() < options.requests_max
+            self.in_flight() < options.requests_max as u64
                 && self.share.held() + bytes <= options.connection_bytes_max
         };
         self.room.wait_for(|| own() || over()).await;
@@ -253,7 +283,11 @@ impl Conn {
         let budget = &self.shared.budget;
         // Only this task adds to the connection's own share, so it still fits after this wait.
         budget.ask(&self.share, bytes);
-        self.share.changed.wait_for(|| !self.share.waits() || over()).await;
+        if self.share.waits() {
+            self.figures.waits.set(1);
+            self.share.changed.wait_for(|| !self.share.waits() || over()).await;
+            self.figures.waits.set(0);
+        }
         if self.share.waits() {
             budget.withdraw(&self.share);
             return false;
@@ -262,13 +296,13 @@ impl Conn {
             budget.give_back(&self.share, bytes);
             return false;
         }
-        self.requests.set(self.requests.get() + 1);
+        self.figures.in_flight.add(1);
         true
     }
 
     /// Releases the budget of answered requests.
     pub(crate) fn release(&self, requests: usize, bytes: u64) {
-        self.requests.set(self.requests.get() - requests);
+        self.figures.in_flight.subtract(requests as u64);
         self.shared.budget.give_back(&self.share, bytes);
         self.room.wake_all();
     }
@@ -288,256 +322,6 @@ impl Conn {
         let dropped = self.replies.take();
         let requests = dropped.iter().map(|r| r.requests).sum();
         self.release(requests, dropped.iter().map(|r| r.bytes).sum());
-    }
-}
-
-/// Runs a connection from the handshake to the close.
-pub(crate) async fn run(conn: Rc<Conn>) {
-    if let Some((mut session, rest)) = handshake(&conn).await {
-        // Each connection is an opener of its own, by which devices below distinguish writers.
-        session.device_fua = Rc::new(OpenDevice::new(session.device.clone(), new_opener()));
-        session.device = Rc::new(OpenDevice::new(session.device, new_opener()));
-        conn.deadline.set(conn.deadline.get().filter(|_| conn.draining.get()));
-        let _ = conn.session.set(session);
-        spawn(send::run(conn.clone()));
-        Receiver::new(conn.clone(), &rest).run().await;
-        conn.set_deadline();
-        conn.room.wait_for(|| conn.requests.get() == 0).await;
-    }
-    if let Some(tls) = conn.socket.tls.get().filter(|_| !conn.dead.get()) {
-        // NB-T2: all replies have left.
-        Box::pin(tls.send_end(async |op| conn.io(op).await)).await;
-    }
-    // NB-N4: from here on nothing is started on the socket; wait for what is in flight on it.
-    conn.deadline.set(None);
-    conn.ended.set(true);
-    conn.ready.wake_all();
-    conn.room.wait_for(|| conn.ops.get() == 0).await;
-    let _ = driver_io(conn.socket.file, SqeOp::Close).await;
-}
-
-async fn send_bytes(conn: &Conn, out: &mut Vec<u8>) -> bool {
-    if out.is_empty() {
-        return true;
-    }
-    let bufs = Buf::copy_of(out).into();
-    out.clear();
-    conn.send_all(bufs).await == Status::Ok
-}
-
-/// Runs the handshake: returns the session, and the bytes received after the handshake.
-async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
-    let mut handshake = match conn.rules.tls {
-        Some(_) => Handshake::with_tls(),
-        None => Handshake::new(),
-    };
-    let mut out = Handshake::greeting().to_vec();
-    if !send_bytes(conn, &mut out).await {
-        return None;
-    }
-    let mut buf = Buf::alloc(HANDSHAKE_BYTES);
-    let (mut start, mut end) = (0, 0);
-    loop {
-        let exports = &*conn.shared.exports;
-        match buf.read(|b| handshake.step(&b[start..end], exports, &mut out)) {
-            Step::Consumed(n) => {
-                start += n;
-                if out.len() >= HANDSHAKE_OUT_BYTES && !send_bytes(conn, &mut out).await {
-                    return None;
-                }
-            }
-            Step::Ready(n, session) => {
-                let sent = send_bytes(conn, &mut out).await;
-                session.export.begin();
-                return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));
-            }
-            Step::StartTls(n) => {
-                if start + n != end || !send_bytes(conn, &mut out).await {
-                    return None; // NB-T3
-                }
-                (start, end) = (0, 0);
-                if !conn.start_tls().await || conn.draining.get() {
-                    return None;
-                }
-            }
-            Step::End => {
-                send_bytes(conn, &mut out).await;
-                return None;
-            }
-            Step::More(total) => {
-                if !send_bytes(conn, &mut out).await {
-                    return None;
-                }
-                assert!(total <= HEADER_BYTES + OPTION_BYTES_MAX, "the option's length is checked");
-                if total > buf.len() {
-                    let rest = buf.read(|b| b[start..end].to_vec());
-                    buf = Buf::alloc(total);
-                    buf.write(|b| b[..rest.len()].copy_from_slice(&rest));
-                } else if start > 0 {
-                    buf.write(|b| b.copy_within(start..end, 0));
-                }
-                (start, end) = (0, end - start);
-                let result = conn.recv(buf.slice(end..buf.len())).await;
-                if result.status != Status::Ok || result.value == 0 || conn.draining.get() {
-                    return None;
-                }
-                end += result.value as usize;
-            }
-        }
-    }
-}
-
-/// The receive loop: a chunk of bytes and its unread range.
-struct Receiver {
-    conn: Rc<Conn>,
-    chunk: Buf,
-    start: usize,
-    end: usize,
-}
-
-impl Receiver {
-    fn new(conn: Rc<Conn>, rest: &[u8]) -> Receiver {
-        let chunk = Buf::alloc(CHUNK_BYTES);
-        assert!(rest.len() <= CHUNK_BYTES, "an option fits into a chunk");
-        chunk.write(|b| b[..rest.len()].copy_from_slice(rest));
-        Receiver { conn, chunk, start: 0, end: rest.len() }
-    }
-
-    async fn run(mut self) {
-        while let Some(request) = self.head().await {
-            if !self.take(request).await {
-                break;
-            }
-        }
-    }
-
-    /// One receive; `None` when the connection ends.
-    async fn receive(&self, buf: &Buf, from: usize) -> Option<usize> {
-        let result = self.conn.recv(buf.slice(from..buf.len())).await;
-        self.conn.shared.stats.borrow_mut().receives_total += 1;
-        self.conn.received_at.set(loop_time());
-        let go_on = result.status == Status::Ok && result.value > 0;
-        let over = self.conn.draining.get() || self.conn.dead.get();
-        (go_on && !over).then_some(result.value as usize)
-    }
-
-    /// Receives more bytes; the unread ones, less than a request, move to the front.
-    async fn fill(&mut self) -> bool {
-        let (start, end) = (self.start, self.end);
-        assert!(end - start < REQUEST_BYTES, "only a part of a request is left unread");
-        self.chunk.write(|b| b.copy_within(start..end, 0));
-        (self.start, self.end) = (0, end - start);
-        let Some(n) = self.receive(&self.chunk, self.end).await else { return false };
-        self.end += n;
-        true
-    }
-
-    /// The next request; `None` when the session ends.
-    async fn head(&mut self) -> Option<Request> {
-        loop {
-            if self.conn.draining.get() || self.conn.dead.get() {
-                return None;
-            }
-            match self.chunk.read(|b| Request::parse(&b[self.start..self.end])) {
-                Ok(Some(request)) => {
-                    self.start += REQUEST_BYTES;
-                    return Some(request);
-                }
-                Ok(None) => {
-                    if !self.fill().await {
-                        return None;
-                    }
-                }
-                Err(_) => return None,
-            }
-        }
-    }
-
-    /// Starts one request; false if the session ends with it.
-    async fn take(&mut self, request: Request) -> bool {
-        if request.kind == cmd::DISC || request.payload_len() > REQUEST_BYTES_MAX {
-            return false; // skipping up to 4 GiB would take too long
-        }
-        let conn = self.conn.clone();
-        let checked = check(conn.session(), &request);
-        let bytes = checked.map_or(0, |command| held_bytes(conn.session(), command, &request));
-        if !conn.admit(bytes).await {
-            return false;
-        }
-        conn.count_request();
-        let mut data = None;
-        if request.payload_len() > 0 {
-            conn.receiving.set(true);
-            conn.begin_step(&conn.data_due);
-            let whole = if checked.is_ok() {
-                let buf = Buf::alloc(request.len as usize);
-                let whole = self.payload(&buf).await;
-                data = Some(buf);
-                whole
-            } else {
-                self.skip(request.len as usize).await
-            };
-            conn.receiving.set(false);
-            conn.data_due.take();
-            if !whole {
-                conn.release(1, bytes);
-                return false;
-            }
-        }
-        match checked {
-            Ok(command) => job::start(conn, command, request, data),
-            Err(error) => {
-                conn.count_error();
-                let reply = Reply::error(conn.session(), &request, error, bytes);
-                conn.reply(reply);
-            }
-        }
-        true
-    }
-
-    /// Fills `buf` with the next bytes.
-    async fn payload(&mut self, buf: &Buf) -> bool {
-        let (mut filled, mut step_end) = (0, STEP_BYTES);
-        loop {
-            let n = (self.end - self.start).min(buf.len() - filled);
-            let from = self.start..self.start + n;
-            self.chunk.read(|c| buf.write(|b| b[filled..filled + n].copy_from_slice(&c[from])));
-            self.start += n;
-            filled += n;
-            if filled == buf.len() {
-                return true;
-            }
-            if filled >= step_end {
-                step_end = filled + STEP_BYTES;
-                self.conn.begin_step(&self.conn.data_due);
-            }
-            if buf.len() - filled >= DIRECT_BYTES_MIN {
-                let Some(n) = self.receive(buf, filled).await else { return false };
-                filled += n;
-            } else if !self.fill().await {
-                return false;
-            }
-        }
-    }
-
-    /// Skips the next `len` bytes.
-    async fn skip(&mut self, len: usize) -> bool {
-        let (mut left, mut step_end) = (len, len.saturating_sub(STEP_BYTES));
-        loop {
-            let n = (self.end - self.start).min(left);
-            self.start += n;
-            left -= n;
-            if left == 0 {
-                return true;
-            }
-            if left <= step_end {
-                step_end = left.saturating_sub(STEP_BYTES);
-                self.conn.begin_step(&self.conn.data_due);
-            }
-            if !self.fill().await {
-                return false;
-            }
-        }
     }
 }
 

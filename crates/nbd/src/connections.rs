@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The list of a server's connections, and their figures.
-use block::Nanos;
-use reactor::{FileId, now};
+use block::{CoreId, Nanos};
+use reactor::{FileId, core_id, now};
 
 use crate::conn::Conn;
 use crate::peer::Peer;
@@ -18,6 +18,8 @@ pub struct Connection {
     pub peer: Peer,
     /// Name of the export; none during the handshake.
     pub export: Option<String>,
+    /// The core that serves it.
+    pub core: CoreId,
     /// Time since it was accepted.
     pub age: Nanos,
     /// Whether it takes no more requests and ends when those in flight are answered.
@@ -37,26 +39,26 @@ pub struct Connection {
 impl Conn {
     /// Counts a request that was taken.
     pub(crate) fn count_request(&self) {
-        self.figures.requests.set(self.figures.requests.get() + 1);
-        self.shared.stats.borrow_mut().requests_total += 1;
+        self.figures.requests.add(1);
+        self.shared.counters.requests.add(1);
     }
 
     /// Counts a request that is answered with an error.
     pub(crate) fn count_error(&self) {
-        self.figures.errors.set(self.figures.errors.get() + 1);
-        self.shared.stats.borrow_mut().errors_total += 1;
+        self.figures.errors.add(1);
+        self.shared.counters.errors.add(1);
     }
 
     /// Counts data of a read.
     pub(crate) fn count_read(&self, bytes: u64) {
-        self.figures.read_bytes.set(self.figures.read_bytes.get() + bytes);
-        self.shared.stats.borrow_mut().read_bytes_total += bytes;
+        self.figures.read_bytes.add(bytes);
+        self.shared.counters.read_bytes.add(bytes);
     }
 
     /// Counts data of a write.
     pub(crate) fn count_write(&self, bytes: u64) {
-        self.figures.write_bytes.set(self.figures.write_bytes.get() + bytes);
-        self.shared.stats.borrow_mut().write_bytes_total += bytes;
+        self.figures.write_bytes.add(bytes);
+        self.shared.counters.write_bytes.add(bytes);
     }
 
     fn describe(&self) -> Connection {
@@ -66,6 +68,7 @@ impl Conn {
             file: self.file(),
             peer: self.peer(),
             export: self.export_name(),
+            core: self.remote.get().map_or_else(core_id, |remote| remote.core),
             age: now().saturating_sub(figures.accepted_at),
             is_ending: self.is_ending(),
             in_flight: self.in_flight(),

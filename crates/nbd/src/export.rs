@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The interface to the program: the list of exports, and their devices.
+use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Error, LocalFuture, Sector};
+use block::{BlockDevice, CoreId, Error, LocalFuture, Sector};
+use reactor::FileId;
 
 /// The exports of a server.
 pub trait Exports {
@@ -57,6 +59,34 @@ pub struct Run {
     pub flags: u32,
 }
 
+/// Another core that serves a session.
+pub struct Place {
+    /// The core.
+    pub core: CoreId,
+    /// Makes what the session needs there.
+    pub begin: Box<dyn FnOnce() -> PlacedExport + Send>,
+}
+
+/// What a session needs on the core that serves it.
+pub struct PlacedExport {
+    /// The core's own name of the socket.
+    pub socket: FileId,
+    /// Dropped when the session has ended.
+    pub export: Box<dyn Export>,
+}
+
+impl fmt::Debug for PlacedExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PlacedExport({})", self.export.name())
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Place(core {})", self.core.0)
+    }
+}
+
 /// An export in use by one connection.
 ///
 /// Lifecycle: made by [`Exports::open`]; dropped after the connection's last bio has ended, so it
@@ -71,6 +101,13 @@ pub trait Export {
     /// The handshake is over: its client may send requests. Not called for clients that only ask
     /// for information.
     fn begin(&self) {}
+
+    /// The core that is to serve the session of this export, whose client connects by `socket`;
+    /// `None`: this one. Called once, when the handshake is over. This export is dropped when the
+    /// session there has ended, and the export of the place before it.
+    fn place(&self, _socket: FileId) -> Option<Place> {
+        None
+    }
 
     /// A description for people; may be empty.
     fn description(&self) -> String {

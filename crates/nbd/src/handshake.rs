@@ -52,6 +52,38 @@ pub struct Session {
     pub contexts: [bool; Context::ALL.len()],
 }
 
+/// What was negotiated for a session, without its export.
+pub(crate) struct SessionTerms {
+    limits: Limits,
+    flags: ExportFlags,
+    structured: bool,
+    latencies: Option<Arc<Latencies>>,
+    contexts: [bool; Context::ALL.len()],
+}
+
+impl Session {
+    /// For the core that serves the session.
+    pub(crate) fn terms(&self) -> SessionTerms {
+        SessionTerms {
+            limits: self.limits.clone(),
+            flags: self.flags,
+            structured: self.structured,
+            latencies: self.latencies.clone(),
+            contexts: self.contexts,
+        }
+    }
+}
+
+impl SessionTerms {
+    /// The session by this export.
+    pub(crate) fn with(self, export: Box<dyn Export>) -> Session {
+        let SessionTerms { limits, flags, structured, latencies, contexts } = self;
+        let device = export.device();
+        let (export, device_fua) = (Rc::from(export), device.clone());
+        Session { export, device, device_fua, limits, flags, structured, latencies, contexts }
+    }
+}
+
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session({} {:?})", self.device.name(), self.flags)

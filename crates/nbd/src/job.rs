@@ -8,9 +8,9 @@ use reactor::{BioFuture, discard, flush, loop_time, read, write, write_zeroes, z
 use crate::conn::Conn;
 use crate::export::{Context, Run};
 use crate::handshake::Session;
+use crate::reply::Reply;
 use crate::request::{Errno, ReplyHead, Request};
-use crate::send::Reply;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
 
 /// Length of one call of [`crate::Export::block_status`].

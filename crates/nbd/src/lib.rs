@@ -10,8 +10,10 @@
 //!             many replies
 //! ```
 //!
-//! `wire`, `option`, `request` and `handshake` are pure functions of bytes. Only `server`, `share`,
-//! `conn`, `job` and `send` use the reactor.
+//! `wire`, `option`, `request` and `handshake` are pure functions of bytes.
+//!
+//! A server accepts and greets on its own core. A session may be served on another one, where its
+//! export is ([`Export::place`]).
 //!
 //! Invariants
 //! - NB-N1 No input makes the server panic or allocate more than [`Options`] allows. Input that
@@ -25,11 +27,14 @@
 //!   one, and blocks its further requests for at most [`Options::stall_time`] (`share`).
 //! - NB-N6 A full table of connections locks no one out: local sockets have places of their own,
 //!   and a new connection replaces a session of its kind that was idle for [`Options::idle_time`].
+//! - NB-N7 A connection has one place, one id and one row of figures, on the core that accepted it,
+//!   whichever core serves it. Its socket is closed there after the other core has closed its own.
 #![warn(missing_docs)]
 
 pub mod client;
 mod conn;
 mod connections;
+mod deadlines;
 mod export;
 mod figures;
 mod handshake;
@@ -37,18 +42,26 @@ mod job;
 pub mod option;
 mod peer;
 mod planted;
+mod receive;
+mod remote;
+mod reply;
 pub mod request;
 mod send;
 mod server;
+mod session;
 mod share;
+mod shared;
 mod tls;
 pub mod wire;
 
 pub use connections::Connection;
-pub use export::{Context, Export, Exports, Run};
+pub use export::{Context, Export, Exports, Place, PlacedExport, Run};
+pub use figures::Stats;
 pub use handshake::{Handshake, Session, Step};
 pub use peer::Peer;
 #[cfg(feature = "planted")]
 pub use planted::Fault;
-pub use server::{Options, Server, Stats};
+pub use server::Server;
+pub use session::end_sessions_of_this_core;
+pub use shared::Options;
 pub use tls::{TlsClient, TlsServer};

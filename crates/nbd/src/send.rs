@@ -8,9 +8,7 @@
 use std::rc::Rc;
 
 use crate::conn::{Conn, STEP_BYTES};
-use crate::handshake::Session;
-use crate::request::{Errno, REPLY_HEAD_BYTES_MAX, ReplyHead, Request};
-use crate::wire::cmd;
+use crate::request::REPLY_HEAD_BYTES_MAX;
 use block::{Buf, Bufs, Status};
 
 /// Replies in one send: two slices each stay below the kernel's 1024.
@@ -18,30 +16,6 @@ const REPLIES_PER_SEND_MAX: usize = 128;
 /// Data in one send, unless a single reply has more.
 const SEND_BYTES_MAX: usize = 4 << 20;
 const HEADS_BYTES: usize = REPLIES_PER_SEND_MAX * REPLY_HEAD_BYTES_MAX;
-
-/// One reply in the send queue.
-pub(crate) struct Reply {
-    pub(crate) cookie: u64,
-    pub(crate) head: ReplyHead,
-    pub(crate) data: Bufs,
-    /// Requests that it completes: one, or none when another chunk follows.
-    pub(crate) requests: usize,
-    /// Their share of the budget.
-    pub(crate) bytes: u64,
-}
-
-impl Reply {
-    /// A reply with the reason of a failure.
-    pub(crate) fn error(session: &Session, request: &Request, error: Errno, bytes: u64) -> Reply {
-        let chunks = matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS) && session.structured;
-        let head = if chunks {
-            ReplyHead::Error { error }
-        } else {
-            ReplyHead::Simple { error: Some(error) }
-        };
-        Reply { cookie: request.cookie, head, data: Bufs::new(), requests: 1, bytes }
-    }
-}
 
 /// Sends replies until the connection has ended.
 pub(crate) async fn run(conn: Rc<Conn>) {
@@ -64,7 +38,7 @@ pub(crate) async fn run(conn: Rc<Conn>) {
 /// Sends step by step; each step has a deadline.
 async fn send(conn: &Conn, bufs: Bufs) -> Status {
     let end = bufs.len_bytes();
-    conn.shared.stats.borrow_mut().sends_total += end.div_ceil(STEP_BYTES) as u64;
+    conn.shared.counters.sends.add(end.div_ceil(STEP_BYTES) as u64);
     if end <= STEP_BYTES {
         return conn.send(bufs).await;
     }

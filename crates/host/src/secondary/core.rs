@@ -201,6 +201,26 @@ impl SecondaryCore {
     /// Runs until `future` has ended, and everything that this core has in flight on its own bases
     /// (HO-S2).
     pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let value = self.run(future, || self.inner.is_idle());
+        self.inner.leave();
+        value
+    }
+
+    /// The same for a thread that ends with the daemon, when core 0 has ended: nobody waits for
+    /// requests that are in flight then. A disk that hangs would never end them.
+    pub(crate) fn block_on_to_the_end<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> T {
+        self.run(future, || true)
+    }
+
+    /// Runs until `future` has ended, and `is_done` returns true.
+    fn run<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+        is_done: impl Fn() -> bool,
+    ) -> T {
         let out = Rc::new(RefCell::new(None));
         let (set, inner) = (out.clone(), &self.inner);
         let reactor = self.reactor.as_ref().expect("there until it is dropped");
@@ -208,9 +228,8 @@ impl SecondaryCore {
             inner.enter();
             spawn(async move { *set.borrow_mut() = Some(future.await) });
         });
-        let done = || out.borrow().is_some() && inner.is_idle();
+        let done = || out.borrow().is_some() && is_done();
         assert!(reactor.run(done), "deadlock: no task can run");
-        inner.leave();
         out.take().expect("set: the run has ended")
     }
 }

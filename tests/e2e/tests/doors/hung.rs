@@ -125,15 +125,18 @@ fn the_first_request_to_a_hung_mount_delays_no_others() {
     bed.terminate();
 }
 
-/// Ends a daemon in order while a device hangs, by one signal or by two.
+/// Ends a daemon in order while a device hangs, by one signal or by two. A client waits for the
+/// device on each core.
 fn shutdown_of_a_hung_device(twice: bool) {
     let server = Server::start();
-    let options = "shutdown_timeout = '6s'";
+    let options = "shutdown_timeout = '6s'\ncores = 2";
     let tables = [("free", MEMORY), ("hung", &*server.table())];
     let bed = TestBed::start_with(options, &[], &tables);
-    let mut client = bed.connect("hung");
+    let clients = [bed.connect("hung"), bed.connect("hung")];
     server.signal(Signal::STOP);
-    let reader = std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
+    let read =
+        |mut client: Client| std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
+    let readers = clients.map(read);
     pause(Duration::from_millis(100));
     let id = i32::try_from(bed.daemon().id()).unwrap();
     let id = Pid::from_raw(id).unwrap();
@@ -158,7 +161,7 @@ fn shutdown_of_a_hung_device(twice: bool) {
     // By whichever of its bounds it ended.
     assert_eq!(bed.daemon().exit_code(), Some(if twice { 143 } else { 1 }), "{log}");
     server.signal(Signal::CONT);
-    reader.join().unwrap();
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod allocation;
 mod clients;
+mod cores;
 mod crash;
 mod failed_flush;
 mod fencing;

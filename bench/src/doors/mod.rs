@@ -125,7 +125,9 @@ impl DoorServer {
         command.arg("daemon").arg("--run-dir").arg(&run).args(options);
         command.arg("--fuse").arg(&mount).arg("--vhost-user").arg(&vm);
         let socket = run.join("nbd.sock");
-        let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+        // It takes orders only after it listens for NBD.
+        let control = run.join("control.sock");
+        let server = Server::start(&mut command, test_bed.cpu, &control)?;
         let file = mount.join("dev/mapper").join(EXPORT);
         let vhost = vm.join(format!("{EXPORT}.sock"));
         let served = DoorServer {

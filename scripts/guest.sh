@@ -46,7 +46,7 @@ strip -o "$share/millpond" "$program"
 work=$(mktemp -d)
 tests/guest/host.sh "$program" "$work" "$(realpath "$share")" &
 host=$!
-trap 'kill $host 2>/dev/null; wait $host 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill $host 2>/dev/null || :; wait $host 2>/dev/null || :; rm -rf "$work"' EXIT
 until [ -e "$work/ready" ]; do
     kill -0 $host 2>/dev/null || { cat "$work/log" >&2; exit 1; }
     sleep 0.1

@@ -10,7 +10,8 @@
 //!     └ config, rundir, endpoints, memory      ├ nbd ── exports
 //!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┤ (threads of fuser)
 //!   DIR/NAME.sock ═══▶ vhost_user ─────────────┘ (a thread for each front end)
-//!                                  secondary, worker_threads: the other cores
+//!                     secondary, worker_threads, sessions: the other cores, and NBD there
+//!                                  log_queue: the thread that writes the log
 //! ```
 //!
 //! Verbs that run without a daemon (the load generator, the tools for images) use the same leaves,

@@ -57,7 +57,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
         if !std::mem::replace(&mut windows.is_ending, true) {
             drop(windows);
             let windows = self.0.clone();
-            let thread = std::thread::Builder::new().name("log".into());
+            let thread = std::thread::Builder::new().name("log-limit".into());
             if thread.spawn(move || end_after_window(&windows)).is_err() {
                 lock(&self.0).is_ending = false;
             }

@@ -55,7 +55,7 @@ pub use io::{
 };
 pub use op_table::OnDone;
 pub use quiesce::{Generation, QuiesceCounter};
-pub use remote::Remote;
+pub use remote::{Remote, SharedDeviceName};
 pub use shared_memory::{
     SharedMemory, SharedMemoryStore, open_shared_memory, others_share_memory, set_no_shared_memory,
     set_shared_memory, shared_memory,

@@ -11,10 +11,12 @@
 //! one bell for the batch. The border contract holds across it because messages between two cores
 //! stay in order: what has completed here had completed there before.
 use std::fmt;
+use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Limits};
 
-use crate::core::post;
+use crate::core::{core_id, post};
+use crate::core_local::CoreLocal;
 use crate::driver::Msg;
 use crate::exports::Export;
 
@@ -51,5 +53,31 @@ impl BlockDevice for Remote {
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Remote({} on core {})", self.name, self.core.0)
+    }
+}
+
+/// A device of one core by its names, from which every core makes a device of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedDeviceName {
+    /// The core that has it.
+    pub core: CoreId,
+    /// Its name on that core.
+    pub local: CoreLocal,
+    /// Its name for the others.
+    pub export: Export,
+}
+
+impl SharedDeviceName {
+    /// The device itself, a `T`, on its own core, and a [`Remote`] on any other one; `None` on its
+    /// own core when it is not kept any more.
+    pub fn device<T: BlockDevice + 'static>(
+        self,
+        name: &str,
+        limits: &Limits,
+    ) -> Option<Rc<dyn BlockDevice>> {
+        if self.core == core_id() {
+            return Some(self.local.get::<T>()?);
+        }
+        Some(Rc::new(Remote::new(self.core, self.export, name, limits.clone())))
     }
 }

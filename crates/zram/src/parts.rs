@@ -12,12 +12,14 @@ use std::sync::Arc;
 
 use block::runs::{Runs, joined};
 use block::{Bio, BlockDevice, CoreId, Error, Limits, MakeDevice, Sector};
-use reactor::{CoreLocal, Export, Msg, Remote, call, core_id, export, post, unexport};
+use reactor::{
+    CoreLocal, Export, Msg, Remote, SharedDeviceName, call, core_id, export, post, unexport,
+};
 use smallvec::SmallVec;
 
 use crate::layout::{Layout, PAGE_SECTORS};
 use crate::part::{Part, Plan};
-use crate::router::{PartName, RoutedDevice, Router};
+use crate::router::{RoutedDevice, Router};
 
 /// The backing device, as another core gets access to it.
 struct RemoteBacking {
@@ -143,13 +145,14 @@ impl Parts {
     /// this one.
     pub(crate) fn on_every_core(&self, name: &str, limits: &Limits) -> Option<MakeDevice> {
         let part = |part: &PartHandle| {
-            Some(PartName { core: part.core, local: part.local, export: part.export? })
+            Some(SharedDeviceName { core: part.core, local: part.local, export: part.export? })
         };
-        let parts: Vec<PartName> = self.parts.iter().map(part).collect::<Option<_>>()?;
+        let parts: Vec<SharedDeviceName> = self.parts.iter().map(part).collect::<Option<_>>()?;
         let way = (self.router.layout, self.router.keeps, name.to_owned(), limits.clone());
         Some(Arc::new(move || {
             let (layout, keeps, name, limits) = way.clone();
-            let devices: Option<_> = parts.iter().map(|part| part.device(&name, &limits)).collect();
+            let devices: Option<_> =
+                parts.iter().map(|part| part.device::<Part>(&name, &limits)).collect();
             let router = Router { layout, keeps, devices: devices? };
             Some(Rc::new(RoutedDevice { router, name, limits }) as Rc<dyn BlockDevice>)
         }))

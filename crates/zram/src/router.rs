@@ -8,12 +8,11 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, Class, CoreId, Edges, Flags, Limits, Op, Sector, Status};
-use reactor::{BioFuture, CoreLocal, Export, Remote, complete_after, core_id, io};
+use block::{Bio, BlockDevice, Bufs, Class, Edges, Flags, Limits, Op, Sector, Status};
+use reactor::{BioFuture, complete_after, io};
 use smallvec::SmallVec;
 
 use crate::layout::{Layout, PAGE_SECTORS, is_whole};
-use crate::part::Part;
 use crate::slot::PAGE;
 
 /// Sends bios to the parts, here or on other cores.
@@ -23,24 +22,6 @@ pub(crate) struct Router {
     pub(crate) keeps: bool,
     /// Each part as a device of this core.
     pub(crate) devices: SmallVec<[Rc<dyn BlockDevice>; 8]>,
-}
-
-/// A part, for every core.
-#[derive(Clone, Copy)]
-pub(crate) struct PartName {
-    pub(crate) core: CoreId,
-    pub(crate) local: CoreLocal,
-    pub(crate) export: Export,
-}
-
-impl PartName {
-    /// The part as a device of this core; `None` when it is here and ends.
-    pub(crate) fn device(self, name: &str, limits: &Limits) -> Option<Rc<dyn BlockDevice>> {
-        if self.core == core_id() {
-            return Some(self.local.get::<Part>()?);
-        }
-        Some(Rc::new(Remote::new(self.core, self.export, name, limits.clone())))
-    }
 }
 
 /// The device on another core.

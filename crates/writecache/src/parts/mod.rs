@@ -35,13 +35,15 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Error, Limits, MakeDevice, Sector};
-use reactor::{CoreLocal, Export, Msg, Remote, call, core_id, export, post, unexport};
+use reactor::{
+    CoreLocal, Export, Msg, Remote, SharedDeviceName, call, core_id, export, post, unexport,
+};
 use smallvec::SmallVec;
 
 use self::flushes::{AfterFailure, FlushPort, Flushes, SharedDevice};
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
-use self::router::{PartName, Router};
+use self::router::Router;
 pub(crate) use self::sum::{AggregatedStatus, PartReport};
 use crate::config::Config;
 use crate::dm_target::WriteCache;
@@ -347,7 +349,7 @@ impl Parts {
     /// Makes the way to the parts on any core, where other cores may use all of them.
     pub(crate) fn on_every_core(&self) -> Option<MakeDevice> {
         let name = |part: &PartHandle| {
-            Some(PartName { core: part.core, local: part.local, export: part.export? })
+            Some(SharedDeviceName { core: part.core, local: part.local, export: part.export? })
         };
         let parts: Option<_> = self.handles.iter().map(name).collect();
         Some(self.router.on_every_core(parts?))

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Bio, BlockDevice, Bufs, CoreId, Limits, MakeDevice, Op, Planted, Sector, Status};
-use reactor::{BioFuture, CoreLocal, Export, Remote, complete_after, core_id, io_by, spawn};
+use block::{Bio, BlockDevice, Bufs, Limits, MakeDevice, Op, Planted, Sector, Status};
+use reactor::{BioFuture, SharedDeviceName, complete_after, io_by, spawn};
 use smallvec::SmallVec;
 
 use crate::dm_target::WriteCache;
@@ -26,31 +26,14 @@ pub(crate) struct Router {
     pub(crate) devices: SmallVec<[Rc<dyn BlockDevice>; 4]>,
 }
 
-/// A part, for every core.
-#[derive(Clone, Copy)]
-pub(crate) struct PartName {
-    pub(crate) core: CoreId,
-    pub(crate) local: CoreLocal,
-    pub(crate) export: Export,
-}
-
-impl PartName {
-    /// The part as a device of this core; `None` when it is here and ends.
-    fn device(self, name: &str, limits: &Limits) -> Option<Rc<dyn BlockDevice>> {
-        if self.core == core_id() {
-            return Some(self.local.get::<WriteCache>()?);
-        }
-        Some(Rc::new(Remote::new(self.core, self.export, name, limits.clone())))
-    }
-}
-
 impl Router {
     /// Makes the same router on any core, for parts that have these names.
-    pub(crate) fn on_every_core(&self, parts: Vec<PartName>) -> MakeDevice {
+    pub(crate) fn on_every_core(&self, parts: Vec<SharedDeviceName>) -> MakeDevice {
         let (name, layout) = (self.name.clone(), self.layout);
         let (limits, planted) = (self.limits.clone(), self.planted);
         Arc::new(move || {
-            let devices: Option<_> = parts.iter().map(|part| part.device(&name, &limits)).collect();
+            let devices: Option<_> =
+                parts.iter().map(|part| part.device::<WriteCache>(&name, &limits)).collect();
             let (name, limits) = (name.clone(), limits.clone());
             Some(Rc::new(Router { name, layout, limits, planted, devices: devices? }))
         })

@@ -214,7 +214,7 @@ impl Store {
         let is_full = || {
             let slots = self.slots.borrow();
             let changed = slots.counts().unlogged;
-            let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max();
+            let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max;
             is_log_full || slots.is_journal_full(blocks)
         };
         while is_full() && self.commit().await.is_ok() {}

@@ -46,6 +46,8 @@ pub(crate) struct Store {
     pub(crate) geometry: SlotArea,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) media: Media,
+    /// Most unlogged blocks (WC-LR2).
+    pub(crate) unlogged_max: u64,
     /// Data that are not in their slots yet.
     pub(crate) buffer: WriteBuffer,
     pub(crate) commits: GroupCommit,
@@ -79,6 +81,7 @@ impl Store {
         Store {
             buffer: WriteBuffer::new(&config, if places > 0 { count } else { 0 }, this),
             tuning: Cell::new(config.tuning),
+            unlogged_max: media.unlogged_max(config.ordered),
             config,
             device,
             geometry: media.slot_area(),
@@ -164,14 +167,9 @@ impl Store {
         self.config.block_size as usize
     }
 
-    /// Most unlogged blocks.
-    pub(crate) fn unlogged_max(&self) -> u64 {
-        self.media.unlogged_max(self.config.ordered)
-    }
-
     /// The number of uncommitted blocks at which a commit is due.
     pub(crate) fn commit_threshold(&self) -> u64 {
-        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
+        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max / 2).max(1)
     }
 
     /// Whether many changes wait for a commit, or fill the journal.

@@ -134,7 +134,7 @@ impl Writeback {
                 return;
             }
             let c = self.store.counts();
-            let room = self.store.unlogged_max().saturating_sub(c.unlogged);
+            let room = self.store.unlogged_max.saturating_sub(c.unlogged);
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.store.tuning().cleaner { room } else { scarce.min(room) };
             self.store.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));

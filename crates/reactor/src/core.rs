@@ -14,7 +14,7 @@ use slab::Slab;
 
 use crate::call::Calls;
 use crate::core_local::CoreLocals;
-use crate::driver::{Driver, Event, Msg, OpResult, Sqe};
+use crate::driver::{Driver, Event, FileId, Msg, OpResult, Sqe};
 use crate::exports::{Export, Exports};
 use crate::op_table::OpTable;
 use crate::outbox::Outbox;
@@ -189,6 +189,17 @@ pub fn unexport(export: Export) {
     drop(with_core(|c| c.exports.borrow_mut().remove(export)));
 }
 
+/// Ends each Recv and Accept of this core that waits on a socket: with the bytes or the connection
+/// that it has, or else with [`Status::Again`]. The socket is not shut down: what arrives later is
+/// for the next Recv or Accept, here or in another process that has the socket. No effect on what
+/// is submitted after this call, and on other requests.
+pub fn end_waits(file: FileId) {
+    let core = current();
+    // What was pushed before comes before.
+    core.submit_pushed();
+    core.0.driver.borrow_mut().end_waits(file);
+}
+
 /// Sends a message to another core, together with the others of this turn. Messages from one core
 /// to another arrive in order.
 pub fn post(to: CoreId, msg: Msg) {
@@ -252,12 +263,15 @@ impl CoreRef {
 
     /// Hands everything that tasks have pushed and posted to the driver.
     pub fn flush_sq(&self) {
+        self.submit_pushed();
+        self.send_mail();
+    }
+
+    fn submit_pushed(&self) {
         let mut sq = self.0.sq.borrow_mut();
         if !sq.is_empty() {
             self.0.driver.borrow_mut().submit(&mut sq);
         }
-        drop(sq);
-        self.send_mail();
     }
 
     fn send_mail(&self) {

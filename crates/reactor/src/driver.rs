@@ -164,6 +164,13 @@ pub trait Driver {
     fn now(&self) -> Nanos;
     /// Takes the whole batch, in order of submission.
     fn submit(&mut self, batch: &mut Vec<Sqe>);
+    /// Ends what waits on a socket of this core: each Recv and Accept that was submitted before
+    /// ends, with the bytes or the connection that it has, or else with `Again`. The socket itself
+    /// stays as it is, for this process and for others that have it; nothing that has arrived is
+    /// lost. See [`crate::end_waits`].
+    fn end_waits(&mut self, file: FileId) {
+        unreachable!("this driver has no sockets, and {file:?} is one");
+    }
     /// Sends a message to another core, after all that was sent to it before.
     fn post(&mut self, to: CoreId, msg: Msg);
     /// Sends what gathered for a core in a round, in order. What is left in `batch` can't be

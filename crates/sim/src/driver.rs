@@ -6,7 +6,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{CoreId, Nanos};
-use reactor::{Driver, Event, Msg, Reactor, Sqe};
+use reactor::{Driver, Event, FileId, Msg, Reactor, Sqe};
 
 use crate::world::WorldRef;
 
@@ -28,6 +28,9 @@ impl Driver for Sim {
         for sqe in batch.drain(..) {
             world.submit(self.core, sqe);
         }
+    }
+    fn end_waits(&mut self, file: FileId) {
+        self.world.borrow_mut().end_waits(file);
     }
     fn post(&mut self, to: CoreId, msg: Msg) {
         self.world.borrow_mut().post(self.core, to, msg);

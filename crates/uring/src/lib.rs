@@ -41,6 +41,9 @@
 //!   close-on-exec, that nobody gets out of the table: cores share the descriptor itself. A request
 //!   in flight holds the description. So lock and claim of a process that was killed fall with its
 //!   last request, and who gets them knows that nothing of the owner before is under way.
+//! - UR-U11 The end of a wait ([`reactor::end_waits`]) changes nothing of the socket and takes
+//!   nothing from it: a Recv or an Accept that ends by it has data or a connection, or it has left
+//!   them to the next one.
 
 mod connect;
 mod device_id;

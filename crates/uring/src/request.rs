@@ -46,6 +46,8 @@ pub(crate) struct Request {
     /// Bytes transferred so far. Of a flush: whether it is done, and the size is looked at.
     done: usize,
     tries: u32,
+    /// It is to wait no longer ([`reactor::end_waits`]).
+    is_ended: bool,
     vectors: Option<Vectors>,
     /// The client's buffers of a read that goes through an aligned copy.
     unaligned: Option<Bufs>,
@@ -95,7 +97,15 @@ impl Request {
                 unaligned = Some(client);
             }
         }
-        Request { home, key, file, what, done: 0, tries: 0, vectors: None, unaligned }
+        let (done, tries, is_ended, vectors) = (0, 0, false, None);
+        Request { home, key, file, what, done, tries, is_ended, vectors, unaligned }
+    }
+
+    /// Ends the waiting of a Recv or an Accept: it is not retried, and its cancellation is no
+    /// error. Returns whether it is one.
+    pub(crate) fn end_wait(&mut self) -> bool {
+        self.is_ended = matches!(self.what, SqeOp::Recv { .. } | SqeOp::Accept);
+        self.is_ended
     }
 
     /// Whether there is nothing to transfer, so that no request is made.
@@ -250,6 +260,11 @@ impl Request {
 
     fn failed(&mut self, errno: i32) -> Outcome {
         let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        let is_nothing = again || matches!(errno, libc::ECANCELED | libc::ECONNABORTED);
+        if self.is_ended && is_nothing {
+            // It has taken nothing: what came meanwhile is for the next one.
+            return Outcome::Done(Status::Again.into());
+        }
         let accept = matches!(self.what, SqeOp::Accept);
         if (again || accept && errno == libc::ECONNABORTED) && self.tries < TRIES_MAX {
             self.tries += 1;

@@ -227,6 +227,14 @@ impl Shared {
         self.fill();
     }
 
+    /// Ends what waits on a socket, and leaves the socket as it is (UR-U11).
+    fn end_waits(&mut self, file: FileId) {
+        let on_it = self.requests.iter_mut().filter(|(_, request)| request.file == file);
+        let waiting = on_it.filter_map(|(slot, request)| request.end_wait().then_some(slot));
+        self.backlog.extend(waiting.map(Waiting::Cancel));
+        self.fill();
+    }
+
     fn end(&mut self, request: &Request, result: OpResult) {
         self.ready.push(Event::Cqe { home: request.home, key: request.key, result });
         if let Some((home, key)) = self.table.end(request.file) {
@@ -356,6 +364,10 @@ impl Driver for Uring {
             shared.begin(sqe);
         }
         shared.fill();
+    }
+
+    fn end_waits(&mut self, file: FileId) {
+        self.shared.borrow_mut().end_waits(file);
     }
 
     fn post(&mut self, to: CoreId, msg: Msg) {

@@ -12,7 +12,8 @@
 //!
 //! Invariants
 //! - SI-ST1 Bytes arrive in order, each once, until the stream ends or is cut.
-//! - SI-ST2 A closed end gets no requests, and an end is closed only with no request pending on it.
+//! - SI-ST2 A closed file gets no requests, and an end is closed only with no request pending on it.
+//!   An end with several files (`World::copy_stream`) is closed with the last of them.
 //! - SI-ST3 The data of a Send are taken from its buffers as they enter the wire: the buffers must
 //!   not change until the Send has ended.
 //! - SI-ST4 Every request ends exactly once; an outcome is delivered at a later moment, as any
@@ -82,6 +83,8 @@ struct End {
     cut: bool,
     recv: Option<(ReplyTo, Slice)>,
     send: Option<Sending>,
+    /// Files that are this end.
+    files: u32,
 }
 
 #[derive(Debug, Default)]
@@ -105,6 +108,7 @@ pub(super) struct Streams {
 enum FileKind {
     End(usize),
     Listener(usize),
+    Closed,
 }
 
 impl Streams {
@@ -122,6 +126,7 @@ impl Streams {
         match self.kind(file) {
             FileKind::End(end) => end,
             FileKind::Listener(_) => panic!("{file:?} is a listener"),
+            FileKind::Closed => panic!("{file:?} is closed"), // SI-ST2
         }
     }
 
@@ -166,6 +171,7 @@ impl World {
             cut: false,
             recv: None,
             send: None,
+            files: 1,
         };
         self.streams.ends.push(end(first + 1));
         self.streams.ends.push(end(first));
@@ -174,11 +180,35 @@ impl World {
         Some(self.streams.add(FileKind::End(first)))
     }
 
+    /// Another file that is the same end or listener, as a process has it that was sent the
+    /// descriptor. Whichever of them is used, the end has one Recv and one Send at a time.
+    pub fn copy_stream(&mut self, file: FileId) -> FileId {
+        let kind = self.streams.kind(file);
+        match kind {
+            FileKind::End(end) => self.streams.ends[end].files += 1,
+            FileKind::Listener(_) => {}
+            FileKind::Closed => panic!("{file:?} is closed"),
+        }
+        self.streams.add(kind)
+    }
+
+    /// Ends the Recv or the Accept that waits; one that has taken something has ended already.
+    pub(crate) fn end_waits(&mut self, file: FileId) {
+        let waiting = match self.streams.kind(file) {
+            FileKind::End(end) => self.streams.ends[end].recv.take().map(|(reply_to, _)| reply_to),
+            FileKind::Listener(nth) => self.streams.listeners[nth].accept.take(),
+            FileKind::Closed => panic!("{file:?} is closed"), // SI-ST2
+        };
+        if let Some(reply_to) = waiting {
+            self.reply(&reply_to, Status::Again, 0);
+        }
+    }
+
     /// Accepts or refuses new connections.
     pub fn set_listening(&mut self, listener: FileId, open: bool) {
         match self.streams.kind(listener) {
             FileKind::Listener(nth) => self.streams.listeners[nth].open = open,
-            FileKind::End(_) => panic!("{listener:?} does not listen"),
+            FileKind::End(_) | FileKind::Closed => panic!("{listener:?} does not listen"),
         }
     }
 
@@ -221,9 +251,26 @@ impl World {
                 self.streams.listeners[nth].accept = Some(reply_to);
                 self.accept_next(nth);
             }
-            (FileKind::End(end), what) => self.submit_end(end, reply_to, what),
+            (FileKind::End(end), SqeOp::Close) if self.streams.ends[end].files > 1 => {
+                self.streams.ends[end].files -= 1;
+                self.close_file(file, &reply_to);
+            }
+            (FileKind::End(end), what) => {
+                if matches!(what, SqeOp::Close) {
+                    self.streams.files[(file.0 - FIRST) as usize] = FileKind::Closed;
+                }
+                self.submit_end(end, reply_to, what);
+            }
+            // Clients may still connect: by another file, or as to a server that is away.
+            (FileKind::Listener(_), SqeOp::Close) => self.close_file(file, &reply_to),
             (FileKind::Listener(_), what) => panic!("{what:?} on a listener"),
+            (FileKind::Closed, what) => panic!("{what:?} on a closed stream"), // SI-ST2
         }
+    }
+
+    fn close_file(&mut self, file: FileId, reply_to: &ReplyTo) {
+        self.streams.files[(file.0 - FIRST) as usize] = FileKind::Closed;
+        self.reply(reply_to, Status::Ok, 0);
     }
 
     fn submit_end(&mut self, end: usize, reply_to: ReplyTo, what: SqeOp) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Streams: bytes arrive in order whatever the delays, and every way to end is seen as what it is.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{Buf, Nanos, Status};
-use reactor::{FileId, OpResult, SqeOp, driver_io, sleep, spawn};
+use reactor::{FileId, OpResult, SqeOp, driver_io, end_waits, sleep, spawn};
 use sim::{Machine, StreamFault, World, WorldRef};
 
 async fn recv(file: FileId) -> (OpResult, Vec<u8>) {
@@ -88,5 +89,84 @@ fn a_cut_is_an_error_or_silence() {
         world.borrow_mut().cut_stream(a, StreamFault::TimedOut);
         assert_eq!(recv(a).await.0.status, Status::Timeout);
         assert_eq!(recv(b).await.0.status, Status::NoDevice, "much later");
+    });
+}
+
+/// Ends what waits on a file again and again, until asked to stop.
+fn end_waits_often(world: &WorldRef, file: FileId) -> Rc<Cell<bool>> {
+    let (world, stop) = (world.clone(), Rc::new(Cell::new(false)));
+    let asked = stop.clone();
+    spawn(async move {
+        while !asked.get() {
+            let pause = world.borrow_mut().rng.below(3_000);
+            sleep(Nanos(pause)).await;
+            end_waits(file);
+        }
+    });
+    stop
+}
+
+#[test]
+fn the_end_of_a_wait_loses_no_byte_and_no_connection() {
+    each(|world| async move {
+        let listener = world.borrow_mut().listen();
+        let stop = end_waits_often(&world, listener);
+        let mut ended = 0;
+        let mut accept = async || loop {
+            let result = driver_io(listener, SqeOp::Accept).await;
+            if result.status != Status::Again {
+                assert_eq!(result.status, Status::Ok);
+                return FileId(result.value);
+            }
+            ended += 1;
+        };
+        let (mut clients, mut accepted) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            sleep(Nanos(1_000)).await;
+            clients.push(world.borrow_mut().connect(listener).unwrap());
+            accepted.push(accept().await);
+        }
+        stop.set(true);
+        let (a, b) = (clients[7], accepted[7]);
+        let data: Rc<Vec<u8>> = Rc::new((0..100_000_u32).map(|n| (n >> 3) as u8).collect());
+        let sent = data.clone();
+        spawn(async move {
+            for piece in sent.chunks(701) {
+                assert_eq!(send(a, piece).await, Status::Ok);
+                sleep(Nanos(700)).await;
+            }
+        });
+        let stop = end_waits_often(&world, b);
+        let mut got = Vec::new();
+        while got.len() < data.len() {
+            let (result, bytes) = recv(b).await;
+            assert!(matches!(result.status, Status::Ok | Status::Again), "{result:?}");
+            assert_eq!(result.status == Status::Again, bytes.is_empty());
+            ended += u32::from(bytes.is_empty());
+            got.extend(bytes);
+        }
+        stop.set(true);
+        assert!(got == *data);
+        assert!(ended > 0, "no wait was ended");
+        assert_eq!(send(b, b"and back").await, Status::Ok);
+    });
+}
+
+/// As between processes: the old one closes its file, and the connection lives in the new one.
+#[test]
+fn a_connection_ends_with_the_last_of_its_files() {
+    each(|world| async move {
+        let (a, old) = pair(&world).await;
+        let new = world.borrow_mut().copy_stream(old);
+        let waiting = driver_io(old, SqeOp::Recv { into: Buf::alloc(10).all() });
+        sleep(Nanos(10_000)).await;
+        end_waits(old);
+        assert_eq!(waiting.await.status, Status::Again);
+        assert_eq!(send(a, b"still").await, Status::Ok);
+        assert_eq!(driver_io(old, SqeOp::Close).await.status, Status::Ok);
+        assert_eq!(recv(new).await.1.first(), Some(&b's'));
+        assert_eq!(driver_io(new, SqeOp::Close).await.status, Status::Ok);
+        sleep(Nanos::from_secs(1)).await;
+        assert_eq!(send(a, b"gone").await, Status::NoDevice);
     });
 }

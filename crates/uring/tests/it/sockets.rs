@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "a thread that is no core calls one")]
 
 use std::cell::Cell;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::common::{Folder, bytes, on_core};
 use block::{Buf, Bufs, CoreId, ErrorKind, Nanos, Status};
-use reactor::{FileId, Reactor, SqeOp, driver_io, now, sleep, spawn};
+use reactor::{FileId, Reactor, SqeOp, driver_io, end_waits, now, sleep, spawn, yield_now};
 use rustix::net::sockopt::socket_send_buffer_size;
 use uring::{Files, Peer, RemoteEnd, SocketAccess, Uring};
 
@@ -393,5 +393,140 @@ fn a_connection_is_made_while_the_core_goes_on() {
         files.close(tcp);
         let refused = files.connect(&Peer::Tcp("127.0.0.1".into(), bound.port())).await;
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Io);
+    });
+}
+
+/// Ends what waits on a socket, at moments that vary, until asked to stop.
+fn end_waits_often(file: FileId) -> Rc<Cell<bool>> {
+    let stop = Rc::new(Cell::new(false));
+    let asked = stop.clone();
+    spawn(async move {
+        let mut nth = 0;
+        while !asked.get() {
+            nth += 1;
+            match nth % 3 {
+                0 => sleep(Nanos(nth % 50 * 1000)).await,
+                _ => yield_now().await,
+            }
+            end_waits(file);
+        }
+    });
+    stop
+}
+
+/// Bytes that a thread sends, in pieces that meet the ends of receives.
+#[test]
+fn a_byte_beside_the_end_of_a_receive_is_not_lost() {
+    const BYTES: usize = 100_000;
+    on_core(async |files| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        let unix = UnixStream::pair().unwrap();
+        let pairs: [(OwnedFd, Box<dyn std::io::Write + Send>); 2] = [
+            (unix.0.into(), Box::new(unix.1)),
+            (listener.accept().unwrap().0.into(), Box::new(tcp)),
+        ];
+        for (ours, mut theirs) in pairs {
+            let socket = files.adopt_socket(ours).unwrap();
+            let data = bytes(BYTES, 1);
+            let sent = data.clone();
+            let sender = thread::spawn(move || {
+                for piece in sent.chunks(7) {
+                    theirs.write_all(piece).unwrap();
+                    for _ in 0..piece[0] {
+                        std::hint::spin_loop();
+                    }
+                }
+                theirs
+            });
+            let stop = end_waits_often(socket);
+            let (mut got, mut ended) = (Vec::new(), 0);
+            while got.len() < BYTES {
+                let into = Buf::alloc(64);
+                let result = driver_io(socket, SqeOp::Recv { into: into.all() }).await;
+                if result.status == Status::Again {
+                    ended += 1;
+                } else {
+                    assert_eq!(result.status, Status::Ok, "after {} bytes", got.len());
+                    into.read(|b| got.extend_from_slice(&b[..result.value as usize]));
+                }
+            }
+            stop.set(true);
+            assert!(got == data);
+            assert!(ended > 0, "no receive was ended");
+            // The socket is as it was, in both directions.
+            let mut theirs = sender.join().unwrap();
+            theirs.write_all(b"more").unwrap();
+            assert_eq!(receive(socket, 4).await, b"more");
+            assert_eq!(send(socket, Buf::copy_of(b"back")).await, Status::Ok);
+            files.close(socket);
+        }
+    });
+}
+
+#[test]
+fn a_connection_beside_the_end_of_an_accept_is_not_lost() {
+    const CLIENTS: u32 = 500;
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        let listener = files.listen_unix(&path, SocketAccess::OWNER).unwrap();
+        let clients = thread::spawn(move || {
+            let connect = |nth: u32| {
+                let mut client = UnixStream::connect(&path).unwrap();
+                client.write_all(&nth.to_be_bytes()).unwrap();
+                client
+            };
+            (0..CLIENTS).map(connect).collect::<Vec<_>>()
+        });
+        let stop = end_waits_often(listener);
+        let (mut nth, mut ended) = (0, 0);
+        while nth < CLIENTS {
+            let result = driver_io(listener, SqeOp::Accept).await;
+            if result.status == Status::Again {
+                ended += 1;
+                continue;
+            }
+            assert_eq!(result.status, Status::Ok);
+            let socket = FileId(result.value);
+            assert_eq!(receive(socket, 4).await, nth.to_be_bytes());
+            files.close(socket);
+            nth += 1;
+        }
+        stop.set(true);
+        assert!(ended > 0, "no accept was ended");
+        drop(clients.join().unwrap());
+    });
+}
+
+/// Another process that has the descriptors goes on where this one has ended its waits.
+#[test]
+fn what_comes_after_the_end_of_a_wait_is_for_others() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let path = folder.path("sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let ours = files.adopt_socket(listener.try_clone().unwrap().into()).unwrap();
+        let accepting = driver_io(ours, SqeOp::Accept);
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let mut other = here.try_clone().unwrap();
+        let here = files.adopt_socket(here.into()).unwrap();
+        let receiving = driver_io(here, SqeOp::Recv { into: Buf::alloc(64).all() });
+        sleep(Nanos::from_millis(1)).await;
+        for file in [ours, here] {
+            end_waits(file);
+        }
+        assert_eq!(accepting.await.status, Status::Again);
+        assert_eq!(receiving.await.status, Status::Again);
+        files.close(ours);
+        assert_eq!(driver_io(here, SqeOp::Close).await.status, Status::Ok);
+        there.write_all(b"x").unwrap();
+        let mut byte = [0];
+        other.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"x");
+        let _client = UnixStream::connect(&path).unwrap();
+        listener.accept().unwrap();
+        end_waits(here); // it is closed
     });
 }

@@ -12,7 +12,7 @@
 //!
 //! Invariants
 //! - SI-ST1 Bytes arrive in order, each once, until the stream ends or is cut.
-//! - SI-ST2 A closed file gets no requests, and an end is closed only with no request pending on it.
+//! - SI-ST2 A closed file gets no requests, and an end is closed only with no request pending.
 //!   An end with several files (`World::copy_stream`) is closed with the last of them.
 //! - SI-ST3 The data of a Send are taken from its buffers as they enter the wire: the buffers must
 //!   not change until the Send has ended.

@@ -6,16 +6,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Bufs, Nanos, Slice, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, loop_time, now, spawn};
+use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, end_waits, loop_time, now, spawn};
 
 use crate::figures::Figures;
 use crate::handshake::Session;
 use crate::peer::{ListenerRules, Peer};
-use crate::remote::RemoteConnection;
+use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
 use crate::reply::Reply;
 use crate::share::Share;
 use crate::shared::Shared;
 use crate::tls::Tls;
+use crate::unread::{Parked, PauseState, Stop};
 
 /// Data of a write that a client has [`crate::Options::stall_time`] for; the same of its replies.
 pub(crate) const STEP_BYTES: usize = 1 << 20;
@@ -25,6 +26,17 @@ struct Socket {
     file: FileId,
     /// Once the client has come by it.
     tls: RefCell<Option<Rc<Tls>>>,
+}
+
+/// When to cut a connection off.
+#[derive(Default)]
+struct Dues {
+    /// None while it may idle.
+    deadline: Cell<Option<Nanos>>,
+    /// While a step of its replies is being sent.
+    send: Cell<Option<Nanos>>,
+    /// While a step of a write's data is being received.
+    data: Cell<Option<Nanos>>,
 }
 
 pub(crate) struct Conn {
@@ -41,15 +53,12 @@ pub(crate) struct Conn {
     /// The data of admitted requests whose reply has not left.
     share: Rc<Share>,
     /// Whether one of the requests is still being received.
-    pub(crate) receiving: Cell<bool>,
+    receiving: Cell<bool>,
+    /// Requests whose replies are being sent.
+    pub(crate) sending: Cell<usize>,
     /// Requests to the driver that are in flight on the socket (NB-N4).
     pub(crate) ops: Cell<usize>,
-    /// When to cut the connection off; none while it may idle.
-    pub(crate) deadline: Cell<Option<Nanos>>,
-    /// The same, while a step of its replies is being sent, and while a step of a write's data is
-    /// being received.
-    send_due: Cell<Option<Nanos>>,
-    pub(crate) data_due: Cell<Option<Nanos>>,
+    dues: Dues,
     /// No new requests are taken.
     pub(crate) draining: Cell<bool>,
     /// The socket is unusable; replies are dropped.
@@ -58,8 +67,9 @@ pub(crate) struct Conn {
     pub(crate) ended: Cell<bool>,
     /// Nothing of it is left: its socket was closed.
     pub(crate) closed: Cell<bool>,
-    /// The connection of this client on the core that serves it.
-    pub(crate) remote: Cell<Option<RemoteConnection>>,
+    /// The connection of this client on another core.
+    pub(crate) other: Cell<Option<OtherCore>>,
+    pub(crate) pause: PauseState,
     /// Failed flushes that the server sent for FUA, not for a FLUSH of the client.
     pub(crate) fua_failures: Cell<u64>,
     pub(crate) figures: Arc<Figures>,
@@ -69,7 +79,7 @@ impl Conn {
     pub(crate) fn new(shared: Rc<Shared>, file: FileId, rules: ListenerRules, id: u64) -> Conn {
         let deadline = now() + shared.options.handshake_time;
         let conn = Conn::with_figures(shared, file, rules, Arc::new(Figures::new(id)));
-        conn.deadline.set(Some(deadline));
+        conn.dues.deadline.set(Some(deadline));
         conn
     }
 
@@ -91,15 +101,15 @@ impl Conn {
             room: WaitList::new(),
             share: Rc::new(Share::new(peer)),
             receiving: Cell::new(false),
+            sending: Cell::new(0),
             ops: Cell::new(0),
-            deadline: Cell::new(None),
-            send_due: Cell::new(None),
-            data_due: Cell::new(None),
+            dues: Dues::default(),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
             closed: Cell::new(false),
-            remote: Cell::new(None),
+            other: Cell::new(None),
+            pause: PauseState::default(),
             fua_failures: Cell::new(0),
             figures,
         }
@@ -113,13 +123,30 @@ impl Conn {
         self.rules.peer
     }
 
+    /// The connection on the core that serves it, if that is not this one.
+    pub(crate) fn remote(&self) -> Option<RemoteConnection> {
+        match self.other.get()? {
+            OtherCore::Serves(remote) => Some(remote),
+            OtherCore::Accepted(_) => None,
+        }
+    }
+
+    /// The connection on the core that has accepted it, if that is not this one.
+    pub(crate) fn home(&self) -> Option<HomeConnection> {
+        match self.other.get()? {
+            OtherCore::Serves(_) => None,
+            OtherCore::Accepted(home) => Some(home),
+        }
+    }
+
     pub(crate) fn file(&self) -> FileId {
         self.socket.file
     }
 
-    /// The session begins.
+    /// The session begins; in a pause of the server it begins paused.
     pub(crate) fn set_session(&self, session: Session) {
         let _ = self.session.set(session);
+        self.pause.number.set(self.shared.pause.number.get());
     }
 
     /// Takes TLS from it, for the core that serves the session. No request is in flight on the
@@ -164,14 +191,14 @@ impl Conn {
 
     /// The next deadline.
     pub(crate) fn due(&self) -> Option<Nanos> {
-        let dues = [&self.deadline, &self.send_due, &self.data_due];
+        let dues = [&self.dues.deadline, &self.dues.send, &self.dues.data];
         dues.into_iter().filter_map(Cell::get).min()
     }
 
     /// Clears the deadlines; returns whether the client had stalled.
     pub(crate) fn clear_deadlines(&self) -> bool {
-        self.deadline.take();
-        self.send_due.take().is_some() | self.data_due.take().is_some()
+        self.dues.deadline.take();
+        self.dues.send.take().is_some() | self.dues.data.take().is_some()
     }
 
     /// Starts the deadline of one step; taking `due` ends it.
@@ -184,9 +211,9 @@ impl Conn {
 
     /// Sends a part of the replies.
     pub(crate) async fn send(&self, bufs: Bufs) -> Status {
-        self.begin_step(&self.send_due);
+        self.begin_step(&self.dues.send);
         let sent = self.send_all(bufs).await;
-        self.send_due.take();
+        self.dues.send.take();
         sent
     }
 
@@ -203,7 +230,12 @@ impl Conn {
         let Some(tls) = self.tls() else {
             return self.io(SqeOp::Recv { into }).await;
         };
-        Box::pin(tls.recv(&into, async |op| self.io(op).await)).await
+        let receive = async |op| match self.pause.is_pausing() {
+            // The rest of a record comes after the pause.
+            true => OpResult::from(Status::Again),
+            false => self.io(op).await,
+        };
+        Box::pin(tls.recv(&into, receive)).await
     }
 
     /// Has the client come by TLS. False when that fails.
@@ -228,7 +260,7 @@ impl Conn {
     /// Shuts the socket down, which ends everything pending on it.
     pub(crate) async fn cut_off(self: Rc<Conn>) {
         self.dead.set(true);
-        if let Some(remote) = self.remote.get() {
+        if let Some(remote) = self.remote() {
             return remote.cut_off();
         }
         self.wake_receiver();
@@ -240,7 +272,7 @@ impl Conn {
     /// Stops taking requests; ends the connection when those in flight are answered.
     pub(crate) fn drain(self: Rc<Conn>) {
         self.draining.set(true);
-        if let Some(remote) = self.remote.get() {
+        if let Some(remote) = self.remote() {
             return remote.drain();
         }
         self.set_deadline();
@@ -254,12 +286,86 @@ impl Conn {
 
     /// The deadline of the handshake holds no more; that of a drain does.
     pub(crate) fn end_handshake(&self) {
-        self.deadline.set(self.deadline.get().filter(|_| self.draining.get()));
+        self.dues.deadline.set(self.dues.deadline.get().filter(|_| self.draining.get()));
+    }
+
+    pub(crate) fn clear_deadline(&self) {
+        self.dues.deadline.set(None);
     }
 
     pub(crate) fn set_deadline(&self) {
-        self.deadline.set(Some(now() + self.shared.options.drain_time));
+        self.dues.deadline.set(Some(now() + self.shared.options.drain_time));
         self.shared.changed.wake_all();
+    }
+
+    /// Takes part in a pause of the server, which has this number: its receive loop ends, and then
+    /// `park`. A connection that is still in its handshake goes on; its session will begin paused.
+    pub(crate) fn pause(self: &Rc<Conn>, number: u64) {
+        if !self.is_greeted() {
+            return;
+        }
+        self.pause.number.set(number);
+        if let Some(remote) = self.remote() {
+            return remote.pause(number);
+        }
+        // Once it has ended, its socket may be closed.
+        if self.ops.get() > 0 && !self.ended.get() {
+            self.pause.waits_ended.set(self.pause.waits_ended.get() + 1);
+            end_waits(self.file());
+        }
+        self.wake_receiver();
+    }
+
+    /// Goes on after a pause.
+    pub(crate) fn resume(self: &Rc<Conn>) {
+        self.pause.number.set(0);
+        self.pause.parked.take();
+        match self.remote() {
+            Some(remote) => remote.resume(),
+            None => self.wake_receiver(),
+        }
+    }
+
+    /// Ends without a word to the client: another process goes on with the session.
+    pub(crate) fn abandon(self: &Rc<Conn>) {
+        self.pause.abandoned.set(true);
+        match self.remote() {
+            Some(remote) => remote.abandon(),
+            None => self.wake_receiver(),
+        }
+    }
+
+    /// Nothing of the session is in flight in the pause with this number.
+    pub(crate) fn set_parked(&self, number: u64, parked: Parked) {
+        if self.pause.number.get() == number {
+            self.pause.parked.replace(Some(parked));
+            self.shared.changed.wake_all();
+        }
+    }
+
+    /// Requests, and FLUSHes of pauses, that the device has not ended.
+    pub(crate) fn at_device(&self) -> u64 {
+        let queued: usize = self.replies.borrow().iter().map(|reply| reply.requests).sum();
+        let not_there = queued + self.sending.get() + usize::from(self.receiving.get());
+        let requests = self.in_flight().saturating_sub(not_there as u64);
+        requests + u64::from(self.pause.flushes.get())
+    }
+
+    /// The data of a WRITE are being received from now on.
+    pub(crate) fn begin_data(&self) {
+        self.receiving.set(true);
+        self.begin_step(&self.dues.data);
+    }
+
+    /// The next step of them begins.
+    pub(crate) fn begin_data_step(&self) {
+        self.begin_step(&self.dues.data);
+    }
+
+    /// They are no more.
+    pub(crate) fn end_data(&self) {
+        self.receiving.set(false);
+        self.dues.data.take();
     }
 
     fn wake_receiver(&self) {
@@ -268,17 +374,18 @@ impl Conn {
     }
 
     /// Waits until a request with `bytes` of data fits into the budgets and takes its share
-    /// (NB-N2). False when the connection ends first.
-    pub(crate) async fn admit(&self, bytes: u64) -> bool {
+    /// (NB-N2). Fails when the connection ends first, or the server pauses.
+    pub(crate) async fn admit(&self, bytes: u64) -> Result<(), Stop> {
         let options = &self.shared.options;
-        let over = || self.dead.get() || self.draining.get();
+        let over = || self.is_ending() || self.pause.is_pausing();
+        let stop = || if self.is_ending() { Stop::Ended } else { Stop::Paused };
         let own = || {
             self.in_flight() < options.requests_max as u64
                 && self.share.held() + bytes <= options.connection_bytes_max
         };
         self.room.wait_for(|| own() || over()).await;
         if over() {
-            return false;
+            return Err(stop());
         }
         let budget = &self.shared.budget;
         // Only this task adds to the connection's own share, so it still fits after this wait.
@@ -290,14 +397,14 @@ impl Conn {
         }
         if self.share.waits() {
             budget.withdraw(&self.share);
-            return false;
+            return Err(stop());
         }
         if over() {
             budget.give_back(&self.share, bytes);
-            return false;
+            return Err(stop());
         }
         self.figures.in_flight.add(1);
-        true
+        Ok(())
     }
 
     /// Releases the budget of answered requests.
@@ -369,7 +476,8 @@ mod tests {
                 assert!(!conn.share.waits(), "it is admitted");
                 end(&conn);
                 yield_now().await;
-                assert_eq!((admitted.get(), conn.share.held()), (Some(false), 0));
+                let refused = Some(Err(Stop::Ended));
+                assert_eq!((admitted.get(), conn.share.held()), (refused, 0));
             }
         };
         machine.block_on(work).unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The list of a server's connections, and their figures.
 use block::{CoreId, Nanos};
-use reactor::{FileId, core_id, now};
+use reactor::{FileId, core_id};
 
 use crate::conn::Conn;
 use crate::peer::Peer;
@@ -61,15 +61,15 @@ impl Conn {
         self.shared.counters.write_bytes.add(bytes);
     }
 
-    fn describe(&self) -> Connection {
+    pub(crate) fn describe(&self) -> Connection {
         let figures = &self.figures;
         Connection {
             id: figures.id,
             file: self.file(),
             peer: self.peer(),
             export: self.export_name(),
-            core: self.remote.get().map_or_else(core_id, |remote| remote.core),
-            age: now().saturating_sub(figures.accepted_at),
+            core: self.remote().map_or_else(core_id, |remote| remote.core),
+            age: figures.age(),
             is_ending: self.is_ending(),
             in_flight: self.in_flight(),
             requests: figures.requests.get(),

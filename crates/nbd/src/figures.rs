@@ -61,6 +61,8 @@ pub struct Stats {
 pub(crate) struct Figures {
     pub(crate) id: u64,
     pub(crate) accepted_at: Nanos,
+    /// How old it was then: it has been a connection of another process before.
+    pub(crate) age_before: Nanos,
     /// Admitted requests whose reply has not left.
     pub(crate) in_flight: Counter,
     /// Not zero while a request waits for the budget.
@@ -80,6 +82,7 @@ impl Figures {
         Figures {
             id,
             accepted_at: now(),
+            age_before: Nanos::ZERO,
             in_flight: Counter::default(),
             waits: Counter::default(),
             received_at,
@@ -88,6 +91,16 @@ impl Figures {
             write_bytes: Counter::default(),
             errors: Counter::default(),
         }
+    }
+
+    /// Those of a connection that another process had.
+    pub(crate) fn adopted(id: u64, age_before: Nanos) -> Figures {
+        Figures { age_before, ..Figures::new(id) }
+    }
+
+    /// Time since its client has connected.
+    pub(crate) fn age(&self) -> Nanos {
+        now().saturating_sub(self.accepted_at) + self.age_before
     }
 }
 

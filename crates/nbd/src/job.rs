@@ -40,6 +40,8 @@ pub(crate) struct Job {
     data: Bufs,
     /// The submitted bio, if the request is a single one.
     bio: Option<BioFuture>,
+    /// A FLUSH that must fail (NB-U4).
+    owes_failure: bool,
 }
 
 /// Checks that the session allows the request, and its range.
@@ -128,6 +130,7 @@ pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload:
     let at = Sector::from_bytes(request.offset);
     let begun = loop_time();
     let mut data = Bufs::new();
+    let mut owes_failure = false;
     let bio = match command {
         Command::Read => {
             data = Buf::alloc(request.len as usize).into();
@@ -141,24 +144,37 @@ pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload:
             };
             Some(write(dev, flags, class, at, payload.into()))
         }
-        Command::Flush => Some(flush(dev, Class::Foreground)),
+        Command::Flush => {
+            owes_failure = conn.pause.flush_failed.get();
+            Some(flush(dev, Class::Foreground))
+        }
         Command::Trim { .. } | Command::WriteZeroes { .. } | Command::BlockStatus { .. } => None,
     };
     match bio.as_ref().and_then(BioFuture::outcome) {
         Some(done) => {
             record(conn.session(), command, begun);
+            let done = with_failure(&conn, command, owes_failure, done);
             answer(&conn, command, &request, data, done);
         }
         None => {
             let shared = conn.shared.clone();
-            shared.jobs.push(Job { conn, command, request, begun, data, bio });
+            shared.jobs.push(Job { conn, command, request, begun, data, bio, owes_failure });
         }
     }
 }
 
+/// The fault [`crate::planted::ServerFault::ExecutePart`].
+pub(crate) fn execute_part(conn: &Rc<Conn>, request: &Request, data: &Buf) {
+    let (conn, at, data) = (conn.clone(), Sector::from_bytes(request.offset), data.clone());
+    reactor::spawn(async move {
+        let dev = &*conn.session().device;
+        let _ = write(dev, Flags::empty(), Class::Normal, at, data.into()).await;
+    });
+}
+
 /// Waits for a request's bios, then queues its reply.
 pub(crate) async fn run(job: Job) {
-    let Job { conn, command, request, begun, data, bio } = job;
+    let Job { conn, command, request, begun, data, bio, owes_failure } = job;
     let session = conn.session();
     let dev = &*session.device;
     let at = Sector::from_bytes(request.offset);
@@ -179,7 +195,26 @@ pub(crate) async fn run(job: Job) {
         }
     };
     record(session, command, begun);
+    let done = with_failure(&conn, command, owes_failure, done);
     answer(&conn, command, &request, data, done);
+}
+
+/// NB-U4: the outcome of a FLUSH of the client, after the FLUSH of a pause has failed. Every one
+/// fails that was begun before the first failure was answered.
+fn with_failure(
+    conn: &Conn,
+    command: Command,
+    owes_failure: bool,
+    done: Result<(), Status>,
+) -> Result<(), Status> {
+    let failed = &conn.pause.flush_failed;
+    if command != Command::Flush || !owes_failure && !failed.get() {
+        return done;
+    }
+    if !conn.dead.get() {
+        failed.set(false);
+    }
+    done.and(Err(Status::Io))
 }
 
 /// Records how long the device took for a request, in steps of turns of the event loop.

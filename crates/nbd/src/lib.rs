@@ -29,8 +29,24 @@
 //!   and a new connection replaces a session of its kind that was idle for [`Options::idle_time`].
 //! - NB-N7 A connection has one place, one id and one row of figures, on the core that accepted it,
 //!   whichever core serves it. Its socket is closed there after the other core has closed its own.
+//!
+//! A server can be paused ([`Server::pause`]), so that another process goes on with its sessions:
+//! - NB-U1 Nothing of a paused session is in flight, on its socket or at its device. What was
+//!   received of it and not executed is kept, and is the next that is read of it, here or by the
+//!   server that adopts it. So each request is executed once, and answered once.
+//! - NB-U2 A session counts as paused when every request that was begun is answered and its reply
+//!   has left. If a device does not end one, the pause fails, and the server goes on as before.
+//! - NB-U3 A request is begun when all of it has come. A part of one is bytes that were received.
+//! - NB-U4 Each pause sends a FLUSH by the opener of each session. So what was acknowledged is
+//!   durable, or the next FLUSH of the client fails, here or at the server that adopts the session;
+//!   if the session ends before, that of the next session of its export. An opener is a number of
+//!   one process, and what a device has to report to it does not cross.
+//! - NB-U5 A session goes on by an export that keeps what its client was told, or it ends.
+//! - NB-U6 A server that is abandoned shuts no socket down and sends nothing: it closes its
+//!   descriptors.
 #![warn(missing_docs)]
 
+mod adopt;
 pub mod client;
 mod conn;
 mod connections;
@@ -40,6 +56,8 @@ mod figures;
 mod handshake;
 mod job;
 pub mod option;
+mod park;
+mod pause;
 mod peer;
 mod planted;
 mod receive;
@@ -52,16 +70,19 @@ mod session;
 mod share;
 mod shared;
 mod tls;
+mod unread;
 pub mod wire;
 
 pub use connections::Connection;
 pub use export::{Context, Export, Exports, Place, PlacedExport, Run};
 pub use figures::Stats;
 pub use handshake::{Handshake, Session, Step};
+pub use pause::{Paused, PausedListener, PausedSession};
 pub use peer::Peer;
 #[cfg(feature = "planted")]
-pub use planted::Fault;
+pub use planted::{Fault, ServerFault};
 pub use server::Server;
 pub use session::end_sessions_of_this_core;
 pub use shared::Options;
 pub use tls::{TlsClient, TlsServer};
+pub use unread::RefusedWrite;

@@ -27,10 +27,12 @@ pub(crate) async fn run(conn: Rc<Conn>) {
             return;
         }
         let batch = gather(&conn, &mut ends);
+        conn.sending.set(batch.requests);
         if send(&conn, batch.bufs).await != Status::Ok {
             conn.clone().cut_off().await;
             conn.drop_replies();
         }
+        conn.sending.set(0);
         conn.release(batch.requests, batch.bytes);
     }
 }

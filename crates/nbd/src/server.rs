@@ -42,13 +42,21 @@ impl Server {
         self.serve_by(listener, ListenerRules { peer, tls: Some(tls) });
     }
 
+    /// As [`Server::new`], with a planted fault.
+    #[cfg(feature = "planted")]
+    pub fn new_planted(
+        exports: Rc<dyn Exports>,
+        options: Options,
+        fault: Option<crate::ServerFault>,
+    ) -> Server {
+        Server(Rc::new(Shared::planted(exports, options, fault.into())))
+    }
+
     fn serve_by(&self, listener: FileId, rules: ListenerRules) {
         let shared = &self.0;
         assert!(!shared.stopping.get(), "serve after shutdown");
-        if shared.listeners.borrow().is_empty() {
-            spawn(deadlines::watch(shared.clone()));
-        }
-        shared.listeners.borrow_mut().push(listener);
+        shared.watch_deadlines();
+        shared.listeners.borrow_mut().push((listener, rules.clone()));
         shared.acceptors.set(shared.acceptors.get() + 1);
         spawn(accept(shared.clone(), listener, rules));
     }
@@ -60,7 +68,7 @@ impl Server {
         let shared = &self.0;
         shared.stopping.set(true);
         let listeners = shared.listeners.borrow().clone();
-        for listener in listeners {
+        for (listener, _) in listeners {
             let _ = driver_io(listener, SqeOp::Shutdown).await; // ends the accept, which closes it
         }
         let conns: Vec<_> = shared.conns.borrow().iter().map(|(_, c)| c.clone()).collect();
@@ -87,12 +95,30 @@ impl fmt::Debug for Server {
     }
 }
 
+/// Accepts nothing while the server pauses.
+async fn wait_in_pause(shared: &Shared) {
+    if shared.pause.number.get() == 0 {
+        return;
+    }
+    shared.pause.acceptors.set(shared.pause.acceptors.get() + 1);
+    shared.changed.wake_all();
+    shared.changed.wait_for(|| shared.pause.number.get() == 0 || shared.stopping.get()).await;
+    shared.pause.acceptors.set(shared.pause.acceptors.get() - 1);
+}
+
 async fn accept(shared: Rc<Shared>, listener: FileId, rules: ListenerRules) {
     loop {
+        wait_in_pause(&shared).await;
+        if shared.stopping.get() {
+            break;
+        }
+        let pauses = shared.pause.last.get();
         let result = driver_io(listener, SqeOp::Accept).await;
         let file = FileId(result.value);
         match (result.status == Status::Ok, shared.stopping.get()) {
             (true, false) => admit(&shared, file, rules.clone()).await,
+            // A pause has begun, and maybe has ended since.
+            (false, false) if shared.pause.last.get() > pauses => {}
             (false, false) => sleep(ACCEPT_RETRY).await,
             (true, true) => {
                 let _ = driver_io(file, SqeOp::Close).await;
@@ -107,6 +133,13 @@ async fn accept(shared: Rc<Shared>, listener: FileId, rules: ListenerRules) {
 }
 
 impl Shared {
+    /// Watches the deadlines of its connections, if it does not yet.
+    pub(crate) fn watch_deadlines(self: &Rc<Shared>) {
+        if !self.watching.replace(true) {
+            spawn(deadlines::watch(self.clone()));
+        }
+    }
+
     /// Whether there is no place for one more connection.
     fn is_full(&self, peer: Peer) -> bool {
         let conns = self.conns.borrow();
@@ -149,18 +182,21 @@ async fn admit(shared: &Rc<Shared>, file: FileId, rules: ListenerRules) {
         let _ = driver_io(file, SqeOp::Close).await;
         return;
     }
-    let id = {
-        let mut stats = shared.stats.borrow_mut();
-        stats.connections += 1;
-        stats.connections_total += 1;
-        stats.connections_total
-    };
+    let id = shared.last_id.get() + 1;
+    shared.last_id.set(id);
+    shared.stats.borrow_mut().connections_total += 1;
     let conn = Rc::new(Conn::new(shared.clone(), file, rules, id));
+    run(&conn.clone(), session::run(conn));
+}
+
+/// Runs a connection, which is on the list as long as its work lasts.
+pub(crate) fn run(conn: &Rc<Conn>, work: impl Future<Output = ()> + 'static) {
+    let shared = conn.shared.clone();
+    shared.stats.borrow_mut().connections += 1;
     let slot = shared.conns.borrow_mut().insert(conn.clone());
     shared.changed.wake_all();
-    let shared = shared.clone();
     spawn(async move {
-        session::run(conn).await;
+        work.await;
         shared.conns.borrow_mut().remove(slot);
         shared.stats.borrow_mut().connections -= 1;
         shared.changed.wake_all();

@@ -4,7 +4,8 @@
 //! ```text
 //!  run ─▶ handshake ─▶ receive loop ─────────▶ all requests answered ─▶ close
 //!              │     │    ▲ waits while the budget is used up
-//!              │     │    └ ends at DISC, end of stream, nonsense, drain
+//!              │     │    ├ ends at DISC, end of stream, nonsense, drain
+//!              │     │    └ ends and begins again at a pause of the server (`park`)
 //!              │     └─▶ on another core:  receive loop ─▶ ... ─▶ close ─▶ close here
 //!              └ deadline
 //! ```
@@ -13,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Buf, Error, OpenDevice, Status};
-use reactor::{CoreLocal, SqeOp, call, driver_io, new_opener, spawn};
+use reactor::{CoreLocal, SqeOp, call, core_id, driver_io, new_opener, spawn};
 
 use crate::conn::Conn;
 use crate::deadlines;
@@ -21,11 +22,13 @@ use crate::export::{Export, Exports, Place, PlacedExport};
 use crate::figures::Counters;
 use crate::handshake::{Handshake, Session, Step};
 use crate::option::HEADER_BYTES;
+use crate::park;
 use crate::peer::ListenerRules;
 use crate::receive::Receiver;
-use crate::remote::RemoteConnection;
+use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
 use crate::send;
 use crate::shared::{Options, Shared};
+use crate::unread::Unread;
 use crate::wire::OPTION_BYTES_MAX;
 
 /// Initial size of a handshake's buffer; most handshakes need no more.
@@ -69,36 +72,62 @@ impl Exports for NoExports {
 
 /// Runs a connection from the handshake to the close.
 pub(crate) async fn run(conn: Rc<Conn>) {
-    if let Some((session, rest)) = handshake(&conn).await {
-        match session.export.place(conn.file()) {
-            Some(place) => serve_elsewhere(&conn, session, rest, place).await,
-            None => serve(&conn, session, &rest).await,
-        }
+    if let Some((session, bytes)) = handshake(&conn).await {
+        run_session(&conn, session, Unread { bytes, refused: None }).await;
     }
     close(&conn).await;
 }
 
-/// Serves a session until all its requests are answered. `rest` came behind the handshake.
-async fn serve(conn: &Rc<Conn>, mut session: Session, rest: &[u8]) {
+/// Runs a connection whose session another server has paused.
+pub(crate) async fn run_adopted(conn: Rc<Conn>, session: Session, unread: Unread) {
+    run_session(&conn, session, unread).await;
+    close(&conn).await;
+}
+
+async fn run_session(conn: &Rc<Conn>, session: Session, unread: Unread) {
+    let name = session.export.name();
+    let unreported = &conn.shared.unreported;
+    // NB-U4
+    if unreported.borrow_mut().remove(&name) {
+        conn.pause.flush_failed.set(true);
+    }
+    match session.export.place(conn.file()) {
+        Some(place) => serve_elsewhere(conn, session, unread, place).await,
+        None => serve(conn, session, unread).await,
+    }
+    if conn.pause.flush_failed.get() {
+        unreported.borrow_mut().insert(name);
+    }
+}
+
+/// Serves a session until all its requests are answered. `unread` is what has come of them.
+async fn serve(conn: &Rc<Conn>, mut session: Session, mut unread: Unread) {
     // Each connection is an opener of its own, by which devices below distinguish writers.
     session.device_fua = Rc::new(OpenDevice::new(session.device.clone(), new_opener()));
     session.device = Rc::new(OpenDevice::new(session.device, new_opener()));
     conn.end_handshake();
     conn.set_session(session);
     spawn(send::run(conn.clone()));
-    Receiver::new(conn.clone(), rest).run().await;
+    while let Some(rest) = Receiver::new(conn.clone(), unread).run().await {
+        match park::park(conn, rest).await {
+            Some(rest) => unread = rest,
+            None => break,
+        }
+    }
     conn.set_deadline();
-    conn.room.wait_for(|| conn.in_flight() == 0).await;
+    // NB-N3
+    conn.room.wait_for(|| conn.in_flight() == 0 && conn.pause.flushes.get() == 0).await;
 }
 
 /// Closes a connection without requests.
 async fn close(conn: &Conn) {
-    if let Some(tls) = conn.tls().filter(|_| !conn.dead.get()) {
+    let is_silent = conn.dead.get() || conn.pause.abandoned.get();
+    if let Some(tls) = conn.tls().filter(|_| !is_silent) {
         // NB-T2: all replies have left.
         Box::pin(tls.send_end(async |op| conn.io(op).await)).await;
     }
     // NB-N4: from here on nothing is started on the socket; wait for what is in flight on it.
-    conn.deadline.set(None);
+    conn.clear_deadline();
     conn.ended.set(true);
     conn.ready.wake_all();
     conn.room.wait_for(|| conn.ops.get() == 0).await;
@@ -178,19 +207,23 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
     }
 }
 
-/// Has another core serve the session; returns when it has ended there. `rest` came behind the
-/// handshake.
-async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, rest: Vec<u8>, place: Place) {
+/// Has another core serve the session; returns when it has ended there. `unread` is what has come
+/// of its requests.
+async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, unread: Unread, place: Place) {
     let Place { core, begin } = place;
     let (terms, tls) = (session.terms(), conn.take_tls());
     let (figures, peer) = (conn.figures.clone(), conn.peer());
     let options = conn.shared.options.clone();
+    let home = HomeConnection { core: core_id(), conn: CoreLocal::keep(conn.clone()) };
+    let flush_failed = conn.pause.flush_failed.get();
     conn.end_handshake();
     conn.set_session(session);
     let begun = call(core, move || async move {
         let PlacedExport { socket, export } = begin();
         let (rules, shared) = (ListenerRules { peer, tls: None }, shared_of_this_core(options));
         let conn = Rc::new(Conn::with_figures(shared.clone(), socket, rules, figures));
+        conn.other.set(Some(OtherCore::Accepted(home)));
+        conn.pause.flush_failed.set(flush_failed);
         if let Some(tls) = tls {
             conn.set_tls(tls);
         }
@@ -199,7 +232,7 @@ async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, rest: Vec<u8>, place
         let counters = shared.counters.clone();
         let slot = shared.conns.borrow_mut().insert(conn.clone());
         spawn(async move {
-            serve(&conn, session, &rest).await;
+            serve(&conn, session, unread).await;
             close(&conn).await;
             shared.conns.borrow_mut().remove(slot);
             shared.changed.wake_all();
@@ -209,17 +242,23 @@ async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, rest: Vec<u8>, place
     let (name, counters): (CoreLocal, Arc<Counters>) = begun.await;
     conn.shared.away_counters.borrow_mut().insert(core, counters);
     let remote = RemoteConnection { core, conn: name };
-    conn.remote.set(Some(remote));
+    conn.other.set(Some(OtherCore::Serves(remote)));
     if conn.dead.get() {
         remote.cut_off();
     } else if conn.draining.get() {
         remote.drain();
     }
-    call(core, move || async move {
-        if let Some(conn) = name.get::<Conn>() {
+    if conn.pause.is_pausing() {
+        remote.pause(conn.pause.number.get());
+    }
+    let flush_failed = call(core, move || async move {
+        let conn = name.get::<Conn>();
+        if let Some(conn) = &conn {
             conn.room.wait_for(|| conn.closed.get()).await;
         }
         name.release();
-    })
-    .await;
+        conn.is_some_and(|conn| conn.pause.flush_failed.get())
+    });
+    conn.pause.flush_failed.set(flush_failed.await);
+    home.conn.release();
 }

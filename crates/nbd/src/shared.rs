@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the connections of one core share.
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{CoreId, Nanos};
+use block::{CoreId, Nanos, Planted};
 use reactor::{FileId, TaskPool, WaitList, ZeroBuffer};
 use slab::Slab;
 
@@ -13,6 +13,8 @@ use crate::conn::Conn;
 use crate::export::Exports;
 use crate::figures::{Counters, Stats};
 use crate::job::{self, Job};
+use crate::peer::ListenerRules;
+use crate::planted::ServerFault;
 use crate::share::Budget;
 use crate::wire::REQUEST_BYTES_MAX;
 
@@ -60,6 +62,17 @@ impl Default for Options {
     }
 }
 
+/// The pauses of a server.
+#[derive(Default)]
+pub(crate) struct ServerPause {
+    /// Number of the last one.
+    pub(crate) last: Cell<u64>,
+    /// Number of the one that lasts; zero: none.
+    pub(crate) number: Cell<u64>,
+    /// Acceptors that it has stopped.
+    pub(crate) acceptors: Cell<usize>,
+}
+
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) exports: Rc<dyn Exports>,
@@ -78,13 +91,30 @@ pub(crate) struct Shared {
     pub(crate) conns: RefCell<Slab<Rc<Conn>>>,
     /// Source of zeroes for devices that can't make them.
     pub(crate) zeroes: ZeroBuffer,
-    pub(crate) listeners: RefCell<Vec<FileId>>,
+    pub(crate) listeners: RefCell<Vec<(FileId, ListenerRules)>>,
     pub(crate) acceptors: Cell<usize>,
     pub(crate) stopping: Cell<bool>,
+    /// Number of the last connection.
+    pub(crate) last_id: Cell<u64>,
+    /// The deadlines are being watched.
+    pub(crate) watching: Cell<bool>,
+    pub(crate) pause: ServerPause,
+    /// Exports of sessions that have ended after a failed FLUSH of a pause, without a FLUSH of
+    /// their client: the next session of each hears of it (NB-U4). At most one entry for each name.
+    pub(crate) unreported: RefCell<BTreeSet<String>>,
+    pub(crate) planted: Planted<ServerFault>,
 }
 
 impl Shared {
     pub(crate) fn new(exports: Rc<dyn Exports>, options: Options) -> Shared {
+        Shared::planted(exports, options, Planted::NONE)
+    }
+
+    pub(crate) fn planted(
+        exports: Rc<dyn Exports>,
+        options: Options,
+        planted: Planted<ServerFault>,
+    ) -> Shared {
         let request = u64::from(REQUEST_BYTES_MAX);
         assert!(options.connection_bytes_max >= request, "a connection must hold one request");
         assert!(options.bytes_max >= request, "a server must hold one request");
@@ -107,6 +137,11 @@ impl Shared {
             listeners: RefCell::default(),
             acceptors: Cell::new(0),
             stopping: Cell::new(false),
+            last_id: Cell::new(0),
+            watching: Cell::new(false),
+            pause: ServerPause::default(),
+            unreported: RefCell::default(),
+            planted,
         }
     }
 }

@@ -4,9 +4,11 @@
 
 mod client;
 mod common;
+mod handovers;
 mod handshake;
 mod lossy;
 mod model;
+mod pauses;
 mod pieces;
 mod session;
 mod shares;

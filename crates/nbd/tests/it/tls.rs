@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! TLS: what a server answers before it, our client over it, and peers that break it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use nbd::client::{self, Client, Connect};
 use nbd::wire::{opt, rep};
 use nbd::{Options, Peer, Server, TlsClient, TlsServer};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use reactor::{FileId, flush, now, read, write};
+use reactor::{FileId, flush, now, read, sleep, spawn, write, yield_now};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -216,5 +216,49 @@ fn a_client_that_does_not_finish_tls_is_cut_off() {
         assert!(c.at_end().await);
         assert!(now() - began < Nanos::from_secs(4));
         assert_eq!(causes.borrow().len(), 1);
+    });
+}
+
+/// Nobody else has its keys, so it stays with its server, whose pause is one for it, too: also in
+/// the middle of a record.
+#[test]
+fn a_client_with_tls_waits_in_a_pause_and_goes_on_after_it() {
+    with_server(1, Options::default(), one, |net, _, server| async move {
+        net.0.borrow_mut().fragment = true;
+        let (config, tls) = configs();
+        let (listener, _) = serve(&net, &server, config);
+        let door = Rc::new(Connector { net: net.clone(), listener, tls });
+        let opened = Client::open("nbd", "disk", door, client::Options::default(), |_| {}).await;
+        let client = Rc::new(opened.unwrap());
+        let stays: Vec<u64> = server.staying_connections().iter().map(|c| c.id).collect();
+        assert_eq!(stays, [1]);
+        for nth in 0..8_u8 {
+            let done = Rc::new(Cell::new(false));
+            let (set, writer) = (done.clone(), client.clone());
+            spawn(async move {
+                let data = Buf::alloc(200_000);
+                data.write(|b| b.fill(nth));
+                let (flags, class) = (Flags::empty(), Class::Normal);
+                write(&*writer, flags, class, Sector(0), data.slice(0..199_680).into())
+                    .await
+                    .unwrap();
+                set.set(true);
+            });
+            for _ in 0..nth {
+                yield_now().await; // further into the WRITE
+            }
+            let paused = server.pause(Nanos::from_secs(1)).await.unwrap();
+            assert_eq!((paused.sessions.len(), paused.staying.len()), (0, 1));
+            let written = done.get();
+            sleep(Nanos::from_millis(100)).await;
+            assert_eq!(done.get(), written, "nothing is done in a pause");
+            server.resume();
+            sleep(Nanos::from_millis(100)).await;
+            assert!(done.get());
+            let back = Buf::alloc(512);
+            read(&*client, Class::Normal, Sector(389), back.all().into()).await.unwrap();
+            back.read(|b| assert!(b.iter().all(|b| *b == nth)));
+        }
+        assert_eq!(server.stats().connections_total, 1, "it has not connected again");
     });
 }

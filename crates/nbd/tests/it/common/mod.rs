@@ -39,6 +39,9 @@ struct Pending {
 pub(crate) struct World {
     now: Nanos,
     files: BTreeMap<u32, File>,
+    /// Further descriptors of a file: a close takes one of them away.
+    copies: BTreeMap<u32, u32>,
+    ended_waits: Vec<Event>,
     next: u32,
     pending: Vec<Pending>,
     rng: u64,
@@ -89,6 +92,12 @@ impl Net {
     /// Sends nothing more from this end; the other reads to the end of the stream.
     pub(crate) fn half_close(&self, file: FileId) {
         self.0.borrow_mut().end_stream_to_peer(file.0);
+    }
+
+    /// Another process has the file, too, under the same number.
+    pub(crate) fn share(&self, file: FileId) -> FileId {
+        *self.0.borrow_mut().copies.entry(file.0).or_default() += 1;
+        file
     }
 
     pub(crate) fn is_open(&self, file: FileId) -> bool {
@@ -161,6 +170,10 @@ impl World {
                 self.moved = true;
                 done(0)
             }
+            (SqeOp::Close, _) if self.copies.get(&id).is_some_and(|more| *more > 0) => {
+                self.copies.entry(id).and_modify(|more| *more -= 1);
+                done(0)
+            }
             (SqeOp::Close, _) => {
                 assert!(!self.pending.iter().any(|q| q.sqe.file.0 == id), "closed under a request");
                 self.end_stream_to_peer(id);
@@ -201,11 +214,23 @@ impl Driver for Net {
             self.0.borrow_mut().pending.push(Pending { sqe, left, shut: false });
         }
     }
+    fn end_waits(&mut self, file: FileId) {
+        let w = &mut *self.0.borrow_mut();
+        assert!(w.files.contains_key(&file.0));
+        let waits = |p: &mut Pending| {
+            p.sqe.file == file && matches!(p.sqe.what, SqeOp::Recv { .. } | SqeOp::Accept)
+        };
+        for Pending { sqe, .. } in w.pending.extract_if(.., waits) {
+            let (home, key, result) = (sqe.home, sqe.key, Status::Again.into());
+            w.ended_waits.push(Event::Cqe { home, key, result });
+        }
+    }
     fn post(&mut self, _to: CoreId, msg: Msg) {
         panic!("one core only: {msg:?}");
     }
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         let mut w = self.0.borrow_mut();
+        out.append(&mut w.ended_waits);
         // A send that moved some bytes may be what an earlier receive waits for.
         while out.is_empty() && w.progress(out) {}
         if out.is_empty() {
@@ -230,6 +255,7 @@ pub(crate) struct Disk {
     pub(crate) fuas: Cell<usize>,
     /// Reads and writes of this sector fail.
     pub(crate) bad: Cell<Option<Sector>>,
+    pub(crate) failing_flushes: Cell<usize>,
     pool: TaskPool<(Rc<Disk>, Bio)>,
     self_: std::rc::Weak<Disk>,
 }
@@ -256,6 +282,7 @@ impl Disk {
             flushed_by: RefCell::default(),
             fuas: Cell::new(0),
             bad: Cell::new(None),
+            failing_flushes: Cell::new(0),
             pool: TaskPool::new(4096, handle),
             self_: self_.clone(),
         })
@@ -275,6 +302,10 @@ impl Disk {
             Op::Flush => {
                 self.flushes.set(self.flushes.get() + 1);
                 self.flushed_by.borrow_mut().push(bio.opener);
+                if self.failing_flushes.get() > 0 {
+                    self.failing_flushes.set(self.failing_flushes.get() - 1);
+                    return Status::Io;
+                }
             }
             Op::Discard if self.limits.discard_granularity_bytes > 0 => {}
             Op::WriteZeroes if self.limits.write_zeroes => self.data.borrow_mut()[range].fill(0),

@@ -10,6 +10,7 @@ mod lossy;
 mod model;
 mod pauses;
 mod pieces;
+mod real_sockets;
 mod session;
 mod shares;
 mod silent;

@@ -143,10 +143,13 @@ impl Conn {
         self.socket.file
     }
 
-    /// The session begins; in a pause of the server it begins paused.
+    /// The session begins; in a pause of its server, which is on the core that has accepted it, it
+    /// begins paused.
     pub(crate) fn set_session(&self, session: Session) {
         let _ = self.session.set(session);
-        self.pause.number.set(self.shared.pause.number.get());
+        if self.home().is_none() {
+            self.pause.number.set(self.shared.pause.number.get());
+        }
     }
 
     /// Takes TLS from it, for the core that serves the session. No request is in flight on the
@@ -301,7 +304,8 @@ impl Conn {
     /// Takes part in a pause of the server, which has this number: its receive loop ends, and then
     /// `park`. A connection that is still in its handshake goes on; its session will begin paused.
     pub(crate) fn pause(self: &Rc<Conn>, number: u64) {
-        if !self.is_greeted() {
+        // On the core that serves it, a pause may come before the session has begun.
+        if !self.is_greeted() && self.home().is_none() {
             return;
         }
         self.pause.number.set(number);

@@ -13,7 +13,7 @@ use nbd::{
     Export, Exports, Options, Paused, PausedSession, Peer, Place, PlacedExport, Server, ServerFault,
 };
 use reactor::{FileId, read, sleep, spawn};
-use sim::{DiskSpec, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
+use sim::{DiskSpec, Machine, Mix, Oracle, Swarm, Workload, World, WorldRef, seeds};
 
 const CLIENTS: usize = 3;
 const BLOCKS: u64 = 64;
@@ -181,7 +181,8 @@ impl Hub {
         while !stop.get() {
             let (time, dice) = {
                 let rng = &mut self.world.borrow_mut().rng;
-                (rng.below(mean), rng.below(8))
+                // Some pauses come while sessions that were adopted just now begin.
+                (rng.below(mean) * rng.below(2), rng.below(8))
             };
             sleep(Nanos(time)).await;
             let server = self.server.borrow().clone();
@@ -216,6 +217,11 @@ impl Hub {
 fn run(seed: u64, fault: Option<ServerFault>, cores: u16) -> Result<(), String> {
     let world = World::new(seed);
     let disk = world.borrow_mut().add_swarm_disk("disk", Sector(BLOCKS * 8));
+    if cores > 1 && seed.is_multiple_of(2) {
+        // Messages of other cores come before tasks that could run.
+        let swarm = world.borrow().swarm();
+        world.borrow_mut().set_swarm(Swarm { preempt_per_mille: 400, ..swarm });
+    }
     let machine = Machine::boot(&world, cores);
     let shelf = Shelf { world: world.clone(), disk, cores, is_elsewhere: false };
     let hub = machine.on(0, || Hub::new(shelf, fault));
@@ -229,7 +235,7 @@ fn run(seed: u64, fault: Option<ServerFault>, cores: u16) -> Result<(), String> 
     }
     let load = Workload::new(&world, &oracle, mix);
     // Where tasks are preempted the clock goes on to the next timer, which must not be a far one.
-    for nth in 0..16 {
+    for nth in 0..48 {
         machine.spawn(0, async move {
             loop {
                 sleep(Nanos::from_millis(100 + nth)).await;

@@ -122,14 +122,6 @@ impl Streams {
         self.files[(file.0 - FIRST) as usize]
     }
 
-    fn end_of(&self, file: FileId) -> usize {
-        match self.kind(file) {
-            FileKind::End(end) => end,
-            FileKind::Listener(_) => panic!("{file:?} is a listener"),
-            FileKind::Closed => panic!("{file:?} is closed"), // SI-ST2
-        }
-    }
-
     /// Drops all connections: a power cut or a kill.
     pub(super) fn clear(&mut self) {
         self.ends.clear();
@@ -214,7 +206,11 @@ impl World {
 
     /// Injects a fault into one end of a connection. No effect on one that has ended.
     pub fn cut_stream(&mut self, file: FileId, how: StreamFault) {
-        let end = self.streams.end_of(file);
+        let end = match self.streams.kind(file) {
+            FileKind::End(end) => end,
+            FileKind::Closed => return,
+            FileKind::Listener(_) => panic!("{file:?} is a listener"),
+        };
         let peer = self.streams.ends[end].peer;
         if self.streams.ends[end].closed || self.streams.ends[end].ended.is_some() {
             return;

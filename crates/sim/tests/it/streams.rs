@@ -89,6 +89,8 @@ fn a_cut_is_an_error_or_silence() {
         world.borrow_mut().cut_stream(a, StreamFault::TimedOut);
         assert_eq!(recv(a).await.0.status, Status::Timeout);
         assert_eq!(recv(b).await.0.status, Status::NoDevice, "much later");
+        let _ = driver_io(a, SqeOp::Close).await;
+        world.borrow_mut().cut_stream(a, StreamFault::Error); // it is closed
     });
 }
 

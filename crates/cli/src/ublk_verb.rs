@@ -45,6 +45,8 @@ struct Row {
     state: &'static str,
     /// The process that serves it.
     pid: Option<i32>,
+    /// Its queues: how many cores can serve it at a time.
+    queues: u16,
     /// Whether clients wait when its daemon ends.
     recovers: bool,
 }
@@ -70,6 +72,7 @@ impl Row {
             device: disks.name_of(device.number),
             state: word(device.state),
             pid: Some(device.pid).filter(|pid| device.state == State::Live && is_alive(*pid)),
+            queues: device.queues,
             recovers: device.features.contains(Features::USER_RECOVERY),
         }
     }
@@ -79,7 +82,8 @@ fn table(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "No block devices\n".into();
     }
-    let mut cells = vec![["PATH", "DEVICE", "STATE", "PID", "RECOVERS"].map(str::to_owned)];
+    let mut cells =
+        vec![["PATH", "DEVICE", "STATE", "PID", "QUEUES", "RECOVERS"].map(str::to_owned)];
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     cells.extend(rows.iter().map(|row| {
         let recovers = if row.recovers { "yes" } else { "no" };
@@ -88,6 +92,7 @@ fn table(rows: &[Row]) -> String {
             or_dash(row.device.clone()),
             row.state.to_owned(),
             or_dash(row.pid.map(|pid| pid.to_string())),
+            row.queues.to_string(),
             recovers.to_owned(),
         ]
     }));
@@ -155,12 +160,13 @@ mod tests {
             device: device.map(str::to_owned),
             state: if pid == Some(7) { "live" } else { "waits" },
             pid,
+            queues: 2,
             recovers: device.is_some(),
         };
         let want = "\
-PATH         DEVICE  STATE  PID  RECOVERS
-/dev/ublkb0  wc      live   7    yes
-/dev/ublkb1  -       waits  -    no
+PATH         DEVICE  STATE  PID  QUEUES  RECOVERS
+/dev/ublkb0  wc      live   7    2       yes
+/dev/ublkb1  -       waits  -    2       no
 ";
         assert_eq!(table(&[row(0, Some("wc"), Some(7)), row(1, None, None)]), want);
         assert_eq!(table(&[]), "No block devices\n");

@@ -45,7 +45,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing};
+use block::{Base, BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing};
 
 mod border;
 mod drain;
@@ -254,7 +254,16 @@ impl MappedDevice {
         true
     }
 
-    /// The same, unless they have it already.
+    /// Whether other cores have the mapping or the way to the parts, or get it when an earlier one
+    /// was withdrawn. `is_shared`: whether they can have a base.
+    pub fn is_on_every_core(&self, is_shared: impl Fn(&Rc<dyn Base>) -> bool) -> bool {
+        match self.flat() {
+            Some(flat) => flat.bases().iter().all(is_shared),
+            None => self.way_to_parts().is_some(),
+        }
+    }
+
+    /// [`MappedDevice::publish`], unless they have it already.
     pub(crate) fn publish_once(&self, replicas: &dyn Replicas) {
         // Set without a mapping, too: the next withdrawal then waits for the other cores.
         if !self.flat.set_published() {

@@ -69,6 +69,7 @@ fn of_disk(disk: DiskClient) -> api::Client {
         device: Some(disk.device),
         peer: ublk::disk_path(disk.number).display().to_string(),
         connected_seconds: seconds(disk.age),
+        core: disk.core.map(|core| core.0),
         requests_in_flight: Some(disk.in_flight),
         requests: Some(disk.stats.requests),
         read_bytes: Some(disk.stats.read_bytes),

@@ -66,6 +66,8 @@ pub(crate) struct Engine {
     /// Makes compressed RAM disks without a table.
     zram: ZramFactory,
     files: Files,
+    /// Those that parts of devices, sessions and queues may run on, core 0 first.
+    cores: Vec<CoreId>,
     /// TLS of the server, if it has any.
     tls: RefCell<Option<Rc<TlsServer>>>,
     /// Block devices of the kernel, where they can be made.
@@ -74,7 +76,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// `cores` are those that parts of devices may run on, core 0 first.
+    /// `cores` are those that parts of devices and their doors may run on, core 0 first.
     pub(crate) fn new(
         files: Files,
         default_export: Option<String>,
@@ -95,7 +97,8 @@ impl Engine {
         let exports = DmExports::new(dm.clone(), default_export, files.clone(), session_cores);
         let server = Server::new(Rc::new(exports), options);
         let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
-        Engine { dm, leaves, server, owner, claims, zram, files, tls, disks, ended }
+        let cores = cores.to_vec();
+        Engine { dm, leaves, server, owner, claims, zram, files, cores, tls, disks, ended }
     }
 
     pub(crate) fn files(&self) -> &Files {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Worker threads: secondary cores that run as long as the daemon, for engines that divide their
-//! devices among cores (zram, a write cache in parts), and for sessions of NBD. Threads of doors,
-//! in contrast, are secondary cores only while they serve a request themselves.
+//! devices among cores (zram, a write cache in parts), for sessions of NBD, and for queues of block
+//! devices. Threads of doors, in contrast, are secondary cores only while they serve a request
+//! themselves.
 //!
 //! ```text
 //!   start   cores 1..N · core 0            end   core 0 (devices go) · cores 1..N

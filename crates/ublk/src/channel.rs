@@ -2,8 +2,6 @@
 //! Channels: how a queue speaks to the kernel. A queue knows no descriptor and no ring, so that
 //! tests can take the kernel's part.
 use std::future::Future;
-use std::io;
-use std::os::fd::OwnedFd;
 
 use block::Bufs;
 use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io};
@@ -44,15 +42,10 @@ pub struct KernelChannel {
 }
 
 impl KernelChannel {
-    /// Maps the descriptors of a queue of `depth` tags. `adopt` gives the file to the driver of the
-    /// core, which stays the owner.
-    pub fn new(
-        fd: OwnedFd,
-        (queue, depth): (u16, u16),
-        adopt: impl FnOnce(OwnedFd) -> FileId,
-    ) -> io::Result<KernelChannel> {
-        let descriptors = Descriptors::map(&fd, queue, depth)?;
-        Ok(KernelChannel { file: adopt(fd), queue, descriptors })
+    /// The channel of queue number `queue` by `file`, the character device in the driver of this
+    /// core.
+    pub fn new(file: FileId, queue: u16, descriptors: Descriptors) -> KernelChannel {
+        KernelChannel { file, queue, descriptors }
     }
 
     /// The character device.

@@ -86,15 +86,15 @@ pub struct Descriptor {
 }
 
 /// The descriptors of one queue, mapped from the character device.
-pub(crate) struct Descriptors {
+pub struct Descriptors {
     first: NonNull<Descriptor>,
     depth: u16,
     bytes: usize,
 }
 
 impl Descriptors {
-    /// Maps those of a queue with `depth` tags.
-    pub(crate) fn map(file: &OwnedFd, queue: u16, depth: u16) -> io::Result<Descriptors> {
+    /// Maps those of queue number `queue` with `depth` tags. It keeps the device open.
+    pub fn map(file: &OwnedFd, queue: u16, depth: u16) -> io::Result<Descriptors> {
         let bytes = (usize::from(depth) * size_of::<Descriptor>())
             .next_multiple_of(rustix::param::page_size());
         let offset = u64::from(queue) * DESCRIPTORS_STRIDE;
@@ -114,6 +114,10 @@ impl Descriptors {
         unsafe { self.first.as_ptr().add(usize::from(tag)).read_volatile() }
     }
 }
+
+// SAFETY: the mapping is the process's, and no reference into it is ever given out: any thread that
+// has it may read it and unmap it.
+unsafe impl Send for Descriptors {}
 
 impl Drop for Descriptors {
     fn drop(&mut self) {

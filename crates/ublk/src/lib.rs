@@ -6,7 +6,7 @@
 //!   ─────────────────────────────────────────────────────┼──────────────────────────────
 //!   control    Control ── add, start, stop, recover ─▶ /dev/ublk-control    (any thread but a
 //!                                                        │                   core's)
-//!   a core     Queue: one task a tag                     │
+//!   each core  Queue: one task a tag                     │
 //!                fetch(tag) ◀──── a request ─────────────┘
 //!                Descriptor ─▶ Request ─▶ bio ─▶ the device
 //!                data of reads and writes ═▶ /dev/ublkcN (user copy)
@@ -15,10 +15,12 @@
 //!
 //! Control commands may wait, some for clients whose requests a [`Queue`] serves. So [`Control`]
 //! blocks its thread, and no core calls it. A queue speaks to the kernel through [`Channel`]: the
-//! kernel's is [`KernelChannel`], tests have one of their own.
+//! kernel's is [`KernelChannel`], tests have one of their own. A device has one queue or several,
+//! each on one core ([`Queues`]).
 //!
 //! Invariants
-//! - UB-Q1 A tag is served by one task of one thread: the one that fetched it commits it, once.
+//! - UB-Q1 A tag is served by one task of one thread: the one that fetched it commits it, once. The
+//!   kernel refuses a commit from another thread.
 //! - UB-Q2 A request's data are in a buffer of its own, and its bytes are counted
 //!   ([`ByteBudget`]) before memory is taken, until it is committed.
 //! - UB-Q3 A commit tells the kernel what became of the request; data of a read are in the
@@ -37,10 +39,12 @@ mod budget;
 mod channel;
 mod control;
 mod features;
+mod figures;
 mod identity;
 mod kernel;
 mod params;
 mod queue;
+mod queues;
 mod request;
 
 pub use abi::MAX_IO_BYTES;
@@ -48,10 +52,12 @@ pub use budget::ByteBudget;
 pub use channel::{Channel, KernelChannel};
 pub use control::{Control, KernelDevice, NewDevice, State, char_path, disk_path, numbers};
 pub use features::Features;
+pub use figures::Stats;
 pub use identity::Identity;
-pub use kernel::Descriptor;
+pub use kernel::{Descriptor, Descriptors};
 pub use params::Params;
-pub use queue::{Ended, Queue, QueueSpec, Stats};
+pub use queue::{Ended, Queue, QueueSpec};
+pub use queues::{MakeQueue, NewQueue, Queues};
 
 #[cfg(test)]
 extern crate self as ublk;

@@ -19,6 +19,7 @@ use reactor::{OpResult, WaitList, discard, flush, loop_time, read, spawn, write,
 
 use crate::budget::ByteBudget;
 use crate::channel::Channel;
+use crate::figures::{Figures, Stats};
 use crate::request::{Request, errno};
 
 /// What a queue serves.
@@ -44,41 +45,6 @@ pub enum Ended {
     Failed(Status),
 }
 
-/// Figures of a queue: of requests that were committed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// All of them.
-    pub requests: u64,
-    /// Those that failed.
-    pub errors: u64,
-    /// Data that clients have read.
-    pub read_bytes: u64,
-    /// Data that clients have written.
-    pub write_bytes: u64,
-}
-
-impl Stats {
-    fn count(&mut self, op: Option<Op>, result: Result<i32, Status>) {
-        let bytes = result.map_or(0, |bytes| u64::from(bytes.unsigned_abs()));
-        self.requests += 1;
-        self.errors += u64::from(result.is_err());
-        match op {
-            Some(Op::Read) => self.read_bytes += bytes,
-            Some(Op::Write) => self.write_bytes += bytes,
-            Some(Op::Flush | Op::Discard | Op::WriteZeroes) | None => {}
-        }
-    }
-}
-
-impl std::ops::AddAssign for Stats {
-    fn add_assign(&mut self, other: Stats) {
-        self.requests += other.requests;
-        self.errors += other.errors;
-        self.read_bytes += other.read_bytes;
-        self.write_bytes += other.write_bytes;
-    }
-}
-
 /// One queue of a device, served by tasks of this core.
 pub struct Queue<C: Channel> {
     channel: C,
@@ -90,9 +56,7 @@ pub struct Queue<C: Channel> {
     failed: Cell<Option<Status>>,
     /// UB-Q4
     left: Cell<bool>,
-    stats: Cell<Stats>,
-    /// Requests that were taken and not committed.
-    in_flight: Cell<u64>,
+    figures: Arc<Figures>,
     changed: WaitList,
 }
 
@@ -107,8 +71,7 @@ impl<C: Channel> Queue<C> {
             offered: Cell::new(0),
             failed: Cell::new(None),
             left: Cell::new(false),
-            stats: Cell::default(),
-            in_flight: Cell::new(0),
+            figures: Arc::default(),
             changed: WaitList::new(),
         });
         for tag in 0..depth {
@@ -124,12 +87,16 @@ impl<C: Channel> Queue<C> {
 
     /// Its figures.
     pub fn stats(&self) -> Stats {
-        self.stats.get()
+        self.figures.stats()
     }
 
     /// Requests that were taken and not committed.
     pub fn in_flight(&self) -> u64 {
-        self.in_flight.get()
+        self.figures.in_flight()
+    }
+
+    pub(crate) fn figures(&self) -> &Arc<Figures> {
+        &self.figures
     }
 
     /// Commits nothing from now on: the kernel gives its requests to the next server (UB-Q4).
@@ -160,7 +127,7 @@ impl<C: Channel> Queue<C> {
         while self.has_request(answer) {
             let request = Request::decode(self.channel.descriptor(tag), &self.limits());
             let begun = loop_time();
-            self.in_flight.set(self.in_flight.get() + 1);
+            self.figures.take();
             let result = match request {
                 Ok(request) if !self.left.get() => self.perform(tag, request).await,
                 Ok(_) => return, // UB-Q4
@@ -172,10 +139,7 @@ impl<C: Channel> Queue<C> {
             if let (Some(times), Ok(request)) = (&self.spec.latencies, request) {
                 times.record(request.op, loop_time().saturating_sub(begun));
             }
-            let mut stats = self.stats.get();
-            stats.count(request.ok().map(|request| request.op), result);
-            self.stats.set(stats);
-            self.in_flight.set(self.in_flight.get() - 1);
+            self.figures.commit(request.ok().map(|request| request.op), result);
             let result = result.unwrap_or_else(|status| -errno(status));
             answer = self.channel.commit_and_fetch(tag, result).await;
         }

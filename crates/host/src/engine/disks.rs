@@ -8,7 +8,7 @@ use control::Failure;
 use dm::{MappedDevice, Remove};
 
 use super::{Engine, door_bytes_max};
-use crate::ublk_door::{DiskClient, DoorStats, UblkDoor};
+use crate::ublk_door::{DiskClient, DoorCores, DoorStats, UblkDoor};
 
 /// How long a removal by force waits for a disk whose device fails all requests.
 const FORCED_STOP: Nanos = Nanos::from_secs(30);
@@ -24,7 +24,9 @@ impl Engine {
         serves_all: bool,
     ) -> Result<(), Failure> {
         let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
-        let door = UblkDoor::new(self.files.clone(), run_dir, serves_all, bytes_max);
+        let (owner, cores) = (self.owner.clone(), self.cores.clone());
+        let cores = DoorCores { owner, cores, bytes_max };
+        let door = UblkDoor::new(self.files.clone(), run_dir, serves_all, cores);
         self.disks.replace(Some(door.clone()));
         if serves_all {
             return door.open().await.map_err(|e| Failure::from(e).within("--ublk"));

@@ -35,12 +35,14 @@ pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
     let timed: &'static [&'static str] = &["device", "op", "le"];
     let durations = infos(tables::MILLPOND, timed, vec![&tables::REQUEST_DURATION]);
     let leaf_durations = infos(tables::LEAF_PREFIX, timed, vec![&tables::LEAF_DURATION]);
+    let of_disks = table(tables::UBLK_PREFIX, &[], &tables::UBLK);
+    let of_cores = table(tables::UBLK_PREFIX, &["core"], &tables::UBLK_CORE);
     let unsaved = table(tables::DEVICE_PREFIX, device, &tables::UNSAVED);
     let mut all = vec![
         ("The daemon".to_owned(), [build_info, process].concat()),
         ("The NBD server".to_owned(), table(tables::NBD_PREFIX, &[], &tables::NBD)),
         ("The FUSE export".to_owned(), table(tables::FUSE_PREFIX, &[], &tables::FUSE)),
-        ("Block devices of the kernel".to_owned(), table(tables::UBLK_PREFIX, &[], &tables::UBLK)),
+        ("Block devices of the kernel".to_owned(), [of_disks, of_cores].concat()),
         ("Mapped devices".to_owned(), [of_device, durations].concat()),
         ("Mapped devices with a write cache".to_owned(), unsaved),
     ];

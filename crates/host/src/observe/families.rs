@@ -42,6 +42,10 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
     }
     if let Some(ublk) = &snapshot.ublk {
         all.add_table(tables::UBLK_PREFIX, &tables::UBLK, &[], ublk);
+        for (core, stats) in &ublk.by_core {
+            let core = core.0.to_string();
+            all.add_table(tables::UBLK_PREFIX, &tables::UBLK_CORE, &[("core", &core)], stats);
+        }
     }
     for device in &snapshot.devices {
         let labels = [("device", device.name.as_str())];

@@ -89,6 +89,10 @@ pub(super) static UBLK: [Attr<DoorStats>; 6] = [
     counter("write_bytes", "data that the kernel has written", |s| s.total.write_bytes.into()),
 ];
 
+/// Of block devices, with the core that has served them as a label.
+pub(super) static UBLK_CORE: [Attr<ublk::Stats>; 1] =
+    [counter("core_requests", "requests that the core has answered", |s| s.requests.into())];
+
 /// Of mapped devices, with the operation as a label.
 pub(super) static REQUEST_DURATION: Spec = spec(
     "request_duration_seconds",

@@ -72,6 +72,11 @@ impl Owner {
         self.published.borrow().contains_key(&minor)
     }
 
+    /// The same, also while their mapping is being replaced by another one.
+    pub(crate) fn can_be_on_every_core(&self, device: &MappedDevice) -> bool {
+        device.is_on_every_core(|base| self.leaves.share(base).is_some())
+    }
+
     /// Leases a mapped device to the secondary cores.
     pub fn lease(self: &Rc<Owner>, opened: impl Into<Rc<Opened>>) -> Lease {
         let opened = opened.into();

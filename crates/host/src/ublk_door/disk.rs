@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A block device of the kernel, and the mapped device behind it.
+//!
+//! ```text
+//!   queue 0 ── core 0 ── the mapped device          queue 1 ── core 1 ── its replica there
+//!      └────────────── /dev/ublkcN, opened by core 0, adopted by core 1 ──┘
+//! ```
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{BlockDevice, Error, Nanos, OpenDevice, Sector};
+use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Sector};
 use dm::{MappedDevice, Opened};
-use reactor::{WaitList, new_opener, now};
-use ublk::{ByteBudget, KernelChannel, Queue, QueueSpec, Stats, disk_path};
-use uring::Files;
+use reactor::{CoreLocal, FileId, WaitList, core_id, new_opener, now};
+use ublk::{ByteBudget, Descriptors, KernelChannel, MakeQueue, NewQueue, QueueSpec, Queues, Stats};
+use uring::{Files, SharedFile};
 
+use super::cores::{QueueCore, QueueCores};
 use super::kernel_devices::OpenedDevice;
+use crate::secondary::{DeviceHandle, Lease, device_on_this_core, files_of_this_core};
 
 /// A block device as a client of its mapped device.
 #[derive(Clone, Debug)]
@@ -25,9 +32,18 @@ pub(crate) struct DiskClient {
     pub(crate) in_flight: u64,
     /// Its figures in this daemon.
     pub(crate) stats: Stats,
+    /// The core that serves it, if one serves all its queues.
+    pub(crate) core: Option<CoreId>,
 }
 
-/// A disk with its queue.
+/// What a disk has of its mapped device.
+struct HeldDevice {
+    /// For the other cores that serve it. It ends first: they drop what they have of the device.
+    _lease: Option<Lease>,
+    opened: Rc<Opened>,
+}
+
+/// A disk with its queues.
 pub(super) struct UblkDisk {
     /// N of `/dev/ublkbN`.
     pub(super) number: u32,
@@ -36,66 +52,136 @@ pub(super) struct UblkDisk {
     /// Its clients wait for the next daemon when this one ends.
     pub(super) recovers: bool,
     began: Nanos,
-    queue: Rc<Queue<KernelChannel>>,
+    /// The character device, on core 0.
+    file: FileId,
+    queues: Queues<KernelChannel>,
     /// HO-U1; none once it has ended.
-    opened: RefCell<Option<Opened>>,
+    held: RefCell<Option<HeldDevice>>,
     has_ended: WaitList,
+}
+
+/// What a queue on core 0 serves.
+fn spec_here(device: &Rc<MappedDevice>, budget: Rc<ByteBudget>, depth: u16) -> QueueSpec {
+    let read_only = device.read_only().clone();
+    QueueSpec {
+        device: OpenDevice::new(device.clone(), new_opener()),
+        is_read_only: Box::new(move || read_only.get()),
+        latencies: Some(device.latencies()),
+        budget,
+        depth,
+    }
+}
+
+/// A queue on another core serves the replica of the device there.
+fn make_there(
+    device: &MappedDevice,
+    (handle, shared): (DeviceHandle, SharedFile),
+    (nth, depth): (u16, u16),
+    (budget, descriptors): (CoreLocal, Descriptors),
+) -> MakeQueue<KernelChannel> {
+    let (read_only, latencies) = (device.read_only().clone(), device.latencies());
+    Box::new(move || {
+        let file = files_of_this_core().adopt(&shared);
+        let spec = QueueSpec {
+            device: OpenDevice::new(device_on_this_core(&handle), new_opener()),
+            is_read_only: Box::new(move || read_only.get()),
+            latencies: Some(latencies),
+            budget: budget.get().expect("each core has one, as long as the door is there"),
+            depth,
+        };
+        (KernelChannel::new(file, nth, descriptors), spec)
+    })
+}
+
+/// The queue has ended: another core than core 0 needs the character device no more.
+fn close_there(channel: &KernelChannel) {
+    if core_id() != CoreId(0) {
+        files_of_this_core().close(channel.file());
+    }
 }
 
 impl UblkDisk {
     /// Offers the tags of a device that was opened.
-    pub(super) fn new(
+    pub(super) async fn new(
         device: &Rc<MappedDevice>,
         opened: OpenedDevice,
         files: &Files,
-        budget: &Rc<ByteBudget>,
+        cores: &QueueCores,
     ) -> Result<Rc<UblkDisk>, Error> {
-        let OpenedDevice { number, file, depth, recovers, capacity, .. } = opened;
-        let handle = device.open()?;
-        let channel = KernelChannel::new(file, (0, depth), |file| files.adopt_device(file));
-        let channel = channel.map_err(|e| {
-            Error::io(format!("{}: no descriptors", disk_path(number).display())).because(e)
-        })?;
-        let read_only = device.read_only().clone();
-        let spec = QueueSpec {
-            device: OpenDevice::new(device.clone(), new_opener()),
-            is_read_only: Box::new(move || read_only.get()),
-            latencies: Some(device.latencies()),
-            budget: budget.clone(),
-            depth,
-        };
-        let queue = Queue::start(channel, spec);
-        let (capacity, opened) = (Cell::new(capacity), RefCell::new(Some(handle)));
-        let has_ended = WaitList::new();
-        let began = now();
-        Ok(Rc::new(UblkDisk { number, capacity, recovers, began, queue, opened, has_ended }))
+        let OpenedDevice { number, file, descriptors, depth, recovers, capacity, .. } = opened;
+        let held = Rc::new(device.open()?);
+        let file = files.adopt_device(file);
+        let shared = files.share(file).expect("it was opened above");
+        // A device that was taken over has its queues, however many cores there are now.
+        let places = cores.of(device).iter().cycle();
+        let queues = (0..).zip(descriptors).zip(places);
+        let mut lease = None;
+        let mut new = Vec::new();
+        for ((nth, descriptors), QueueCore { core, budget }) in queues {
+            if *core == CoreId(0) {
+                let budget = budget.get().expect("each core has one, as long as the door is there");
+                let channel = KernelChannel::new(file, nth, descriptors);
+                new.push(NewQueue::Here(channel, spec_here(device, budget, depth)));
+            } else {
+                let lease = lease.get_or_insert_with(|| cores.owner.lease(held.clone()));
+                let from = (lease.handle(), shared.clone());
+                let make = make_there(device, from, (nth, depth), (*budget, descriptors));
+                new.push(NewQueue::On(*core, make));
+            }
+        }
+        let queues = Queues::start(new).await;
+        Ok(Rc::new(UblkDisk {
+            number,
+            capacity: Cell::new(capacity),
+            recovers,
+            began: now(),
+            file,
+            queues,
+            held: RefCell::new(Some(HeldDevice { _lease: lease, opened: held })),
+            has_ended: WaitList::new(),
+        }))
     }
 
     /// What is known of it as a client of its device; none once it has ended.
     pub(super) fn client(&self) -> Option<DiskClient> {
-        let opened = self.opened.borrow();
+        let held = self.held.borrow();
+        let first = self.queues.cores().next()?;
         Some(DiskClient {
             number: self.number,
-            device: opened.as_ref()?.device().name().to_owned(),
+            device: held.as_ref()?.opened.device().name().to_owned(),
             age: now().saturating_sub(self.began),
-            in_flight: self.queue.in_flight(),
-            stats: self.queue.stats(),
+            in_flight: self.queues.in_flight(),
+            stats: self.stats(),
+            core: self.queues.cores().all(|core| core == first).then_some(first),
         })
     }
 
-    pub(super) fn queue(&self) -> &Queue<KernelChannel> {
-        &self.queue
+    /// The figures of all its queues.
+    pub(super) fn stats(&self) -> Stats {
+        let mut all = Stats::default();
+        self.queues.stats().for_each(|(_, stats)| all += stats);
+        all
+    }
+
+    pub(super) fn queues(&self) -> &Queues<KernelChannel> {
+        &self.queues
+    }
+
+    /// Its queues have ended: the kernel can delete its device.
+    pub(super) async fn close(&self, files: &Files) {
+        self.queues.release(close_there).await;
+        files.close(self.file);
     }
 
     /// Nothing of it uses the mapped device any more.
     pub(super) fn end(&self) {
-        let opened = self.opened.take();
-        drop(opened);
+        let held = self.held.take();
+        drop(held);
         self.has_ended.wake_all();
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.opened.borrow().is_none()
+        self.held.borrow().is_none()
     }
 
     pub(super) async fn ended(&self) {
@@ -105,6 +191,6 @@ impl UblkDisk {
 
 impl fmt::Debug for UblkDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UblkDisk({}, {:?})", self.number, self.queue)
+        write!(f, "UblkDisk({}, {:?})", self.number, self.queues)
     }
 }

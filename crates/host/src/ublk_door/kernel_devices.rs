@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use block::{Error, ErrorKind, Sector};
-use ublk::{Control, Features, Identity, KernelDevice, NewDevice, Params, State, disk_path};
+use ublk::{
+    Control, Descriptors, Features, Identity, KernelDevice, NewDevice, Params, State, disk_path,
+};
 
 use super::links;
 
@@ -37,6 +39,9 @@ pub(super) struct Found {
 pub(super) struct OpenedDevice {
     pub(super) number: u32,
     pub(super) file: OwnedFd,
+    /// Of each queue.
+    pub(super) descriptors: Vec<Descriptors>,
+    /// Tags of each queue.
     pub(super) depth: u16,
     /// It was there: its clients wait.
     pub(super) is_recovered: bool,
@@ -97,9 +102,22 @@ fn delete_unserved(control: &mut Control, number: u32) -> Result<(), Error> {
     control.delete(number)
 }
 
-/// Makes a device and opens it.
+/// Opens the character device of a device.
+fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<Descriptors>), Error> {
+    let KernelDevice { number, depth, queues, .. } = *device;
+    let file = control.open_char(number)?;
+    let map = |queue| Descriptors::map(&file, queue, depth);
+    let descriptors = (0..queues).map(map).collect::<Result<_, _>>().map_err(|e| {
+        let path = disk_path(number);
+        Error::io(format!("{}: no descriptors of requests", path.display())).because(e)
+    })?;
+    Ok((file, descriptors))
+}
+
+/// Makes a device with at most `queues` queues, and opens it.
 pub(super) fn add(
     identity: Identity,
+    queues: u16,
     recovers: bool,
     features: Features,
     params: &Params,
@@ -107,13 +125,16 @@ pub(super) fn add(
     let mut control = Control::open()?;
     let recovers = recovers && features.contains(Features::RECOVERY);
     let wanted = if recovers { Features::RECOVERY } else { Features::empty() };
-    let new = NewDevice { identity, features: wanted, queues: 1, depth: DEPTH };
-    let KernelDevice { number, depth, .. } = control.add(&new)?;
-    let opened = control.set_params(number, params).and_then(|()| control.open_char(number));
+    let new = NewDevice { identity, features: wanted, queues, depth: DEPTH };
+    // It has no more queues than the machine has processors.
+    let added = control.add(&new)?;
+    let KernelDevice { number, depth, .. } = added;
+    let opened = control.set_params(number, params).and_then(|()| open(&control, &added));
     match opened {
-        Ok(file) => {
+        Ok((file, descriptors)) => {
             let capacity = params.capacity();
-            Ok(OpenedDevice { number, file, depth, is_recovered: false, recovers, capacity })
+            let is_recovered = false;
+            Ok(OpenedDevice { number, file, descriptors, depth, is_recovered, recovers, capacity })
         }
         Err(e) => {
             // The first error is the caller's.
@@ -123,13 +144,13 @@ pub(super) fn add(
     }
 }
 
-/// Takes a device over whose last server is gone, and opens it.
+/// Takes a device over whose last server is gone, and opens it. It keeps its number of queues.
 pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDevice, Error> {
-    let KernelDevice { number, depth, queues, .. } = device;
+    let KernelDevice { number, depth, .. } = device;
     let mut control = Control::open()?;
     let old = control.params(number)?;
     let path = disk_path(number);
-    if old.logical_block_bytes() != params.logical_block_bytes() || queues != 1 {
+    if old.logical_block_bytes() != params.logical_block_bytes() {
         return Err(Error::busy(format!(
             "{} waits for this device with logical blocks of {} bytes, which has {} now: give it \
              up with `millpond ublk --give-up {number}`",
@@ -139,11 +160,11 @@ pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDev
         )));
     }
     while_busy(END_TIME, || control.start_recovery(number))?;
-    let mut file = None;
-    while_busy(END_TIME, || control.open_char(number).map(|opened| file = Some(opened)))?;
-    let file = file.expect("opened without an error");
-    let capacity = old.capacity();
-    Ok(OpenedDevice { number, file, depth, is_recovered: true, recovers: true, capacity })
+    let mut opened = None;
+    while_busy(END_TIME, || open(&control, &device).map(|file| opened = Some(file)))?;
+    let (file, descriptors) = opened.expect("opened without an error");
+    let (is_recovered, recovers, capacity) = (true, true, old.capacity());
+    Ok(OpenedDevice { number, file, descriptors, depth, is_recovered, recovers, capacity })
 }
 
 /// Lets clients in: of a new device for the first time, of a device that was taken over again.

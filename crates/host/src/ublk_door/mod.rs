@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mapped devices as block devices of the kernel (ublk). Core 0 has the queues; whatever may wait
-//! in the kernel runs on threads of its own.
+//! Mapped devices as block devices of the kernel (ublk). Whatever may wait in the kernel runs on
+//! threads of its own.
 //!
 //! ```text
 //!   engine (verbs) ──▶ UblkDoor ──── thread: add, start, stop, recover, links
 //!                        │ one UblkDisk a device
-//!                        └ Queue ── bios ──▶ the mapped device
+//!                        ├ core 0: Queue ── bios ──▶ the mapped device
+//!                        └ core 1: Queue ── bios ──▶ its replica there
 //! ```
+//!
+//! A device that every core has itself is made with a queue for each core; others with one, on core
+//! 0. The number of queues stays, also when the next daemon takes the device over: its cores get
+//! them by turns, or core 0 gets all, of a device that it alone has. What a queue's core has of the
+//! device may change with its table (`secondary`), and the queue stays where it is.
 //!
 //! Invariants
 //! - HO-U1 A disk holds its mapped device open for as long as its queue runs. So a device is
@@ -15,6 +21,8 @@
 //!   open: their locks are ours, so no request of the last daemon is under way any more.
 //! - HO-U3 Only a disk whose device survives a kill is made so that the kernel hides one.
 //! - HO-U4 Changes of one device's disk come one after the other.
+//! - HO-U5 The replicas of a disk's device end after its queues have ended, or commit nothing more.
+mod cores;
 mod disk;
 mod disks;
 mod kernel_devices;
@@ -28,17 +36,20 @@ use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, ErrorKind, Nanos, Sector};
+use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector};
 use dm::MappedDevice;
 use reactor::{WaitList, sleep, spawn};
-use ublk::{ByteBudget, Features, Identity, Params, Stats, disk_path};
+use ublk::{Features, Identity, Params, Stats, disk_path};
 use uring::Files;
 
+use cores::QueueCores;
 pub(crate) use disk::DiskClient;
 use disk::UblkDisk;
 pub use disks::Disks;
 use kernel_devices::OpenedDevice;
 use waiting::WaitingDevices;
+
+use crate::secondary::Owner;
 
 /// Name of the threads that wait for the kernel.
 const THREAD: &str = "ublk-control";
@@ -56,7 +67,7 @@ pub(crate) struct DiskInfo {
 }
 
 /// Figures of a door.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DoorStats {
     /// Block devices that are there.
     pub(crate) disks: u64,
@@ -64,6 +75,24 @@ pub(crate) struct DoorStats {
     pub(crate) in_flight: u64,
     /// Of all block devices since the daemon began.
     pub(crate) total: Stats,
+    /// The same, by the core that has served them.
+    pub(crate) by_core: BTreeMap<CoreId, Stats>,
+}
+
+/// The cores that serve block devices.
+#[derive(Debug)]
+pub(crate) struct DoorCores {
+    pub(crate) owner: Rc<Owner>,
+    /// Core 0 first.
+    pub(crate) cores: Vec<CoreId>,
+    /// Data in flight of all.
+    pub(crate) bytes_max: u64,
+}
+
+/// What there is once the kernel's driver was found.
+struct DriverConnection {
+    features: Features,
+    cores: QueueCores,
 }
 
 /// The door of a daemon.
@@ -72,19 +101,19 @@ pub(crate) struct UblkDoor {
     run_dir: PathBuf,
     /// All devices have a disk, not only those for which one was asked.
     serves_all: bool,
-    features: OnceCell<Features>,
+    driver: OnceCell<DriverConnection>,
     /// By the numbers of their mapped devices, which names change.
     disks: RefCell<BTreeMap<u32, Rc<UblkDisk>>>,
     /// Devices for which a disk was asked by name.
     chosen: RefCell<Vec<Weak<MappedDevice>>>,
     /// Devices in the kernel whose clients wait.
     waiting: RefCell<WaitingDevices>,
-    budget: Rc<ByteBudget>,
+    cores: DoorCores,
     /// Devices whose disk is being changed (HO-U4).
     changing: RefCell<BTreeSet<u32>>,
     changed: WaitList,
-    /// Figures of disks that have ended.
-    ended: Cell<Stats>,
+    /// Figures of disks that have ended, by core.
+    ended: RefCell<BTreeMap<CoreId, Stats>>,
     is_ending: Cell<bool>,
 }
 
@@ -101,25 +130,32 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
+/// Adds the figures of a disk.
+fn add_to(by_core: &mut BTreeMap<CoreId, Stats>, disk: &UblkDisk) {
+    for (core, stats) in disk.queues().stats() {
+        *by_core.entry(core).or_default() += stats;
+    }
+}
+
 impl UblkDoor {
     pub(crate) fn new(
         files: Files,
         run_dir: PathBuf,
         serves_all: bool,
-        bytes_max: u64,
+        cores: DoorCores,
     ) -> Rc<UblkDoor> {
         Rc::new(UblkDoor {
             files,
             run_dir,
             serves_all,
-            features: OnceCell::new(),
+            driver: OnceCell::new(),
             disks: RefCell::default(),
             chosen: RefCell::default(),
             waiting: RefCell::default(),
-            budget: ByteBudget::new(bytes_max),
+            cores,
             changing: RefCell::default(),
             changed: WaitList::new(),
-            ended: Cell::default(),
+            ended: RefCell::default(),
             is_ending: Cell::new(false),
         })
     }
@@ -129,21 +165,21 @@ impl UblkDoor {
     /// # Errors
     /// When the driver is not there, is too old, or the right is missing; with what to do.
     pub(crate) async fn open(&self) -> Result<(), Error> {
-        if self.features.get().is_some() {
+        if self.driver.get().is_some() {
             return Ok(());
         }
         let dir = self.run_dir.clone();
         let found = self.files.apart(THREAD, move || kernel_devices::find(&dir)).await?;
-        if self.features.set(found.features).is_ok() {
-            // For a daemon that was not started for block devices.
-            memory_pressure::prepare_thread();
+        let DoorCores { owner, cores, bytes_max } = &self.cores;
+        let cores = QueueCores::new(owner.clone(), cores, *bytes_max).await;
+        if self.driver.set(DriverConnection { features: found.features, cores }).is_ok() {
             *self.waiting.borrow_mut() = WaitingDevices::new(found.waiting, found.links);
         }
         Ok(())
     }
 
     fn features(&self) -> Features {
-        self.features.get().copied().unwrap_or_default()
+        self.driver.get().map(|driver| driver.features).unwrap_or_default()
     }
 
     /// Devices in the kernel whose clients wait for a device that has not come.
@@ -182,13 +218,15 @@ impl UblkDoor {
 
     /// The figures of all disks, those that have ended too; none until there was one.
     pub(crate) fn stats(&self) -> Option<DoorStats> {
-        self.features.get()?;
-        let mut stats = DoorStats { total: self.ended.get(), ..DoorStats::default() };
-        for client in self.clients() {
+        self.driver.get()?;
+        let by_core = self.ended.borrow().clone();
+        let mut stats = DoorStats { by_core, ..DoorStats::default() };
+        for disk in self.disks.borrow().values() {
             stats.disks += 1;
-            stats.in_flight += client.in_flight;
-            stats.total += client.stats;
+            stats.in_flight += disk.queues().in_flight();
+            add_to(&mut stats.by_core, disk);
         }
+        stats.by_core.values().for_each(|of_core| stats.total += *of_core);
         Some(stats)
     }
 
@@ -239,12 +277,20 @@ impl UblkDoor {
         if disk.capacity.get() == capacity || capacity == Sector::ZERO {
             return Ok(());
         }
+        // Every core knows the size before the kernel does.
+        disk.queues().reach().await;
         let (number, features) = (disk.number, self.features());
         let set = move || kernel_devices::set_size(number, capacity, features);
         self.files.apart(THREAD, set).await?;
         disk.capacity.set(capacity);
         tracing::info!(disk = %disk_path(number).display(), sectors = capacity.0, "size told");
         Ok(())
+    }
+
+    /// The queues that a device is made with.
+    fn queues_of(&self, device: &MappedDevice) -> u16 {
+        let cores = self.driver.get().map_or(1, |driver| driver.cores.of(device).len());
+        u16::try_from(cores).expect("at most 16")
     }
 
     async fn serve(
@@ -274,26 +320,27 @@ impl UblkDoor {
                 recovered.inspect_err(|_| self.waiting.borrow_mut().put_back(found))?
             }
             None => {
-                let features = self.features();
-                let add = move || kernel_devices::add(identity, survives_kill, features, &params);
+                let (features, queues) = (self.features(), self.queues_of(device));
+                let add =
+                    move || kernel_devices::add(identity, queues, survives_kill, features, &params);
                 self.files.apart(THREAD, add).await?
             }
         };
         let (number, is_recovered) = (opened.number, opened.is_recovered);
         let (disk, path) = self.start(device, opened).await?;
-        let path = path.display();
+        let (path, queues, name) = (path.display(), disk.queues().count(), device.name());
         if is_recovered {
-            tracing::info!(device = device.name(), %path, number, "block device taken over");
+            tracing::info!(device = name, %path, number, queues, "block device taken over");
             // What its clients were told is what they have; a change since then is news.
             self.update_size(&disk, limits.capacity).await?;
         } else {
             let recovers = survives_kill && self.features().contains(Features::RECOVERY);
-            tracing::info!(device = device.name(), %path, number, recovers, "block device made");
+            tracing::info!(device = name, %path, number, queues, recovers, "block device made");
         }
         Ok(())
     }
 
-    /// Starts the queue of a device that was opened, and lets clients in. Returns where they find
+    /// Starts the queues of a device that was opened, and lets clients in. Returns where they find
     /// it.
     async fn start(
         self: &Rc<Self>,
@@ -301,7 +348,8 @@ impl UblkDoor {
         opened: OpenedDevice,
     ) -> Result<(Rc<UblkDisk>, PathBuf), Error> {
         let (number, is_recovered) = (opened.number, opened.is_recovered);
-        let made = UblkDisk::new(device, opened, &self.files, &self.budget);
+        let driver = self.driver.get().expect("a device in the kernel was opened");
+        let made = UblkDisk::new(device, opened, &self.files, &driver.cores).await;
         let disk = match made {
             Ok(disk) => disk,
             Err(e) if is_recovered => return Err(e),
@@ -317,7 +365,7 @@ impl UblkDoor {
         spawn(async move { door.end_when_stopped(minor, &watched).await });
         // Before the kernel tells udev of it.
         let path = self.link(&disk, &dm::mangle(device.name())).await;
-        let offered = disk.queue().offered().await;
+        let offered = disk.queues().offered().await;
         let started = match offered {
             Ok(()) => {
                 let start = move || kernel_devices::start(number, is_recovered);
@@ -357,26 +405,30 @@ impl UblkDoor {
 
     /// Waits for the end of a disk, whoever has stopped it, and clears up after it.
     async fn end_when_stopped(self: Rc<Self>, minor: u32, disk: &Rc<UblkDisk>) {
-        let ended = disk.queue().ended().await;
-        let path = disk_path(disk.number);
+        let ended = disk.queues().ended_or_failed().await;
+        let (path, number) = (disk_path(disk.number), disk.number);
         let path = path.display();
         match ended {
             ublk::Ended::Stopped => tracing::info!(%path, "block device stopped"),
             ublk::Ended::Failed(status) => {
-                tracing::error!(%path, "the kernel has refused its queue: {status}");
+                tracing::error!(%path, "the kernel has refused a queue: {status}");
+                // Others may go on.
+                let stopped = self.files.apart(THREAD, move || kernel_devices::stop(number)).await;
+                if let Err(e) = stopped {
+                    tracing::warn!(%path, "{}", e.chain());
+                }
+                disk.queues().ended().await;
             }
         }
-        self.files.close(disk.queue().channel().file());
-        let (dir, number) = (self.run_dir.clone(), disk.number);
+        disk.close(&self.files).await;
+        let dir = self.run_dir.clone();
         let forgotten =
             self.files.apart(THREAD, move || kernel_devices::forget(&dir, number)).await;
         if let Err(e) = forgotten {
             tracing::warn!(%path, "{}", e.chain());
         }
         self.disks.borrow_mut().remove(&minor);
-        let mut ended = self.ended.get();
-        ended += disk.queue().stats();
-        self.ended.set(ended);
+        add_to(&mut self.ended.borrow_mut(), disk);
         disk.end();
     }
 
@@ -469,7 +521,7 @@ impl UblkDoor {
                 let path = path.display();
                 if disk.recovers {
                     tracing::info!(%path, "its clients wait for the next daemon: {}", e.chain());
-                    disk.queue().leave();
+                    disk.queues().leave().await; // HO-U5
                     return disk.end();
                 }
                 tracing::warn!(%path, "its clients get errors: {}", e.chain());
@@ -483,7 +535,7 @@ impl UblkDoor {
         }
         for disk in disks.iter().filter(|disk| !disk.has_ended()) {
             tracing::warn!(disk = %disk_path(disk.number).display(), "did not stop in time");
-            disk.queue().leave();
+            disk.queues().leave().await;
         }
     }
 }

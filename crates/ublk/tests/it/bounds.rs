@@ -17,16 +17,16 @@ fn data_in_flight_are_bounded_and_all_requests_end() {
     let disk = DiskSpec::new("disk", Sector(512), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
     let device: Rc<dyn BlockDevice> = world.borrow().leaf(file);
-    let kernel = Kernel::new(Rng::new(5), 16);
+    let kernel = Kernel::new(Rng::new(5), 1, 16);
     let machine = Machine::boot(&world, 1);
     let at_kernel = kernel.clone();
     let done = machine.block_on(async move {
-        let (connection, signal) = at_kernel.connect();
+        let connection = at_kernel.connect(0);
         let budget = ByteBudget::new(MAX);
         let bounded = QueueSpec { budget: budget.clone(), ..spec(device, 16) };
         let queue = Queue::start(connection, bounded);
         queue.offered().await.unwrap();
-        at_kernel.go_live(&signal);
+        at_kernel.go_live();
         let (mut most, mut rng) = (0, Rng::new(9));
         let (mut read_bytes, mut write_bytes) = (0, 0);
         for id in 0..200u64 {
@@ -39,7 +39,7 @@ fn data_in_flight_are_bounded_and_all_requests_end() {
             }
             let is_filled = false;
             let request = ClientRequest { id, op_flags, sector, sectors, data, is_filled };
-            at_kernel.submit(request, &signal);
+            at_kernel.submit(request);
         }
         while queue.stats().requests < 200 {
             // One that is larger than all of the budget is alone.

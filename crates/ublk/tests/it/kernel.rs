@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's side of a queue, as its driver behaves: tags, requests that wait, and recovery. It
-//! panics where the driver would refuse a command, or give a client what it may not get.
+//! The kernel's side of a device, as its driver behaves: queues with their tags, requests that
+//! wait, and recovery. It panics where the driver would refuse a command (also one of another core
+//! than that which fetched the tag), or give a client what it may not get.
 //!
 //! ```text
-//!   waiting ─▶ a tag that was offered ─▶ owned by the server ─▶ committed: the client has it
-//!      ▲                                        │
-//!      └───────────── the server dies ──────────┘
+//!   waiting at a queue ─▶ an offered tag ─▶ owned by a core ─▶ committed: the client has it
+//!      ▲                                       │
+//!      └──────────── the server dies ──────────┘
 //! ```
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,8 +14,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{Bufs, Nanos, Status};
-use reactor::{OpResult, WaitList, sleep};
+use block::{Bufs, CoreId, Nanos, Status};
+use reactor::{CoreLocal, Msg, OpResult, WaitList, core_id, post, sleep};
 use sim::Rng;
 use ublk::{Channel, Descriptor};
 
@@ -48,15 +49,23 @@ pub(crate) struct Completed {
 enum Tag {
     /// Not fetched in this life of the server.
     Unknown,
-    Offered,
-    Owned(ClientRequest),
+    Offered(CoreId),
+    Owned(CoreId, ClientRequest),
     Ended,
+}
+
+struct KernelQueue {
+    tags: Vec<Tag>,
+    waiting: VecDeque<ClientRequest>,
+    /// Where the server waits for its tags: a [`WaitList`] of that core.
+    server: Option<(CoreId, CoreLocal)>,
+    /// Its fetches are refused.
+    is_refused: bool,
 }
 
 struct State {
     rng: Rng,
-    tags: Vec<Tag>,
-    waiting: VecDeque<ClientRequest>,
+    queues: Vec<KernelQueue>,
     completed: VecDeque<Completed>,
     /// Requests are given to the server.
     is_live: bool,
@@ -68,22 +77,25 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct Kernel(Rc<RefCell<State>>);
 
-/// The server's connection, of one life.
+/// The server's connection to one queue, of one life.
 pub(crate) struct Connection {
     kernel: Kernel,
+    queue: u16,
     changed: Rc<WaitList>,
 }
 
-/// Wakes what waits on a connection; for the life in which it was made.
-pub(crate) struct ClientSignal(Rc<WaitList>);
-
 impl Kernel {
-    pub(crate) fn new(rng: Rng, depth: usize) -> Kernel {
-        let tags = (0..depth).map(|_| Tag::Unknown).collect();
+    /// A device with so many queues, each with `depth` tags.
+    pub(crate) fn new(rng: Rng, queues: usize, depth: usize) -> Kernel {
+        let queue = || KernelQueue {
+            tags: (0..depth).map(|_| Tag::Unknown).collect(),
+            waiting: VecDeque::new(),
+            server: None,
+            is_refused: false,
+        };
         Kernel(Rc::new(RefCell::new(State {
             rng,
-            tags,
-            waiting: VecDeque::new(),
+            queues: (0..queues).map(|_| queue()).collect(),
             completed: VecDeque::new(),
             is_live: false,
             is_stopped: false,
@@ -91,52 +103,66 @@ impl Kernel {
         })))
     }
 
-    /// A server opens the device.
-    pub(crate) fn connect(&self) -> (Connection, ClientSignal) {
+    /// A server opens the device, on the core that is to serve this queue.
+    pub(crate) fn connect(&self, queue: u16) -> Connection {
         let changed = Rc::new(WaitList::new());
-        (Connection { kernel: self.clone(), changed: changed.clone() }, ClientSignal(changed))
+        let name = CoreLocal::keep(changed.clone());
+        self.0.borrow_mut().queues[usize::from(queue)].server = Some((core_id(), name));
+        Connection { kernel: self.clone(), queue, changed }
     }
 
-    /// All tags were fetched: requests flow.
-    pub(crate) fn go_live(&self, signal: &ClientSignal) {
+    /// All tags of all queues were fetched: requests flow.
+    pub(crate) fn go_live(&self) {
         let mut state = self.0.borrow_mut();
-        assert!(state.tags.iter().all(|tag| matches!(tag, Tag::Offered)), "half fetched");
+        let mut tags = state.queues.iter().flat_map(|queue| &queue.tags);
+        assert!(tags.all(|tag| matches!(tag, Tag::Offered(_))), "half fetched");
         state.is_live = true;
-        state.deliver();
-        signal.0.wake_all();
+        (0..state.queues.len()).for_each(|queue| state.deliver(queue));
+        state.wake_all();
     }
 
-    /// The server has died: what it had waits again, in any order, for the next one.
+    /// The server has died: what it had waits again at its queue, in any order, for the next one.
     pub(crate) fn server_died(&self) {
         let mut guard = self.0.borrow_mut();
         let state = &mut *guard;
-        for tag in &mut state.tags {
-            if let Tag::Owned(request) = std::mem::replace(tag, Tag::Unknown) {
-                let request = ClientRequest { is_filled: false, ..request };
-                let at = state.rng.index(state.waiting.len() + 1);
-                state.waiting.insert(at, request);
+        for queue in &mut state.queues {
+            for tag in &mut queue.tags {
+                if let Tag::Owned(_, request) = std::mem::replace(tag, Tag::Unknown) {
+                    let request = ClientRequest { is_filled: false, ..request };
+                    let at = state.rng.index(queue.waiting.len() + 1);
+                    queue.waiting.insert(at, request);
+                }
             }
+            queue.server = None;
         }
         state.is_live = false;
     }
 
+    /// Fetches of this queue are refused from now on.
+    pub(crate) fn refuse(&self, queue: usize) {
+        self.0.borrow_mut().queues[queue].is_refused = true;
+    }
+
     /// Stops the device: tags without a request end now, the others after their commit.
-    pub(crate) fn stop(&self, signal: &ClientSignal) {
+    pub(crate) fn stop(&self) {
         let mut state = self.0.borrow_mut();
         state.is_stopped = true;
-        for tag in &mut state.tags {
-            if matches!(tag, Tag::Offered) {
+        for tag in state.queues.iter_mut().flat_map(|queue| &mut queue.tags) {
+            if matches!(tag, Tag::Offered(_)) {
                 *tag = Tag::Ended;
             }
         }
-        signal.0.wake_all();
+        state.wake_all();
     }
 
-    pub(crate) fn submit(&self, request: ClientRequest, signal: &ClientSignal) {
+    /// A client sends a request, from a processor of any queue.
+    pub(crate) fn submit(&self, request: ClientRequest) {
         let mut state = self.0.borrow_mut();
-        state.waiting.push_back(request);
-        state.deliver();
-        signal.0.wake_all();
+        let count = state.queues.len();
+        let queue = state.rng.index(count);
+        state.queues[queue].waiting.push_back(request);
+        state.deliver(queue);
+        state.wake(queue);
     }
 
     pub(crate) fn take_completed(&self) -> Vec<Completed> {
@@ -149,44 +175,70 @@ impl Kernel {
 
     /// Requests that the server has.
     pub(crate) fn owned(&self) -> usize {
-        self.0.borrow().tags.iter().filter(|tag| matches!(tag, Tag::Owned(_))).count()
+        let state = self.0.borrow();
+        let tags = state.queues.iter().flat_map(|queue| &queue.tags);
+        tags.filter(|tag| matches!(tag, Tag::Owned(..))).count()
     }
 }
 
 impl State {
-    fn deliver(&mut self) {
-        while self.is_live && !self.is_stopped && !self.waiting.is_empty() {
-            let free: Vec<usize> = (0..self.tags.len())
-                .filter(|nth| matches!(self.tags[*nth], Tag::Offered))
-                .collect();
+    fn wake(&self, queue: usize) {
+        let Some((core, name)) = self.queues[queue].server else { return };
+        let wake = move || {
+            if let Some(changed) = name.get::<WaitList>() {
+                changed.wake_all();
+            }
+        };
+        if core == core_id() { wake() } else { post(core, Msg::Call(Box::new(wake))) }
+    }
+
+    fn wake_all(&self) {
+        (0..self.queues.len()).for_each(|queue| self.wake(queue));
+    }
+
+    fn deliver(&mut self, nth: usize) {
+        let queue = &mut self.queues[nth];
+        while self.is_live && !self.is_stopped && !queue.waiting.is_empty() {
+            let offered = |tag: &Tag| match tag {
+                Tag::Offered(core) => Some(*core),
+                Tag::Unknown | Tag::Owned(..) | Tag::Ended => None,
+            };
+            let free = queue.tags.iter().enumerate();
+            let free: Vec<_> = free.filter_map(|(at, tag)| Some((at, offered(tag)?))).collect();
             if free.is_empty() {
                 return;
             }
-            let nth = free[self.rng.index(free.len())];
-            let next = self.waiting.pop_front().expect("not empty");
-            self.tags[nth] = Tag::Owned(next);
+            let (at, core) = free[self.rng.index(free.len())];
+            let next = queue.waiting.pop_front().expect("not empty");
+            queue.tags[at] = Tag::Owned(core, next);
         }
     }
 
-    fn owned_by(&mut self, tag: u16) -> &mut ClientRequest {
-        match &mut self.tags[usize::from(tag)] {
-            Tag::Owned(request) => request,
-            other @ (Tag::Unknown | Tag::Offered | Tag::Ended) => panic!("tag {tag} is {other:?}"),
+    fn owned_by_this_core(&mut self, (queue, tag): (u16, u16)) -> &mut ClientRequest {
+        match &mut self.queues[usize::from(queue)].tags[usize::from(tag)] {
+            Tag::Owned(core, request) => {
+                assert_eq!(*core, core_id(), "tag {tag} of queue {queue} is another core's");
+                request
+            }
+            other @ (Tag::Unknown | Tag::Offered(_) | Tag::Ended) => {
+                panic!("tag {tag} of queue {queue} is {other:?}")
+            }
         }
     }
 
-    fn commit(&mut self, tag: u16, result: i32) {
+    fn commit(&mut self, at: (u16, u16), result: i32) {
         self.commits += 1;
-        let request = self.owned_by(tag).clone();
+        let request = self.owned_by_this_core(at).clone();
         let bytes = i32::try_from(request.data.len()).unwrap();
         if result >= 0 && request.op_flags & 0xff <= WRITE {
             assert_eq!(result, bytes, "a part of {request:?}");
             assert!(request.op_flags & 0xff != READ || request.is_filled, "no data: {request:?}");
         }
         self.completed.push_back(Completed { request, result });
-        let next = if self.is_stopped { Tag::Ended } else { Tag::Offered };
-        self.tags[usize::from(tag)] = next;
-        self.deliver();
+        let next = if self.is_stopped { Tag::Ended } else { Tag::Offered(core_id()) };
+        let queue = usize::from(at.0);
+        self.queues[queue].tags[usize::from(at.1)] = next;
+        self.deliver(queue);
     }
 }
 
@@ -197,12 +249,17 @@ impl Connection {
 
     fn answer(&self, tag: u16) -> <Connection as Channel>::Io {
         let (kernel, changed) = (self.kernel.clone(), self.changed.clone());
+        let (queue, nth) = (usize::from(self.queue), usize::from(tag));
         Box::pin(async move {
-            let nth = usize::from(tag);
-            let is_over = || matches!(kernel.0.borrow().tags[nth], Tag::Owned(_) | Tag::Ended);
+            let is_over = || {
+                let tag = &kernel.0.borrow().queues[queue].tags[nth];
+                matches!(tag, Tag::Owned(..) | Tag::Ended)
+            };
             changed.wait_for(is_over).await;
-            let has_ended = matches!(kernel.0.borrow().tags[nth], Tag::Ended);
-            (if has_ended { Status::NoDevice } else { Status::Ok }).into()
+            let queue = &kernel.0.borrow().queues[queue];
+            let has_ended = matches!(queue.tags[nth], Tag::Ended);
+            let refused = if queue.is_refused { Status::Io } else { Status::NoDevice };
+            (if has_ended { refused } else { Status::Ok }).into()
         })
     }
 
@@ -211,10 +268,10 @@ impl Connection {
         tag: u16,
         copy: impl FnOnce(&mut ClientRequest) + 'static,
     ) -> <Self as Channel>::Io {
-        let (kernel, delay) = (self.kernel.clone(), self.delay());
+        let (kernel, delay, queue) = (self.kernel.clone(), self.delay(), self.queue);
         Box::pin(async move {
             sleep(delay).await;
-            copy(kernel.0.borrow_mut().owned_by(tag));
+            copy(kernel.0.borrow_mut().owned_by_this_core((queue, tag)));
             Status::Ok.into()
         })
     }
@@ -225,22 +282,24 @@ impl Channel for Connection {
 
     fn fetch(&self, tag: u16) -> Self::Io {
         let mut state = self.kernel.0.borrow_mut();
-        let slot = &mut state.tags[usize::from(tag)];
+        let queue = &mut state.queues[usize::from(self.queue)];
+        let slot = &mut queue.tags[usize::from(tag)];
         assert!(matches!(slot, Tag::Unknown), "tag {tag} is fetched twice: {slot:?}");
-        *slot = Tag::Offered;
+        *slot = if queue.is_refused { Tag::Ended } else { Tag::Offered(core_id()) };
         drop(state);
         self.answer(tag)
     }
 
     fn commit_and_fetch(&self, tag: u16, result: i32) -> Self::Io {
-        self.kernel.0.borrow_mut().commit(tag, result);
+        self.kernel.0.borrow_mut().commit((self.queue, tag), result);
         self.changed.wake_all();
         self.answer(tag)
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {
         let mut state = self.kernel.0.borrow_mut();
-        let ClientRequest { op_flags, sector, sectors, .. } = *state.owned_by(tag);
+        let request = state.owned_by_this_core((self.queue, tag));
+        let ClientRequest { op_flags, sector, sectors, .. } = *request;
         Descriptor { op_flags, sectors, sector, addr: 0 }
     }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A server that is killed at any step, again and again: no client sees an error, and nothing that
-//! a client was told is lost or reverted.
+//! A server that is killed at any step, again and again, each time with another number of cores: no
+//! client sees an error, and nothing that a client was told is lost or reverted.
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Limits, Nanos, Op, OpenDevice, Opener, Sector, Status};
-use reactor::sleep;
+use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, OpenDevice, Opener, Sector, Status};
+use reactor::{CoreLocal, sleep};
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
-use ublk::{ByteBudget, Queue, QueueSpec};
+use ublk::{ByteBudget, NewQueue, QueueSpec, Queues};
 
 use super::clients::{Clients, SECTORS};
 use super::kernel::{Connection, Kernel};
@@ -55,68 +55,124 @@ pub(crate) fn spec(device: Rc<dyn BlockDevice>, depth: u16) -> QueueSpec {
     }
 }
 
-/// One life of the server; `Err` is what went wrong, `Ok(false)` that it was killed.
+/// What a core serves its queues with.
+struct Served {
+    kernel: Kernel,
+    device: Rc<dyn BlockDevice>,
+}
+
+impl Served {
+    fn queue(&self, nth: u16) -> (Connection, QueueSpec) {
+        (self.kernel.connect(nth), spec(self.device.clone(), DEPTH))
+    }
+}
+
+/// Starts queue n on core n modulo `cores`; to be called on core 0.
+async fn start(served: &[CoreLocal], queues: u16) -> Queues<Connection> {
+    let place = |nth: u16| {
+        let core = nth % u16::try_from(served.len()).unwrap();
+        let name = served[usize::from(core)];
+        let make = move || name.get::<Served>().expect("kept").queue(nth);
+        if core == 0 {
+            let (connection, spec) = make();
+            return NewQueue::Here(connection, spec);
+        }
+        NewQueue::On(CoreId(core), Box::new(make))
+    };
+    Queues::start((0..queues).map(place).collect()).await
+}
+
+/// How a life of the server goes.
+#[derive(Clone, Copy)]
+struct Life {
+    cores: u16,
+    /// Of the device in the kernel, in all lives.
+    queues: u16,
+    /// It is killed after so many steps.
+    kill_after: Option<u64>,
+    /// It ends in order.
+    leaves: bool,
+}
+
+/// Sends requests of clients until the last life has done all of them, and checks what they get.
+async fn drive(
+    kernel: Kernel,
+    clients: Rc<RefCell<Clients>>,
+    queues: Rc<Queues<Connection>>,
+    is_last: bool,
+) -> Result<(), String> {
+    queues.offered().await.expect("this kernel refuses no fetch");
+    kernel.go_live();
+    let mut left = if is_last { 200 } else { u64::MAX };
+    let mut sector = 0;
+    loop {
+        for completed in kernel.take_completed() {
+            clients.borrow_mut().check(completed)?;
+        }
+        let idle = clients.borrow().in_flight() == 0;
+        if left == 0 && idle && sector == SECTORS {
+            return Ok(());
+        }
+        if left == 0 && idle {
+            // At last all that was promised is read.
+            let request = clients.borrow_mut().read(sector);
+            sector += 1;
+            kernel.submit(request);
+        } else if left > 0 && clients.borrow().in_flight() < IN_FLIGHT {
+            let drawn = clients.borrow_mut().draw();
+            if let Some(request) = drawn {
+                left -= 1;
+                kernel.submit(request);
+            }
+        }
+        sleep(Nanos(7_000)).await;
+    }
+}
+
+/// One life of the server; `Err` is what went wrong.
 fn live(
     world: &WorldRef,
-    device: Rc<dyn BlockDevice>,
+    device: &dyn Fn() -> Rc<dyn BlockDevice>,
     kernel: &Kernel,
     clients: &Rc<RefCell<Clients>>,
-    (kill_after, leaves): (Option<u64>, bool),
+    life: Life,
 ) -> Result<(), String> {
-    let machine = Machine::boot(world, 1);
-    let failed = Rc::new(RefCell::new(None));
-    let queue: Rc<RefCell<Option<Rc<Queue<Connection>>>>> = Rc::default();
-    let done = Rc::new(RefCell::new(false));
+    let machine = Machine::boot(world, life.cores);
+    let keep = |core| {
+        let served = Served { kernel: kernel.clone(), device: device() };
+        machine.on(core, || CoreLocal::keep(Rc::new(served)))
+    };
+    let served: Vec<CoreLocal> = (0..life.cores).map(keep).collect();
+    let ended: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
+    let queues: Rc<RefCell<Option<Rc<Queues<Connection>>>>> = Rc::default();
     {
         let (kernel, clients) = (kernel.clone(), clients.clone());
-        let (failed, done, queue) = (failed.clone(), done.clone(), queue.clone());
-        let is_last = kill_after.is_none();
+        let (ended, queues) = (ended.clone(), queues.clone());
         machine.spawn(0, async move {
-            let (connection, signal) = kernel.connect();
-            let started = Queue::start(connection, spec(device, DEPTH));
-            *queue.borrow_mut() = Some(started.clone());
-            started.offered().await.expect("this kernel refuses no fetch");
-            kernel.go_live(&signal);
-            let mut left = if is_last { 200 } else { u64::MAX };
-            let mut sector = 0;
-            loop {
-                for completed in kernel.take_completed() {
-                    if let Err(why) = clients.borrow_mut().check(completed) {
-                        failed.borrow_mut().get_or_insert(why);
-                        return;
-                    }
-                }
-                let idle = clients.borrow().in_flight() == 0;
-                if left == 0 && idle && sector == SECTORS {
-                    break;
-                }
-                if left == 0 && idle {
-                    // At last all that was promised is read.
-                    let request = clients.borrow_mut().read(sector);
-                    sector += 1;
-                    kernel.submit(request, &signal);
-                } else if left > 0 && clients.borrow().in_flight() < IN_FLIGHT {
-                    let drawn = clients.borrow_mut().draw();
-                    if let Some(request) = drawn {
-                        left -= 1;
-                        kernel.submit(request, &signal);
-                    }
-                }
-                sleep(Nanos(7_000)).await;
-            }
-            *done.borrow_mut() = true;
+            let started = Rc::new(start(&served, life.queues).await);
+            *queues.borrow_mut() = Some(started.clone());
+            let driven = drive(kernel, clients, started, life.kill_after.is_none()).await;
+            *ended.borrow_mut() = Some(driven);
         });
     }
     let from = world.borrow().steps();
-    let (ended, steps) = ((failed.clone(), done.clone()), world.clone());
-    let over = move || {
-        let is_killed = kill_after.is_some_and(|n| steps.borrow().steps() >= from + n);
-        is_killed || *ended.1.borrow() || ended.0.borrow().is_some()
-    };
-    machine.run(over);
-    if leaves && let Some(queue) = &*queue.borrow() {
+    let (over, steps) = (ended.clone(), world.clone());
+    machine.run(move || {
+        let is_killed = life.kill_after.is_some_and(|n| steps.borrow().steps() >= from + n);
+        is_killed || over.borrow().is_some()
+    });
+    let started = queues.borrow().clone();
+    if life.leaves
+        && let Some(queues) = started
+    {
         // An orderly end: what is in flight ends, and is not committed.
-        queue.leave();
+        let has_left = Rc::new(RefCell::new(false));
+        let set = has_left.clone();
+        machine.spawn(0, async move {
+            queues.leave().await;
+            *set.borrow_mut() = true;
+        });
+        machine.run(move || *has_left.borrow());
         let commits = kernel.commits();
         let from = world.borrow().now();
         let (kernel, world) = (kernel.clone(), world.clone());
@@ -125,10 +181,10 @@ fn live(
             return Err("a queue that was left commits".into());
         }
     }
-    drop(queue);
+    drop(queues);
     machine.kill();
     kernel.server_died();
-    failed.take().map_or(Ok(()), Err)
+    ended.take().unwrap_or(Ok(()))
 }
 
 fn simulate(
@@ -139,15 +195,18 @@ fn simulate(
     let world = World::calm(rng.next_u64());
     let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
-    let kernel = Kernel::new(rng.fork(), DEPTH.into());
+    let queues = rng.pick(&[1, 2, 3]);
+    let kernel = Kernel::new(rng.fork(), queues.into(), DEPTH.into());
     let clients = Rc::new(RefCell::new(Clients::new(rng.fork())));
     for life in 1..=LIVES {
-        // Some die while they fetch.
+        // Some die while they fetch: some queues have all their tags then, others none or a few.
         let within = rng.pick(&[30, 500, 5_000]);
         let kill_after = (life < LIVES).then(|| rng.below(within));
         let leaves = kill_after.is_some() && rng.chance_per_mille(300);
-        let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
-        live(&world, wrap(leaf), &kernel, &clients, (kill_after, leaves))?;
+        // More cores than queues, and fewer.
+        let life = Life { cores: rng.pick(&[1, 2, 3, 4]), queues, kill_after, leaves };
+        let device = || wrap(world.borrow().leaf(file));
+        live(&world, &device, &kernel, &clients, life)?;
     }
     assert!(clients.borrow().completed > 200, "the last life does all it draws");
     Ok(())

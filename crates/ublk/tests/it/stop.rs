@@ -2,12 +2,13 @@
 //! How a queue ends, and what it refuses.
 use std::rc::Rc;
 
-use block::{BlockDevice, Sector};
+use block::{BlockDevice, CoreId, Sector, Status};
+use reactor::CoreLocal;
 use sim::model::Uniform;
 use sim::{DiskSpec, Faults, Machine, Rng, World, WorldRef};
-use ublk::{Ended, Queue, QueueSpec};
+use ublk::{Ended, NewQueue, Queue, QueueSpec, Queues};
 
-use super::kernel::{ClientRequest, Completed, DISCARD, Kernel, READ, WRITE};
+use super::kernel::{ClientRequest, Completed, Connection, DISCARD, Kernel, READ, WRITE};
 use super::recovery::spec;
 
 fn world(faults: Faults) -> (WorldRef, Rc<dyn BlockDevice>) {
@@ -31,22 +32,22 @@ fn served(
     change: impl FnOnce(QueueSpec) -> QueueSpec + 'static,
     requests: Vec<ClientRequest>,
 ) -> Vec<Completed> {
-    let kernel = Kernel::new(Rng::new(7), 4);
+    let kernel = Kernel::new(Rng::new(7), 1, 4);
     let machine = Machine::boot(&world, 1);
     let at_kernel = kernel.clone();
     let done = machine.block_on(async move {
-        let (connection, signal) = at_kernel.connect();
+        let connection = at_kernel.connect(0);
         let queue = Queue::start(connection, change(spec(device, 4)));
         queue.offered().await.unwrap();
-        at_kernel.go_live(&signal);
+        at_kernel.go_live();
         let count = requests.len() as u64;
         for request in requests {
-            at_kernel.submit(request, &signal);
+            at_kernel.submit(request);
         }
         while at_kernel.owned() > 1 {
             reactor::sleep(block::Nanos(500)).await;
         }
-        at_kernel.stop(&signal);
+        at_kernel.stop();
         assert_eq!(queue.ended().await, Ended::Stopped);
         assert_eq!((queue.stats().requests, at_kernel.owned()), (count, 0));
         queue.stats().errors
@@ -96,4 +97,73 @@ fn a_read_only_device_is_not_written() {
     let mut bytes = [1; 512];
     world.borrow().peek(reactor::FileId(0), Sector(0), &mut bytes);
     assert_eq!(bytes, [0; 512]);
+}
+
+/// Two queues on two cores, each with a device on its core.
+async fn two_queues(
+    at_1: CoreLocal,
+    kernel: &Kernel,
+    device: Rc<dyn BlockDevice>,
+) -> Queues<Connection> {
+    let make = move || {
+        let (kernel, device) = &*at_1.get::<(Kernel, Rc<dyn BlockDevice>)>().expect("kept");
+        (kernel.connect(1), spec(device.clone(), 4))
+    };
+    let here = NewQueue::Here(kernel.connect(0), spec(device, 4));
+    Queues::start(vec![here, NewQueue::On(CoreId(1), Box::new(make))]).await
+}
+
+/// Boots two cores and runs `test` on core 0.
+fn with_two_queues(
+    kernel: &Kernel,
+    test: impl AsyncFnOnce(Kernel, Queues<Connection>) + 'static,
+) -> Vec<Completed> {
+    let (world, device) = world(Faults::default());
+    let machine = Machine::boot(&world, 2);
+    let other = world.borrow().leaf(reactor::FileId(0));
+    let served: (Kernel, Rc<dyn BlockDevice>) = (kernel.clone(), other);
+    let at_1 = machine.on(1, || CoreLocal::keep(Rc::new(served)));
+    let at_0 = kernel.clone();
+    let done = machine.block_on(async move {
+        let queues = two_queues(at_1, &at_0, device).await;
+        test(at_0, queues).await;
+    });
+    done.expect("no power cut");
+    machine.shut_down();
+    kernel.take_completed()
+}
+
+#[test]
+fn queues_of_two_cores_serve_and_end_together() {
+    let kernel = Kernel::new(Rng::new(3), 2, 4);
+    let completed = with_two_queues(&kernel, async |kernel, queues| {
+        queues.offered().await.unwrap();
+        kernel.go_live();
+        (0..40).for_each(|id| kernel.submit(request(id, WRITE, id, 1)));
+        while queues.stats().map(|(_, stats)| stats.requests).sum::<u64>() < 40 {
+            reactor::sleep(block::Nanos(500)).await;
+        }
+        kernel.stop();
+        assert_eq!(queues.ended().await, Ended::Stopped);
+        let counts: Vec<_> = queues.stats().map(|(core, s)| (core.0, s.requests)).collect();
+        assert!(matches!(counts[..], [(0, 1..), (1, 1..)]), "{counts:?}");
+        assert_eq!(counts.iter().map(|(_, requests)| requests).sum::<u64>(), 40);
+        assert_eq!(queues.in_flight(), 0);
+        queues.release(|_| ()).await;
+        let stats = queues.stats().map(|(_, stats)| stats.write_bytes);
+        assert_eq!(stats.sum::<u64>(), 40 * 512, "figures stay");
+    });
+    assert_eq!(results(&completed), (0..40).map(|id| (id, 512)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_queue_that_fails_is_seen_while_another_serves() {
+    let kernel = Kernel::new(Rng::new(3), 2, 4);
+    kernel.refuse(1);
+    with_two_queues(&kernel, async |kernel, queues| {
+        assert_eq!(queues.offered().await, Err(Status::Io));
+        assert_eq!(queues.ended_or_failed().await, Ended::Failed(Status::Io));
+        kernel.stop();
+        assert_eq!(queues.ended().await, Ended::Failed(Status::Io));
+    });
 }

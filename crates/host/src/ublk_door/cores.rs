@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The cores that serve block devices, and which of them serve the queues of one.
+use std::fmt;
+use std::rc::Rc;
+
+use block::CoreId;
+use dm::MappedDevice;
+use reactor::{CoreLocal, call};
+use ublk::ByteBudget;
+
+use super::memory_pressure;
+use crate::secondary::Owner;
+
+/// A core, and the bytes that requests of its queues may have in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueCore {
+    pub(super) core: CoreId,
+    /// A [`ByteBudget`] of that core.
+    pub(super) budget: CoreLocal,
+}
+
+/// All cores, core 0 first.
+pub(super) struct QueueCores {
+    pub(super) owner: Rc<Owner>,
+    all: Vec<QueueCore>,
+}
+
+impl QueueCores {
+    /// Prepares `cores`, which have `bytes_max` in memory together.
+    pub(super) async fn new(owner: Rc<Owner>, cores: &[CoreId], bytes_max: u64) -> QueueCores {
+        let count = u64::try_from(cores.len()).expect("at most 16");
+        // A request that is larger than the share of a core goes alone.
+        let share = bytes_max / count;
+        let mut all = Vec::new();
+        for core in cores {
+            let prepare = move || {
+                // For a daemon that was not started for block devices.
+                memory_pressure::prepare_thread();
+                std::future::ready(CoreLocal::keep(ByteBudget::new(share)))
+            };
+            all.push(QueueCore { core: *core, budget: call(*core, prepare).await });
+        }
+        QueueCores { owner, all }
+    }
+
+    /// The cores that serve a device: all, if each has it itself; else core 0. The device in the
+    /// kernel is made with a queue for each.
+    pub(super) fn of(&self, device: &MappedDevice) -> &[QueueCore] {
+        let is_on_all = self.owner.can_be_on_every_core(device);
+        if is_on_all { &self.all } else { &self.all[..1] }
+    }
+}
+
+impl fmt::Debug for QueueCores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueCores({:?})", self.all)
+    }
+}

@@ -83,6 +83,7 @@ printf '%q ' "$(basename "$script")" "${args[@]}" >"$share/.guest-args"
 cat >"$share/.guest-init" <<INIT
 export PATH=/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/tmp LC_ALL=C
+ln -sfn /proc/self/fd /dev/fd
 mkdir -p /run/bin /run/index/lib/modules /dev/pts
 mount -t devpts devpts /dev/pts
 ip link set lo up 2>/dev/null

@@ -26,19 +26,40 @@ crash() {
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null
 }
-# Kills the daemon, and then one that takes the devices over, at any moment of its start.
+# Kills the daemon, and then one that takes the devices over, at any moment of its start; each time
+# another number of cores serves the queues that the first one has made.
 kill_twice() {
     crash
-    begin --config pond.toml
+    begin --config pond.toml --cores $((RANDOM % 3 + 1))
     sleep "$((RANDOM % 3)).$((RANDOM % 10))"
     crash
-    start --config pond.toml
+    start --config pond.toml --cores $((RANDOM % 3 + 1))
 }
 block() { basename "$(readlink "/run/millpond/dev/$1")"; }
 sectors() { cat "/sys/class/block/$(block "$1")/size"; }
 queue() { cat "/sys/class/block/$(block "$1")/queue/$2"; }
+processors() { cat "/sys/class/block/$(block "$1")/mq/$2/cpu_list"; }
+queues() { find "/sys/class/block/$(block "$1")/mq/" -mindepth 1 -maxdepth 1 | wc -l; }
+metric() { # metric NAME: its value, 0 when it is not there
+    curl -s --unix-socket /run/millpond/control.sock http://millpond/metrics >/tmp/metrics
+    awk -v name="$1" '$1 == name {value = $2} END {print value + 0}' /tmp/metrics
+}
+served_by() { metric "millpond_ublk_core_requests_total{core=\"$1\"}"; }
+# all_flush: the kernel writes to no device to find memory for any thread that serves
+# (PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE, which PR_SET_IO_FLUSHER sets).
+all_flush() {
+    local task flags cores=0
+    for task in /proc/$daemon/task/*; do
+        case $(cat "$task/comm" 2>/dev/null) in core*) ;; *) continue ;; esac
+        flags=$(sed 's/.*) //' "$task/stat" | cut -d' ' -f7)
+        [ $((flags & 0x180000)) = $((0x180000)) ] || return 1
+        cores=$((cores + 1))
+    done
+    [ $cores = 2 ]
+}
 
-# Three devices in memory of the guest, and their configuration.
+# Three devices in memory of the guest, and their configuration: each of the two cores has them
+# itself.
 make_pond() {
     rm -f /tmp/*.img
     truncate -s 320M /tmp/origin.img
@@ -46,12 +67,13 @@ make_pond() {
     truncate -s 96M /tmp/plain.img
     cat >/tmp/pond.toml <<'C'
 ublk = true
+cores = 2
 [[device]]
 name = "plain"
 table = "0 131072 linear ./plain.img 0"
 [[device]]
 name = "wc"
-table = "0 655360 writecache s ./origin.img ./cache.img 4096 0"
+table = "0 655360 writecache s ./origin.img ./cache.img 4096 2 parts 2"
 [[device]]
 name = "ram"
 table = "0 65536 linear mem:32M 0"

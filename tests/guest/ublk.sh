@@ -6,6 +6,7 @@ for module in ublk_drv ext4 xfs; do
     guest-modprobe $module || bad "no module $module"
 done
 make_pond
+ln -sf $program dmsetup
 mkdir -p mnt
 start --config pond.toml || return
 ok "the daemon starts"
@@ -16,7 +17,7 @@ limits="$(queue wc logical_block_size) $(queue wc physical_block_size) $(queue w
 [ "$limits" = "512 4096 1" ] && ok "limits of the cache" || bad "limits of the cache: $limits"
 [ "$(queue wc write_cache)" = "write back" ] && ok "volatile cache" || bad "volatile cache"
 mp ublk >/tmp/list
-grep -Eq 'wc +live +[0-9]+ +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +no' /tmp/list &&
+grep -Eq 'wc +live +[0-9]+ +2 +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +2 +no' /tmp/list &&
     ok "devices in memory are made without recovery" || bad "recovery: $(cat /tmp/list)"
 
 mp clients >/tmp/list
@@ -24,6 +25,17 @@ grep -Eq 'ublk[0-9]+ +wc +/dev/ublkb[0-9]' /tmp/list && ok "clients" || bad "$(c
 lock=$(sed -n 's/^VmLck:[^0-9]*\([0-9]*\).*/\1/p' /proc/$daemon/status)
 ! grep -E 'IO_FLUSHER|mlockall' /tmp/daemon.now && [ "$lock" -gt 0 ] &&
     ok "$lock kB of the daemon are locked" || bad "memory"
+
+all_flush && ok "both cores are IO flushers" || bad "a core is no IO flusher"
+counts="$(queues plain) $(queues wc) $(queues ram)"
+[ "$counts" = "2 2 2" ] && ok "a queue for each core" || bad "queues: $counts"
+for core in 0 1; do
+    before=$(served_by $core)
+    fio_verify plain $plain 4M --bs=4k --cpus_allowed="$(processors plain $core)"
+    served=$(($(served_by $core) - before))
+    [ $served -ge 2000 ] && ok "core $core serves the queue of its processor: $served requests" ||
+        bad "core $core served $served of 2048 requests"
+done
 
 refused "a device that is served is not given up" "serves it" mp ublk --give-up plain
 fio_verify plain $plain 16M --bs=4k-64k
@@ -50,17 +62,33 @@ within 20 test ! -e $plain && ok "then it goes" || bad "it stays"
 check "doors with ublk" mp set plain doors nbd,ublk
 check "it is there again" test -b $plain
 
+# A table that core 0 alone has, and back, under fio: queues stay where they are.
+fio_begin plain $plain 12M --bs=4k-64k --fsync=32 --rate=2M
+writer=$!
+for table in "delay /tmp/plain.img 0 1" "linear /tmp/plain.img 0"; do
+    sleep 1
+    check "load $table" ./dmsetup reload plain --table "0 131072 $table"
+    check "suspend and resume" eval "./dmsetup suspend plain && ./dmsetup resume plain"
+done
+fio_end plain $writer "fio verifies plain over reloads"
+check "the queues stay" test "$(queues plain)" = 2
+
 # Another size, while it is open.
 exec 7<$plain
 check "resize" mp resize plain 96M
 exec 7<&-
 [ "$(sectors plain)" = 196608 ] && ok "the kernel has the new size" || bad "size $(sectors plain)"
 
-# The names are in the kernel, too.
+# The names are in the kernel, too; and so is the number of queues.
 crash
 rm -rf /run/millpond/dev
-start --config pond.toml
+start --config pond.toml --cores 1
 check "a device is found again without its link" cmp -n 65536 $plain plain.img
+[ "$(queues plain) $(queues wc)" = "2 2" ] && ok "one core takes two queues over" ||
+    bad "queues: $(queues plain) $(queues wc)"
+before=$(served_by 0)
+fio_verify plain $plain 4M --bs=4k --cpus_allowed="$(processors plain 1)"
+[ $(($(served_by 0) - before)) -ge 2000 ] && ok "and serves both" || bad "it does not serve both"
 
 # A device whose daemon does not come back.
 crash
@@ -96,6 +124,14 @@ test ! -e /run/millpond/dev/other && ok "its link is gone" || bad "the link stay
 stop
 left=$(ls /dev/ublkb* 2>/dev/null)
 [ -z "$left" ] && ok "an orderly end leaves no block device" || bad "left: $left"
+
+# A daemon that was not started for block devices; and a device that core 0 alone has.
+start --cores 2
+check "create --ublk" mp create late --ublk --table '0 131072 delay /tmp/plain.img 0 0'
+all_flush && ok "both cores are IO flushers then" || bad "a core is no IO flusher then"
+[ "$(queues late)" = 1 ] && ok "a device of core 0 has one queue" || bad "queues: $(queues late)"
+check "read" cmp -n 65536 /run/millpond/dev/late plain.img
+stop
 
 # An orderly end while a file system is mounted: its clients wait for the next daemon.
 start --config pond.toml

@@ -5,7 +5,7 @@
 //! that a table describes is either refused or has no two places for one address.
 #![no_main]
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use vhost::inflight::bytes_for;
@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
     match &request {
         Request::SetMemTable(infos) => {
             let regions = infos.iter().map(|info| {
-                TestRegion::new(info.len.min(REGION_BYTES_MAX)) as Rc<dyn Region>
+                TestRegion::new(info.len.min(REGION_BYTES_MAX)) as Arc<dyn Region>
             });
             let Ok(memory) = Memory::new(infos, regions.collect()) else { return };
             for info in infos {

@@ -6,7 +6,7 @@
 //! the memory; the used ring gets what was put there.
 #![no_main]
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use vhost::inflight::{Inflight, bytes_for};
@@ -32,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
     let region = |bytes: &[u8]| {
         let mut all = bytes.to_vec();
         all.resize(REGION_BYTES as usize, 0);
-        TestRegion::with(all) as Rc<dyn Region>
+        TestRegion::with(all) as Arc<dyn Region>
     };
     let rest = &data[half..data.len().min(2 * half)];
     let infos = [region_at(0, REGION_BYTES), region_at(SECOND, REGION_BYTES)];

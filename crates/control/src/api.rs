@@ -263,9 +263,12 @@ pub struct Client {
     /// Whether it ends when its requests in flight are answered.
     #[serde(default)]
     pub is_ending: bool,
-    /// The core that serves it.
+    /// The core that serves it; absent when several do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<u16>,
+    /// Of a virtual machine: the cores that serve its queues, each with how many.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub queues_by_core: BTreeMap<u16, u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_in_flight: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,6 +4,8 @@
 //! Invariants
 //! - HO-C1 A disconnected client loses no acknowledged data: its requests in flight are answered
 //!   before its connection ends.
+use std::collections::BTreeMap;
+
 use block::{Error, ErrorKind, Nanos};
 use control::{Failure, api};
 use nbd::Connection;
@@ -81,6 +83,8 @@ fn of_disk(disk: DiskClient) -> api::Client {
 
 fn of_virtual_machine(client: &VhostClient) -> api::Client {
     let stats = client.stats();
+    let queues_by_core = client.queues_by_core();
+    let core = queues_by_core.keys().next().copied().filter(|_| queues_by_core.len() == 1);
     api::Client {
         id: format!("{VHOST_USER}{}", client.number),
         door: VHOST_USER_DOOR.into(),
@@ -90,7 +94,8 @@ fn of_virtual_machine(client: &VhostClient) -> api::Client {
         uid: client.by.map(|(_, uid)| uid),
         connected_seconds: seconds(client.age()),
         is_ending: client.is_ending(),
-        core: Some(0),
+        core,
+        queues_by_core,
         requests_in_flight: Some(client.in_flight()),
         requests: Some(stats.requests),
         read_bytes: Some(stats.read_bytes),
@@ -129,6 +134,7 @@ impl Engine {
             connected_seconds: seconds(connection.age),
             is_ending: connection.is_ending,
             core: Some(connection.core.0),
+            queues_by_core: BTreeMap::new(),
             requests_in_flight: Some(connection.in_flight),
             requests: Some(connection.requests),
             read_bytes: Some(connection.read_bytes),

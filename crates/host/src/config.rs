@@ -46,7 +46,8 @@ pub struct ServeArgs {
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
     /// all of them, write caches with `parts` their parts; all other devices are on the first. NBD
-    /// connections to these, and to mappings of files and disks, are spread over all. By default 1
+    /// connections and queues of virtual machines to these, and to mappings of files and disks, are
+    /// spread over all. By default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
     /// How long a core looks for requests before it sleeps, 0 to 1ms: a client that sends one

@@ -61,6 +61,8 @@ pub(crate) struct Engine {
     pub(crate) server: Server,
     /// Leases devices to the other cores.
     pub(crate) owner: Rc<Owner>,
+    /// Which core serves which session.
+    pub(crate) places: Rc<SessionCores>,
     /// The engines of all devices.
     pub(crate) claims: Rc<Claims>,
     /// Makes compressed RAM disks without a table.
@@ -92,13 +94,14 @@ impl Engine {
         let defaults = Options::default();
         let bytes_max = door_bytes_max(defaults.bytes_max, reactor::memory().limit());
         let options = Options { bytes_max, ..defaults };
-        let session_cores = SessionCores::new(owner.clone(), &options, cores);
-        let options = session_cores.options();
-        let exports = DmExports::new(dm.clone(), default_export, files.clone(), session_cores);
+        let places = SessionCores::new(owner.clone(), &options, cores);
+        let options = places.options();
+        let of_nbd = places.clone();
+        let exports = DmExports::new(dm.clone(), default_export, files.clone(), of_nbd);
         let server = Server::new(Rc::new(exports), options);
         let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
         let cores = cores.to_vec();
-        Engine { dm, leaves, server, owner, claims, zram, files, cores, tls, disks, ended }
+        Engine { dm, leaves, server, owner, places, claims, zram, files, cores, tls, disks, ended }
     }
 
     pub(crate) fn files(&self) -> &Files {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The cores that serve NBD sessions.
+//! The cores that serve sessions of NBD, and queues of virtual machines.
 //!
 //! ```text
 //!   core 0: accept, handshake, places, figures ──▶ the core with the fewest sessions
@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A session goes to another core only if that core has the device itself: while all its bios would
-//! go to core 0, it is served there. Which core serves it is decided when it begins, and stays.
+//! go to core 0, it is served there. Which core serves it is decided when it begins, and stays. The
+//! queues of a virtual machine go to the cores in turn, the first one to the core with the fewest
+//! sessions.
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
@@ -38,6 +40,11 @@ impl SessionCores {
         Rc::new(SessionCores { owner, options, cores })
     }
 
+    /// How many cores there are.
+    pub(crate) fn count(&self) -> usize {
+        self.cores.len()
+    }
+
     /// The bounds of each server.
     pub(crate) fn options(&self) -> Options {
         self.options.clone()
@@ -45,11 +52,12 @@ impl SessionCores {
 
     /// Begins a session of the device with this minor number, on the core that serves fewest.
     pub(crate) fn begin(self: &Rc<SessionCores>, minor: u32) -> SessionCore {
-        let all = if self.owner.is_on_every_core(minor) { self.cores.len() } else { 1 };
+        let is_spread = self.owner.is_on_every_core(minor);
+        let all = if is_spread { self.cores.len() } else { 1 };
         let sessions = |nth: &usize| self.cores[*nth].1.get();
         let nth = (0..all).min_by_key(sessions).expect("core 0 is one");
         self.cores[nth].1.set(sessions(&nth) + 1);
-        SessionCore { all: self.clone(), nth }
+        SessionCore { all: self.clone(), nth, is_spread }
     }
 }
 
@@ -63,12 +71,21 @@ impl fmt::Debug for SessionCores {
 pub(crate) struct SessionCore {
     all: Rc<SessionCores>,
     nth: usize,
+    /// Whether each core has the device.
+    is_spread: bool,
 }
 
 impl SessionCore {
     /// The core, unless it is core 0.
     pub(crate) fn other(&self) -> Option<CoreId> {
         (self.nth > 0).then(|| self.all.cores[self.nth].0)
+    }
+
+    /// The cores of what the session divides, in order, of the first `count` cores; core 0 alone
+    /// where only that one has the device.
+    pub(crate) fn in_turn(&self, count: usize) -> Vec<CoreId> {
+        let all = if self.is_spread { self.all.cores.len().min(count) } else { 1 };
+        (0..all).map(|nth| self.all.cores[(self.nth + nth) % all].0).collect()
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Worker threads: secondary cores that run as long as the daemon, for engines that divide their
 //! devices among cores (zram, a write cache in parts), for sessions of NBD, and for queues of block
-//! devices. Threads of doors, in contrast, are secondary cores only while they serve a request
-//! themselves.
+//! devices and of virtual machines. Threads of doors, in contrast, are secondary cores only while
+//! they serve a request themselves.
 //!
 //! ```text
 //!   start   cores 1..N · core 0            end   core 0 (devices go) · cores 1..N
@@ -23,6 +23,7 @@ use uring::Sender;
 
 use crate::io_failure::io_failure;
 use crate::secondary::CorePool;
+use crate::vhost_user;
 
 /// Cores that devices may run on, core 0 among them.
 pub const CORES_MAX: u32 = 16;
@@ -106,6 +107,7 @@ fn run(pool: &Arc<CorePool>, started: &mpsc::Sender<Result<(CoreId, Sender), Err
         let end = END.with(Rc::clone);
         end.1.wait_for(|| *end.0.borrow()).await;
         nbd::end_sessions_of_this_core();
+        vhost_user::end_queues_of_this_core();
     });
 }
 

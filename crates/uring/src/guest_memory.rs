@@ -8,7 +8,8 @@
 //!   and the indices of rings are loaded and stored as atomics.
 //! - UR-G3 A page that the front end has cut off the file is lost (`pmem::lost`): an access to it
 //!   is an error, not the end of the process.
-//! - UR-G4 A mapping is used by one thread, which need not be the one that made it.
+//! - UR-G4 Threads may use a mapping at once, as they do beside the guest: all that UR-G2 has for
+//!   the guest holds between them.
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -32,6 +33,10 @@ pub struct GuestMemory {
     /// The part, within the region.
     part: Range<usize>,
 }
+
+// SAFETY: shared, it gives nothing but copies by machine code and atomics (UR-G2, UR-G4), and the
+// notes of lost pages, which are atomics.
+unsafe impl Sync for GuestMemory {}
 
 fn refused(why: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("memory of the guest: {why}"))

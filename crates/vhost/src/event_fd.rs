@@ -26,7 +26,7 @@ enum Counter {
     },
     /// Of a test without a kernel.
     #[cfg(test)]
-    Test(Rc<crate::testing::TestEvent>),
+    Test(std::sync::Arc<crate::testing::TestEvent>),
 }
 
 impl EventFd {
@@ -38,7 +38,7 @@ impl EventFd {
 
     /// One without a kernel.
     #[cfg(test)]
-    pub(crate) fn of_test(event: Rc<crate::testing::TestEvent>) -> Rc<EventFd> {
+    pub(crate) fn of_test(event: std::sync::Arc<crate::testing::TestEvent>) -> Rc<EventFd> {
         Rc::new(EventFd { counter: Counter::Test(event), closed: Cell::new(false) })
     }
 

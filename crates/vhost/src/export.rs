@@ -2,6 +2,7 @@
 //! The interface to the program: the device of a session, and what it promises.
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use block::BlockDevice;
 use block::latency::Latencies;
@@ -22,11 +23,9 @@ pub trait Export {
     /// memory for notes about requests in flight, and a guest may go on with the next process.
     fn outlives_process(&self) -> bool;
 
-    /// Whether this process has served the device before, so that a guest may go on with it.
-    fn was_served(&self) -> bool;
-
-    /// A guest uses it from now on.
-    fn note_served(&self);
+    /// Whether a guest has used the device in this process, so that a guest may go on with it: one
+    /// flag of all sessions of the device. The session sets it.
+    fn was_used(&self) -> Arc<AtomicBool>;
 
     /// Where the times of its requests are recorded.
     fn latencies(&self) -> Option<Arc<Latencies>> {

@@ -16,7 +16,7 @@
 //!   used twice.
 //! - VH-I3 The front end can write there: what is read is checked as rings are.
 use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use block::Error;
@@ -63,7 +63,7 @@ pub fn bytes_for(info: &InflightInfo) -> Result<u64, Error> {
 /// The notes of all queues.
 #[derive(Clone, Debug)]
 pub struct Inflight {
-    region: Rc<dyn Region>,
+    region: Arc<dyn Region>,
     info: InflightInfo,
 }
 
@@ -72,7 +72,7 @@ impl Inflight {
     ///
     /// # Errors
     /// When the region is too short for its queues.
-    pub fn new(region: Rc<dyn Region>, info: InflightInfo) -> Result<Inflight, Error> {
+    pub fn new(region: Arc<dyn Region>, info: InflightInfo) -> Result<Inflight, Error> {
         let needed = bytes_for(&info)?;
         if region.len_bytes() < needed {
             let found = region.len_bytes();
@@ -108,7 +108,7 @@ impl Inflight {
 /// The notes of one queue.
 #[derive(Debug)]
 pub struct QueueNotes {
-    region: Rc<dyn Region>,
+    region: Arc<dyn Region>,
     base: u64,
     size: u16,
     /// Of the next entry: the order in which requests were taken.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! `message`, `memory`, `ring`, `request`, `inflight` and `config` are pure functions of bytes.
-//! Only `session`, `queue`, `work`, `event_fd` and `share` use the reactor; `control` runs on a
-//! thread.
+//! Only `session`, `remote`, `queue`, `work`, `event_fd` and `share` use the reactor; `control`
+//! runs on a thread. Queues of one session may be served on several cores (`remote`).
 //!
 //! Invariants
 //! - VH-V1 No input, be it in a message or in the guest's memory, makes this process panic, wait,
@@ -30,12 +30,14 @@ mod config;
 pub mod control;
 mod event_fd;
 mod export;
+mod figures;
 pub mod inflight;
 #[cfg(test)]
 mod lives;
 pub mod memory;
 pub mod message;
 mod queue;
+mod remote;
 pub mod request;
 pub mod ring;
 mod server;
@@ -47,5 +49,7 @@ mod work;
 
 pub use event_fd::EventFd;
 pub use export::Export;
+pub use figures::Stats;
+pub use remote::Place;
 pub use server::Server;
-pub use session::{Attachments, Session, Stats};
+pub use session::{Attachments, OpenEvent, Session};

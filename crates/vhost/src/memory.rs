@@ -6,7 +6,7 @@
 //! - VH-M2 Regions overlap neither in the guest nor in the front end, so an address means one
 //!   place.
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use block::{Bufs, Error, Slice, Status};
 
@@ -14,7 +14,8 @@ use crate::message::RegionInfo;
 
 /// The bytes of one region: a mapped file, or memory of a test. Only ranges within `len_bytes` are
 /// accessed.
-pub trait Region: fmt::Debug {
+/// Queues on several cores use it at once, as the guest does.
+pub trait Region: fmt::Debug + Send + Sync {
     /// Its length.
     fn len_bytes(&self) -> u64;
     /// Copies the bytes from `at` on to `out`.
@@ -56,7 +57,7 @@ struct Placed {
     guest: u64,
     user: u64,
     len: u64,
-    region: Rc<dyn Region>,
+    region: Arc<dyn Region>,
 }
 
 /// Why an access failed.
@@ -97,7 +98,7 @@ pub struct Memory(Vec<Placed>);
 /// A run of bytes at one place: what a ring's part lies in.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    pub(crate) region: Rc<dyn Region>,
+    pub(crate) region: Arc<dyn Region>,
     /// First byte within the region.
     pub(crate) at: u64,
 }
@@ -111,7 +112,7 @@ impl Memory {
     ///
     /// # Errors
     /// When regions overlap, end beyond 2^64, are empty or were not mapped whole (VH-M2).
-    pub fn new(infos: &[RegionInfo], regions: Vec<Rc<dyn Region>>) -> Result<Memory, Error> {
+    pub fn new(infos: &[RegionInfo], regions: Vec<Arc<dyn Region>>) -> Result<Memory, Error> {
         let wrong = |why: String| Err(Error::invalid(format!("memory of the guest: {why}")));
         let mut all: Vec<Placed> = Vec::new();
         if infos.len() != regions.len() {
@@ -268,7 +269,7 @@ mod tests {
     use crate::testing::{TestRegion, region_at};
 
     fn memory(regions: &[RegionInfo]) -> Result<Memory, Error> {
-        let mapped = regions.iter().map(|r| TestRegion::new(r.len) as Rc<dyn Region>);
+        let mapped = regions.iter().map(|r| TestRegion::new(r.len) as Arc<dyn Region>);
         Memory::new(regions, mapped.collect())
     }
 
@@ -286,7 +287,7 @@ mod tests {
             assert!(memory(&[one, other]).is_err(), "{other:x?}");
         }
         assert!(memory(&[one, region_at(0x2000, 0x1000)]).is_ok());
-        let short = vec![TestRegion::new(0xfff) as Rc<dyn Region>];
+        let short = vec![TestRegion::new(0xfff) as Arc<dyn Region>];
         assert!(Memory::new(&[one], short).is_err());
     }
 

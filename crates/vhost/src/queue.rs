@@ -2,11 +2,13 @@
 //! A queue of a session: what the front end has set, and its ring while it runs.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::Error;
 use reactor::WaitList;
 
 use crate::event_fd::EventFd;
+use crate::figures::Figures;
 use crate::inflight::{Inflight, QueueNotes};
 use crate::memory::Memory;
 use crate::message::RingAddresses;
@@ -20,6 +22,8 @@ pub(crate) struct Queue {
     pub(crate) base: Cell<u16>,
     pub(crate) addresses: Cell<Option<RingAddresses>>,
     pub(crate) enabled: Cell<bool>,
+    /// Whether it has run in this session.
+    pub(crate) was_started: Cell<bool>,
     pub(crate) kick: RefCell<Option<Rc<EventFd>>>,
     pub(crate) call: RefCell<Option<Rc<EventFd>>>,
     ring: RefCell<Option<Rc<Ring>>>,
@@ -27,6 +31,8 @@ pub(crate) struct Queue {
     /// Heads of the requests in flight, and how many they are.
     in_flight: RefCell<Vec<bool>>,
     in_flight_count: Cell<usize>,
+    /// Of the session on this core.
+    figures: Arc<Figures>,
     /// Tasks that serve it.
     pub(crate) tasks: Cell<usize>,
     pub(crate) is_stopping: Cell<bool>,
@@ -39,8 +45,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(number: u16) -> Rc<Queue> {
-        Rc::new(Queue { number, ..Queue::default() })
+    pub(crate) fn new(number: u16, figures: &Arc<Figures>) -> Rc<Queue> {
+        Rc::new(Queue { number, figures: figures.clone(), ..Queue::default() })
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -85,6 +91,7 @@ impl Queue {
         self.in_flight.replace(vec![false; size.into()]);
         self.is_stopping.set(false);
         self.ring.replace(Some(Rc::new(ring)));
+        self.figures.queues.add(1);
         Ok(again)
     }
 
@@ -113,19 +120,17 @@ impl Queue {
             return Err(RingError::InFlight(head));
         }
         self.in_flight_count.set(self.in_flight_count.get() + 1);
+        self.figures.in_flight.add(1);
         Ok(())
     }
 
     pub(crate) fn end_request(&self, head: u16) {
         self.in_flight.borrow_mut()[usize::from(head)] = false;
         self.in_flight_count.set(self.in_flight_count.get() - 1);
+        self.figures.in_flight.subtract(1);
         self.is_call_due.set(true);
         self.call_due.wake_all();
         self.ended.wake_all();
-    }
-
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.in_flight_count.get() as u64
     }
 
     pub(crate) fn end_task(&self) {
@@ -160,6 +165,7 @@ impl Queue {
         self.ended.wait_for(over).await;
         self.notes.take();
         if let Some(ring) = self.ring.take() {
+            self.figures.queues.subtract(1);
             self.base.set(ring.next());
         }
         self.base.get()

@@ -199,14 +199,14 @@ pub(crate) fn status_of(done: Result<(), Status>) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     use super::*;
     use crate::memory::Region;
     use crate::testing::{TestRegion, region_at};
 
     fn memory() -> Memory {
-        let region = TestRegion::new(0x10_0000) as Rc<dyn Region>;
+        let region = TestRegion::new(0x10_0000) as Arc<dyn Region>;
         Memory::new(&[region_at(0, 0x10_0000)], vec![region]).unwrap()
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Rings of well-behaved and of hostile drivers.
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::*;
 use crate::memory::Region;
@@ -21,7 +21,7 @@ pub(crate) struct GuestRing {
 
 impl GuestRing {
     pub(crate) fn new() -> GuestRing {
-        let region = TestRegion::new(MEMORY_BYTES) as Rc<dyn Region>;
+        let region = TestRegion::new(MEMORY_BYTES) as Arc<dyn Region>;
         let memory = Memory::new(&[region_at(0, MEMORY_BYTES)], vec![region]).unwrap();
         GuestRing { memory, offered: Cell::new(0) }
     }

@@ -2,10 +2,12 @@
 //! What all sessions share: the budget for data in flight, and the tasks that wait for devices.
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use reactor::{TaskPool, ZeroBuffer};
 
 use crate::export::Export;
+use crate::remote::Place;
 use crate::request::DATA_BYTES_MAX;
 use crate::session::Session;
 use crate::share::Budget;
@@ -23,7 +25,7 @@ pub(crate) struct ServerShared {
 
 /// The sessions of one core. Clones are the same server.
 #[derive(Clone)]
-pub struct Server(Rc<ServerShared>);
+pub struct Server(pub(crate) Rc<ServerShared>);
 
 impl Server {
     /// A server without sessions; `bytes_max`, at least 32 MiB, is the data of all of them in
@@ -34,10 +36,16 @@ impl Server {
         Server(Rc::new(ServerShared { budget, jobs: TaskPool::new(JOBS_MAX, work::wait), zeroes }))
     }
 
-    /// Begins a session. `cut_off` ends the control socket; it must not block, and is called any
-    /// number of times.
-    pub fn begin(&self, export: Box<dyn Export>, cut_off: Box<dyn Fn()>) -> Session {
-        Session::new(self.0.clone(), export, cut_off)
+    /// Begins a session, on all cores that serve its queues: queue `n` is served at number
+    /// `n % len` of `places`, where `None` is this core. `cut_off` ends the control socket; it must
+    /// not block, and is called any number of times, on any of these cores.
+    pub async fn begin(
+        &self,
+        export: Box<dyn Export>,
+        places: Vec<Option<Place>>,
+        cut_off: Arc<dyn Fn() + Send + Sync>,
+    ) -> Session {
+        Session::begin(self, export, places, cut_off).await
     }
 }
 

@@ -1,51 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A session: one front end and its guest at one device. It does what messages say.
+//! A session: one front end and its guest at one device. It does what messages say, on each core
+//! for the queues that this core serves.
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use block::latency::Latencies;
-use block::{BlockDevice, Error, OpenDevice, Sector};
-use reactor::{new_opener, spawn};
+use block::{BlockDevice, CoreId, Error, OpenDevice, Sector};
+use reactor::{core_id, new_opener, spawn};
 use rustix::net::{SendFlags, send};
 
 use crate::config::{QUEUES_MAX, config_space, feature, features, protocol_features};
 use crate::event_fd::EventFd;
 use crate::export::Export;
+use crate::figures::{Figures, Stats};
 use crate::inflight::Inflight;
 use crate::memory::{Memory, Region};
 use crate::message::{Answer, RegionInfo, Request, config_change, protocol};
 use crate::queue::Queue;
+use crate::remote::{Place, RemoteQueues, Scope};
 use crate::request::{Command, STATUS_OK};
 use crate::ring::QUEUE_SIZE_MAX;
-use crate::server::ServerShared;
+use crate::server::{Server, ServerShared};
 use crate::share::Share;
 use crate::work;
 
-/// What came with a message, opened.
-#[derive(Debug, Default)]
+/// Opens an eventfd on the core on which it is called.
+pub type OpenEvent = Box<dyn FnOnce() -> Result<Rc<EventFd>, Error> + Send>;
+
+/// What came with a message.
+#[derive(Default)]
 pub struct Attachments {
     /// Mapped memory: of each region of a memory table in turn, or the notes of requests in flight.
-    pub regions: Vec<Rc<dyn Region>>,
+    pub regions: Vec<Arc<dyn Region>>,
     /// An eventfd.
-    pub event: Option<Rc<EventFd>>,
+    pub event: Option<OpenEvent>,
     /// The socket for requests to the front end.
     pub channel: Option<OwnedFd>,
 }
 
-/// Figures of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Requests answered.
-    pub requests: u64,
-    /// Data read, bytes.
-    pub read_bytes: u64,
-    /// Data written, bytes.
-    pub write_bytes: u64,
-    /// Requests answered with an error.
-    pub errors: u64,
+impl fmt::Debug for Attachments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attachments({} regions, event: {})", self.regions.len(), self.event.is_some())
+    }
+}
+
+/// What the parts of a session on all cores have in common.
+#[derive(Clone)]
+pub(crate) struct Common {
+    /// Why the session has failed; the first cause counts.
+    failure: Arc<OnceLock<String>>,
+    /// Ends the control socket.
+    cut_off: Arc<dyn Fn() + Send + Sync>,
+    /// Whether a guest has used the device in this process: now, and before this session.
+    was_used: Arc<AtomicBool>,
+    was_used_before: bool,
 }
 
 pub(crate) struct Shared {
@@ -64,16 +76,46 @@ pub(crate) struct Shared {
     channel: RefCell<Option<OwnedFd>>,
     /// The capacity that the front end knows.
     capacity: Cell<Sector>,
-    stats: Cell<Stats>,
-    failure: RefCell<Option<String>>,
-    /// Ends the control socket.
-    cut_off: Box<dyn Fn()>,
+    pub(crate) figures: Arc<Figures>,
+    common: Common,
 }
 
 /// One front end at one device.
-pub struct Session(pub(crate) Rc<Shared>);
+pub struct Session {
+    /// What this core serves.
+    here: Rc<Shared>,
+    /// Where queue `n` is served: number `n % len`. `None` is this core.
+    places: Vec<Option<RemoteQueues>>,
+}
 
 impl Shared {
+    /// The part of a session on this core, with the queues of these numbers.
+    pub(crate) fn new(
+        server: &Server,
+        export: Box<dyn Export>,
+        common: Common,
+        queues: &[u16],
+    ) -> Rc<Shared> {
+        let device = OpenDevice::new(export.device(), new_opener());
+        let figures = Arc::<Figures>::default();
+        Rc::new(Shared {
+            server: server.0.clone(),
+            latencies: export.latencies(),
+            capacity: Cell::new(device.limits().capacity),
+            export,
+            device,
+            share: Rc::default(),
+            features: Cell::new(0),
+            protocol: Cell::new(0),
+            memory: RefCell::default(),
+            queues: queues.iter().map(|number| Queue::new(*number, &figures)).collect(),
+            inflight: RefCell::default(),
+            channel: RefCell::default(),
+            figures,
+            common,
+        })
+    }
+
     pub(crate) fn memory(&self) -> Rc<Memory> {
         self.memory.borrow().clone()
     }
@@ -87,7 +129,7 @@ impl Shared {
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.failure.borrow().is_some()
+        self.common.failure.get().is_some()
     }
 
     fn has(&self, feature: u64) -> bool {
@@ -101,10 +143,9 @@ impl Shared {
 
     /// Ends the session because of what the other side did (VH-V1). The first cause counts.
     pub(crate) fn fail(&self, why: String) {
-        if !self.has_failed() {
-            self.failure.replace(Some(why));
+        if self.common.failure.set(why).is_ok() {
             self.end_queues();
-            (self.cut_off)();
+            (self.common.cut_off)();
         }
     }
 
@@ -136,22 +177,18 @@ impl Shared {
     }
 
     pub(crate) fn count(&self, request: &crate::request::Request, status: u8) {
-        let mut stats = self.stats.get();
-        stats.requests += 1;
-        stats.errors += u64::from(status != STATUS_OK);
-        if status == STATUS_OK {
-            let bytes = u64::from(request.data_bytes);
-            match request.command {
-                Ok(Command::Read(_)) => stats.read_bytes += bytes,
-                Ok(Command::Write(_)) => stats.write_bytes += bytes,
-                _ => {}
-            }
+        let Figures { requests, read_bytes, write_bytes, errors, .. } = &*self.figures;
+        requests.add(1);
+        match request.command {
+            _ if status != STATUS_OK => errors.add(1),
+            Ok(Command::Read(_)) => read_bytes.add(request.data_bytes.into()),
+            Ok(Command::Write(_)) => write_bytes.add(request.data_bytes.into()),
+            _ => {}
         }
-        self.stats.set(stats);
     }
 
     fn queue(&self, number: u32) -> Result<&Rc<Queue>, Error> {
-        let found = usize::try_from(number).ok().and_then(|n| self.queues.get(n));
+        let found = self.queues.iter().find(|queue| u32::from(queue.number) == number);
         found.ok_or_else(|| Error::invalid(format!("queue {number}: there are {QUEUES_MAX}")))
     }
 
@@ -194,14 +231,18 @@ impl Shared {
         let has_event_idx = self.has(feature::EVENT_IDX);
         let again = queue.begin(&self.memory(), has_event_idx, inflight.as_ref())?;
         let has_run = queue.ring().is_some_and(|ring| ring.used_idx() != 0 || ring.next() != 0);
-        if has_run && !self.export.was_served() && !self.export.outlives_process() {
-            // VH-V5
+        let Common { was_used, was_used_before, .. } = &self.common;
+        let may_go_on = *was_used_before || queue.was_started.get();
+        if has_run && !may_go_on && !self.export.outlives_process() {
+            // VH-V5: nor may it when it connects again, whatever its other queues have done.
+            was_used.store(false, Ordering::Relaxed);
             return Err(Error::invalid(format!(
                 "queue {number}: the guest has used an earlier process, and this device has lost \
                  what that one acknowledged: start the guest again"
             )));
         }
-        self.export.note_served();
+        queue.was_started.set(true);
+        was_used.store(true, Ordering::Relaxed);
         if !self.has(feature::PROTOCOL_FEATURES) {
             queue.enabled.set(true);
         }
@@ -248,7 +289,18 @@ impl Shared {
         self.inflight.take();
     }
 
-    async fn handle(
+    /// Takes no more requests, and waits until those in flight have ended.
+    pub(crate) async fn end(&self) {
+        self.end_queues();
+        for queue in &self.queues {
+            queue.stop().await;
+        }
+        self.memory.take();
+        self.inflight.take();
+        self.channel.take();
+    }
+
+    pub(crate) async fn handle(
         self: &Rc<Self>,
         request: Request,
         given: Attachments,
@@ -312,9 +364,12 @@ impl Shared {
                     let e = "polling without a kick is not supported";
                     Error::new(block::ErrorKind::NotSupported, format!("queue {queue}: {e}"))
                 })?;
-                self.start(self.queue(queue)?, kick)?;
+                self.start(self.queue(queue)?, kick()?)?;
             }
-            Request::SetVringCall { queue, .. } => self.set_call(self.queue(queue)?, given.event),
+            Request::SetVringCall { queue, .. } => {
+                let call = given.event.map(|open| open()).transpose()?;
+                self.set_call(self.queue(queue)?, call);
+            }
             Request::SetVringErr { queue, .. } => drop(self.queue(queue)?),
             Request::SetVringEnable { queue, enabled } => self.enable(self.queue(queue)?, enabled),
             Request::SetBackendReqFd => drop(self.channel.replace(given.channel)),
@@ -338,29 +393,44 @@ impl Shared {
 }
 
 impl Session {
-    pub(crate) fn new(
-        server: Rc<ServerShared>,
+    pub(crate) async fn begin(
+        server: &Server,
         export: Box<dyn Export>,
-        cut_off: Box<dyn Fn()>,
+        places: Vec<Option<Place>>,
+        cut_off: Arc<dyn Fn() + Send + Sync>,
     ) -> Session {
-        let device = OpenDevice::new(export.device(), new_opener());
-        Session(Rc::new(Shared {
-            server,
-            latencies: export.latencies(),
-            capacity: Cell::new(device.limits().capacity),
-            export,
-            device,
-            share: Rc::default(),
-            features: Cell::new(0),
-            protocol: Cell::new(0),
-            memory: RefCell::default(),
-            queues: (0..QUEUES_MAX).map(Queue::new).collect(),
-            inflight: RefCell::default(),
-            channel: RefCell::default(),
-            stats: Cell::default(),
-            failure: RefCell::default(),
-            cut_off,
-        }))
+        let was_used = export.was_used();
+        let was_used_before = was_used.load(Ordering::Relaxed);
+        let common = Common { failure: Arc::default(), cut_off, was_used, was_used_before };
+        let count = places.len();
+        assert!(count > 0, "each queue is served somewhere");
+        let on = |nth: usize| (0..QUEUES_MAX).filter(move |n| usize::from(*n) % count == nth);
+        let is_here = |nth: &usize| places[*nth].is_none();
+        let mut own: Vec<u16> = (0..count).filter(is_here).flat_map(on).collect();
+        own.sort_unstable();
+        let here = Shared::new(server, export, common.clone(), &own);
+        let mut begun = Vec::new();
+        for (nth, place) in places.into_iter().enumerate() {
+            begun.push(match place {
+                Some(place) => {
+                    let numbers = on(nth).collect();
+                    Some(RemoteQueues::begin(place, common.clone(), numbers).await)
+                }
+                None => None,
+            });
+        }
+        Session { here, places: begun }
+    }
+
+    fn others(&self) -> impl Iterator<Item = &RemoteQueues> {
+        self.places.iter().flatten()
+    }
+
+    /// The core, if it is another one, that serves a queue.
+    fn place_of(&self, queue: u32) -> Option<&RemoteQueues> {
+        // Core 0 refuses the numbers that there are not.
+        let number = usize::try_from(queue).ok().filter(|_| queue < QUEUES_MAX.into())?;
+        self.places[number % self.places.len()].as_ref()
     }
 
     /// Does what a message says; the next one is handled after this one has ended. An error ends
@@ -371,22 +441,42 @@ impl Session {
     pub async fn handle(&self, request: Request, given: Attachments) -> Result<Answer, Error> {
         let answer = match self.failure() {
             Some(why) => Err(Error::invalid(why)),
-            None => self.0.handle(request, given).await,
+            None => self.forward(request, given).await,
         };
         if let Err(e) = &answer {
-            self.0.fail(e.to_string());
+            self.here.fail(e.to_string());
         }
         answer
     }
 
+    /// Has each core handle a message that it is for (VH-Q2).
+    async fn forward(&self, request: Request, given: Attachments) -> Result<Answer, Error> {
+        match Scope::of(&request) {
+            Scope::Queue(queue) => {
+                if let Some(place) = self.place_of(queue) {
+                    return place.handle(request, given).await;
+                }
+            }
+            Scope::AllQueues => {
+                for place in self.others() {
+                    let regions = given.regions.clone();
+                    let given = Attachments { regions, ..Attachments::default() };
+                    place.handle(request.clone(), given).await?;
+                }
+            }
+            Scope::Session => {}
+        }
+        self.here.handle(request, given).await
+    }
+
     /// Whether the front end may ask for an answer to every request.
     pub fn acknowledges(&self) -> bool {
-        self.0.protocol.get() & protocol::REPLY_ACK != 0
+        self.here.protocol.get() & protocol::REPLY_ACK != 0
     }
 
     /// Tells the front end when the device has another size than it knows.
     pub fn tell_capacity(&self) {
-        let shared = &self.0;
+        let shared = &self.here;
         let capacity = shared.device.limits().capacity;
         if capacity == shared.capacity.replace(capacity) {
             return;
@@ -401,44 +491,56 @@ impl Session {
 
     /// Why it has failed, if it has.
     pub fn failure(&self) -> Option<String> {
-        self.0.failure.borrow().clone()
+        self.here.common.failure.get().cloned()
+    }
+
+    fn figures(&self) -> impl Iterator<Item = (CoreId, &Figures)> {
+        let others = self.others().map(|place| (place.core, &*place.figures));
+        std::iter::once((core_id(), &*self.here.figures)).chain(others)
     }
 
     /// Requests in flight.
     pub fn in_flight(&self) -> u64 {
-        self.0.queues.iter().map(|queue| queue.in_flight()).sum()
+        self.figures().map(|(_, figures)| figures.in_flight.get()).sum()
+    }
+
+    /// The cores that serve queues which run, each with how many.
+    pub fn queues_by_core(&self) -> Vec<(CoreId, u64)> {
+        let all = self.figures().map(|(core, figures)| (core, figures.queues.get()));
+        all.filter(|(_, queues)| *queues > 0).collect()
     }
 
     /// The name of its device.
     pub fn name(&self) -> String {
-        self.0.name()
+        self.here.name()
     }
 
     /// Its figures.
     pub fn stats(&self) -> Stats {
-        self.0.stats.get()
+        let mut stats = Stats::default();
+        self.figures().for_each(|(_, figures)| figures.add_to(&mut stats));
+        stats
     }
 
     /// Cuts the front end off; the session ends when it is told that the socket has ended.
     pub fn cut_off(&self) {
-        (self.0.cut_off)();
+        (self.here.common.cut_off)();
     }
 
     /// Ends it, when the socket has ended: takes no more requests, and returns when those in flight
-    /// have ended.
+    /// have ended, on all cores.
     pub async fn end(&self) {
-        self.0.end_queues();
-        for queue in &self.0.queues {
-            queue.stop().await;
+        // Each core is told at once.
+        let others: Vec<_> = self.others().map(RemoteQueues::end).collect();
+        self.here.end().await;
+        for ended in others {
+            ended.await;
         }
-        self.0.memory.take();
-        self.0.inflight.take();
-        self.0.channel.take();
     }
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.0.name())
+        write!(f, "Session({})", self.here.name())
     }
 }

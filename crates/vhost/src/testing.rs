@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Memory of a guest for tests and for fuzzing: an array. Eventfds without a kernel.
-use std::cell::RefCell;
-use std::rc::Rc;
+#[cfg(test)]
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard};
+#[cfg(test)]
+use std::task::{Poll, Waker};
 
 use block::{Slice, Status};
 
@@ -18,17 +21,21 @@ pub fn region_at(guest: u64, len: u64) -> RegionInfo {
 
 /// A region in an array.
 #[derive(Debug)]
-pub struct TestRegion(RefCell<Vec<u8>>);
+pub struct TestRegion(Mutex<Vec<u8>>);
 
 impl TestRegion {
     /// Zeroes.
-    pub fn new(len: u64) -> Rc<TestRegion> {
+    pub fn new(len: u64) -> Arc<TestRegion> {
         TestRegion::with(vec![0; usize::try_from(len).expect("a test's memory is small")])
     }
 
     /// These bytes.
-    pub fn with(bytes: Vec<u8>) -> Rc<TestRegion> {
-        Rc::new(TestRegion(RefCell::new(bytes)))
+    pub fn with(bytes: Vec<u8>) -> Arc<TestRegion> {
+        Arc::new(TestRegion(Mutex::new(bytes)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().expect("no test panics under the lock")
     }
 }
 
@@ -38,16 +45,16 @@ fn place(at: u64) -> usize {
 
 impl Region for TestRegion {
     fn len_bytes(&self) -> u64 {
-        self.0.borrow().len() as u64
+        self.lock().len() as u64
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        out.copy_from_slice(&self.0.borrow()[place(at)..][..out.len()]);
+        out.copy_from_slice(&self.lock()[place(at)..][..out.len()]);
         Ok(())
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        self.0.borrow_mut()[place(at)..][..bytes.len()].copy_from_slice(bytes);
+        self.lock()[place(at)..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -72,29 +79,46 @@ impl Region for TestRegion {
     }
 }
 
-/// An eventfd of a test.
+/// An eventfd of a test. A simulated core may signal the one that another core waits on, as a guest
+/// does.
 #[cfg(test)]
 #[derive(Debug, Default)]
-pub(crate) struct TestEvent {
-    count: std::cell::Cell<u64>,
-    changed: reactor::WaitList,
+pub(crate) struct TestEvent(Mutex<TestCounter>);
+
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct TestCounter {
+    count: u64,
+    waiting: Vec<Waker>,
 }
 
 #[cfg(test)]
 impl TestEvent {
+    fn lock(&self) -> MutexGuard<'_, TestCounter> {
+        self.0.lock().expect("no test panics under the lock")
+    }
+
     pub(crate) fn add(&self) {
-        self.count.set(self.count.get() + 1);
+        self.lock().count += 1;
         self.wake();
     }
 
     /// Whoever waits looks again.
     pub(crate) fn wake(&self) {
-        self.changed.wake_all();
+        let waiting = std::mem::take(&mut self.lock().waiting);
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until it was signalled, and resets it; false when it is over instead.
     pub(crate) async fn take(&self, is_over: impl Fn() -> bool) -> bool {
-        self.changed.wait_for(|| self.count.get() > 0 || is_over()).await;
-        self.count.replace(0) > 0
+        poll_fn(|context| {
+            let mut counter = self.lock();
+            if counter.count == 0 && !is_over() {
+                counter.waiting.push(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(std::mem::take(&mut counter.count) > 0)
+        })
+        .await
     }
 }

@@ -64,7 +64,7 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
 /// Takes all available requests. Returns when the guest was asked to kick, and when the queue stops
 /// or is disabled.
 async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingError> {
-    let goes_on = || queue.enabled.get() && !queue.is_stopping.get();
+    let goes_on = || queue.enabled.get() && !queue.is_stopping.get() && !session.has_failed();
     let mut taken = 0;
     while goes_on() {
         let Some(ring) = queue.ring() else { return Ok(()) };

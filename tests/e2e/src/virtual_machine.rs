@@ -451,9 +451,8 @@ impl VirtualMachine {
 
     /// Kicks, always: whether the daemon wants it or not.
     pub fn kick(&self, queue: u16) -> Result<()> {
-        let one = 1_u64.to_le_bytes();
         let kick = &self.queues[usize::from(queue)].kick;
-        rustix::io::write(kick, &one).map(drop).map_err(io("kick"))
+        rustix::io::write(kick, &1_u64.to_le_bytes()).map(drop).map_err(io("kick"))
     }
 
     /// Begins a request and returns its slot. The data are written to the disk, or have the length
@@ -498,37 +497,39 @@ impl VirtualMachine {
 
     /// Takes what is in the used ring; waits for a call if there is nothing new.
     pub fn collect(&mut self, queue: u16) -> Result<()> {
-        let at = self.place(queue);
         if self.fancy {
             // Asks to be called for the next one.
-            let seen = self.queues[usize::from(queue)].seen;
-            let event = at + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
-            self.store(event, &seen.to_le_bytes())?;
+            let event = self.place(queue) + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
+            self.store(event, &self.queues[usize::from(queue)].seen.to_le_bytes())?;
         }
-        let used = self.load(queue, USED + 2)?;
-        let state = &self.queues[usize::from(queue)];
-        if used == state.seen {
-            let is_called = || {
-                let mut fds = [PollFd::new(&state.call, PollFlags::IN)];
-                let time = Timespec { tv_sec: 1, tv_nsec: 0 };
-                poll(&mut fds, Some(&time)).map(|ready| ready > 0).map_err(io("poll"))
-            };
-            if !is_called()? {
-                // The call comes after the index.
-                return match self.load(queue, USED + 2)? == used || is_called()? {
-                    true => Err("no call within a second".into()),
-                    false => Err(format!("queue {queue}: used, and not called")),
-                };
-            }
-            rustix::io::read(&state.call, &mut [0; 8]).map_err(io("call"))?;
+        if self.take_used(queue)? {
             return Ok(());
         }
+        let state = &self.queues[usize::from(queue)];
+        let is_called = || {
+            let mut fds = [PollFd::new(&state.call, PollFlags::IN)];
+            let time = Timespec { tv_sec: 1, tv_nsec: 0 };
+            poll(&mut fds, Some(&time)).map(|ready| ready > 0).map_err(io("poll"))
+        };
+        if is_called()? {
+            return rustix::io::read(&state.call, &mut [0; 8]).map(drop).map_err(io("call"));
+        }
+        // The call comes after the index.
+        match self.load(queue, USED + 2)? == state.seen || is_called()? {
+            true => Err("no call within a second".into()),
+            false => Err(format!("queue {queue}: used, and not called")),
+        }
+    }
+
+    /// Takes what is in the used ring; false when there is nothing new.
+    pub fn take_used(&mut self, queue: u16) -> Result<bool> {
+        let used = self.load(queue, USED + 2)?;
+        let is_new = self.queues[usize::from(queue)].seen != used;
         while self.queues[usize::from(queue)].seen != used {
             let seen = self.queues[usize::from(queue)].seen;
             let entry = USED + 4 + u64::from(seen % QUEUE_SIZE) * 8;
-            let head = self.load(queue, entry)?;
+            let slot = self.load(queue, entry)? / 3;
             let state = &mut self.queues[usize::from(queue)];
-            let slot = head / 3;
             let times = state.used.get_mut(&slot).ok_or("a request that was not made")?;
             *times += 1;
             if *times != 1 {
@@ -536,7 +537,7 @@ impl VirtualMachine {
             }
             state.seen = seen.wrapping_add(1);
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// Whether a request has been completed, as far as was collected.

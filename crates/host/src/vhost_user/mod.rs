@@ -4,11 +4,15 @@
 //!
 //! ```text
 //!   dm.changed ─▶ sockets: listen, unlink ── accept ─▶ session (core 0) ◀─messages─ its thread
+//!                                                         └─▶ queues, here and on other cores
 //! ```
+//!
+//! Queues of a device that every core has itself are spread over the cores, each for good. Those of
+//! other devices are all served by core 0.
 //!
 //! Invariants
 //! - HO-VU1 A socket has one front end at a time; the next one waits until the first has gone and
-//!   its requests have ended.
+//!   its requests have ended, on all cores.
 //! - HO-VU2 A front end gets memory for notes of requests in flight only for a device of which a
 //!   completed write survives the death of this process (`Engine::survives_kill`).
 mod session;
@@ -21,11 +25,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use block::{ErrorKind, Nanos, Status};
+use block::{CoreId, ErrorKind, Nanos, Status};
 use control::Failure;
 use dm::MappedDevice;
-use reactor::{FileId, SqeOp, WaitList, driver_io, now, sleep, spawn};
+use reactor::{FileId, SqeOp, WaitList, core_id, driver_io, now, sleep, spawn};
 use uring::{Files, SocketAccess};
 use vhost::{Server, Session};
 
@@ -33,11 +39,14 @@ use crate::core_thread::CoreHandle;
 use crate::engine::{Engine, door_bytes_max};
 use crate::io_failure::io_failure;
 use crate::rundir::{check_owner, remove_stale_socket};
+use crate::secondary::files_of_this_core;
 
 /// What the names of sockets end with.
 const SUFFIX: &str = ".sock";
-/// Data of virtual machines in flight, at most.
+/// Data of virtual machines in flight, at most: each core that serves queues has its share.
 const BYTES_MAX: u64 = 256 << 20;
+/// Smallest share of a core: the largest request.
+const CORE_BYTES_MIN: u64 = 32 << 20;
 /// How often the end looks whether sessions have ended.
 const END_POLL: Nanos = Nanos::from_millis(5);
 /// Pause after a failed accept. The usual cause is a lack of free descriptors.
@@ -96,6 +105,12 @@ impl VhostClient {
     pub(crate) fn stats(&self) -> vhost::Stats {
         self.session.stats()
     }
+
+    /// The cores that serve queues of it, each with how many.
+    pub(crate) fn queues_by_core(&self) -> BTreeMap<u16, u64> {
+        let all = self.session.queues_by_core().into_iter();
+        all.map(|(core, queues)| (core.0, queues)).collect()
+    }
 }
 
 /// The door, on core 0.
@@ -106,9 +121,12 @@ pub(crate) struct VhostUser {
     files: Files,
     core: CoreHandle,
     server: Server,
+    /// Cores that serve queues, and the share of each in the data in flight.
+    cores: usize,
+    core_bytes_max: u64,
     sockets: RefCell<BTreeMap<u32, DeviceSocket>>,
-    /// Devices that guests have used in this process.
-    served: RefCell<Vec<Weak<MappedDevice>>>,
+    /// Whether guests have used devices in this process.
+    used: RefCell<Vec<(Weak<MappedDevice>, Arc<AtomicBool>)>>,
     clients: RefCell<BTreeMap<u64, Rc<VhostClient>>>,
     next: Cell<u64>,
     stopping: Cell<bool>,
@@ -145,6 +163,26 @@ pub(crate) fn prepare(dir: &Path) -> Result<(), Failure> {
 thread_local! {
     /// On core 0 only, while there is the door.
     static DOOR: RefCell<Option<Rc<VhostUser>>> = const { RefCell::new(None) };
+    /// On other cores: what serves queues there. Made for the first.
+    static SERVER: RefCell<Option<Server>> = const { RefCell::new(None) };
+}
+
+/// The server of this core, which is not core 0.
+fn server_of_this_core(bytes_max: u64) -> Server {
+    SERVER.with_borrow_mut(|server| server.get_or_insert_with(|| Server::new(bytes_max)).clone())
+}
+
+/// The core of this thread is ending, and serves no queue any more.
+pub(crate) fn end_queues_of_this_core() {
+    drop(SERVER.take());
+}
+
+/// Where this core opens files; `None` once the door has ended.
+fn files() -> Option<Files> {
+    if core_id() == CoreId(0) {
+        return door().map(|door| door.files.clone());
+    }
+    Some(files_of_this_core())
 }
 
 /// The door, if there is one. To be called on core 0.
@@ -189,15 +227,21 @@ impl VhostUser {
     /// Serves the devices of `engine` below `dir`, which was prepared.
     pub(crate) fn start(engine: &Rc<Engine>, dir: &Path, access: SocketAccess, core: CoreHandle) {
         let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
+        // No more cores than can have room for a request each.
+        let most = usize::try_from(bytes_max / CORE_BYTES_MIN).unwrap_or(usize::MAX);
+        let cores = engine.places.count().min(most);
+        let core_bytes_max = bytes_max / u64::try_from(cores).expect("at most 16");
         let door = Rc::new(VhostUser {
             dir: dir.to_owned(),
             access,
             engine: Rc::downgrade(engine),
             files: engine.files().clone(),
             core,
-            server: Server::new(bytes_max),
+            server: Server::new(core_bytes_max),
+            cores,
+            core_bytes_max,
             sockets: RefCell::default(),
-            served: RefCell::default(),
+            used: RefCell::default(),
             clients: RefCell::default(),
             next: Cell::new(1),
             stopping: Cell::new(false),
@@ -263,18 +307,18 @@ impl VhostUser {
         DeviceSocket { device: Rc::downgrade(device), name, path, listener }
     }
 
-    fn was_served(&self, device: &Rc<MappedDevice>) -> bool {
+    /// One flag for all sessions of a device: whether a guest has used it in this process.
+    fn was_used(&self, device: &Rc<MappedDevice>) -> Arc<AtomicBool> {
+        let mut used = self.used.borrow_mut();
+        used.retain(|(own, _)| own.strong_count() > 0);
         let is_it =
             |own: &Weak<MappedDevice>| own.upgrade().is_some_and(|d| Rc::ptr_eq(&d, device));
-        self.served.borrow().iter().any(is_it)
-    }
-
-    fn note_served(&self, device: &Rc<MappedDevice>) {
-        if !self.was_served(device) {
-            let mut served = self.served.borrow_mut();
-            served.retain(|own| own.strong_count() > 0);
-            served.push(Rc::downgrade(device));
+        if let Some((_, flag)) = used.iter().find(|(own, _)| is_it(own)) {
+            return flag.clone();
         }
+        let flag = Arc::<AtomicBool>::default();
+        used.push((Rc::downgrade(device), flag.clone()));
+        flag
     }
 
     fn client(&self, number: u64) -> Option<Rc<VhostClient>> {
@@ -297,8 +341,8 @@ impl VhostUser {
         }
         let Ok(opened) = device.open() else { return };
         let survives_kill = engine.survives_kill(device).await;
-        let export = session::DmExport::new(self, opened, survives_kill);
-        let client = match self.begin(minor, export, socket, by) {
+        let export = session::DmExport::new(self, &engine.places, opened, survives_kill);
+        let client = match self.begin(minor, export, socket, by).await {
             Ok(client) => client,
             Err(e) => return tracing::error!(device = name, "vhost-user: {e}"),
         };
@@ -317,7 +361,7 @@ impl VhostUser {
         }
     }
 
-    fn begin(
+    async fn begin(
         &self,
         minor: u32,
         export: session::DmExport,
@@ -327,7 +371,9 @@ impl VhostUser {
         let number = self.next.replace(self.next.get() + 1);
         let of_cut_off = socket.try_clone()?;
         let cut_off = move || session::shut_down(&of_cut_off);
-        let session = Rc::new(self.server.begin(Box::new(export), Box::new(cut_off)));
+        let places = export.places();
+        let begun = self.server.begin(Box::new(export), places, Arc::new(cut_off)).await;
+        let session = Rc::new(begun);
         let (socket_ended, failure) = (Cell::new(false), RefCell::default());
         let began = now();
         let client =
@@ -335,8 +381,13 @@ impl VhostUser {
         self.clients.borrow_mut().insert(number, client.clone());
         let started = session::start_thread(self.core.clone(), number, socket);
         if let Err(e) = started {
+            client.session.end().await;
             self.clients.borrow_mut().remove(&number);
+            self.changed.wake_all();
             return Err(e);
+        }
+        if self.stopping.get() {
+            client.session.cut_off();
         }
         Ok(client)
     }

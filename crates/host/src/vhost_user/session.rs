@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A session's thread, which has the control socket, and what it hands to core 0.
+//! A session's thread, which has the control socket, and what it hands to core 0; and the device of
+//! a session, on each core that serves queues of it.
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Error, Slice, Status};
-use dm::Opened;
+use block::{BlockDevice, CoreId, Error, Slice, Status};
+use dm::{Opened, ReadOnly};
 use reactor::{FileId, spawn};
 use rustix::net::{Shutdown, shutdown};
 use uring::{Files, GuestMemory, RemoteEnd};
 use vhost::control::{Core, Descriptors, serve};
 use vhost::memory::Region;
 use vhost::message::{Answer, Request};
-use vhost::{Attachments, EventFd, Export};
+use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
 
-use super::VhostUser;
+use super::{VhostUser, server_of_this_core};
 use crate::core_thread::CoreHandle;
+use crate::secondary::{DeviceHandle, Lease, Replica, device_on_this_core};
+use crate::sessions::{SessionCore, SessionCores};
 
 /// Ends what is under way on a socket. Does not wait.
 pub(super) fn shut_down(socket: &OwnedFd) {
@@ -35,14 +39,58 @@ pub(super) fn peer(files: &Files, file: FileId) -> Option<(u32, u32)> {
 
 /// A mapped device for one session.
 pub(super) struct DmExport {
-    door: Rc<VhostUser>,
-    opened: Opened,
+    /// What other cores have of it, as long as they may use it.
+    lease: Option<Lease>,
+    opened: Rc<Opened>,
+    core: SessionCore,
+    /// See [`VhostUser`].
+    cores: usize,
+    core_bytes_max: u64,
+    was_used: Arc<AtomicBool>,
     survives_kill: bool,
 }
 
 impl DmExport {
-    pub(super) fn new(door: &Rc<VhostUser>, opened: Opened, survives_kill: bool) -> DmExport {
-        DmExport { door: door.clone(), opened, survives_kill }
+    pub(super) fn new(
+        door: &VhostUser,
+        session_cores: &Rc<SessionCores>,
+        opened: Opened,
+        survives_kill: bool,
+    ) -> DmExport {
+        let opened = Rc::new(opened);
+        let was_used = door.was_used(opened.device());
+        let core = session_cores.begin(opened.device().minor());
+        let (cores, core_bytes_max) = (door.cores, door.core_bytes_max);
+        let others = core.in_turn(cores).len() > 1;
+        let lease = others.then(|| session_cores.owner.lease(opened.clone()));
+        DmExport { lease, opened, core, cores, core_bytes_max, was_used, survives_kill }
+    }
+
+    /// Where its queues are served.
+    pub(super) fn places(&self) -> Vec<Option<Place>> {
+        let Some(lease) = &self.lease else { return vec![None] };
+        let place = |core: CoreId| {
+            let (terms, bytes_max) = (self.replica(lease), self.core_bytes_max);
+            let begin = move || -> (Server, Box<dyn Export>) {
+                let device = device_on_this_core(&terms.handle);
+                (server_of_this_core(bytes_max), Box::new(ReplicaExport { device, terms }))
+            };
+            (core != CoreId(0)).then(|| Place { core, begin: Box::new(begin) })
+        };
+        self.core.in_turn(self.cores).into_iter().map(place).collect()
+    }
+
+    /// The device as another core has it.
+    fn replica(&self, lease: &Lease) -> ReplicaTerms {
+        let device = self.opened.device();
+        ReplicaTerms {
+            handle: lease.handle(),
+            name: device.name().to_owned(),
+            read_only: device.read_only().clone(),
+            latencies: device.latencies(),
+            was_used: self.was_used.clone(),
+            survives_kill: self.survives_kill,
+        }
     }
 }
 
@@ -63,12 +111,8 @@ impl Export for DmExport {
         self.survives_kill
     }
 
-    fn was_served(&self) -> bool {
-        self.door.was_served(self.opened.device())
-    }
-
-    fn note_served(&self) {
-        self.door.note_served(self.opened.device());
+    fn was_used(&self) -> Arc<AtomicBool> {
+        self.was_used.clone()
     }
 
     fn latencies(&self) -> Option<Arc<Latencies>> {
@@ -76,7 +120,49 @@ impl Export for DmExport {
     }
 }
 
-/// Memory of a guest, for core 0.
+/// What another core is told of a device.
+struct ReplicaTerms {
+    handle: DeviceHandle,
+    name: String,
+    read_only: ReadOnly,
+    latencies: Arc<Latencies>,
+    was_used: Arc<AtomicBool>,
+    survives_kill: bool,
+}
+
+/// The device of a session's queues on another core than core 0.
+struct ReplicaExport {
+    device: Rc<Replica>,
+    terms: ReplicaTerms,
+}
+
+impl Export for ReplicaExport {
+    fn device(&self) -> Rc<dyn BlockDevice> {
+        self.device.clone()
+    }
+
+    fn name(&self) -> String {
+        self.terms.name.clone()
+    }
+
+    fn read_only(&self) -> bool {
+        self.terms.read_only.get()
+    }
+
+    fn outlives_process(&self) -> bool {
+        self.terms.survives_kill
+    }
+
+    fn was_used(&self) -> Arc<AtomicBool> {
+        self.terms.was_used.clone()
+    }
+
+    fn latencies(&self) -> Option<Arc<Latencies>> {
+        Some(self.terms.latencies.clone())
+    }
+}
+
+/// Memory of a guest, for all cores.
 #[derive(Debug)]
 struct GuestRegion(GuestMemory);
 
@@ -108,6 +194,17 @@ impl Region for GuestRegion {
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
         self.0.store_u16(at, value)
     }
+}
+
+fn ending() -> Error {
+    Error::not_found("the daemon is shutting down")
+}
+
+fn opener(fd: OwnedFd) -> OpenEvent {
+    Box::new(move || {
+        let files = super::files().ok_or_else(ending)?;
+        Ok(EventFd::new(files.adopt_eventfd(fd)))
+    })
 }
 
 /// Core 0, for the thread of a session.
@@ -144,17 +241,16 @@ impl Core for Core0 {
         request: Request,
         descriptors: Descriptors<GuestMemory>,
     ) -> Result<(Answer, bool), Error> {
-        let ending = || Error::not_found("the daemon is shutting down");
         let (reply, answer) = mpsc::sync_channel(1);
         let number = self.number;
         let posted = self.core.post(move |_| {
             let Some(door) = super::door() else { return };
             let Some(client) = door.client(number) else { return };
             let Descriptors { regions, event, channel } = descriptors;
-            let region = |memory| Rc::new(GuestRegion(memory)) as Rc<dyn Region>;
+            let region = |memory| Arc::new(GuestRegion(memory)) as Arc<dyn Region>;
             let attachments = Attachments {
                 regions: regions.into_iter().map(region).collect(),
-                event: event.map(|fd| EventFd::new(door.files.adopt_eventfd(fd))),
+                event: event.map(opener),
                 channel,
             };
             let session = client.session.clone();

@@ -19,7 +19,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
@@ -27,6 +27,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 pub(super) const MAPPINGS_MAX: usize = 1024;
 /// Lost pages that a mapping remembers; with one more all of it is lost.
 const LOST_MAX: usize = 64;
+/// In place of an offset that the handler of another thread is about to note: all is lost until
+/// then.
+const UNKNOWN: usize = usize::MAX;
 
 /// One mapping, as the handler sees it.
 struct Place {
@@ -37,7 +40,7 @@ struct Place {
     /// What is replaced at once: a page; the huge page of a DAX device.
     unit: AtomicUsize,
     count: AtomicUsize,
-    /// Offsets of lost units, the first `count`.
+    /// Offsets of lost units, the first `count`; the others are [`UNKNOWN`].
     lost: [AtomicUsize; LOST_MAX],
 }
 
@@ -63,6 +66,7 @@ impl Watch {
     pub(crate) fn begin(base: *const u8, len: usize, unit: usize) -> Option<Watch> {
         BEFORE.get_or_init(install);
         let place = PLACES.iter().find(|p| !p.taken.swap(true, Ordering::Acquire))?;
+        place.lost.iter().for_each(|offset| offset.store(UNKNOWN, Ordering::Relaxed));
         place.count.store(0, Ordering::Relaxed);
         place.len.store(len, Ordering::Relaxed);
         place.unit.store(unit, Ordering::Relaxed);
@@ -72,15 +76,17 @@ impl Watch {
 
     /// UR-L1: whether a lost page lies in `range` of the mapping. After a copy.
     pub(crate) fn touches(&self, range: &Range<usize>) -> bool {
+        // Another thread may have lost the page: it was noted before there were zeroes to copy.
+        fence(Ordering::Acquire);
         let count = self.0.count.load(Ordering::Acquire);
         if count == 0 {
             return false;
         }
         let unit = self.0.unit.load(Ordering::Relaxed);
         let mut lost = self.0.lost[..count.min(LOST_MAX)].iter();
-        let at = |place: &AtomicUsize| place.load(Ordering::Acquire);
-        count > LOST_MAX
-            || lost.any(|place| at(place) < range.end && range.start < at(place) + unit)
+        let covers =
+            |offset: usize| offset == UNKNOWN || offset < range.end && range.start < offset + unit;
+        count > LOST_MAX || lost.any(|place| covers(place.load(Ordering::Acquire)))
     }
 }
 
@@ -101,21 +107,19 @@ impl Place {
         }
         let unit = self.unit.load(Ordering::Relaxed);
         let offset = (address - base) / unit * unit;
+        // First of all: as soon as there are zeroes other threads get them without a fault. Several
+        // threads may be here.
+        let nth = self.count.fetch_add(1, Ordering::AcqRel);
+        if let Some(place) = self.lost.get(nth) {
+            place.store(offset, Ordering::Release);
+        }
         let page = std::ptr::with_exposed_provenance_mut(base + offset);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the page lies in a mapping of ours, in which there are no Rust objects: whoever
         // copies there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
         let zeroes =
             unsafe { mmap_anonymous(page, unit, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
-        if zeroes.is_err() {
-            return false;
-        }
-        let nth = self.count.load(Ordering::Relaxed);
-        if let Some(place) = self.lost.get(nth) {
-            place.store(offset, Ordering::Release);
-        }
-        self.count.store((nth + 1).min(LOST_MAX + 1), Ordering::Release);
-        true
+        zeroes.is_ok()
     }
 }
 

@@ -8,7 +8,7 @@
 //!   slot s                  descriptor s ─▶ table s: header, data, status
 //! ```
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use sim::Rng;
 
@@ -60,8 +60,8 @@ struct DriverQueue {
 /// See the module.
 pub(super) struct Guest {
     rng: Rng,
-    pub(super) memory: Rc<TestRegion>,
-    pub(super) notes: Rc<TestRegion>,
+    pub(super) memory: Arc<TestRegion>,
+    pub(super) notes: Arc<TestRegion>,
     pub(super) has_event_idx: bool,
     queues: Vec<DriverQueue>,
     next: u64,
@@ -130,7 +130,7 @@ impl Guest {
     }
 
     /// Begins a random request, if its place and a slot are free; kicks if the server asks for it.
-    pub(super) fn draw(&mut self, kicks: &[Rc<TestEvent>]) -> bool {
+    pub(super) fn draw(&mut self, kicks: &[Arc<TestEvent>]) -> bool {
         let sectors = self.rng.range(1, SECTORS_MAX + 1);
         let sector = self.rng.below(SECTORS - sectors + 1);
         let kind = self.rng.pick(&[READ, READ, WRITE, WRITE, WRITE, FLUSH, DISCARD, ZEROES]);
@@ -142,12 +142,12 @@ impl Guest {
     }
 
     /// Reads a sector that nobody uses.
-    pub(super) fn read(&mut self, sector: u64, kicks: &[Rc<TestEvent>]) -> bool {
+    pub(super) fn read(&mut self, sector: u64, kicks: &[Arc<TestEvent>]) -> bool {
         assert!(!self.busy.contains(&sector));
         self.begin(READ, sector, 1, kicks)
     }
 
-    fn begin(&mut self, kind: u32, sector: u64, sectors: u64, kicks: &[Rc<TestEvent>]) -> bool {
+    fn begin(&mut self, kind: u32, sector: u64, sectors: u64, kicks: &[Arc<TestEvent>]) -> bool {
         let number = u16::try_from(self.rng.below(QUEUES.into())).expect("few");
         let free = |slot: &u16| !self.queues[usize::from(number)].begun.contains_key(slot);
         let free: Vec<u16> = (0..SIZE).filter(free).collect();

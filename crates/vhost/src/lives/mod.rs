@@ -6,8 +6,10 @@ mod guest;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use block::{Bio, BlockDevice, Limits, Nanos, Op, Sector, Slice, Status};
+use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, Sector, Slice, Status};
 use reactor::sleep;
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
@@ -18,7 +20,8 @@ use crate::event_fd::EventFd;
 use crate::export::Export;
 use crate::memory::Region;
 use crate::message::Request;
-use crate::session::{Attachments, Session};
+use crate::remote::Place;
+use crate::session::{Attachments, OpenEvent, Session};
 use crate::testing::{TestEvent, TestRegion, region_at};
 use crate::{Server, message};
 
@@ -31,25 +34,29 @@ const PATIENCE: Nanos = Nanos::from_millis(50);
 /// What of a process other tests see: how many stores it has left.
 #[derive(Debug)]
 struct Life {
-    stores_left: Cell<u64>,
-    is_over: Cell<bool>,
+    stores_left: AtomicU64,
+    is_over: AtomicBool,
 }
 
 impl Life {
     /// Counts a store; false when the process is dead and it does not take place.
     fn store(&self) -> bool {
-        let left = self.stores_left.get();
-        self.stores_left.set(left.saturating_sub(1));
-        self.is_over.set(self.is_over.get() || left == 0);
-        !self.is_over.get()
+        let left = self.stores_left.load(Relaxed);
+        self.stores_left.store(left.saturating_sub(1), Relaxed);
+        self.is_over.store(self.is_over() || left == 0, Relaxed);
+        !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
     }
 }
 
 /// The guest's memory as one process has it mapped.
 #[derive(Debug)]
 struct Mapped {
-    memory: Rc<TestRegion>,
-    life: Rc<Life>,
+    memory: Arc<TestRegion>,
+    life: Arc<Life>,
 }
 
 impl Region for Mapped {
@@ -82,15 +89,22 @@ impl Region for Mapped {
     }
 }
 
-struct TestExport(Rc<dyn BlockDevice>);
+thread_local! {
+    /// The device of a process, for all its cores: a simulated machine has them on one thread.
+    static DEVICE: RefCell<Option<Rc<dyn BlockDevice>>> = const { RefCell::new(None) };
+}
+
+struct TestExport {
+    was_used: Arc<AtomicBool>,
+}
 
 impl Export for TestExport {
     fn device(&self) -> Rc<dyn BlockDevice> {
-        self.0.clone()
+        DEVICE.with_borrow(Clone::clone).expect("set when the process began")
     }
 
     fn name(&self) -> String {
-        self.0.name().to_owned()
+        self.device().name().to_owned()
     }
 
     fn read_only(&self) -> bool {
@@ -101,11 +115,20 @@ impl Export for TestExport {
         true
     }
 
-    fn was_served(&self) -> bool {
-        false
+    fn was_used(&self) -> Arc<AtomicBool> {
+        self.was_used.clone()
     }
+}
 
-    fn note_served(&self) {}
+/// Where queues are served by so many cores.
+fn places(cores: u16, was_used: &Arc<AtomicBool>) -> Vec<Option<Place>> {
+    let place = |core| {
+        let was_used = was_used.clone();
+        let begin =
+            || (Server::new(32 << 20), Box::new(TestExport { was_used }) as Box<dyn Export>);
+        (core > 0).then(|| Place { core: CoreId(core), begin: Box::new(begin) })
+    };
+    (0..cores).map(place).collect()
 }
 
 /// A device whose writes end at once, and reach the disk later: as a cache in the memory of the
@@ -149,17 +172,18 @@ enum Variant {
 async fn connect(
     session: &Session,
     guest: &RefCell<Guest>,
-    life: &Rc<Life>,
+    life: &Arc<Life>,
     variant: Variant,
-) -> Result<Vec<Rc<TestEvent>>, String> {
-    let map = |memory: &Rc<TestRegion>| {
+) -> Result<Vec<Arc<TestEvent>>, String> {
+    let map = |memory: &Arc<TestRegion>| {
         let mapped = Mapped { memory: memory.clone(), life: life.clone() };
-        vec![Rc::new(mapped) as Rc<dyn Region>]
+        vec![Arc::new(mapped) as Arc<dyn Region>]
     };
     let with = |regions| Attachments { regions, ..Attachments::default() };
-    let event = |event: &Rc<TestEvent>| {
-        let event = Some(EventFd::of_test(event.clone()));
-        Attachments { event, ..Attachments::default() }
+    let event = |event: &Arc<TestEvent>| {
+        let event = event.clone();
+        let open: OpenEvent = Box::new(move || Ok(EventFd::of_test(event)));
+        Attachments { event: Some(open), ..Attachments::default() }
     };
     let (memory, notes, has_event_idx) = {
         let guest = guest.borrow();
@@ -184,7 +208,7 @@ async fn connect(
         tell(Request::SetVringNum { queue, size: SIZE.into() }, none()).await?;
         tell(Request::SetVringBase { queue, base }, none()).await?;
         tell(Request::SetVringAddr { queue, addresses: addresses(number) }, none()).await?;
-        let (kick, call) = (Rc::new(TestEvent::default()), Rc::new(TestEvent::default()));
+        let (kick, call) = (Arc::<TestEvent>::default(), Arc::<TestEvent>::default());
         tell(Request::SetVringKick { queue, given: true }, event(&kick)).await?;
         tell(Request::SetVringCall { queue, given: true }, event(&call)).await?;
         tell(Request::SetVringEnable { queue, enabled: true }, none()).await?;
@@ -195,7 +219,7 @@ async fn connect(
 
 /// What the guest has left to do while a process serves it.
 struct Work<'a> {
-    kicks: &'a [Rc<TestEvent>],
+    kicks: &'a [Arc<TestEvent>],
     left: u64,
     /// The next sector to read at last.
     sector: u64,
@@ -230,7 +254,7 @@ impl Work<'_> {
 async fn work(
     session: &Session,
     guest: &RefCell<Guest>,
-    kicks: &[Rc<TestEvent>],
+    kicks: &[Arc<TestEvent>],
     is_last: bool,
 ) -> Result<(), String> {
     let left = if is_last { 200 } else { u64::MAX };
@@ -256,21 +280,24 @@ enum Kill {
     Never,
 }
 
+/// One process, with queues on each of its cores.
 fn live(
     world: &WorldRef,
-    device: Rc<dyn BlockDevice>,
+    cores: u16,
     guest: &Rc<RefCell<Guest>>,
     (kill, variant): (Kill, Variant),
 ) -> Result<(), String> {
-    let machine = Machine::boot(world, 1);
-    let stores_left = Cell::new(if let Kill::Stores(n) = kill { n } else { u64::MAX });
-    let life = Rc::new(Life { stores_left, is_over: Cell::new(false) });
+    let machine = Machine::boot(world, cores);
+    let stores_left = AtomicU64::new(if let Kill::Stores(n) = kill { n } else { u64::MAX });
+    let life = Arc::new(Life { stores_left, is_over: AtomicBool::new(false) });
     let ended: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
     {
         let (guest, life, ended) = (guest.clone(), life.clone(), ended.clone());
         machine.spawn(0, async move {
             let server = Server::new(32 << 20);
-            let session = server.begin(Box::new(TestExport(device)), Box::new(|| ()));
+            let export = TestExport { was_used: Arc::default() };
+            let places = places(cores, &export.was_used);
+            let session = server.begin(Box::new(export), places, Arc::new(|| ())).await;
             let is_last = matches!(kill, Kill::Never);
             let done = match connect(&session, &guest, &life, variant).await {
                 Ok(kicks) => work(&session, &guest, &kicks, is_last).await,
@@ -280,7 +307,7 @@ fn live(
                 session.end().await;
             }
             // What a dead process has found wrong does not count.
-            if !life.is_over.get() {
+            if !life.is_over() {
                 ended.replace(Some(done));
             }
             // The session is the process's: it does not end before that.
@@ -291,7 +318,7 @@ fn live(
     let (of_life, over, steps) = (life.clone(), ended.clone(), world.clone());
     machine.run(move || {
         let is_killed = matches!(kill, Kill::Steps(n) if steps.borrow().steps() >= from + n);
-        is_killed || of_life.is_over.get() || over.borrow().is_some()
+        is_killed || of_life.is_over() || over.borrow().is_some()
     });
     machine.kill();
     ended.take().unwrap_or(Ok(()))
@@ -317,8 +344,10 @@ fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
             Variant::EarlyWrites => Rc::new(EarlyWrites(leaf)),
             Variant::Right | Variant::NoNotes => leaf,
         };
+        DEVICE.set(Some(device));
         inherited += guest.borrow().in_flight();
-        live(&world, device, &guest, (kill, variant))?;
+        let cores = rng.pick(&[1, 2]);
+        live(&world, cores, &guest, (kill, variant))?;
     }
     let guest = guest.borrow();
     assert!(guest.completed > 200, "the last life does all it draws");

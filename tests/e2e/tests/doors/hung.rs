@@ -14,6 +14,7 @@ use e2e::client::Client;
 use e2e::mounted::{file, fuse};
 use e2e::process::{Job, Process};
 use e2e::test_bed::TestBed;
+use e2e::virtual_machine::{VirtualMachine, kind};
 use e2e::{clock, pause};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -125,15 +126,20 @@ fn the_first_request_to_a_hung_mount_delays_no_others() {
     bed.terminate();
 }
 
-/// Ends a daemon in order while a device hangs, by one signal or by two. A client waits for the
-/// device on each core.
+/// Ends a daemon in order while a device hangs, by one signal or by two. A client and a guest wait
+/// for the device on each core.
 fn shutdown_of_a_hung_device(twice: bool) {
     let server = Server::start();
-    let options = "shutdown_timeout = '6s'\ncores = 2";
+    let options = "shutdown_timeout = '6s'\ncores = 2\nvhost_user = './vm'";
     let tables = [("free", MEMORY), ("hung", &*server.table())];
     let bed = TestBed::start_with(options, &[], &tables);
     let clients = [bed.connect("hung"), bed.connect("hung")];
+    let mut machine = VirtualMachine::new(2).unwrap();
+    machine.connect(&bed.path("vm/hung.sock")).unwrap();
     server.signal(Signal::STOP);
+    for queue in 0..2 {
+        machine.begin(queue, (kind::READ, 0), &[0; 4096], true).unwrap();
+    }
     let read =
         |mut client: Client| std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
     let readers = clients.map(read);

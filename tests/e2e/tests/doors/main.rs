@@ -21,4 +21,5 @@ mod nbd_tcp;
 mod readonly;
 mod sectors;
 mod tls;
+mod vhost_cores;
 mod vhost_user;

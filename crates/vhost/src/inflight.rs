@@ -15,9 +15,11 @@
 //!   index, and `last_batch_head` names the entry: the next process clears it, so no request is
 //!   used twice.
 //! - VH-I3 The front end can write there: what is read is checked as rings are.
+//!
+//! Only the death of this process is meant: its stores are seen in the order in which they were
+//! done (each number is stored after all that was stored before), and none of them is lost.
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use block::Error;
 
@@ -91,7 +93,8 @@ impl Inflight {
             return Err(RingError::Notes);
         }
         let base = u64::from(number) * queue_bytes(self.info.queue_size);
-        let notes = QueueNotes { region: self.region.clone(), base, size, counter: Cell::new(0) };
+        let (region, counter, last) = (self.region.clone(), Cell::new(0), Cell::new(0));
+        let notes = QueueNotes { region, base, size, counter, last };
         match notes.load(VERSION_AT)? {
             // Blank: the front end got it from `bytes_for` and nobody has used it.
             0 => {
@@ -101,6 +104,7 @@ impl Inflight {
             VERSION if notes.load(SIZE_AT)? == self.info.queue_size => {}
             _ => return Err(RingError::Notes),
         }
+        notes.last.set(notes.load(LAST_BATCH_AT)?);
         Ok(notes)
     }
 }
@@ -113,6 +117,8 @@ pub struct QueueNotes {
     size: u16,
     /// Of the next entry: the order in which requests were taken.
     counter: Cell<u64>,
+    /// `last_batch_head`, which only this process changes.
+    last: Cell<u16>,
 }
 
 impl QueueNotes {
@@ -146,9 +152,7 @@ impl QueueNotes {
         let counter = self.counter.replace(self.counter.get().wrapping_add(1));
         let at = self.base + Self::entry(head) + COUNTER_AT;
         self.region.write(at, &counter.to_le_bytes())?;
-        self.set_in_flight(head, true)?;
-        fence(Ordering::SeqCst);
-        Ok(())
+        self.set_in_flight(head, true)
     }
 
     /// Puts a request into the used ring (VH-I1, VH-I2).
@@ -157,12 +161,10 @@ impl QueueNotes {
     /// When memory is gone.
     pub fn put_used(&self, ring: &Ring, head: u16, written: u32) -> Result<(), RingError> {
         assert!(head < self.size, "the ring has checked it");
-        let last = self.load(LAST_BATCH_AT)?;
+        let last = self.last.replace(head);
         self.store(Self::entry(head) + NEXT_AT, last)?;
         self.store(LAST_BATCH_AT, head)?;
-        fence(Ordering::SeqCst);
         ring.put_used(head, written)?;
-        fence(Ordering::SeqCst);
         self.set_in_flight(head, false)?;
         self.store(USED_IDX_AT, ring.used_idx())
     }
@@ -181,7 +183,6 @@ impl QueueNotes {
                 return Err(RingError::Notes);
             }
             self.set_in_flight(last, false)?;
-            fence(Ordering::SeqCst);
             self.store(USED_IDX_AT, used_idx)?;
         }
         let mut found = Vec::new();

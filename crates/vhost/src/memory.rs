@@ -152,6 +152,7 @@ impl Memory {
 
     /// Calls `f` with each region of a range in turn: the region, the first byte in it, the first
     /// byte of the range, and the length (VH-M1).
+    #[inline]
     fn for_each(
         &self,
         address: u64,
@@ -159,6 +160,12 @@ impl Memory {
         mut f: impl FnMut(&dyn Region, u64, u64, u64) -> Result<(), Status>,
     ) -> Result<(), AccessError> {
         let outside = AccessError::Outside { address, len };
+        // Nearly always all of it lies in one region.
+        if let Some((placed, at)) = self.find(address)
+            && (1..=placed.len - at).contains(&len)
+        {
+            return Ok(f(&*placed.region, at, 0, len)?);
+        }
         address.checked_add(len).ok_or(outside)?;
         let mut done = 0;
         while done < len {
@@ -239,10 +246,11 @@ impl Memory {
         let mut done = 0;
         for (address, len) in runs {
             let n = (len as usize).min(all.len() - done);
-            if n == 0 {
-                break;
+            match n {
+                0 => break,
+                n if n == all.len() => copy(address, all)?,
+                n => copy(address, &all.slice(done..done + n))?,
             }
-            copy(address, &all.slice(done..done + n))?;
             done += n;
         }
         assert_eq!(done, all.len(), "the runs have as many bytes");

@@ -27,7 +27,7 @@ pub(crate) struct Queue {
     pub(crate) kick: RefCell<Option<Rc<EventFd>>>,
     pub(crate) call: RefCell<Option<Rc<EventFd>>>,
     ring: RefCell<Option<Rc<Ring>>>,
-    notes: RefCell<Option<Rc<QueueNotes>>>,
+    notes: RefCell<Option<QueueNotes>>,
     /// Heads of the requests in flight, and how many they are.
     in_flight: RefCell<Vec<bool>>,
     in_flight_count: Cell<usize>,
@@ -57,8 +57,24 @@ impl Queue {
         self.ring.borrow().clone()
     }
 
-    pub(crate) fn notes(&self) -> Option<Rc<QueueNotes>> {
-        self.notes.borrow().clone()
+    /// Takes the entry that [`Ring::peek`] has found.
+    pub(crate) fn take(&self) {
+        if let Some(ring) = &*self.ring.borrow() {
+            ring.take();
+        }
+    }
+
+    /// Puts a request into the used ring; no effect when the queue has stopped.
+    ///
+    /// # Errors
+    /// When memory is gone.
+    pub(crate) fn put_used(&self, head: u16, written: u32) -> Result<(), RingError> {
+        let ring = self.ring.borrow();
+        let Some(ring) = &*ring else { return Ok(()) };
+        match &*self.notes.borrow() {
+            Some(notes) => notes.put_used(ring, head, written),
+            None => ring.put_used(head, written),
+        }
     }
 
     /// Makes the ring. Returns the heads that an earlier process has left in flight, to be issued
@@ -86,7 +102,7 @@ impl Queue {
             again = notes.recover(&ring).map_err(of_ring)?;
             let count = u16::try_from(again.len()).expect("at most the queue's size");
             ring.set_next(ring.used_idx().wrapping_add(count));
-            self.notes.replace(Some(Rc::new(notes)));
+            self.notes.replace(Some(notes));
         }
         self.in_flight.replace(vec![false; size.into()]);
         self.is_stopping.set(false);
@@ -109,16 +125,20 @@ impl Queue {
         Ok(())
     }
 
-    /// A request is in flight.
+    /// A request is in flight; `is_new`: no earlier process has noted it.
     ///
     /// # Errors
-    /// When one with this head is already.
-    pub(crate) fn begin_request(&self, head: u16) -> Result<(), RingError> {
+    /// When one with this head is already, and when memory is gone.
+    pub(crate) fn begin_request(&self, head: u16, is_new: bool) -> Result<(), RingError> {
         let mut in_flight = self.in_flight.borrow_mut();
         let entry = in_flight.get_mut(usize::from(head)).ok_or(RingError::Notes)?;
-        if std::mem::replace(entry, true) {
+        if *entry {
             return Err(RingError::InFlight(head));
         }
+        if let (true, Some(notes)) = (is_new, &*self.notes.borrow()) {
+            notes.begin(head)?;
+        }
+        *entry = true;
         self.in_flight_count.set(self.in_flight_count.get() + 1);
         self.figures.in_flight.add(1);
         Ok(())
@@ -128,9 +148,14 @@ impl Queue {
         self.in_flight.borrow_mut()[usize::from(head)] = false;
         self.in_flight_count.set(self.in_flight_count.get() - 1);
         self.figures.in_flight.subtract(1);
-        self.is_call_due.set(true);
-        self.call_due.wake_all();
-        self.ended.wake_all();
+        // Who calls the guest was woken by the first of them.
+        if !self.is_call_due.replace(true) || self.is_stopping.get() {
+            self.call_due.wake_all();
+        }
+        // Nobody waits for it but the one that stops the queue.
+        if self.is_stopping.get() {
+            self.ended.wake_all();
+        }
     }
 
     pub(crate) fn end_task(&self) {

@@ -34,6 +34,9 @@ const USED_ENTRY_BYTES: u64 = 8;
 /// Flags and index of either ring.
 const RING_HEAD_BYTES: u64 = 4;
 const INDEX_AT: u64 = 2;
+/// Descriptors of an indirect table that are copied at once: those of a request with up to six runs
+/// of data.
+const TABLE_AT_ONCE: usize = 8;
 /// Either flag of a ring: the other side need not be told.
 const NO_EVENTS: u16 = 1;
 
@@ -367,16 +370,25 @@ fn walk_indirect(memory: &Memory, table: &Descriptor, chain: &mut Chain) -> Resu
     if count == 0 || !table.len.is_multiple_of(16) || count > INDIRECT_MAX {
         return Err(RingError::Indirect);
     }
+    let mut copied = [[0; 16]; TABLE_AT_ONCE];
+    let is_short = count as usize <= TABLE_AT_ONCE;
+    if is_short {
+        memory.read(table.address, copied[..count as usize].as_flattened_mut())?;
+    }
     let mut at = 0;
     for _ in 0..count {
         if at >= count {
             return Err(RingError::Descriptor(at));
         }
-        let place = table.address.checked_add(u64::from(at) * DESCRIPTOR_BYTES);
-        let outside = AccessError::Outside { address: table.address, len: table.len.into() };
-        let mut bytes = [0; 16];
-        memory.read(place.ok_or(outside)?, &mut bytes)?;
-        let found = Descriptor::decode(&bytes);
+        let found = if is_short {
+            Descriptor::decode(&copied[at as usize])
+        } else {
+            let place = table.address.checked_add(u64::from(at) * DESCRIPTOR_BYTES);
+            let outside = AccessError::Outside { address: table.address, len: table.len.into() };
+            let mut bytes = [0; 16];
+            memory.read(place.ok_or(outside)?, &mut bytes)?;
+            Descriptor::decode(&bytes)
+        };
         if found.flags & INDIRECT != 0 {
             return Err(RingError::Indirect);
         }

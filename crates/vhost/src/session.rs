@@ -138,7 +138,7 @@ impl Shared {
 
     /// Whether the guest does not know of FLUSH, so that each write has to be durable.
     pub(crate) fn writes_through(&self) -> bool {
-        self.device.limits().keeps && !self.has(feature::FLUSH)
+        !self.has(feature::FLUSH) && self.device.limits().keeps
     }
 
     /// Ends the session because of what the other side did (VH-V1). The first cause counts.
@@ -156,13 +156,15 @@ impl Shared {
         self.share.changed.wake_all();
     }
 
+    /// Takes the share of a request with `bytes` of data, if it need not wait for it (VH-V2).
+    pub(crate) fn admit(&self, bytes: u64) -> bool {
+        self.server.budget.try_take(&self.share, bytes)
+    }
+
     /// Waits until a request with `bytes` of data fits into the budget and takes its share (VH-V2).
     /// False when its queue stops first.
-    pub(crate) async fn admit(&self, queue: &Queue, bytes: u64) -> bool {
+    pub(crate) async fn wait_for_budget(&self, queue: &Queue, bytes: u64) -> bool {
         let budget = &self.server.budget;
-        if budget.try_take(&self.share, bytes) {
-            return true;
-        }
         let waiter = budget.wait(&self.share, bytes);
         let over = || queue.is_stopping.get();
         self.share.changed.wait_for(|| waiter.is_admitted() || over()).await;

@@ -14,7 +14,7 @@ use reactor::{BioFuture, discard, flush, loop_time, read, write, yield_now, zero
 use crate::memory::Memory;
 use crate::queue::Queue;
 use crate::request::{Command, ID_BYTES, Range, Request, STATUS_IO_ERROR, STATUS_OK, status_of};
-use crate::ring::{Chain, RingError};
+use crate::ring::RingError;
 use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
@@ -45,11 +45,13 @@ pub(crate) async fn run(session: Rc<Shared>, queue: Rc<Queue>, again: Vec<u16>) 
 
 async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Result<(), RingError> {
     for head in again {
-        let Some(ring) = queue.ring() else { return Ok(()) };
-        let chain = ring.chain(&session.memory(), head)?;
-        if !issue(session, queue, chain, false).await? {
-            return Ok(());
+        let (Some(ring), memory) = (queue.ring(), session.memory()) else { return Ok(()) };
+        let request = Request::parse(&memory, ring.chain(&memory, head)?)?;
+        let bytes = request.data_bytes.into();
+        if !session.admit(bytes) && !session.wait_for_budget(queue, bytes).await {
+            return Ok(()); // it is noted as in flight
         }
+        issue(session, queue, &memory, request, false)?;
     }
     loop {
         take_all(session, queue).await?;
@@ -67,19 +69,26 @@ async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingErr
     let goes_on = || queue.enabled.get() && !queue.is_stopping.get() && !session.has_failed();
     let mut taken = 0;
     while goes_on() {
-        let Some(ring) = queue.ring() else { return Ok(()) };
+        let Some(mut ring) = queue.ring() else { return Ok(()) };
+        let mut memory = session.memory();
         ring.stop_kicks()?;
         while goes_on() {
-            // The front end may have moved the ring while this task waited.
-            let Some(ring) = queue.ring() else { return Ok(()) };
             let Some(head) = ring.peek()? else { break };
-            let chain = ring.chain(&session.memory(), head)?;
-            if !issue(session, queue, chain, true).await? {
-                return Ok(());
-            }
+            let request = Request::parse(&memory, ring.chain(&memory, head)?)?;
+            let bytes = request.data_bytes.into();
             taken += 1;
+            let is_admitted = session.admit(bytes);
+            if !is_admitted && !session.wait_for_budget(queue, bytes).await {
+                return Ok(()); // it is still available
+            }
+            issue(session, queue, &memory, request, true)?;
             if taken % TAKEN_AT_ONCE == 0 {
                 yield_now().await;
+            }
+            if !is_admitted || taken % TAKEN_AT_ONCE == 0 {
+                // The front end may have moved the ring while this task waited.
+                let Some(now) = queue.ring() else { return Ok(()) };
+                (ring, memory) = (now, session.memory());
             }
         }
         let Some(ring) = queue.ring() else { return Ok(()) };
@@ -91,74 +100,59 @@ async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingErr
     Ok(())
 }
 
-/// Issues the request of a chain when there is memory for it; `is_new`: it is taken from the ring
-/// now. False when the queue stops first: then it is still available, or noted as in flight.
-async fn issue(
+/// Issues a request that was admitted; `is_new`: it is taken from the ring now.
+fn issue(
     session: &Rc<Shared>,
     queue: &Rc<Queue>,
-    chain: Chain,
+    memory: &Rc<Memory>,
+    request: Request,
     is_new: bool,
-) -> Result<bool, RingError> {
-    let memory = session.memory();
-    let request = Request::parse(&memory, chain)?;
-    let bytes = u64::from(request.data_bytes);
-    if !session.admit(queue, bytes).await {
-        return Ok(false);
-    }
-    let begin = || {
-        queue.begin_request(request.head)?;
-        if let (true, Some(notes)) = (is_new, queue.notes()) {
-            notes.begin(request.head)?;
-        }
-        Ok(())
-    };
-    if let Err(e) = begin() {
-        session.release(bytes);
+) -> Result<(), RingError> {
+    if let Err(e) = queue.begin_request(request.head, is_new) {
+        session.release(request.data_bytes.into());
         return Err(e);
     }
-    if let (true, Some(ring)) = (is_new, queue.ring()) {
-        ring.take();
+    if is_new {
+        queue.take();
     }
-    let (session, queue) = (session.clone(), queue.clone());
-    let (data, begun, bio) = (Bufs::new(), loop_time(), None);
-    start(Job { session, queue, request, memory, data, begun, bio });
-    Ok(true)
+    start(session, queue, memory, request);
+    Ok(())
 }
 
 /// Starts a request. Many bios have ended when `submit` returns: they are answered at once. For
 /// each of the others a pooled task waits.
-fn start(mut job: Job) {
-    let session = job.session.clone();
+fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: Request) {
+    let begun = loop_time();
     let dev = &session.device;
-    let command = match job.request.command {
+    let (mut data, bytes) = (Bufs::new(), request.data_bytes as usize);
+    let end = |data: &Bufs, status| finish(session, queue, memory, &request, data, status);
+    let command = match request.command {
         Ok(command) => command,
-        Err(status) => return finish(job, status),
+        Err(status) => return end(&data, status),
     };
     let writes = matches!(command, Command::Write(_) | Command::Discard | Command::WriteZeroes);
     if writes && session.is_read_only() {
-        return finish(job, STATUS_IO_ERROR);
+        return end(&data, STATUS_IO_ERROR);
     }
-    let bytes = job.request.data_bytes as usize;
-    job.bio = match command {
+    let bio = match command {
         Command::Read(at) | Command::Write(at) if !lies_on(dev, at, bytes) => {
-            return finish(job, STATUS_IO_ERROR);
+            return end(&data, STATUS_IO_ERROR);
         }
         Command::Read(at) => {
-            job.data = Buf::alloc(bytes).into();
-            Some(read(dev, Class::Foreground, at, job.data.clone()))
+            data = Buf::alloc(bytes).into();
+            Some(read(dev, Class::Foreground, at, data.clone()))
         }
         Command::Write(at) => {
-            job.data = Buf::alloc(bytes).into();
-            let runs = job.request.data.iter().copied();
-            if let Err(e) = job.memory.gather(runs, &job.data) {
-                session.fail(format!("queue {}: {e}", job.queue.number));
-                return finish(job, STATUS_IO_ERROR);
+            data = Buf::alloc(bytes).into();
+            if let Err(e) = memory.gather(request.data.iter().copied(), &data) {
+                session.fail(format!("queue {}: {e}", queue.number));
+                return end(&data, STATUS_IO_ERROR);
             }
             let (flags, class) = match session.writes_through() {
                 true => (Flags::FUA | Flags::SYNC, Class::Foreground),
                 false => (Flags::empty(), Class::Normal),
             };
-            Some(write(dev, flags, class, at, job.data.clone()))
+            Some(write(dev, flags, class, at, data.clone()))
         }
         Command::Flush => Some(flush(dev, Class::Foreground)),
         Command::GetId => {
@@ -166,18 +160,16 @@ fn start(mut job: Job) {
             let name = session.name();
             let len = name.len().min(id.len());
             id[..len].copy_from_slice(&name.as_bytes()[..len]);
-            job.data = Buf::copy_of(&id[..bytes]).into();
-            return finish(job, STATUS_OK);
+            return end(&Buf::copy_of(&id[..bytes]).into(), STATUS_OK);
         }
         Command::Discard | Command::WriteZeroes => None,
     };
-    match job.bio.as_ref().and_then(BioFuture::outcome) {
-        Some(done) => {
-            record(&job, command);
-            finish(job, status_of(done));
-        }
-        None => session.server.jobs.push(job),
+    if let Some(done) = bio.as_ref().and_then(BioFuture::outcome) {
+        record(session, command, begun);
+        return end(&data, status_of(done));
     }
+    let (of_session, queue, memory) = (session.clone(), queue.clone(), memory.clone());
+    session.server.jobs.push(Job { session: of_session, queue, request, memory, data, begun, bio });
 }
 
 fn lies_on(dev: &dyn BlockDevice, at: Sector, bytes: usize) -> bool {
@@ -199,8 +191,8 @@ pub(crate) async fn wait(mut job: Job) {
             }
         },
     };
-    record(&job, command);
-    finish(job, status);
+    record(&job.session, command, job.begun);
+    finish(&job.session, &job.queue, &job.memory, &job.request, &job.data, status);
 }
 
 async fn on_ranges(session: &Shared, command: Command, ranges: &[Range]) -> u8 {
@@ -238,7 +230,7 @@ async fn zero(session: &Shared, range: &Range) -> Result<(), Status> {
 }
 
 /// Records how long the device took for a request, in steps of turns of the event loop.
-fn record(job: &Job, command: Command) {
+fn record(session: &Shared, command: Command, begun: Nanos) {
     let op = match command {
         Command::Read(_) => Op::Read,
         Command::Write(_) => Op::Write,
@@ -247,20 +239,26 @@ fn record(job: &Job, command: Command) {
         Command::WriteZeroes => Op::WriteZeroes,
         Command::GetId => return,
     };
-    if let Some(latencies) = &job.session.latencies {
-        latencies.record(op, loop_time().saturating_sub(job.begun));
+    if let Some(latencies) = &session.latencies {
+        latencies.record(op, loop_time().saturating_sub(begun));
     }
 }
 
 /// Answers a request and releases what it held.
-fn finish(job: Job, status: u8) {
-    let Job { session, queue, request, memory, data, .. } = job;
+fn finish(
+    session: &Shared,
+    queue: &Queue,
+    memory: &Memory,
+    request: &Request,
+    data: &Bufs,
+    status: u8,
+) {
     if !session.has_failed()
-        && let Err(e) = answer(&queue, &request, &memory, &data, status)
+        && let Err(e) = answer(queue, request, memory, data, status)
     {
         session.fail(format!("queue {}: {e}", queue.number));
     }
-    session.count(&request, status);
+    session.count(request, status);
     session.release(request.data_bytes.into());
     queue.end_request(request.head);
 }
@@ -279,11 +277,7 @@ fn answer(
         written += request.data_bytes;
     }
     memory.write(request.status, &[status])?;
-    let Some(ring) = queue.ring() else { return Ok(()) };
-    match queue.notes() {
-        Some(notes) => notes.put_used(&ring, request.head, written),
-        None => ring.put_used(request.head, written),
-    }
+    queue.put_used(request.head, written)
 }
 
 /// Tells the guest about used requests, as often as it wants, until the queue stops.

@@ -7,13 +7,14 @@ use std::path::Path;
 
 use block::{Error, Limits};
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags, flock, statx,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags, fcntl_getfl, flock, statx,
 };
 use rustix::io::Errno;
 
 use crate::limits;
 use crate::lock_owner;
 use crate::os_error::os_error;
+use crate::passed_files::PassedFiles;
 use crate::pmem::{self, Mapped, Mapping};
 use crate::table::DirectAlign;
 
@@ -84,6 +85,11 @@ pub(crate) fn identity(path: &Path) -> Result<String, Error> {
     Ok(identity_of(&stat(path).map_err(|e| os_error(path, "look it up", e))?))
 }
 
+/// The identity of an open file.
+pub(crate) fn identity_of_open(fd: &OwnedFd) -> Result<String, Errno> {
+    Ok(identity_of(&statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
+}
+
 fn identity_of(stat: &Statx) -> String {
     let kind = type_of(stat);
     let device = |kind| format!("{kind} {}:{}", stat.stx_rdev_major, stat.stx_rdev_minor);
@@ -108,7 +114,8 @@ fn no_file(path: &Path) -> Error {
     }
 }
 
-pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
+/// Opens a file; one that is held by its description, with its lock or claim (UR-U12).
+pub(crate) fn open(path: &Path, options: OpenOptions, held: &PassedFiles) -> Result<File, Error> {
     let stat = match (stat(path), options.create_size) {
         (Err(Errno::NOENT), Some(bytes)) => {
             create(path, bytes)?;
@@ -134,8 +141,16 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<File, Error> {
         flags |= OFlags::EXCL;
     }
     let direct = if options.mapped { Direct::Never } else { options.direct };
-    let (fd, direct) = open_direct(path, &stat, flags, direct)?;
-    if !is_block && options.exclusive {
+    let passed = if options.exclusive { held.take(&identity_of(&stat)) } else { None };
+    let is_passed = passed.is_some();
+    let (fd, direct) = match passed {
+        Some(fd) => {
+            let align = if direct == Direct::Try { align_of_passed(path, &fd)? } else { None };
+            (fd, align)
+        }
+        None => open_direct(path, &stat, flags, direct)?,
+    };
+    if !is_block && options.exclusive && !is_passed {
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
             Errno::WOULDBLOCK => busy(path, &stat),
             e => os_error(path, "lock it", e),
@@ -187,6 +202,12 @@ fn create(path: &Path, bytes: u64) -> Result<(), Error> {
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(failed("make it", &e)),
     }
+}
+
+/// Requirements for buffers of a file that another process has opened, with O_DIRECT or without.
+fn align_of_passed(path: &Path, fd: &OwnedFd) -> Result<Option<DirectAlign>, Error> {
+    let flags = fcntl_getfl(fd).map_err(|e| os_error(path, "look it up", e))?;
+    Ok(if flags.contains(OFlags::DIRECT) { limits::direct_align(fd) } else { None })
 }
 
 /// Opens with O_DIRECT if that works; returns its requirements for buffers.

@@ -15,6 +15,7 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
+use crate::passed_files::PassedFiles;
 use crate::ring::Shared;
 use crate::socket::{self, RemoteEnd, SocketAccess};
 use crate::table::{Kind, SharedFile, ShorterFile};
@@ -42,8 +43,8 @@ struct Ready {
 
 impl Ready {
     /// Everything that may wait for a file system or a disk.
-    fn open(path: &Path, options: OpenOptions) -> Result<Ready, Error> {
-        let file = file::open(path, options)?;
+    fn open(path: &Path, options: OpenOptions, held: &PassedFiles) -> Result<Ready, Error> {
+        let file = file::open(path, options, held)?;
         let (persistent_identity, disk) = (device_id::identity(&file.fd), limits::disk(&file.fd));
         let in_memory = limits::is_in_memory(&file.fd);
         Ok(Ready { file, persistent_identity, disk, in_memory })
@@ -87,11 +88,12 @@ impl Files {
     pub fn open_path(&self, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
         // Before the attempt: a close may end beside it.
         let closing = helpers::is_closing_since(0);
-        let opened = match Ready::open(path, options) {
+        let held = self.held();
+        let opened = match Ready::open(path, options, &held) {
             // It may be our own, on its way out.
             Err(e) if e.kind() == ErrorKind::Busy && closing => {
                 helpers::wait_for_closes(CLOSE_TIME);
-                Ready::open(path, options)
+                Ready::open(path, options, &held)
             }
             opened => opened,
         };
@@ -111,12 +113,12 @@ impl Files {
     ) -> Result<Opened, Error> {
         let end = now() + DEADLINE;
         loop {
-            let (to, check) = (path.to_owned(), check.clone());
+            let (to, check, held) = (path.to_owned(), check.clone(), self.held());
             // Before the attempt: a close may end beside it.
             let closing = helpers::is_closing_since(0);
             let work = move || {
                 check(&to)?;
-                Ready::open(&to, options)
+                Ready::open(&to, options, &held)
             };
             match self.away(&path.to_string_lossy(), work).await {
                 // It may be our own, on its way out.
@@ -239,6 +241,12 @@ impl Files {
         file::identity(path)
     }
 
+    /// Whether a path leads to this open file. May wait for the file system: for helper threads.
+    pub fn is_at(fd: &OwnedFd, path: &Path) -> bool {
+        let same = |open: String| file::identity(path).is_ok_and(|there| there == open);
+        file::identity_of_open(fd).is_ok_and(same)
+    }
+
     /// How many sectors an open file or block device has now, without blocking the core; `None` of
     /// a mapped one, which keeps the size that it had when it was mapped. `what` is its path.
     ///
@@ -305,6 +313,30 @@ impl Files {
     /// or block device: their description has one descriptor (UR-U10).
     pub fn copy_of_socket(&self, file: FileId) -> Option<OwnedFd> {
         self.0.borrow().table.socket(file)?.try_clone().ok()
+    }
+
+    fn held(&self) -> PassedFiles {
+        self.0.borrow().held.clone()
+    }
+
+    /// Another descriptor of an open file or block device, for a successor (UR-U12); `None` if it
+    /// is closed, or none is free.
+    pub fn copy_of_file(&self, file: FileId) -> Option<OwnedFd> {
+        self.0.borrow().table.get(file)?.try_clone().ok()
+    }
+
+    /// Holds a file or block device that another process has opened and passed, until it is opened
+    /// exclusively here: that takes its description, with the lock or claim.
+    ///
+    /// # Errors
+    /// When the kernel does not tell which file it is.
+    pub fn hold(&self, fd: OwnedFd) -> Result<(), Error> {
+        self.held().hold(fd)
+    }
+
+    /// Closes the files that are still held. Returns how many those are.
+    pub fn end_holding(&self) -> usize {
+        self.held().clear()
     }
 
     /// Listens on a Unix socket at `path`. Replaces a stale socket of ours. A close leaves the

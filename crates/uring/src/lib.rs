@@ -38,12 +38,16 @@
 //!   has its size again.
 //! - UR-U10 The lock of a file, and the claim of a block device, that was opened exclusively
 //!   belong to the open file description by which requests are sent. It has one descriptor,
-//!   close-on-exec, that nobody gets out of the table: cores share the descriptor itself. A request
-//!   in flight holds the description. So lock and claim of a process that was killed fall with its
-//!   last request, and who gets them knows that nothing of the owner before is under way.
+//!   close-on-exec, that nobody but a successor (UR-U12) gets out of the table: cores share the
+//!   descriptor itself. A request in flight holds the description. So lock and claim of a process
+//!   that was killed fall with its last request, and who gets them knows that nothing of the owner
+//!   before is under way.
 //! - UR-U11 The end of a wait ([`reactor::end_waits`]) changes nothing of the socket and takes
 //!   nothing from it: a Recv or an Accept that ends by it has data or a connection, or it has left
 //!   them to the next one.
+//! - UR-U12 Only a successor gets another descriptor of such a description (`Files::copy_of_file`),
+//!   when nothing is under way on it here. From then on one of the two processes sends requests,
+//!   never both: this one goes on only when the lifeline of the other has ended (`passed_files`).
 
 mod connect;
 mod device_id;
@@ -56,6 +60,7 @@ mod lock_owner;
 mod mailbox;
 mod os_error;
 mod passed;
+mod passed_files;
 mod pmem;
 mod poll;
 mod request;
@@ -73,6 +78,7 @@ pub use helpers::{DEADLINE, wait_for_closes};
 pub use lock_owner::LockOwner;
 pub use mailbox::{Mailbox, Sender};
 pub use passed::take_passed;
+pub use passed_files::set_lifeline;
 pub use pmem::copy;
 pub use poll::set_poll_limit;
 pub use ring::Uring;

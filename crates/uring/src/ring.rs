@@ -21,6 +21,7 @@ use slab::Slab;
 
 use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
+use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
 use crate::poll::PollTime;
 use crate::request::{Outcome, Request, Vectors};
@@ -62,6 +63,8 @@ pub(crate) struct Shared {
     spare: Vec<Vectors>,
     /// Events for the reactor.
     ready: Vec<Event>,
+    /// Files that another process has passed.
+    pub(crate) held: PassedFiles,
     pub(crate) wakeup: WakeupRead,
     /// The last park returned events: the core polls once more before it sleeps.
     busy: bool,
@@ -118,6 +121,7 @@ impl Uring {
         })?;
         // A kernel before 5.15 refuses this: the ring also works with fewer.
         let _ = ring.submitter().register_iowq_max_workers(&mut [BOUNDED_WORKERS_MAX, 0]);
+        attach_lifeline(&ring)?;
         let shared = Shared {
             ring,
             table: Table::default(),
@@ -125,6 +129,7 @@ impl Uring {
             backlog: VecDeque::new(),
             spare: Vec::new(),
             ready: Vec::new(),
+            held: PassedFiles::default(),
             wakeup: WakeupRead::new(mailboxes[usize::from(id.0)].clone()),
             busy: false,
             poll_time: PollTime::default(),

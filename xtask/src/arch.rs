@@ -7,7 +7,7 @@
 //!   6        millpond
 //!   5        cli loadgen
 //!   4        host reproduce
-//!   3        uring sim  nbd fuse vhost  control
+//!   3        uring sim  nbd fuse vhost  control handover
 //!   2        dm queue writecache zram pagecache
 //!   1        reactor
 //!   0        block format policy
@@ -28,7 +28,7 @@ const FLOORS: [&[&str]; 7] = [
     &["block", "format", "policy"],
     &["reactor"],
     &["dm", "queue", "writecache", "zram", "pagecache"],
-    &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control"],
+    &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control", "handover"],
     &["host", "reproduce"],
     &["cli", "loadgen"],
     &["millpond"],

@@ -22,6 +22,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("FM", "crates/format/"),
     ("FU", "crates/fuse/"),
     ("HO", "crates/host/"),
+    ("HV", "crates/handover/"),
     ("LG", "crates/loadgen/"),
     ("ML", "crates/millpond/"),
     ("NB", "crates/nbd/"),

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The messages.
+use serde::{Deserialize, Serialize};
+
+/// The oldest version of the hand-over that this program understands.
+pub const OLDEST: u32 = 1;
+/// The newest one.
+pub const NEWEST: u32 = 1;
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "kebab-case")]
+pub enum Message {
+    /// The first one, of each side.
+    Greeting(Greeting),
+    /// The lock of the run directory; with its descriptor.
+    RunDirectory,
+    /// A listening socket; with its descriptor.
+    Listener(Listener),
+    /// A file or block device below a table, with its lock or claim; with its descriptor.
+    Leaf(Leaf),
+    /// A device, in an order in which they can be created.
+    Device(Device),
+    /// A client of the NBD server; with its socket, and with the bytes that it has sent and that
+    /// are no whole request.
+    Session(Session),
+    /// The next client of a device must hear that acknowledged writes may be lost.
+    LostWrites {
+        /// The device.
+        device: String,
+    },
+    /// All has been sent: open the devices.
+    Open,
+    /// The devices are open.
+    Opened,
+    /// They could not be opened: the old daemon goes on.
+    Failed {
+        /// Why.
+        cause: String,
+    },
+    /// The successor serves from now on.
+    Commit,
+}
+
+/// Who speaks, and what it understands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The oldest version of the hand-over that it understands.
+    pub oldest: u32,
+    /// The newest one.
+    pub newest: u32,
+    /// The version of the program.
+    pub program: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+impl Greeting {
+    /// Of this program.
+    pub fn new(program: &str) -> Greeting {
+        Greeting {
+            oldest: OLDEST,
+            newest: NEWEST,
+            program: program.to_owned(),
+            pid: std::process::id(),
+        }
+    }
+
+    /// The newest version that both understand.
+    pub fn common_version(&self, other: &Greeting) -> Option<u32> {
+        let newest = self.newest.min(other.newest);
+        (newest >= self.oldest.max(other.oldest)).then_some(newest)
+    }
+}
+
+/// What is served at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ListenerRole {
+    /// NBD.
+    Nbd,
+    /// The control API.
+    Control,
+    /// Metrics.
+    Metrics,
+}
+
+/// A listening socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// What is served there.
+    pub role: ListenerRole,
+    /// Its name in the store of systemd, if it is kept there.
+    #[serde(default)]
+    pub stored: Option<String>,
+    /// Whether a socket unit of systemd has opened it.
+    #[serde(default)]
+    pub of_unit: bool,
+}
+
+/// A file or block device below a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaf {
+    /// As tables name it.
+    pub name: String,
+}
+
+/// A mapped device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// Its UUID, if it has one.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Its minor number.
+    pub minor: u32,
+    /// Its live table; none of a compressed RAM disk that has no size yet.
+    #[serde(default)]
+    pub table: Option<String>,
+    /// Attributes that are not in the table and differ from their defaults.
+    #[serde(default)]
+    pub attributes: Vec<(String, String)>,
+    /// Whether it is a block device of the kernel, too.
+    #[serde(default)]
+    pub ublk: bool,
+}
+
+/// Where a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Peer {
+    /// On this machine.
+    Local,
+    /// Elsewhere.
+    Network,
+}
+
+/// A WRITE that is refused, and whose data are still coming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedWrite {
+    /// Identifies it in its reply.
+    pub cookie: u64,
+    /// What it is answered with: an error of the protocol.
+    pub error: u32,
+    /// Bytes of its data that have not come.
+    pub left: u32,
+}
+
+/// A client of NBD: what it and the server have agreed on, and what is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its number.
+    pub id: u64,
+    /// The device.
+    pub device: String,
+    /// Where the client is.
+    pub peer: Peer,
+    /// The flags of the export that the client has got.
+    pub flags: u16,
+    /// Whether replies are structured.
+    #[serde(default)]
+    pub structured: bool,
+    /// Names of the contexts of block status that the client has chosen.
+    #[serde(default)]
+    pub contexts: Vec<String>,
+    /// Size of the device that the client has got, sectors of 512 bytes.
+    pub size_sectors: u64,
+    /// Least size of a request that the client has got, bytes.
+    pub block_bytes: u32,
+    /// Size of the device now, sectors.
+    pub present_size_sectors: u64,
+    /// Whether writes are refused now.
+    #[serde(default)]
+    pub read_only: bool,
+    /// A write whose data come before all else.
+    #[serde(default)]
+    pub refused: Option<RefusedWrite>,
+    /// Whether acknowledged writes may be lost: the client's next FLUSH must fail.
+    #[serde(default)]
+    pub has_lost_writes: bool,
+    /// Time since the client has connected, milliseconds.
+    #[serde(default)]
+    pub age_ms: u64,
+    /// Requests taken.
+    #[serde(default)]
+    pub requests: u64,
+    /// Bytes sent to the client.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Bytes received from it.
+    #[serde(default)]
+    pub write_bytes: u64,
+    /// Requests answered with an error.
+    #[serde(default)]
+    pub errors: u64,
+}

@@ -7,6 +7,7 @@ ARGS ?=
 # Runs of every simulation test: `make seeds SEEDS=100000`.
 SEEDS ?= 20000
 KILLS ?= 1000
+UPGRADES ?= 1000
 # Time for each fuzz target; two run at once on two cores.
 FUZZ_SECONDS ?= 30
 CI_FUZZ_SECONDS ?= 10
@@ -24,7 +25,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -140,6 +141,10 @@ guest-or-skip:
 
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash
+
+
+soak: ## live upgrades under fio with verification, UPGRADES of them; prints the pauses
+	MILLPOND_UPGRADES=$(UPGRADES) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture --exact upgrade::a_client_with_verification_sees_no_error_of_an_upgrade
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Messages of a hand-over, from arbitrary bytes.
 //!
-//! What must hold (invariants of `handover`): the decoder never panics and keeps its limits (HV-F1);
-//! a message that is understood is written back to one that means the same.
+//! What must hold (invariants of `handover`): the decoder never panics and keeps its limits
+//! (HV-F1); a message that is understood is written back to one that means the same.
 #![no_main]
 
 use handover::{BYTES_MAX, Frame, HEAD_BYTES, Head, JSON_BYTES_MAX};

@@ -11,6 +11,7 @@ use crate::resize::ResizeArgs;
 use crate::save::SaveArgs;
 use crate::show::ShowArgs;
 use crate::top::TopArgs;
+use crate::upgrade::UpgradeArgs;
 
 /// The verbs that control a daemon.
 #[derive(Debug, Subcommand)]
@@ -46,6 +47,7 @@ pub enum ControlVerb {
     Flush(FlushArgs),
     Reload(ReloadArgs),
     Save(SaveArgs),
+    Upgrade(UpgradeArgs),
     Stop(StopArgs),
 }
 

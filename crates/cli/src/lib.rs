@@ -33,6 +33,7 @@ mod save;
 mod show;
 mod top;
 mod ublk_verb;
+mod upgrade;
 mod verbs;
 mod wipe;
 

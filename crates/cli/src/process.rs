@@ -23,6 +23,12 @@ impl Process {
         opened.map(Process).map_err(|e| io_failure(&e.into(), format!("pid {pid}")))
     }
 
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Completes when it has ended.
     pub(crate) async fn ended(self) -> Result<(), Failure> {
         let failed = |e: std::io::Error| io_failure(&e, "waiting for the process");

@@ -28,6 +28,7 @@ use crate::resize::resize;
 use crate::save::save;
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
 use crate::top::run as top;
+use crate::upgrade::{self, UpgradeArgs};
 
 type Done = Result<(), Failure>;
 
@@ -80,6 +81,7 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
         }
         ControlVerb::Reload(a) => reload(client, a).await,
         ControlVerb::Save(a) => within("save", save(client, &a).await),
+        ControlVerb::Upgrade(a) => within("upgrade", upgrade(client, &a).await),
         ControlVerb::Stop(a) => within("stop", stop(client, &a).await),
     }
 }
@@ -336,6 +338,11 @@ async fn reload_config(client: &Client) -> Done {
         eprintln!("millpond: reload: {}", plain(failed));
     }
     Err(Failure::new(ErrorKind::Io, last.clone()))
+}
+
+async fn upgrade(client: &Client, a: &UpgradeArgs) -> Done {
+    let upgraded = upgrade::upgrade(client, a).await?;
+    show(&a.listing, &upgraded, || upgrade::text(&upgraded))
 }
 
 /// Between two lines that `stop` waits.

@@ -80,6 +80,61 @@ pub struct Reloaded {
     pub failed: Vec<String>,
 }
 
+/// `POST /v1/upgrade`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// The program of the successor: an absolute path. That of the daemon when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binary: Option<String>,
+    /// How long each step may take, as `30s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// Names of problems that are accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub force: Vec<String>,
+    /// Only report what would cross and what would not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// What does not cross to a successor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeProblem {
+    /// The device or client.
+    pub name: String,
+    pub why: String,
+    /// Whether `force` with the name accepts that.
+    pub can_be_forced: bool,
+}
+
+/// Answer to `POST /v1/upgrade`: what has crossed to the successor, or would.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Process and version of the daemon.
+    pub pid: u32,
+    pub version: String,
+    /// The same of its successor; none of a report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub successor: Option<Successor>,
+    pub devices: u64,
+    /// Clients of NBD.
+    pub sessions: u64,
+    pub listeners: u64,
+    /// What did not cross, or would not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<UpgradeProblem>,
+}
+
+/// The successor of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Successor {
+    pub pid: u32,
+    pub version: String,
+    /// How long no request was served.
+    pub pause_ms: u64,
+}
+
 /// `POST .../replace-cache`: the cache device that takes the place of the old one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

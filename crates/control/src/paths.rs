@@ -11,6 +11,8 @@ pub const VERSION: &str = "/v1/version";
 pub const CLIENTS: &str = "/v1/clients";
 /// Read the configuration file again.
 pub const RELOAD: &str = "/v1/reload";
+/// Hand over to another process of the program.
+pub const UPGRADE: &str = "/v1/upgrade";
 /// A configuration file with the devices as they are now.
 pub const CONFIG: &str = "/v1/config";
 /// End the daemon.

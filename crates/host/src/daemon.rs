@@ -3,10 +3,12 @@
 //!
 //! ```text
 //!   start   lock · cores · NBD sockets · devices of the config · control socket · FUSE mount ·
-//!           serve · ready
+//!           serve · ready; `daemon::start` has it, and the start by what a daemon leaves
 //!   stop    no new clients · files' requests end, unmount · requests end · devices settle ·
 //!           answers leave · cores end
 //! ```
+mod start;
+
 use std::backtrace::Backtrace;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,35 +16,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
-use control::{EXIT_DONE, EXIT_FAILED, Failure, api, plain};
+use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, watch};
-use uring::{LockOwner, SocketAccess};
+use tokio::sync::watch;
 
+pub(crate) use self::start::Beginning;
 use crate::addr::Addr;
-use crate::config::{Config, DeviceConfig, ServeArgs};
+use crate::config::Config;
 use crate::config_check;
 use crate::core_thread::{CoreHandle, CoreThreads};
-use crate::endpoints::Endpoints;
 use crate::engine::Engine;
 use crate::fuse_host::FuseExport;
-use crate::http::{Connections, Listener, serve};
+use crate::http::Connections;
 use crate::io_failure::io_failure;
 use crate::log_queue::{flush_log, print_error};
-use crate::memory;
-use crate::observe::{self, Monitor};
 use crate::output::print;
 use crate::passed::{ListenerRole, ServiceManager};
-use crate::reload::{Certificates, ConfigFile, ConfiguredDevices};
-use crate::retry::Patience;
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
-use crate::socket_access::socket_access;
-use crate::tls;
-use crate::ublk_door::memory_pressure;
 use crate::units::time;
-use crate::vhost_user::{self, VhostUser};
+use crate::upgrade::Predecessor;
+use crate::vhost_user;
 
 /// Exit code of a process that SIGINT has ended, as shells have it.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -58,9 +53,6 @@ const SHUTDOWN_ALLOWED: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Longest `--busy-poll`: whoever waits longer for a request does not notice the wake-up.
 const BUSY_POLL_MAX: Nanos = Nanos(1_000_000);
-
-/// Pause between two attempts to take what a killed daemon still has.
-const START_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Most time for requests to files, and for those of virtual machines, to end at shutdown; at most
 /// a quarter of all.
@@ -86,108 +78,6 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon, which also serves at the listeners of the service manager. When it returns,
-    /// the config's devices are there and clients are served.
-    pub(crate) async fn start(
-        run_dir: &RunDir,
-        config: Config,
-        manager: ServiceManager,
-    ) -> Result<Daemon, Failure> {
-        let Config { file, serve: options, devices } = config;
-        let given = options.clone();
-        let certificates = options.nbd_tls_certs.as_deref().map(tls::server_option).transpose()?;
-        let is_protected = tls::protects(certificates.as_ref());
-        let access = socket_access(&options)?;
-        let ServiceManager { listeners, mut store } = manager;
-        let mut endpoints = Endpoints::new(run_dir, &options, is_protected, access, listeners)?;
-        let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
-        let cores = options.cores.unwrap_or(1);
-        uring::set_poll_limit(busy_poll_time(options.busy_poll.as_deref())?);
-        memory::set(options.memory.as_deref())?;
-        warn_of_access(&options, &endpoints);
-        let mut lock = run_dir.take()?;
-        let patience = patience_after(&lock);
-        if access.mode != SocketAccess::OWNER.mode {
-            run_dir.let_others_pass()?;
-        }
-        memory::check_memory_dir(run_dir.path());
-        memory::remove_used_journals(run_dir.path());
-        if options.ublk || devices.iter().any(|device| device.ublk) {
-            // Before the cores: their threads are this one's.
-            memory_pressure::prepare_thread();
-            memory_pressure::lock_program();
-        }
-        let (core, threads) =
-            CoreHandle::start(options.default_export.clone(), cores, Some(run_dir.path()))?;
-        endpoints.drop_unused(&store);
-        let sockets = endpoints.own_paths(&store);
-        let Endpoints { nbd, control, metrics, .. } = endpoints;
-        let mut nbd =
-            core.call(async move |e: Rc<Engine>| e.listen(nbd, access, patience).await).await??;
-        for listener in &mut nbd {
-            listener.opened.take().inspect(|socket| store.keep(ListenerRole::Nbd, socket));
-        }
-        let (dir, serves_all) = (run_dir.path().to_owned(), options.ublk);
-        core.call(async move |e: Rc<Engine>| e.set_up_disks(dir, serves_all).await).await??;
-        let devices = create(&core, devices, patience).await?;
-        core.call(async |e: Rc<Engine>| e.warn_of_waiting_disks()).await?;
-        let control =
-            Listener::open_all("control socket", ListenerRole::Control, control, &mut store)?;
-        let metrics = Listener::open_all("--metrics", ListenerRole::Metrics, metrics, &mut store)?;
-        let mut addrs: Vec<_> =
-            nbd.iter().map(|one| (ListenerRole::Nbd, one.addr.clone())).collect();
-        addrs.extend(control.iter().map(|(_, addr)| (ListenerRole::Control, addr.clone())));
-        addrs.extend(metrics.iter().map(|(_, addr)| (ListenerRole::Metrics, addr.clone())));
-        if let Some(dir) = &options.vhost_user {
-            prepare_vhost_user(dir, patience).await?;
-            let (dir, handle) = (dir.clone(), core.clone());
-            let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
-            core.call(start).await?;
-        }
-        let fuse = match &options.fuse {
-            Some(dir) => Some(FuseExport::start(dir, &core)?),
-            None => None,
-        };
-        let (closing, closed) = watch::channel(false);
-        let version = api::Version {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            cores,
-            nbd: nbd.iter().map(|listener| listener.addr.to_string()).collect(),
-            default_export: options.default_export,
-        };
-        let reloaded = Certificates::new(options.nbd_tls_certs, certificates.as_ref());
-        let config = ConfigFile::new(file, devices, reloaded);
-        let stop = Notify::new();
-        let state =
-            Arc::new(State { core, version, config, options: given, stop, closing: closed });
-        let connections = Connections::new();
-        for (listener, _) in control {
-            tokio::spawn(serve(listener, connections.clone(), state.clone()));
-        }
-        if !metrics.is_empty() {
-            let monitor = Monitor::start(state.core.clone());
-            for (listener, _) in metrics {
-                tokio::spawn(observe::serve(listener, monitor.clone(), state.closing.clone()));
-            }
-        }
-        state.core.call(async move |e: Rc<Engine>| e.serve(&nbd, certificates.as_ref())).await?;
-        let run_dir = run_dir.clone();
-        lock.begin_work();
-        Ok(Daemon {
-            run_dir,
-            addrs,
-            state,
-            closing,
-            connections,
-            threads,
-            sockets,
-            fuse,
-            shutdown,
-            lock,
-        })
-    }
-
     /// Where the devices are as files.
     pub(crate) fn fuse_dir(&self) -> Option<&Path> {
         self.fuse.as_ref().map(FuseExport::dir)
@@ -211,6 +101,13 @@ impl Daemon {
             // Not by returning: the runtime would wait for threads that hang.
             exit(EXIT_FAILED.into());
         })
+    }
+
+    /// Exits: a successor has everything (HO-UP1). Answers leave before.
+    async fn leave(&self) -> ! {
+        let _ = self.closing.send(true); // the state holds a receiver
+        self.connections.drain().await;
+        exit(EXIT_DONE.into())
     }
 
     async fn stop_orderly(mut self) -> Result<(), Failure> {
@@ -311,74 +208,10 @@ pub(crate) fn busy_poll_time(text: Option<&str>) -> Result<Nanos, Failure> {
     if time <= BUSY_POLL_MAX { Ok(time) } else { Err(invalid("0 to 1ms is allowed")) }
 }
 
-/// How patient a start is that has this lock.
-fn patience_after(lock: &Lock) -> Patience {
-    let Some(pid) = lock.killed() else { return Patience::Start };
-    tracing::info!(pid, "the daemon of this run directory before did not end in order");
-    Patience::StartAfterKill
-}
-
-/// Creates the devices of a config, in order. One that is optional and fails is left out.
-async fn create(
-    core: &CoreHandle,
-    devices: Vec<DeviceConfig>,
-    patience: Patience,
-) -> Result<ConfiguredDevices, Failure> {
-    let mut all = ConfiguredDevices::default();
-    core.call(async move |e: Rc<Engine>| e.leaves.set_patience(patience)).await?;
-    for device in devices {
-        let (place, optional, new) = (device.place.clone(), device.optional, device.clone());
-        let created = core.call(async move |e: Rc<Engine>| e.create_configured(new).await);
-        match created.await? {
-            Ok(()) => all.created.push(device),
-            Err(failure) if optional => {
-                all.left_out.push(device);
-                let failure = failure.within(&place);
-                tracing::error!("{failure}: it is optional: the daemon starts without it");
-            }
-            Err(failure) => return Err(failure.within(place)),
-        }
-    }
-    core.call(async |e: Rc<Engine>| e.leaves.set_patience(Patience::None)).await?;
-    Ok(all)
-}
-
 /// Most time for requests of virtual machines to end at shutdown, of `time` for all.
 fn machines_drain(time: Nanos, suspended: bool) -> Nanos {
     let most = if suspended { FILES_DRAIN_SUSPENDED } else { FILES_DRAIN };
     Nanos(u64::try_from(most.as_nanos()).unwrap_or(u64::MAX)).min(Nanos(time.0 / 4))
-}
-
-/// Prepares the directory for the sockets of virtual machines. A daemon that was killed listens a
-/// little longer.
-async fn prepare_vhost_user(dir: &Path, patience: Patience) -> Result<(), Failure> {
-    let time = Duration::from_nanos(patience.time(LockOwner::Unknown).0);
-    let tries = async {
-        loop {
-            match vhost_user::prepare(dir) {
-                Err(e) if e.kind() == Some(ErrorKind::Busy) => {
-                    tokio::time::sleep(START_RETRY_PAUSE).await;
-                }
-                prepared => return prepared,
-            }
-        }
-    };
-    match tokio::time::timeout(time, tries).await {
-        Ok(prepared) => prepared,
-        Err(_) => vhost_user::prepare(dir),
-    }
-}
-
-/// Warns of options for who may connect where a socket unit decides that.
-fn warn_of_access(options: &ServeArgs, endpoints: &Endpoints) {
-    if options.socket_mode.is_some() || options.socket_group.is_some() {
-        for addr in endpoints.nbd_paths_of_units() {
-            tracing::warn!(
-                "{addr}: the socket unit decides who may connect (SocketMode=, SocketGroup=): \
-                 --socket-mode and --socket-group do not hold here"
-            );
-        }
-    }
 }
 
 /// Makes a panic end the process at once, like a power cut: the data on the media are
@@ -419,10 +252,16 @@ fn handler(kind: SignalKind) -> Result<Signal, Failure> {
 }
 
 /// Sends systemd a sign of life as long as core 0 answers, if the service asks for it
-/// (`WatchdogSec`): three in the time after which the service counts as hung.
-async fn feed_watchdog(core: CoreHandle) {
+/// (`WatchdogSec`): three in the time after which the service counts as hung. `takes_over`: the
+/// variables are those of the daemon before, and hold for this one.
+async fn feed_watchdog(core: CoreHandle, takes_over: bool) {
     let mut limit_us = 0;
-    if !sd_notify::watchdog_enabled(false, &mut limit_us) {
+    let is_asked = sd_notify::watchdog_enabled(false, &mut limit_us);
+    if takes_over {
+        let text = std::env::var("WATCHDOG_USEC").unwrap_or_default();
+        limit_us = text.parse().unwrap_or_default();
+    }
+    if limit_us == 0 || !(is_asked || takes_over) {
         return;
     }
     let mut tick = tokio::time::interval(Duration::from_micros((limit_us / 3).max(1)));
@@ -474,9 +313,14 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     // From now on SIGHUP does not end the process; one that comes before clients are served waits.
     let hangups = handler(SignalKind::hangup())?;
     let mut signals = TerminationSignals::new()?;
-    let manager = ServiceManager::of_process()?;
+    let predecessor = Predecessor::of_process()?;
+    let takes_over = predecessor.is_some();
+    let beginning = match predecessor {
+        Some(from) => Beginning::TakeOver(from),
+        None => Beginning::Start(ServiceManager::of_process()?),
+    };
     // Neither is dropped at a second signal: it would join threads that hang.
-    let mut start = Box::pin(Daemon::start(run_dir, config, manager));
+    let mut start = Box::pin(Daemon::start(run_dir, config, beginning));
     let daemon = tokio::select! {
         daemon = &mut start => daemon?,
         (name, code) = signals.next() => {
@@ -489,11 +333,12 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     daemon.warn_of_default_export().await?;
     // An error means that systemd has not started it.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    let watchdog = tokio::spawn(feed_watchdog(daemon.state.core.clone()));
+    let watchdog = tokio::spawn(feed_watchdog(daemon.state.core.clone(), takes_over));
     let reloads = tokio::spawn(reload_at_hangups(hangups, daemon.state.clone()));
     tokio::select! {
         (name, _) = signals.next() => tracing::info!(signal = name, "shutting down"),
         () = daemon.state.stop.notified() => tracing::info!("shutting down, by request"),
+        () = daemon.state.handed_over.notified() => daemon.leave().await,
     }
     reloads.abort();
     // Devices may take their time to settle; the shutdown timeout bounds it.

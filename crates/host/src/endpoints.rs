@@ -19,7 +19,7 @@ use uring::SocketAccess;
 use crate::addr::Addr;
 use crate::config::ServeArgs;
 use crate::fd_store::FdStore;
-use crate::passed::{ListenerRole, PassedListener};
+use crate::passed::{ListenerOrigin, ListenerRole, PassedListener};
 use crate::rundir::RunDir;
 
 /// Who has opened the listener of a place.
@@ -29,8 +29,25 @@ pub(crate) enum Source {
     Open,
     /// A socket unit.
     Unit(OwnedFd),
-    /// An earlier daemon.
-    Stored(OwnedFd),
+    /// An earlier daemon, which has left it in systemd's store by this name, or with this one.
+    Before(OwnedFd, Option<String>),
+}
+
+impl Source {
+    /// What a successor is told of its listener.
+    pub(crate) fn passed(&self, role: ListenerRole) -> handover::Listener {
+        let role = match role {
+            ListenerRole::Nbd => handover::ListenerRole::Nbd,
+            ListenerRole::Control => handover::ListenerRole::Control,
+            ListenerRole::Metrics => handover::ListenerRole::Metrics,
+        };
+        let (of_unit, stored) = match self {
+            Source::Open => (false, None),
+            Source::Unit(_) => (true, None),
+            Source::Before(_, name) => (false, name.clone()),
+        };
+        handover::Listener { role, stored, of_unit }
+    }
 }
 
 /// A place to listen at.
@@ -46,7 +63,7 @@ pub(crate) struct Endpoints {
     pub(crate) nbd: Vec<Endpoint>,
     pub(crate) control: Vec<Endpoint>,
     pub(crate) metrics: Vec<Endpoint>,
-    /// Stored listeners that are of no use.
+    /// Listeners of an earlier daemon that are of no use.
     unused: Vec<PassedListener>,
 }
 
@@ -73,7 +90,7 @@ impl Endpoints {
         let metrics = options.metrics.iter();
         let metrics = metrics.map(|text| Addr::parse("--metrics", text, remote));
         let metrics = metrics.collect::<Result<Vec<Addr>, Failure>>()?;
-        for listener in passed.iter().filter(|listener| listener.stored.is_none()) {
+        for listener in passed.iter().filter(|listener| listener.origin == ListenerOrigin::Unit) {
             let allowed = match listener.role {
                 ListenerRole::Nbd => nbd_remote,
                 ListenerRole::Control | ListenerRole::Metrics => remote,
@@ -125,7 +142,8 @@ fn places(
 ) -> Vec<Endpoint> {
     let mut places: Vec<Endpoint> =
         asked.into_iter().map(|addr| Endpoint { addr, source: Source::Open }).collect();
-    let of_units = |one: &mut PassedListener| one.role == role && one.stored.is_none();
+    let of_units =
+        |one: &mut PassedListener| one.role == role && one.origin == ListenerOrigin::Unit;
     for PassedListener { addr, socket, .. } in passed.extract_if(.., of_units) {
         let source = Source::Unit(socket);
         match places.iter_mut().find(|place| place.addr == addr) {
@@ -138,8 +156,9 @@ fn places(
             one.role == role && place.addr.is_met_by(&one.addr) && is_usable(&one.addr, access)
         };
         if let Some(at) = passed.iter().position(fits) {
-            let PassedListener { addr, socket, .. } = passed.remove(at);
-            (place.addr, place.source) = (addr, Source::Stored(socket));
+            let PassedListener { addr, socket, origin, .. } = passed.remove(at);
+            let name = origin.stored().map(str::to_owned);
+            (place.addr, place.source) = (addr, Source::Before(socket, name));
         }
     }
     places
@@ -163,7 +182,8 @@ mod tests {
     fn listener(role: ListenerRole, stored: Option<&str>) -> PassedListener {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = Addr::Tcp(socket.local_addr().unwrap());
-        PassedListener { role, addr, socket: socket.into(), stored: stored.map(str::to_owned) }
+        let origin = stored.map_or(ListenerOrigin::Unit, |s| ListenerOrigin::Store(s.to_owned()));
+        PassedListener { role, addr, socket: socket.into(), origin }
     }
 
     #[test]
@@ -181,11 +201,11 @@ mod tests {
         let endpoints =
             Endpoints::new(&run_dir, &options, false, SocketAccess::OWNER, passed).unwrap();
         assert!(matches!(endpoints.nbd[0].source, Source::Open));
-        assert!(matches!(endpoints.nbd[1].source, Source::Stored(_)));
+        assert!(matches!(endpoints.nbd[1].source, Source::Before(..)));
         assert_eq!((endpoints.nbd[1].addr.to_string(), endpoints.nbd.len()), (address, 2));
         assert!(matches!(endpoints.metrics[..], [Endpoint { source: Source::Unit(_), .. }]));
         let unused: Vec<_> =
-            endpoints.unused.iter().filter_map(|one| one.stored.as_deref()).collect();
+            endpoints.unused.iter().filter_map(|one| one.origin.stored()).collect();
         assert_eq!(unused, ["stored-nbd-1", "stored-metrics-0"]);
     }
 

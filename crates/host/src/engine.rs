@@ -7,16 +7,18 @@
 //! - HO-E2 Shutting down settles devices from the top of each stack to its bottom, after the last
 //!   client request has ended, so that what a device writes while it settles is settled below it.
 mod attributes;
+mod crossing;
 mod disks;
 mod listen;
 mod recache;
+mod report;
 mod resize;
 mod save;
+mod session_crossing;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -39,6 +41,7 @@ use crate::targets;
 use crate::tls::ServerCertificates;
 use crate::ublk_door::UblkDoor;
 use crate::zram_factory::ZramFactory;
+use report::{device, line, path_of};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
 /// little. At most a quarter of all time.
@@ -55,10 +58,15 @@ pub(crate) fn door_bytes_max(most: u64, memory: u64) -> u64 {
     most.min((memory / 4).max(64 << 20))
 }
 
+pub(crate) use crossing::{CrossingDevice, CrossingLeaf};
+pub(crate) use listen::NbdListener;
+pub(crate) use session_crossing::{CrossingClients, CrossingSession};
+
 pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,
     pub(crate) leaves: Leaves,
     pub(crate) server: Server,
+    exports: Rc<DmExports>,
     /// Leases devices to the other cores.
     pub(crate) owner: Rc<Owner>,
     /// Which core serves which session.
@@ -98,10 +106,25 @@ impl Engine {
         let options = places.options();
         let of_nbd = places.clone();
         let exports = DmExports::new(dm.clone(), default_export, files.clone(), of_nbd);
-        let server = Server::new(Rc::new(exports), options);
+        let exports = Rc::new(exports);
+        let server = Server::new(exports.clone(), options);
         let (tls, disks, ended) = (RefCell::default(), RefCell::default(), Cell::new(false));
         let cores = cores.to_vec();
-        Engine { dm, leaves, server, owner, places, claims, zram, files, cores, tls, disks, ended }
+        Engine {
+            dm,
+            leaves,
+            server,
+            exports,
+            owner,
+            places,
+            claims,
+            zram,
+            files,
+            cores,
+            tls,
+            disks,
+            ended,
+        }
     }
 
     pub(crate) fn files(&self) -> &Files {
@@ -405,7 +428,7 @@ impl Engine {
         // No client is left that could resume a suspended device: what waits for it fails.
         self.dm.end_waiting();
         let settling = Rc::new(ShutdownProgress::default());
-        self.settle(&settling);
+        self.settle(&settling, true);
         settling.ended_within(Nanos(time.0 / 4)).await;
         // Once for each leaf, so that writes which no client has flushed are durable, too.
         for leaf in self.leaves.opened() {
@@ -432,8 +455,9 @@ impl Engine {
         failures
     }
 
-    /// Settles every device, each after those that are built on it.
-    fn settle(&self, settling: &Rc<ShutdownProgress>) {
+    /// Settles every device, each after those that are built on it. `warns`: the log gets what
+    /// stays in caches.
+    fn settle(&self, settling: &Rc<ShutdownProgress>, warns: bool) {
         let mut above: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let names: Vec<String> = self.dm.list().into_iter().map(|info| info.name).collect();
         for name in &names {
@@ -447,17 +471,23 @@ impl Engine {
             let above = above.remove(&name).unwrap_or_default();
             spawn(async move {
                 settling.wait_for(&above).await;
+                if settling.is_cancelled.get() {
+                    return;
+                }
                 let settled = match dm.suspend(&name).await {
                     // It was removed meanwhile, so it has settled.
                     Err(_) if dm.get(&name).is_err() => Ok(()),
                     settled => settled,
                 };
-                if let Ok(device) = dm.get(&name) {
+                if let Ok(device) = dm.get(&name)
+                    && warns
+                {
                     for unsaved in device.unsaved().await {
                         tracing::warn!(device = name, "{}", unsaved_warning(&unsaved));
                     }
                 }
-                let place = format!("shutdown: {name}");
+                let place = if warns { "shutdown" } else { "hand-over" };
+                let place = format!("{place}: {name}");
                 settling.end(&name, settled.map_err(|e| Failure::from(e).within(place)));
             });
         }
@@ -470,6 +500,8 @@ struct ShutdownProgress {
     left: RefCell<BTreeSet<String>>,
     failures: RefCell<Vec<Failure>>,
     ended: WaitList,
+    /// What has not begun does not begin.
+    is_cancelled: Cell<bool>,
 }
 
 impl ShutdownProgress {
@@ -546,38 +578,6 @@ fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
         "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
          them together"
     )
-}
-
-/// The path of the file that a word of a table names, if a tool can open it.
-fn path_of(word: &str) -> Option<PathBuf> {
-    match parse(word) {
-        Ok(LeafWord::Path(path) | LeafWord::Pmem(path)) => Some(path),
-        Ok(LeafWord::Nbd(_) | LeafWord::Mem(_) | LeafWord::Null(_)) | Err(_) => None,
-    }
-}
-
-fn device(info: DeviceInfo) -> api::Device {
-    api::Device {
-        name: info.name,
-        uuid: info.uuid,
-        major: info.major,
-        minor: info.minor,
-        size_sectors: info.size_sectors,
-        suspended: info.suspended,
-        read_only: info.read_only,
-        deferred_remove: info.deferred_remove,
-        live_table: info.live_table,
-        inactive_table: info.inactive_table,
-        open_count: info.open_count,
-        event_nr: info.event_nr,
-        targets: info.targets,
-        problems: Vec::new(),
-        block_device: None,
-    }
-}
-
-fn line(l: dm::TargetLine) -> api::Line {
-    api::Line { start: l.start, length: l.len, target: l.kind, params: l.params }
 }
 
 #[cfg(test)]

@@ -42,7 +42,8 @@ pub(crate) struct FdStore {
 impl FdStore {
     /// The store of a process that was started with these listeners.
     pub(crate) fn of_process(passed: &[PassedListener]) -> FdStore {
-        let names = passed.iter().filter_map(|listener| listener.stored.clone());
+        let names =
+            passed.iter().filter_map(|listener| listener.origin.stored().map(str::to_owned));
         FdStore { is_there: std::env::var_os("NOTIFY_SOCKET").is_some(), names: names.collect() }
     }
 
@@ -51,29 +52,35 @@ impl FdStore {
         self.is_there
     }
 
-    /// Keeps a listener of ours.
-    pub(crate) fn keep(&mut self, role: ListenerRole, socket: &impl AsFd) {
+    /// Keeps a listener of ours. Returns its name there, if it is kept.
+    pub(crate) fn keep(&mut self, role: ListenerRole, socket: &impl AsFd) -> Option<String> {
         if !self.is_there {
-            return;
+            return None;
         }
         assert!(socket_acceptconn(socket) == Ok(true), "only listeners are stored"); // HO-FS2
         let free = (0..STORED_MAX).map(|number| format!("{PREFIX}{role}-{number}"));
-        let Some(name) = free.into_iter().find(|name| !self.names.contains(name)) else { return };
+        let name = free.into_iter().find(|name| !self.names.contains(name))?;
         let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
         match sd_notify::notify_with_fds(false, &state, &[socket.as_fd()]) {
             // HO-FS1
-            Ok(()) => drop(self.names.insert(name)),
-            Err(e) => tracing::warn!(name, "systemd does not keep a listener: {e}"),
+            Ok(()) => {
+                self.names.insert(name.clone());
+                Some(name)
+            }
+            Err(e) => {
+                tracing::warn!(name, "systemd does not keep a listener: {e}");
+                None
+            }
         }
     }
 
     /// Ends a listener that an earlier daemon has stored and that is of no use: nothing listens at
     /// its address then.
     pub(crate) fn drop_listener(&self, listener: PassedListener) {
-        let PassedListener { role: _, addr, socket, stored } = listener;
+        let PassedListener { role: _, addr, socket, origin } = listener;
         // For systemd's copy, too, which is closed later.
         end(socket);
-        if let Some(name) = &stored {
+        if let Some(name) = origin.stored() {
             let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
             if let Err(e) = sd_notify::notify(false, &state) {
                 tracing::warn!(name, "systemd still keeps a listener: {e}");

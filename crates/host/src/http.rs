@@ -17,7 +17,7 @@
 //!   the devices that a table names does not count as a change.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::Path;
@@ -37,7 +37,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use nbd::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::addr::Addr;
 use crate::endpoints::{Endpoint, Source};
@@ -76,7 +76,7 @@ impl Listener {
     pub(crate) fn open(what: &str, place: Endpoint) -> Result<Listener, Failure> {
         let Endpoint { addr, source } = place;
         let passed = match source {
-            Source::Unit(socket) | Source::Stored(socket) => Some(socket),
+            Source::Unit(socket) | Source::Before(socket, _) => Some(socket),
             Source::Open => None,
         };
         let failed = |e: std::io::Error| io_failure(&e, format!("{what} {addr}"));
@@ -107,18 +107,35 @@ impl Listener {
         role: ListenerRole,
         places: Vec<Endpoint>,
         store: &mut FdStore,
-    ) -> Result<Vec<(Listener, Addr)>, Failure> {
+    ) -> Result<Vec<HttpListener>, Failure> {
         let open = |place: Endpoint| {
             let asked = place.addr.clone();
             let is_new = matches!(place.source, Source::Open);
+            let mut passed = place.source.passed(role);
             let listener = Listener::open(what, place)?;
             let addr = listener.addr(&asked);
             if is_new {
-                store.keep(role, &listener);
+                passed.stored = store.keep(role, &listener);
             }
-            Ok((listener, addr))
+            Ok(HttpListener { listener, addr, passed })
         };
         places.into_iter().map(open).collect()
+    }
+}
+
+/// A listener, where it is, and what a successor is told of it.
+#[derive(Debug)]
+pub(crate) struct HttpListener {
+    pub(crate) listener: Listener,
+    pub(crate) addr: Addr,
+    pub(crate) passed: handover::Listener,
+}
+
+impl HttpListener {
+    /// Another descriptor of the socket.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Failure> {
+        let copy = self.listener.as_fd().try_clone_to_owned();
+        copy.map_err(|e| io_failure(&e, self.addr.to_string()))
     }
 }
 
@@ -234,22 +251,26 @@ impl ConnectionSlot {
 
 /// Serves clients that connect to `listener` until the daemon shuts down.
 pub(crate) async fn serve(listener: Listener, connections: Connections, state: Arc<State>) {
-    let mut closing = state.closing.clone();
+    let (mut closing, mut pause) = (state.closing.clone(), state.pause.subscribe());
     loop {
+        unpaused(&mut pause).await;
         let slots = connections.of(&listener).clone();
         let Ok(permit) = slots.serving.clone().acquire_owned().await else { return };
         let slot = ConnectionSlot { slots, held: Mutex::new(Some(permit)) };
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = shutdown(&mut closing) => return,
+            () = paused(&mut pause) => continue,
         };
         match accepted {
             Ok(Stream::Unix(stream)) if may_connect(&stream) => {
-                tokio::spawn(connection(stream, (Peer::Local, slot), state.clone()));
+                let caller = Caller { peer: Peer::Local, is_root: is_root(&stream) };
+                tokio::spawn(connection(stream, (caller, slot), state.clone()));
             }
             Ok(Stream::Unix(_)) => tracing::warn!("control connection of another user refused"),
             Ok(Stream::Tcp(stream)) => {
-                tokio::spawn(connection(stream, (Peer::Network, slot), state.clone()));
+                let caller = Caller { peer: Peer::Network, is_root: false };
+                tokio::spawn(connection(stream, (caller, slot), state.clone()));
             }
             Err(e) => {
                 tracing::warn!(error = %e, "accept on the control socket failed");
@@ -257,6 +278,17 @@ pub(crate) async fn serve(listener: Listener, connections: Connections, state: A
             }
         }
     }
+}
+
+/// Waits until listeners are paused: a successor is about to have them.
+pub(crate) async fn paused(pause: &mut watch::Receiver<bool>) {
+    // An error means that the daemon ends.
+    let _ = pause.wait_for(|paused| *paused).await;
+}
+
+/// Waits until they are not.
+pub(crate) async fn unpaused(pause: &mut watch::Receiver<bool>) {
+    let _ = pause.wait_for(|paused| !paused).await;
 }
 
 /// A connection that was accepted.
@@ -278,7 +310,19 @@ pub(crate) fn may_connect(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == us || peer.uid() == 0)
 }
 
-async fn connection<S>(stream: S, (peer, slot): (Peer, ConnectionSlot), state: Arc<State>)
+/// Who sends requests.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    peer: Peer,
+    /// Known of local sockets only.
+    is_root: bool,
+}
+
+fn is_root(stream: &UnixStream) -> bool {
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0)
+}
+
+async fn connection<S>(stream: S, (caller, slot): (Caller, ConnectionSlot), state: Arc<State>)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
@@ -286,7 +330,7 @@ where
     let slot = Arc::new(slot);
     let service = service_fn(move |request| {
         let (state, slot) = (state.clone(), slot.clone());
-        async move { Ok::<_, Infallible>(respond(&state, peer, &slot, request).await) }
+        async move { Ok::<_, Infallible>(respond(&state, caller, &slot, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -307,14 +351,14 @@ where
 }
 
 async fn respond(
-    state: &State,
-    peer: Peer,
+    state: &Arc<State>,
+    caller: Caller,
     slot: &ConnectionSlot,
     request: Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = tokio::time::Instant::now();
-    let answer = handle(state, peer, request);
+    let answer = handle(state, caller, request);
     tokio::pin!(answer);
     let soon = tokio::time::timeout(SHORT_REQUEST_TIME, &mut answer).await;
     let took_long = soon.is_err();
@@ -397,11 +441,11 @@ pub(crate) fn check_host(request: &Request<Incoming>) -> Result<(), Failure> {
 }
 
 async fn handle(
-    state: &State,
-    peer: Peer,
+    state: &Arc<State>,
+    caller: Caller,
     request: Request<Incoming>,
 ) -> Result<ResponseBody, Failure> {
-    if peer == Peer::Network {
+    if caller.peer == Peer::Network {
         check_host(&request)?;
     }
     if request.headers().contains_key(ORIGIN) {
@@ -424,7 +468,7 @@ async fn handle(
     // HO-H3: hyper checks whether the client is connected when it has nothing else to do, and drops
     // this future when it is not.
     tokio::task::yield_now().await;
-    routes::answer(state, route, &body.to_bytes()).await
+    routes::answer(state, route, &body.to_bytes(), caller.is_root).await
 }
 
 pub(crate) fn response(

@@ -63,6 +63,7 @@ mod targets;
 mod tls;
 mod ublk_door;
 mod units;
+mod upgrade;
 mod vhost_user;
 mod worker_threads;
 mod zram_factory;

@@ -48,14 +48,34 @@ impl fmt::Display for ListenerRole {
     }
 }
 
+/// Who has opened a listener that this process was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerOrigin {
+    /// A socket unit of systemd.
+    Unit,
+    /// An earlier daemon; it has this name in systemd's store (`fd_store`).
+    Store(String),
+    /// The daemon that hands over to this one.
+    Predecessor,
+}
+
+impl ListenerOrigin {
+    /// Its name in systemd's store.
+    pub(crate) fn stored(&self) -> Option<&str> {
+        match self {
+            ListenerOrigin::Store(name) => Some(name),
+            ListenerOrigin::Unit | ListenerOrigin::Predecessor => None,
+        }
+    }
+}
+
 /// A listener that the process was started with.
 #[derive(Debug)]
 pub(crate) struct PassedListener {
     pub(crate) role: ListenerRole,
     pub(crate) addr: Addr,
     pub(crate) socket: OwnedFd,
-    /// The name in systemd's store of one that an earlier daemon has opened (`fd_store`).
-    pub(crate) stored: Option<String>,
+    pub(crate) origin: ListenerOrigin,
 }
 
 /// What a service manager has and keeps for the daemon; nothing by default.
@@ -68,9 +88,13 @@ pub(crate) struct ServiceManager {
 impl ServiceManager {
     /// That of this process; takes the listeners that it was started with.
     pub(crate) fn of_process() -> Result<ServiceManager, Failure> {
-        let listeners = listeners()?;
+        Ok(ServiceManager::with_listeners(listeners()?))
+    }
+
+    /// With listeners that the daemon before has left.
+    pub(crate) fn with_listeners(listeners: Vec<PassedListener>) -> ServiceManager {
         let store = FdStore::of_process(&listeners);
-        Ok(ServiceManager { listeners, store })
+        ServiceManager { listeners, store }
     }
 }
 
@@ -82,23 +106,23 @@ fn listeners() -> Result<Vec<PassedListener>, Failure> {
     let roles = names.into_iter().map(role).collect::<Result<Vec<_>, Failure>>()?;
     let sockets = uring::take_passed(descriptors.into_iter());
     let sockets = sockets.map_err(|e| wrong(&e.to_string()))?;
-    let listener = |(socket, (role, stored)): (OwnedFd, (ListenerRole, Option<String>))| {
+    let listener = |(socket, (role, origin)): (OwnedFd, (ListenerRole, ListenerOrigin))| {
         let addr = address(&socket).ok_or_else(|| {
             let allowed = "allowed are Unix sockets with a path, and TCP";
             wrong(&format!("the one called `{role}`: {allowed}"))
         })?;
         tracing::info!(role = role.name(), address = %addr, "listener passed by systemd");
-        Ok(PassedListener { role, addr, socket, stored })
+        Ok(PassedListener { role, addr, socket, origin })
     };
     sockets.into_iter().zip(roles).map(listener).collect()
 }
 
-/// The role of a name, and the name if it is one of the store.
-fn role(name: String) -> Result<(ListenerRole, Option<String>), Failure> {
+/// The role of a name, and who has opened the listener.
+fn role(name: String) -> Result<(ListenerRole, ListenerOrigin), Failure> {
     if let Some(role) = fd_store::role(&name) {
-        return Ok((role, Some(name)));
+        return Ok((role, ListenerOrigin::Store(name)));
     }
-    ListenerRole::of(&name).map(|role| (role, None)).ok_or_else(|| {
+    ListenerRole::of(&name).map(|role| (role, ListenerOrigin::Unit)).ok_or_else(|| {
         let message = format!(
             "socket `{name}` of systemd: FileDescriptorName= says what is served there: allowed \
              are nbd, control and metrics"
@@ -108,7 +132,7 @@ fn role(name: String) -> Result<(ListenerRole, Option<String>), Failure> {
 }
 
 /// Where a socket listens.
-fn address(socket: &OwnedFd) -> Option<Addr> {
+pub(crate) fn address(socket: &OwnedFd) -> Option<Addr> {
     let address = getsockname(socket).ok()?;
     if let Ok(tcp) = SocketAddr::try_from(address.clone()) {
         return Some(Addr::Tcp(tcp));

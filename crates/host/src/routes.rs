@@ -10,7 +10,7 @@ use dm::Remove;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, RwLock, watch};
 
 use crate::clients::ClientChoice;
 use crate::config::ServeArgs;
@@ -20,6 +20,7 @@ use crate::io_failure::io_failure;
 use crate::observe;
 use crate::reload::ConfigFile;
 use crate::saved_config;
+use crate::upgrade::{HandoverSource, upgrade};
 
 /// State that all requests use.
 #[derive(Debug)]
@@ -33,6 +34,21 @@ pub(crate) struct State {
     pub(crate) stop: Notify,
     /// True when the daemon shuts down.
     pub(crate) closing: watch::Receiver<bool>,
+    /// True while listeners take no connection: a successor is about to have them.
+    pub(crate) pause: watch::Sender<bool>,
+    /// Requests that change something hold it, and a hand-over holds it alone (HO-UP4).
+    pub(crate) changes: RwLock<()>,
+    /// What a successor gets that is no device; none where no other process can take over.
+    pub(crate) source: Option<HandoverSource>,
+    /// Notified when a successor has everything.
+    pub(crate) handed_over: Notify,
+}
+
+impl State {
+    /// Has listeners take connections, or not.
+    pub(crate) fn pause_listeners(&self, pause: bool) {
+        self.pause.send_replace(pause);
+    }
 }
 
 /// A request that was understood.
@@ -45,6 +61,7 @@ pub(crate) enum Route {
     Metrics,
     Reload,
     Config,
+    Upgrade,
     Stop,
     Clients,
     Disconnect(ClientChoice),
@@ -113,6 +130,7 @@ impl Route {
                 Ok(Route::Disconnect(ClientChoice::Id((*id).into())))
             }
             ["v1", "reload"] if method == Method::POST => Ok(Route::Reload),
+            ["v1", "upgrade"] if method == Method::POST => Ok(Route::Upgrade),
             ["v1", "stop"] if method == Method::POST => Ok(Route::Stop),
             ["v1", "devices"] if get => Ok(Route::Devices),
             ["v1", "devices"] if method == Method::POST => Ok(Route::Create),
@@ -121,6 +139,44 @@ impl Route {
                 Ok(Route::Device((*name).into(), verb))
             }
             _ => Err(missing()),
+        }
+    }
+}
+
+impl Route {
+    /// Whether it may change devices or clients.
+    fn changes_something(&self) -> bool {
+        match self {
+            Route::Create | Route::Reload | Route::Disconnect(_) => true,
+            Route::Devices
+            | Route::Targets
+            | Route::Version
+            | Route::Metrics
+            | Route::Config
+            | Route::Upgrade
+            | Route::Stop
+            | Route::Clients => false,
+            Route::Device(_, verb) => match verb {
+                DeviceVerb::Remove(_)
+                | DeviceVerb::Load
+                | DeviceVerb::Clear
+                | DeviceVerb::Suspend
+                | DeviceVerb::Resume
+                | DeviceVerb::Rename
+                | DeviceVerb::Message
+                | DeviceVerb::Flush
+                | DeviceVerb::Uncache
+                | DeviceVerb::ReplaceCache
+                | DeviceVerb::Resize
+                | DeviceVerb::SetAttribute(_) => true,
+                DeviceVerb::Info
+                | DeviceVerb::Status
+                | DeviceVerb::Table(_)
+                | DeviceVerb::Deps
+                | DeviceVerb::Wait(_)
+                | DeviceVerb::Attributes
+                | DeviceVerb::GetAttribute(_) => false,
+            },
         }
     }
 }
@@ -204,13 +260,21 @@ fn event(query: &str) -> Result<Option<u32>, Failure> {
     })
 }
 
-/// Serves a request.
+/// Serves a request, of root or of somebody else.
 pub(crate) async fn answer(
-    state: &State,
+    state: &Arc<State>,
     route: Route,
     body: &[u8],
+    is_root: bool,
 ) -> Result<ResponseBody, Failure> {
     let core = &state.core;
+    let _change = match route.changes_something() {
+        true => Some(state.changes.try_read().map_err(|_| {
+            let text = "an upgrade is under way: nothing can be changed before its end";
+            Failure::new(ErrorKind::Busy, text)
+        })?),
+        false => None,
+    };
     match route {
         Route::Devices => json(&core.call(async |e| e.devices()).await?),
         Route::Create => {
@@ -230,6 +294,24 @@ pub(crate) async fn answer(
             json(&state.config.reload(core).await?)
         }
         Route::Config => json(&config(state).await?),
+        Route::Upgrade => {
+            let request = parse::<api::Upgrade>(body)?;
+            if request.binary.is_some() && !is_root {
+                let text = "--binary: only root may name a program, at the control socket";
+                return Err(Failure::new(ErrorKind::Denied, text));
+            }
+            let state = state.clone();
+            // A task of its own: it goes on though the client disconnects.
+            let upgraded = tokio::spawn(async move {
+                let upgraded = upgrade(&state, request).await?;
+                if upgraded.successor.is_some() {
+                    state.handed_over.notify_one();
+                }
+                Ok::<_, Failure>(upgraded)
+            });
+            let upgraded = upgraded.await;
+            json(&upgraded.map_err(|e| io_failure(&std::io::Error::other(e), "upgrade"))??)
+        }
         Route::Stop => {
             parse::<api::Empty>(body)?;
             state.stop.notify_one();

@@ -15,11 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::config::{Config, DeviceConfig, ServeArgs};
-use crate::daemon::Daemon;
+use crate::daemon::{Beginning, Daemon};
 use crate::io_failure::io_failure;
 use crate::log_queue::print_error;
 use crate::memory;
-use crate::passed::ServiceManager;
 use crate::rundir::RunDir;
 use crate::table_args::{TableArgs, read_table};
 
@@ -105,7 +104,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
     memory::set_by_default();
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;
-    let daemon = Daemon::start(&run_dir, config, ServiceManager::default()).await?;
+    let daemon = Daemon::start(&run_dir, config, Beginning::ForCommand).await?;
     let file = daemon.fuse_dir().map(|dir| dir.join("dev").join(dm::mangle(&args.name)));
     let exit = match spawn(args, &run_dir, file.as_deref()) {
         Ok(child) => exit_code(wait(child, signals).await?),

@@ -16,6 +16,7 @@
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{Error as IoError, ErrorKind as IoKind, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,28 @@ impl Lock {
     /// The pid of the daemon before, if that did not end in order.
     pub(crate) fn killed(&self) -> Option<&str> {
         self.killed.as_deref()
+    }
+
+    /// The lock that the daemon before hands over. Its file tells of that one for now.
+    pub(crate) fn of_predecessor(file: File) -> Lock {
+        Lock { file, killed: None, is_in_order: false }
+    }
+
+    /// Another descriptor of the lock, for a successor.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Failure> {
+        let copy = self.file.as_fd().try_clone_to_owned();
+        copy.map_err(|e| io_failure(&e, "lock of the run directory"))
+    }
+
+    /// Notes that this process has the lock now, which another one had.
+    pub(crate) fn take_over(&mut self) -> Result<(), Failure> {
+        self.write_pid().map_err(|e| io_failure(&e, "lock of the run directory"))
+    }
+
+    fn write_pid(&mut self) -> std::io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        writeln!(self.file, "{}", std::process::id())
     }
 
     /// The daemon is at work: its end is in order only if it says so.
@@ -169,15 +192,13 @@ impl RunDir {
             return Err(Failure::new(ErrorKind::Busy, message));
         }
         let mut before = String::new();
-        file.read_to_string(&mut before)
-            .and_then(|_| file.set_len(0))
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(|e| io_failure(&e, path.display()))?;
+        file.read_to_string(&mut before).map_err(|e| io_failure(&e, path.display()))?;
         let killed = Some(before.trim().to_owned()).filter(|pid| !pid.is_empty());
         // One that fails to start leaves what it has found.
         let is_in_order = killed.is_none();
-        Ok(Lock { file, killed, is_in_order })
+        let mut lock = Lock { file, killed, is_in_order };
+        lock.write_pid().map_err(|e| io_failure(&e, path.display()))?;
+        Ok(lock)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Client;
 use crate::process::{Ended, Process, run};
@@ -21,7 +21,7 @@ const VERB: Duration = Duration::from_secs(600);
 /// A device for the config: its name and table.
 pub type Device<'a> = (&'a str, &'a str);
 
-/// A daemon. Dropped, it is killed.
+/// A daemon. Dropped, it is killed, and so is the process that has taken over from it.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
@@ -38,6 +38,20 @@ fn run_dir_of(dir: &Path) -> PathBuf {
 }
 fn log_of(dir: &Path) -> PathBuf {
     dir.join("daemon.log")
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let run_dir = run_dir_of(&self.dir);
+        let lock = std::fs::read_to_string(run_dir.join("lock")).unwrap_or_default();
+        let Some(pid) = lock.trim().parse().ok().and_then(Pid::from_raw) else { return };
+        let command = format!("/proc/{}/cmdline", pid.as_raw_pid());
+        let command = std::fs::read(command).unwrap_or_default();
+        let is_of_here = String::from_utf8_lossy(&command).contains(&*run_dir.to_string_lossy());
+        if is_of_here && u32::try_from(pid.as_raw_pid()) != Ok(self.id()) {
+            let _ = kill_process(pid, Signal::KILL); // it may have ended
+        }
+    }
 }
 
 impl Daemon {

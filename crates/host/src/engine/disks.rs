@@ -72,6 +72,11 @@ impl Engine {
         made
     }
 
+    /// The disk of a device that had one with the daemon before. Without it the device stays.
+    pub(crate) async fn make_disk_again(&self, name: &str, is_chosen: bool) -> Result<(), Failure> {
+        self.try_make_disk(name, is_chosen).await
+    }
+
     async fn try_make_disk(&self, name: &str, is_chosen: bool) -> Result<(), Failure> {
         if is_chosen {
             let door = self.door()?;

@@ -12,6 +12,7 @@ use uring::{LockOwner, SocketAccess};
 use super::Engine;
 use crate::addr::Addr;
 use crate::endpoints::{Endpoint, Source};
+use crate::passed::ListenerRole;
 use crate::retry::Patience;
 use crate::tls::{self, ServerCertificates};
 
@@ -21,6 +22,8 @@ pub(crate) struct NbdListener {
     pub(crate) addr: Addr,
     /// A copy of one that was opened now.
     pub(crate) opened: Option<OwnedFd>,
+    /// What a successor is told of it.
+    pub(crate) passed: handover::Listener,
 }
 
 impl NbdListener {
@@ -44,10 +47,11 @@ impl Engine {
         let mut all = Vec::new();
         for Endpoint { addr, source } in places {
             let failed = |e: Error| Failure::from(e).within(format!("--nbd {addr}"));
+            let passed = source.passed(ListenerRole::Nbd);
             all.push(match source {
-                Source::Unit(socket) | Source::Stored(socket) => {
+                Source::Unit(socket) | Source::Before(socket, _) => {
                     let file = self.files.adopt_socket(socket).map_err(failed)?;
-                    NbdListener { file, addr, opened: None }
+                    NbdListener { file, addr, opened: None, passed }
                 }
                 Source::Open => {
                     let listen = async || self.listen_once(&addr, access);
@@ -67,7 +71,9 @@ impl Engine {
                 (file, Addr::Tcp(bound))
             }
         };
-        Ok(NbdListener { file, addr, opened: self.files.copy_of_socket(file) })
+        let (opened, passed) =
+            (self.files.copy_of_socket(file), Source::Open.passed(ListenerRole::Nbd));
+        Ok(NbdListener { file, addr, opened, passed })
     }
 
     /// Serves NBD to clients that connect.

@@ -20,7 +20,7 @@ use super::families;
 use super::monitor::{Monitor, Observed};
 use super::page::page;
 use super::status::status;
-use crate::http::{Listener, Stream, accept, check_host, may_connect, response};
+use crate::http::{Listener, Stream, accept, check_host, may_connect, paused, response, unpaused};
 use crate::routes::shutdown;
 
 /// Connections at a time (HO-O3).
@@ -49,13 +49,16 @@ pub(crate) async fn serve(
     listener: Listener,
     monitor: Arc<Monitor>,
     mut closing: watch::Receiver<bool>,
+    mut pause: watch::Receiver<bool>,
 ) {
     let hosts = if listener.is_local() { Hosts::Own } else { Hosts::Any };
     let mut connections: VecDeque<JoinHandle<()>> = VecDeque::new();
     loop {
+        unpaused(&mut pause).await;
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = shutdown(&mut closing) => return,
+            () = paused(&mut pause) => continue,
         };
         connections.retain(|connection| !connection.is_finished());
         if connections.len() >= CONNECTIONS_MAX

@@ -21,5 +21,6 @@ mod nbd_tcp;
 mod readonly;
 mod sectors;
 mod tls;
+mod upgrade;
 mod vhost_cores;
 mod vhost_user;

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The devices of a daemon on their way to a successor: what can't cross, and how devices are held
+//! and let go.
+//!
+//! ```text
+//!   serving ── hold ──▶ held: no request is under way ── commit ──▶ the successor has them
+//!      ▲                  │
+//!      └── let go ────────┘ opened anew, if the successor may have opened them
+//! ```
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+
+use block::{Error, ErrorKind, Nanos};
+use control::{Failure, api};
+use dm::Dm;
+use reactor::{sleep, spawn};
+use uring::Files;
+
+use super::{DRAIN_POLL, Engine, ShutdownProgress};
+use crate::config::of_device;
+use crate::leaf_word::{LeafWord, PMEM, parse};
+use crate::saved_config::SavedDevice;
+
+/// The target type of compressed RAM disks, and its option by which they survive.
+const ZRAM: &str = zram::MANUAL.name;
+const PERSIST: &str = "persist";
+
+/// A device on its way.
+#[derive(Debug)]
+pub(crate) struct CrossingDevice {
+    pub(crate) saved: SavedDevice,
+    pub(crate) minor: u32,
+}
+
+/// A leaf on its way: its name, and another descriptor of its file.
+pub(crate) type CrossingLeaf = (String, OwnedFd);
+
+impl Engine {
+    /// What does not cross to a successor, device by device.
+    pub(crate) async fn upgrade_problems(&self) -> Result<Vec<api::UpgradeProblem>, Failure> {
+        let mut found = Vec::new();
+        let mut add = |name: &str, why: String, can_be_forced: bool| {
+            found.push(api::UpgradeProblem { name: name.to_owned(), why, can_be_forced });
+        };
+        for info in self.dm.list() {
+            let name = &info.name;
+            if info.suspended {
+                let why = "it is suspended, and requests may wait for it: resume it first";
+                add(name, why.to_owned(), false);
+            }
+            if info.inactive_table {
+                let why = format!(
+                    "a table waits for a resume: `resume {name}` makes it live, `clear {name}` \
+                     drops it"
+                );
+                add(name, why, false);
+            }
+            if info.deferred_remove {
+                let why = "it is removed when it is closed: `message NAME 0 \
+                           @cancel_deferred_remove` takes that back";
+                add(name, why.replace("NAME", name), false);
+            }
+            for dep in self.dm.deps(name)? {
+                if let (None, Ok(LeafWord::Mem(_))) = (dep.number, parse(&dep.name)) {
+                    let why =
+                        format!("{} is in the memory of this process: its data end", dep.name);
+                    add(name, why, true);
+                }
+            }
+            let lines = self.dm.table(name)?;
+            let pages = lines.iter().any(|line| line.kind == ZRAM && !has_word(line, PERSIST));
+            if pages && self.has_pages(name).await? {
+                add(name, "its pages are in the memory of this process: they end".into(), true);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn has_pages(&self, name: &str) -> Result<bool, Failure> {
+        let stat = self.dm.get_attribute(name, "mm_stat").await?.to_string();
+        Ok(stat.split_whitespace().next().is_some_and(|bytes| bytes != "0"))
+    }
+
+    /// The devices as a successor makes them, each after those that it stands on.
+    pub(crate) async fn crossing_devices(&self) -> Result<Vec<CrossingDevice>, Failure> {
+        let (saved, left_out) = self.saved_devices().await?;
+        if let Some(first) = left_out.first() {
+            let text = format!("{first}: this would not cross to a successor");
+            return Err(Failure::new(ErrorKind::Busy, text));
+        }
+        let minors: BTreeMap<String, u32> =
+            self.dm.list().into_iter().map(|info| (info.name, info.minor)).collect();
+        let crossing = |saved: SavedDevice| {
+            let minor = minors.get(&saved.name).copied()?;
+            Some(CrossingDevice { saved, minor })
+        };
+        Ok(saved.into_iter().filter_map(crossing).collect())
+    }
+
+    /// The files and block devices below all tables, with their locks and claims.
+    ///
+    /// # Errors
+    /// When the path of one leads elsewhere by now: a successor would open another file.
+    pub(crate) async fn crossing_leaves(&self) -> Result<Vec<CrossingLeaf>, Failure> {
+        let mut all = Vec::new();
+        for leaf in self.leaves.opened() {
+            let Some(file) = leaf.file() else { continue };
+            let name = leaf.name().to_owned();
+            let copy = self.files.copy_of_file(file).ok_or_else(|| {
+                Error::new(ErrorKind::Limit, format!("{name}: no descriptor is free"))
+            })?;
+            let path = name.strip_prefix(PMEM).unwrap_or(&name).to_owned();
+            let look = move || {
+                let is_there = Files::is_at(&copy, Path::new(&path));
+                Ok((copy, is_there))
+            };
+            let (copy, is_there) = self.leaves.on_helper(&name, look).await?;
+            if !is_there {
+                let text = format!(
+                    "{name}: its path leads to another file than the one that is open: a successor \
+                     would open that one"
+                );
+                return Err(Failure::new(ErrorKind::Busy, text));
+            }
+            all.push((name, copy));
+        }
+        Ok(all)
+    }
+
+    /// Opens a device of the daemon before, which has handed it over: without a block device of the
+    /// kernel.
+    pub(crate) async fn create_inherited(&self, device: handover::Device) -> Result<(), Failure> {
+        let handover::Device { name, uuid, minor, table, attributes, ublk: _ } = device;
+        let (of_new, zram) = (name.clone(), table.is_none());
+        let minor = Some(minor);
+        let new = api::Create { name: of_new, uuid, minor, table, force: None, zram, ublk: false };
+        self.make(&new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
+        self.leaves.take_warnings(); // the daemon before has given them
+        for (attribute, value) in &attributes {
+            let changed = self.change_attribute(&name, attribute, value).await;
+            changed.map_err(|failure| of_device(&name, failure))?;
+        }
+        Ok(())
+    }
+
+    /// Writes back what only page caches hold: they are in the memory of this process.
+    pub(crate) async fn flush_page_caches(&self) -> Result<(), Failure> {
+        for info in self.dm.list() {
+            let is_one = |line: &dm::TargetLine| line.kind == pagecache::MANUAL.name;
+            if self.dm.table(&info.name)?.iter().any(is_one) {
+                self.dm.flush(&info.name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Suspends all devices, from the top of each stack to its bottom (HO-E2): then nothing of them
+    /// is under way, and their media have everything that another process needs to open them.
+    ///
+    /// # Errors
+    /// What failed, or did not end in time. Devices may be suspended then: [`Engine::let_go`].
+    pub(crate) async fn hold(&self, time: Nanos) -> Result<(), Failure> {
+        let settling = Rc::new(ShutdownProgress::default());
+        self.settle(&settling, false);
+        settling.ended_within(time).await;
+        settling.is_cancelled.set(true);
+        if let Some(failure) = settling.failures.take().into_iter().next() {
+            return Err(failure);
+        }
+        let left = settling.left.borrow().iter().next().cloned();
+        left.map_or(Ok(()), |name| {
+            let why = "its requests do not end in time";
+            Err(Failure::new(ErrorKind::Busy, format!("{name}: {why}")))
+        })
+    }
+
+    /// Lets all devices go on, from the bottom of each stack to its top. `anew`: another process
+    /// may have opened them meanwhile, so their media are read again. Returns what failed: such a
+    /// device stays suspended.
+    pub(crate) async fn let_go(&self, devices: &[CrossingDevice], anew: bool) -> Vec<Failure> {
+        let mut failures = Vec::new();
+        for CrossingDevice { saved, .. } in devices {
+            let (dm, name) = (self.dm.clone(), saved.name.clone());
+            let Some(table) = saved.table.clone() else { continue };
+            if self.dm.get(&name).is_ok_and(|device| device.is_changing()) {
+                // Its requests hang: the others do not wait for that.
+                spawn(async move {
+                    while dm.get(&name).is_ok_and(|device| device.is_changing()) {
+                        sleep(DRAIN_POLL).await;
+                    }
+                    if let Err(e) = go_on(&dm, &name, &table, anew).await {
+                        tracing::error!(device = name, "it stays suspended: {}", e.chain());
+                    }
+                });
+                continue;
+            }
+            let went_on = go_on(&dm, &name, &table, anew).await;
+            failures.extend(went_on.map_err(Failure::from).err());
+        }
+        failures
+    }
+}
+
+/// Resumes a device. `anew`: what another process may have written to its media is read again.
+async fn go_on(dm: &Rc<Dm>, name: &str, table: &str, anew: bool) -> Result<(), Error> {
+    let is_on_media = |line: &dm::TargetLine| {
+        line.kind == writecache::MANUAL.name || line.kind == ZRAM && has_word(line, PERSIST)
+    };
+    if anew && dm.table(name)?.iter().any(is_on_media) {
+        dm.load(name, table).await?;
+    }
+    dm.resume(name).await
+}
+
+fn has_word(line: &dm::TargetLine, word: &str) -> bool {
+    line.params.split_whitespace().any(|found| found == word)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Clients of the NBD server on their way to a successor, and on their way from the daemon before.
+use std::os::fd::OwnedFd;
+
+use block::{Error, ErrorKind, Nanos, Sector};
+use control::{Failure, api};
+use nbd::request::Errno;
+use nbd::wire::ExportFlags;
+use nbd::{Context, Exports, PausedSession, Peer, RefusedWrite};
+
+use super::Engine;
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// A client on its way.
+#[derive(Debug)]
+pub(crate) struct CrossingSession {
+    pub(crate) session: handover::Session,
+    pub(crate) socket: OwnedFd,
+    /// What it has sent and nobody has executed.
+    pub(crate) unread: Vec<u8>,
+}
+
+/// All clients on their way.
+#[derive(Debug, Default)]
+pub(crate) struct CrossingClients {
+    pub(crate) sessions: Vec<CrossingSession>,
+    /// Devices whose next client must hear that acknowledged writes may be lost.
+    pub(crate) lost_writes: Vec<String>,
+}
+
+fn session_of(paused: &PausedSession) -> handover::Session {
+    let refused = paused.refused.map(|write| handover::RefusedWrite {
+        cookie: write.cookie,
+        error: write.error as u32,
+        left: write.left,
+    });
+    handover::Session {
+        id: paused.id,
+        device: paused.export.clone(),
+        peer: match paused.peer {
+            Peer::Local => handover::Peer::Local,
+            Peer::Network => handover::Peer::Network,
+        },
+        flags: paused.flags.bits(),
+        structured: paused.structured,
+        contexts: paused.contexts.iter().map(|context| context.name().to_owned()).collect(),
+        size_sectors: paused.size.0,
+        block_bytes: paused.block_bytes,
+        present_size_sectors: paused.present_size.0,
+        read_only: paused.read_only,
+        refused,
+        has_lost_writes: paused.has_lost_writes,
+        age_ms: paused.age.0 / NS_PER_MS,
+        requests: paused.requests,
+        read_bytes: paused.read_bytes,
+        write_bytes: paused.write_bytes,
+        errors: paused.errors,
+    }
+}
+
+/// An error of the protocol by its number. One that is not known is the most general one.
+fn errno(number: u32) -> Errno {
+    let all = [
+        Errno::Perm,
+        Errno::Io,
+        Errno::NoMem,
+        Errno::Invalid,
+        Errno::NoSpace,
+        Errno::Overflow,
+        Errno::NotSupported,
+        Errno::Shutdown,
+    ];
+    all.into_iter().find(|one| *one as u32 == number).unwrap_or(Errno::Io)
+}
+
+impl Engine {
+    /// Clients of NBD that do not cross.
+    pub(crate) fn session_problems(&self) -> Vec<api::UpgradeProblem> {
+        let staying = self.server.staying_connections().into_iter();
+        let problem = |connection: nbd::Connection| {
+            let device = connection.export.unwrap_or_default();
+            api::UpgradeProblem {
+                name: format!("nbd{}", connection.id),
+                why: format!(
+                    "this client of {device} uses TLS, whose keys do not cross: its connection \
+                     ends after its replies, and the client has to connect again"
+                ),
+                can_be_forced: true,
+            }
+        };
+        staying.map(problem).collect()
+    }
+
+    /// How many clients of NBD would cross.
+    pub(crate) fn count_sessions(&self) -> u64 {
+        let all = self.server.stats().connections;
+        all.saturating_sub(self.server.staying_connections().len() as u64)
+    }
+
+    /// Pauses the NBD server, and returns its clients with descriptors of their sockets.
+    ///
+    /// # Errors
+    /// When requests do not end in time: then it goes on as before.
+    pub(crate) async fn pause_clients(&self, time: Nanos) -> Result<CrossingClients, Failure> {
+        let paused = self.server.pause(time).await?;
+        let crossing = |session: PausedSession| {
+            let socket = self.files.copy_of_socket(session.socket).ok_or_else(|| {
+                Error::new(ErrorKind::Limit, "no descriptor is free for a client's socket")
+            })?;
+            let wire = session_of(&session);
+            Ok(CrossingSession { session: wire, socket, unread: session.unread })
+        };
+        let sessions = paused.sessions.into_iter().map(crossing).collect::<Result<_, Error>>();
+        let sessions = sessions.inspect_err(|_| self.server.resume())?;
+        Ok(CrossingClients { sessions, lost_writes: paused.lost_writes })
+    }
+
+    /// The NBD server goes on.
+    pub(crate) fn resume_clients(&self) {
+        self.server.resume();
+    }
+
+    /// A successor goes on with the clients: their descriptors here are closed.
+    pub(crate) async fn abandon_clients(&self) {
+        self.server.abandon().await;
+    }
+
+    /// Goes on with the clients of the daemon before. One whose device is not what it was told is
+    /// disconnected; the log says why.
+    pub(crate) fn adopt_clients(&self, clients: CrossingClients) {
+        for device in clients.lost_writes {
+            self.server.note_lost_writes(device);
+        }
+        for crossing in clients.sessions {
+            let device = crossing.session.device.clone();
+            if let Err(e) = self.adopt(crossing) {
+                tracing::error!(device, "a client is disconnected: {}", e.chain());
+            }
+        }
+    }
+
+    fn adopt(&self, crossing: CrossingSession) -> Result<(), Error> {
+        let CrossingSession { session, socket, unread } = crossing;
+        let export = self.exports.open(&session.device)?;
+        let named = |context: &Context| session.contexts.iter().any(|name| name == context.name());
+        let refused = session.refused.map(|write| RefusedWrite {
+            cookie: write.cookie,
+            error: errno(write.error),
+            left: write.left,
+        });
+        let paused = PausedSession {
+            id: session.id,
+            socket: self.files.adopt_socket(socket)?,
+            peer: match session.peer {
+                handover::Peer::Local => Peer::Local,
+                handover::Peer::Network => Peer::Network,
+            },
+            flags: ExportFlags::from_bits_retain(session.flags),
+            structured: session.structured,
+            contexts: Context::ALL.into_iter().filter(named).collect(),
+            size: Sector(session.size_sectors),
+            block_bytes: session.block_bytes,
+            present_size: Sector(session.present_size_sectors),
+            read_only: session.read_only,
+            refused,
+            unread,
+            has_lost_writes: session.has_lost_writes,
+            age: Nanos(session.age_ms.saturating_mul(NS_PER_MS)),
+            requests: session.requests,
+            read_bytes: session.read_bytes,
+            write_bytes: session.write_bytes,
+            errors: session.errors,
+            export: session.device,
+        };
+        self.server.adopt(paused, export)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_protocol_keep_their_numbers() {
+        for error in [Errno::Perm, Errno::NoSpace, Errno::Shutdown] {
+            assert_eq!(errno(error as u32), error);
+        }
+        assert_eq!(errno(7), Errno::Io);
+    }
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Live upgrade: this daemon hands its devices and clients over to a successor, another process of
+//! the program, which it starts. `handover` has the messages.
+//!
+//! ```text
+//!   checked ─▶ successor started ─▶ greeted ─▶ paused ─▶ held ─▶ sent ─▶ opened ─▶ COMMIT ─▶ exit
+//!                                                 │        │       │        │
+//!       serves as before ◀────────────────────────┴────────┴───────┴────────┘ any failure
+//! ```
+//!
+//! Invariants
+//! - HO-UP1 Until COMMIT is sent any failure leaves this daemon serving as before; from then on it
+//!   touches no device, no client and no listener, whatever happens.
+//! - HO-UP2 Before this daemon goes on after a failure, nothing of the successor is under way any
+//!   more: its process has ended, and so has the last request of its rings (the lifeline, UR-U12).
+//!   What it may have opened is then opened anew.
+//! - HO-UP3 The successor reads no request of a client before COMMIT, and gets the lock of each
+//!   leaf with its description: nobody else gets one in between.
+//! - HO-UP4 No verb changes anything between the check and the end: changes that are under way end
+//!   first, later ones are refused.
+mod predecessor;
+mod sender;
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{ErrorKind, Nanos};
+use control::{Failure, api};
+use handover::{Channel, Greeting};
+use tokio::time::Instant;
+
+pub(crate) use predecessor::{Predecessor, PredecessorState};
+
+use self::sender::Sender;
+use crate::engine::{CrossingDevice, Engine};
+use crate::io_failure::io_failure;
+use crate::routes::State;
+use crate::units::time;
+
+/// Variable by which a process knows that it is to take over from the one at its standard input.
+const SUCCESSOR: &str = "MILLPOND_SUCCESSOR";
+/// How long each step may take by default.
+const STEP: Duration = Duration::from_secs(30);
+/// What the option allows.
+const STEP_ALLOWED: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(600);
+/// How often it is said that a successor that was killed has not ended.
+const END_REPORT: Duration = Duration::from_secs(10);
+
+/// What a daemon needs to start a successor and to give it.
+#[derive(Debug)]
+pub(crate) struct HandoverSource {
+    /// The file of the program, and the arguments of this process.
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    /// The lock of the run directory.
+    lock: OwnedFd,
+    /// Listeners, of which the doors have descriptors of their own.
+    listeners: Vec<(handover::Listener, OwnedFd)>,
+}
+
+impl HandoverSource {
+    pub(crate) fn new(
+        lock: OwnedFd,
+        listeners: Vec<(handover::Listener, OwnedFd)>,
+    ) -> Result<HandoverSource, Failure> {
+        let program = std::env::current_exe().map_err(|e| io_failure(&e, "own program"))?;
+        let arguments = std::env::args_os().skip(1).collect();
+        Ok(HandoverSource { program, arguments, lock, listeners })
+    }
+}
+
+fn step_time(text: Option<&str>) -> Result<Duration, Failure> {
+    let Some(text) = text else { return Ok(STEP) };
+    let invalid = |e: &str| {
+        let message = format!("--timeout {text}: {e}");
+        Failure::new(ErrorKind::Invalid, message)
+    };
+    let step = Duration::from_nanos(time(text).map_err(|e| invalid(&e))?.0);
+    let allowed = STEP_ALLOWED.contains(&step);
+    if allowed { Ok(step) } else { Err(invalid("100ms to 10m is allowed")) }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Hands over to a successor, or reports what would cross. After it has returned without an error
+/// and with a successor, this process has to exit, and nothing else (HO-UP1).
+///
+/// # Errors
+/// Why this daemon goes on.
+pub(crate) async fn upgrade(
+    state: &Arc<State>,
+    request: api::Upgrade,
+) -> Result<api::Upgraded, Failure> {
+    let source = state.source.as_ref().ok_or_else(|| {
+        let text = "this daemon belongs to a command (`millpond run`): it ends with that";
+        Failure::new(ErrorKind::NotSupported, text)
+    })?;
+    let step = step_time(request.timeout.as_deref())?;
+    let program = match &request.binary {
+        Some(path) if !path.starts_with('/') => {
+            let text = format!("--binary {path}: an absolute path is needed");
+            return Err(Failure::new(ErrorKind::Invalid, text));
+        }
+        Some(path) => path.into(),
+        None => source.program.clone(),
+    };
+    // HO-UP4
+    let changes = tokio::time::timeout(step, state.changes.write()).await.map_err(|_| {
+        let text = "a change of a device (a flush, a drain, a suspend ...) does not end in time: \
+                    try again when it has";
+        Failure::new(ErrorKind::Busy, text)
+    })?;
+    let mut report = report(state, source, &request.force).await?;
+    if request.dry_run {
+        return Ok(report);
+    }
+    if let Some(first) = report.problems.iter().find(|one| !is_accepted(one, &request.force)) {
+        let hint = if first.can_be_forced {
+            format!(" (`--force {}` accepts that)", first.name)
+        } else {
+            String::new()
+        };
+        let more = report.problems.len() - 1;
+        let more = if more == 0 { String::new() } else { format!("; and {more} more: --dry-run") };
+        let text = format!("{}: {}{hint}{more}", first.name, first.why);
+        return Err(Failure::new(ErrorKind::Busy, text));
+    }
+    let handed_over = hand_over(state, (&program, &source.arguments), step, &mut report).await;
+    match handed_over {
+        Ok(successor) => {
+            report.successor = Some(successor);
+            // Never given back: no verb changes anything any more.
+            #[expect(clippy::mem_forget, reason = "the process exits")]
+            std::mem::forget(changes);
+            Ok(report)
+        }
+        Err(failure) => {
+            tracing::error!(error = %failure, "no hand-over: this daemon goes on");
+            Err(failure)
+        }
+    }
+}
+
+fn is_accepted(problem: &api::UpgradeProblem, force: &[String]) -> bool {
+    problem.can_be_forced && force.contains(&problem.name)
+}
+
+/// What would cross now.
+async fn report(
+    state: &State,
+    source: &HandoverSource,
+    force: &[String],
+) -> Result<api::Upgraded, Failure> {
+    let (problems, devices, sessions) = state
+        .core
+        .call(async |e: Rc<Engine>| {
+            let mut problems = e.upgrade_problems().await?;
+            problems.extend(e.session_problems());
+            Ok::<_, Failure>((problems, e.dm.list().len(), e.count_sessions()))
+        })
+        .await??;
+    let mut problems = problems;
+    if let Some(dir) = &state.options.fuse {
+        let why =
+            format!("files below {} can't stay open: the directory is mounted anew", dir.display());
+        problems.push(api::UpgradeProblem { name: "fuse".into(), why, can_be_forced: true });
+    }
+    let unknown = force.iter().find(|name| !problems.iter().any(|one| one.name == **name));
+    if let Some(name) = unknown {
+        let text = format!("--force {name}: nothing of this name would be left behind");
+        return Err(Failure::new(ErrorKind::NotFound, text));
+    }
+    Ok(api::Upgraded {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        successor: None,
+        devices: devices as u64,
+        sessions,
+        listeners: source.listeners.len() as u64,
+        problems,
+    })
+}
+
+/// A successor that runs and has not got everything.
+struct Started {
+    child: Child,
+    channel: Channel,
+}
+
+/// Runs work that blocks.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Failure::new(ErrorKind::Io, format!("a thread of the upgrade: {e}")))?
+}
+
+fn start(program: &Path, arguments: &[OsString]) -> Result<Started, Failure> {
+    let (channel, theirs) = Channel::pair()?;
+    let mut command = Command::new(program);
+    command.args(arguments).env(SUCCESSOR, "1").stdin(Stdio::from(theirs));
+    // Listeners come by the hand-over; and systemd's numbers are those of this process.
+    for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
+        command.env_remove(name);
+    }
+    let child = command.spawn().map_err(|e| io_failure(&e, program.display()))?;
+    Ok(Started { child, channel })
+}
+
+/// From the start of a successor to COMMIT.
+async fn hand_over(
+    state: &Arc<State>,
+    (program, arguments): (&Path, &[OsString]),
+    step: Duration,
+    report: &mut api::Upgraded,
+) -> Result<api::Successor, Failure> {
+    let (program, arguments) = (program.to_owned(), arguments.to_vec());
+    let started = blocking(move || start(&program, &arguments)).await?;
+    let pid = started.child.id();
+    tracing::info!(pid, "successor started");
+    let greeted = blocking(move || {
+        let greeted = greet(&started.channel, step);
+        Ok((started, greeted))
+    });
+    let (started, greeted) = greeted.await?;
+    let hello = match greeted {
+        Ok(hello) => hello,
+        Err(failure) => {
+            // It was given nothing yet.
+            end(started, false).await;
+            return Err(failure);
+        }
+    };
+    let core = &state.core;
+    core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await??;
+    let pause = Instant::now();
+    let mut sender = Sender::new(state.clone(), started, step);
+    let opened = sender.send_all(report).await;
+    let committed = match opened {
+        Ok(()) => sender.commit().await,
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = committed {
+        sender.roll_back().await;
+        return Err(failure);
+    }
+    let pause_ms = u64::try_from(pause.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let version = hello.program;
+    tracing::info!(pid, version, pause_ms, "handed over to the successor: this process exits");
+    let main = format!("MAINPID={pid}");
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Custom(&main)]);
+    Ok(api::Successor { pid, version, pause_ms })
+}
+
+/// Both sides say what they understand.
+fn greet(channel: &Channel, step: Duration) -> Result<Greeting, Failure> {
+    let ours = Greeting::new(env!("CARGO_PKG_VERSION"));
+    let (frame, _) = channel
+        .receive(step)
+        .map_err(|e| Failure::from(e).within("the successor does not come up; its log says why"))?;
+    if let handover::Message::Failed { cause } = frame.message {
+        return Err(Failure::new(ErrorKind::Io, format!("the successor: {cause}")));
+    }
+    let handover::Message::Greeting(theirs) = frame.message else {
+        let text = format!("the successor does not greet, but says {:?}", frame.message);
+        return Err(Failure::new(ErrorKind::NotSupported, text));
+    };
+    if ours.common_version(&theirs).is_none() {
+        let text = format!(
+            "version {} of the program understands versions {} to {} of the hand-over, this one \
+             ({}) {} to {}: stop the daemon and start the other one",
+            theirs.program, theirs.oldest, theirs.newest, ours.program, ours.oldest, ours.newest
+        );
+        return Err(Failure::new(ErrorKind::NotSupported, text));
+    }
+    channel.send_message(handover::Message::Greeting(ours), step)?;
+    Ok(theirs)
+}
+
+/// Kills a successor; and, if it had got files, waits until nothing of it is under way (HO-UP2).
+async fn end(started: Started, has_files: bool) {
+    let ended = blocking(move || {
+        let Started { mut child, channel } = started;
+        // It may have ended.
+        let _ = child.kill();
+        let _ = child.wait();
+        while has_files && !channel.wait_for_end(END_REPORT) {
+            tracing::error!(
+                pid = child.id(),
+                "requests of the successor that was ended do not end: its disk hangs. This daemon \
+                 goes on when they have"
+            );
+        }
+        Ok(())
+    });
+    // Only a panic of its thread, which ends the process.
+    let _ = ended.await;
+}
+
+/// Devices as messages.
+fn device(crossing: &CrossingDevice) -> handover::Device {
+    let saved = crossing.saved.clone();
+    handover::Device {
+        name: saved.name,
+        uuid: saved.uuid,
+        minor: crossing.minor,
+        table: saved.table,
+        attributes: saved.attributes,
+        ublk: saved.ublk,
+    }
+}

@@ -3,16 +3,17 @@
 //! tests can take the kernel's part.
 use std::future::Future;
 
-use block::Bufs;
+use block::{Buf, Status};
 use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io};
+use rustix::io::{pread, pwrite};
 use zerocopy::IntoBytes;
 
 use crate::abi::{COMMIT_AND_FETCH, FETCH, QueueCommand, data_offset};
-use crate::kernel::{Descriptor, Descriptors};
+use crate::kernel::{Descriptor, QueueMemory};
 
 /// The kernel's side of one queue. All of it is for the core that fetched the tags.
 pub trait Channel: 'static {
-    /// The answer to a command, or the end of a copy.
+    /// The answer to a command.
     type Io: Future<Output = OpResult>;
 
     /// Offers a tag, once. Ends when it has a request, with `Ok`; with `NoDevice` when the device
@@ -26,11 +27,11 @@ pub trait Channel: 'static {
     /// The request of a tag, after a fetch has ended with `Ok`.
     fn descriptor(&self, tag: u16) -> Descriptor;
 
-    /// Fills `bufs` with the data of a tag's write.
-    fn copy_in(&self, tag: u16, bufs: Bufs) -> Self::Io;
+    /// Fills `buf` with the data of a tag's write.
+    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status>;
 
-    /// Puts `bufs` into a tag's read.
-    fn copy_out(&self, tag: u16, bufs: Bufs) -> Self::Io;
+    /// Puts `buf` into a tag's read.
+    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status>;
 }
 
 /// The kernel's, by the character device of a device.
@@ -38,14 +39,14 @@ pub trait Channel: 'static {
 pub struct KernelChannel {
     file: FileId,
     queue: u16,
-    descriptors: Descriptors,
+    memory: QueueMemory,
 }
 
 impl KernelChannel {
     /// The channel of queue number `queue` by `file`, the character device in the driver of this
     /// core.
-    pub fn new(file: FileId, queue: u16, descriptors: Descriptors) -> KernelChannel {
-        KernelChannel { file, queue, descriptors }
+    pub fn new(file: FileId, queue: u16, memory: QueueMemory) -> KernelChannel {
+        KernelChannel { file, queue, memory }
     }
 
     /// The character device.
@@ -73,15 +74,16 @@ impl Channel for KernelChannel {
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {
-        self.descriptors.get(tag)
+        self.memory.descriptor(tag)
     }
 
-    fn copy_in(&self, tag: u16, bufs: Bufs) -> IoFuture {
-        driver_io(self.file, SqeOp::Read { offset: data_offset(self.queue, tag), bufs })
-    }
-
-    fn copy_out(&self, tag: u16, bufs: Bufs) -> IoFuture {
+    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
         let offset = data_offset(self.queue, tag);
-        driver_io(self.file, SqeOp::Write { offset, bufs, fua: false })
+        self.memory.copy(buf.len(), |file| buf.write(|bytes| pread(file, bytes, offset)))
+    }
+
+    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+        let offset = data_offset(self.queue, tag);
+        self.memory.copy(buf.len(), |file| buf.read(|bytes| pwrite(file, bytes, offset)))
     }
 }

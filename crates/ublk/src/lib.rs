@@ -54,7 +54,7 @@ pub use control::{Control, KernelDevice, NewDevice, State, char_path, disk_path,
 pub use features::Features;
 pub use figures::Stats;
 pub use identity::Identity;
-pub use kernel::{Descriptor, Descriptors};
+pub use kernel::{Descriptor, QueueMemory};
 pub use params::Params;
 pub use queue::{Ended, Queue, QueueSpec};
 pub use queues::{MakeQueue, NewQueue, Queues};

@@ -176,12 +176,12 @@ impl<C: Channel> Queue<C> {
                 let buf = Buf::alloc(bytes);
                 read(device, Class::Foreground, sector, buf.clone().into()).await?;
                 // UB-Q3
-                self.channel.copy_out(tag, buf.into()).await.status.ok()?;
+                self.channel.copy_out(tag, &buf)?;
             }
             Op::Write => {
                 let _reserved = self.spec.budget.take(bytes as u64).await;
                 let buf = Buf::alloc(bytes);
-                self.channel.copy_in(tag, buf.clone().into()).await.status.ok()?;
+                self.channel.copy_in(tag, &buf)?;
                 let class = match flags.contains(Flags::FUA) {
                     true => Class::Foreground,
                     false => Class::Normal,

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Sector};
 use dm::{MappedDevice, Opened};
 use reactor::{CoreLocal, FileId, WaitList, core_id, new_opener, now};
-use ublk::{ByteBudget, Descriptors, KernelChannel, MakeQueue, NewQueue, QueueSpec, Queues, Stats};
+use ublk::{ByteBudget, KernelChannel, MakeQueue, NewQueue, QueueMemory, QueueSpec, Queues, Stats};
 use uring::{Files, SharedFile};
 
 use super::cores::{QueueCore, QueueCores};
@@ -77,7 +77,7 @@ fn make_there(
     device: &MappedDevice,
     (handle, shared): (DeviceHandle, SharedFile),
     (nth, depth): (u16, u16),
-    (budget, descriptors): (CoreLocal, Descriptors),
+    (budget, memory): (CoreLocal, QueueMemory),
 ) -> MakeQueue<KernelChannel> {
     let (read_only, latencies) = (device.read_only().clone(), device.latencies());
     Box::new(move || {
@@ -89,7 +89,7 @@ fn make_there(
             budget: budget.get().expect("each core has one, as long as the door is there"),
             depth,
         };
-        (KernelChannel::new(file, nth, descriptors), spec)
+        (KernelChannel::new(file, nth, memory), spec)
     })
 }
 
@@ -108,24 +108,24 @@ impl UblkDisk {
         files: &Files,
         cores: &QueueCores,
     ) -> Result<Rc<UblkDisk>, Error> {
-        let OpenedDevice { number, file, descriptors, depth, recovers, capacity, .. } = opened;
+        let OpenedDevice { number, file, memory, depth, recovers, capacity, .. } = opened;
         let held = Rc::new(device.open()?);
         let file = files.adopt_device(file);
         let shared = files.share(file).expect("it was opened above");
         // A device that was taken over has its queues, however many cores there are now.
         let places = cores.of(device).iter().cycle();
-        let queues = (0..).zip(descriptors).zip(places);
+        let queues = (0..).zip(memory).zip(places);
         let mut lease = None;
         let mut new = Vec::new();
-        for ((nth, descriptors), QueueCore { core, budget }) in queues {
+        for ((nth, memory), QueueCore { core, budget }) in queues {
             if *core == CoreId(0) {
                 let budget = budget.get().expect("each core has one, as long as the door is there");
-                let channel = KernelChannel::new(file, nth, descriptors);
+                let channel = KernelChannel::new(file, nth, memory);
                 new.push(NewQueue::Here(channel, spec_here(device, budget, depth)));
             } else {
                 let lease = lease.get_or_insert_with(|| cores.owner.lease(held.clone()));
                 let from = (lease.handle(), shared.clone());
-                let make = make_there(device, from, (nth, depth), (*budget, descriptors));
+                let make = make_there(device, from, (nth, depth), (*budget, memory));
                 new.push(NewQueue::On(*core, make));
             }
         }

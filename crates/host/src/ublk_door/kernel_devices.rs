@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use block::{Error, ErrorKind, Sector};
 use ublk::{
-    Control, Descriptors, Features, Identity, KernelDevice, NewDevice, Params, State, disk_path,
+    Control, Features, Identity, KernelDevice, NewDevice, Params, QueueMemory, State, disk_path,
 };
 
 use super::links;
@@ -40,7 +40,7 @@ pub(super) struct OpenedDevice {
     pub(super) number: u32,
     pub(super) file: OwnedFd,
     /// Of each queue.
-    pub(super) descriptors: Vec<Descriptors>,
+    pub(super) memory: Vec<QueueMemory>,
     /// Tags of each queue.
     pub(super) depth: u16,
     /// It was there: its clients wait.
@@ -103,15 +103,15 @@ fn delete_unserved(control: &mut Control, number: u32) -> Result<(), Error> {
 }
 
 /// Opens the character device of a device.
-fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<Descriptors>), Error> {
+fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<QueueMemory>), Error> {
     let KernelDevice { number, depth, queues, .. } = *device;
     let file = control.open_char(number)?;
-    let map = |queue| Descriptors::map(&file, queue, depth);
-    let descriptors = (0..queues).map(map).collect::<Result<_, _>>().map_err(|e| {
+    let map = |queue| QueueMemory::map(&file, queue, depth);
+    let memory = (0..queues).map(map).collect::<Result<_, _>>().map_err(|e| {
         let path = disk_path(number);
-        Error::io(format!("{}: no descriptors of requests", path.display())).because(e)
+        Error::io(format!("{}: no memory of requests", path.display())).because(e)
     })?;
-    Ok((file, descriptors))
+    Ok((file, memory))
 }
 
 /// Makes a device with at most `queues` queues, and opens it.
@@ -131,10 +131,10 @@ pub(super) fn add(
     let KernelDevice { number, depth, .. } = added;
     let opened = control.set_params(number, params).and_then(|()| open(&control, &added));
     match opened {
-        Ok((file, descriptors)) => {
+        Ok((file, memory)) => {
             let capacity = params.capacity();
             let is_recovered = false;
-            Ok(OpenedDevice { number, file, descriptors, depth, is_recovered, recovers, capacity })
+            Ok(OpenedDevice { number, file, memory, depth, is_recovered, recovers, capacity })
         }
         Err(e) => {
             // The first error is the caller's.
@@ -162,9 +162,9 @@ pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDev
     while_busy(END_TIME, || control.start_recovery(number))?;
     let mut opened = None;
     while_busy(END_TIME, || open(&control, &device).map(|file| opened = Some(file)))?;
-    let (file, descriptors) = opened.expect("opened without an error");
+    let (file, memory) = opened.expect("opened without an error");
     let (is_recovered, recovers, capacity) = (true, true, old.capacity());
-    Ok(OpenedDevice { number, file, descriptors, depth, is_recovered, recovers, capacity })
+    Ok(OpenedDevice { number, file, memory, depth, is_recovered, recovers, capacity })
 }
 
 /// Lets clients in: of a new device for the first time, of a device that was taken over again.

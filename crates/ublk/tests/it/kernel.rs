@@ -14,8 +14,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{Bufs, CoreId, Nanos, Status};
-use reactor::{CoreLocal, Msg, OpResult, WaitList, core_id, post, sleep};
+use block::{Buf, CoreId, Status};
+use reactor::{CoreLocal, Msg, OpResult, WaitList, core_id, post};
 use sim::Rng;
 use ublk::{Channel, Descriptor};
 
@@ -243,10 +243,6 @@ impl State {
 }
 
 impl Connection {
-    fn delay(&self) -> Nanos {
-        Nanos(self.kernel.0.borrow_mut().rng.below(30_000))
-    }
-
     fn answer(&self, tag: u16) -> <Connection as Channel>::Io {
         let (kernel, changed) = (self.kernel.clone(), self.changed.clone());
         let (queue, nth) = (usize::from(self.queue), usize::from(tag));
@@ -260,19 +256,6 @@ impl Connection {
             let has_ended = matches!(queue.tags[nth], Tag::Ended);
             let refused = if queue.is_refused { Status::Io } else { Status::NoDevice };
             (if has_ended { refused } else { Status::Ok }).into()
-        })
-    }
-
-    fn copy(
-        &self,
-        tag: u16,
-        copy: impl FnOnce(&mut ClientRequest) + 'static,
-    ) -> <Self as Channel>::Io {
-        let (kernel, delay, queue) = (self.kernel.clone(), self.delay(), self.queue);
-        Box::pin(async move {
-            sleep(delay).await;
-            copy(kernel.0.borrow_mut().owned_by_this_core((queue, tag)));
-            Status::Ok.into()
         })
     }
 }
@@ -303,18 +286,20 @@ impl Channel for Connection {
         Descriptor { op_flags, sectors, sector, addr: 0 }
     }
 
-    fn copy_in(&self, tag: u16, bufs: Bufs) -> Self::Io {
-        self.copy(tag, move |request| {
-            assert_eq!(request.op_flags & 0xff, WRITE, "only a write has data to read");
-            bufs.copy_from(&request.data);
-        })
+    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+        let mut state = self.kernel.0.borrow_mut();
+        let request = state.owned_by_this_core((self.queue, tag));
+        assert_eq!(request.op_flags & 0xff, WRITE, "only a write has data to read");
+        buf.write(|bytes| bytes.copy_from_slice(&request.data));
+        Ok(())
     }
 
-    fn copy_out(&self, tag: u16, bufs: Bufs) -> Self::Io {
-        self.copy(tag, move |request| {
-            assert_eq!(request.op_flags & 0xff, READ, "only a read takes data");
-            bufs.copy_to(&mut request.data);
-            request.is_filled = true;
-        })
+    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+        let mut state = self.kernel.0.borrow_mut();
+        let request = state.owned_by_this_core((self.queue, tag));
+        assert_eq!(request.op_flags & 0xff, READ, "only a read takes data");
+        buf.read(|bytes| request.data.copy_from_slice(bytes));
+        request.is_filled = true;
+        Ok(())
     }
 }

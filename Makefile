@@ -26,7 +26,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -175,9 +175,18 @@ bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one 
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- nbd $(ARGS)
 
-bench-doors: setup ## NBD, FUSE and vhost-user beside qemu-storage-daemon's: requests, CPU, system calls, wake-ups
+bench-doors: setup ## NBD, FUSE and vhost-user beside qemu-storage-daemon's, ublk beside rublk: requests, CPU, system calls, wake-ups
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- doors $(ARGS)
+	@$(MAKE) --no-print-directory bench-ublk
+
+# Rounds of each job. The guest counts instructions instead of time: its rounds differ little.
+ROUNDS ?= 3
+bench-ublk: ## block devices of the kernel beside those of rublk, in one boot of a guest (ROUNDS=3)
+	@scripts/setup.sh guest
+	$(CARGO) build --release --locked -p millpond
+	RUBLK=$$(scripts/rublk.sh $(or $(CARGO_TARGET_DIR),target)/rublk) && export RUBLK && \
+		GUEST_ICOUNT=3 GUEST_CPU=max,-erms,-fsrm GUEST_SECONDS=1800 scripts/guest.sh $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) doors
 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
 	$(CARGO) run --release --locked -p bench -- hop

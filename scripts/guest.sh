@@ -5,7 +5,8 @@
 #
 #   scripts/guest.sh [--or-skip] PROGRAM KILLS PART...
 #
-# PART: ublk, ublk-kills, published, vhost-user. --or-skip: where something that is needed is not to
+# PART: ublk, ublk-kills, published, vhost-user, doors (KILLS is the number of its rounds; RUBLK is
+# the program that it compares with). --or-skip: where something that is needed is not to
 # be had, one line says so, and that is no failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
 # standard error says what; 125 the guest did not end in time.
@@ -43,6 +44,7 @@ rm -rf "$share"
 mkdir -p "$share"
 cp tests/guest/*.sh "$share/"
 strip -o "$share/millpond" "$program"
+[ -z "${RUBLK:-}" ] || strip -o "$share/rublk" "$RUBLK"
 work=$(mktemp -d)
 tests/guest/host.sh "$program" "$work" "$(realpath "$share")" &
 host=$!

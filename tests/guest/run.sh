@@ -3,7 +3,7 @@
 # Runs in the guest: the scripts of this folder that are named, one after the other. Prints a line
 # for each check; the exit status is 0 when all hold.
 #
-#   run.sh PROGRAM KILLS ublk|ublk-kills|published|vhost-user...
+#   run.sh PROGRAM KILLS ublk|ublk-kills|published|vhost-user|doors...
 here=$(dirname "$0")
 kills=$2
 parts=("${@:3}")

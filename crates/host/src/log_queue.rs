@@ -169,11 +169,18 @@ mod tests {
         let thread = std::thread::Builder::new();
         thread.spawn(|| QUEUE.write_all(out)).unwrap();
         let line = [b'x'; 1023];
-        let count = 8 * BYTES_MAX / 1024;
-        for _ in 0..count {
-            QUEUE.push(&line);
-            QUEUE.push(b"\n");
-        }
+        let push = |count: usize| {
+            for _ in 0..count {
+                QUEUE.push(&line);
+                QUEUE.push(b"\n");
+            }
+        };
+        // The thread stands still before anything is lost: so the loss is at the end of the text.
+        let (first, rest) = (BYTES_MAX / 2 / 1024, 8 * BYTES_MAX / 1024);
+        let count = first + rest;
+        push(first);
+        assert!(!QUEUE.flush(Duration::from_millis(200)), "nobody reads");
+        push(rest);
         assert!(!QUEUE.flush(Duration::from_millis(50)), "nobody reads");
         assert!(QUEUE.state().text.len() <= BYTES_MAX);
         // Once somebody reads, what waited comes, and how many lines are missing.

@@ -77,11 +77,11 @@ impl Sender {
             // Open until this process ends: the successor sees that then.
             #[expect(clippy::mem_forget, reason = "its end is the end of the process")]
             std::mem::forget(started.channel);
-            // The core's thread has nothing else to do any more.
-            self.state.core.post(|e| {
+            // HO-UP1: an error changes nothing any more.
+            let _ = self.state.core.post(|e| {
                 let engine = e.clone();
                 reactor::spawn(async move { engine.abandon_clients().await });
-            })?;
+            });
         }
         sent
     }

@@ -4,6 +4,7 @@
 //! each block with a daemon of its own. Messages that a page explains are the program's, and links
 //! lead to files.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::{self, Daemon, file_in, folder, sh};
@@ -113,6 +114,14 @@ fn shell(script: &str, dir: &Path, run_dir: &Path) -> common::CommandOutput {
     std::fs::create_dir(&bin).expect("a writable folder");
     std::os::unix::fs::symlink(common::MILLPOND, bin.join("millpond")).expect("a writable folder");
     let search = std::env::var("PATH").expect("tests have a PATH");
+    // No one removes a device in the moment after its client has gone; a script does.
+    let client = format!(
+        "#!/bin/sh\nPATH={search} qemu-io \"$@\"; code=$?\nfor n in $(seq 100); do\n  \
+         millpond clients | grep -q nbd || break; sleep 0.05\ndone\nexit $code\n"
+    );
+    std::fs::write(bin.join("qemu-io"), client).expect("a writable folder");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(bin.join("qemu-io"), mode).expect("a file of ours");
     // A daemon that the commands start must not outlive them when one fails: it has their output.
     let end = "trap 'test -z \"$!\" || kill $! 2>&- || true' EXIT";
     // No one starts a server again before the killed one has closed its files; a script does.

@@ -190,7 +190,7 @@ async fn report(
 }
 
 /// A successor that runs and has not got everything.
-struct Started {
+struct SuccessorProcess {
     child: Child,
     channel: Channel,
 }
@@ -203,7 +203,7 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|e| Failure::new(ErrorKind::Io, format!("a thread of the upgrade: {e}")))?
 }
 
-fn start(program: &Path, arguments: &[OsString]) -> Result<Started, Failure> {
+fn start(program: &Path, arguments: &[OsString]) -> Result<SuccessorProcess, Failure> {
     let (channel, theirs) = Channel::pair()?;
     let mut command = Command::new(program);
     command.args(arguments).env(SUCCESSOR, "1").stdin(Stdio::from(theirs));
@@ -212,7 +212,7 @@ fn start(program: &Path, arguments: &[OsString]) -> Result<Started, Failure> {
         command.env_remove(name);
     }
     let child = command.spawn().map_err(|e| io_failure(&e, program.display()))?;
-    Ok(Started { child, channel })
+    Ok(SuccessorProcess { child, channel })
 }
 
 /// From the start of a successor to COMMIT.
@@ -286,9 +286,9 @@ fn greet(channel: &Channel, step: Duration) -> Result<Greeting, Failure> {
 }
 
 /// Kills a successor; and, if it had got files, waits until nothing of it is under way (HO-UP2).
-async fn end(started: Started, has_files: bool) {
+async fn end(started: SuccessorProcess, has_files: bool) {
     let ended = blocking(move || {
-        let Started { mut child, channel } = started;
+        let SuccessorProcess { mut child, channel } = started;
         // It may have ended.
         let _ = child.kill();
         let _ = child.wait();

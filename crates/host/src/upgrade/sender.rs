@@ -9,14 +9,14 @@ use block::ErrorKind;
 use control::{Failure, api};
 use handover::{Frame, Message};
 
-use super::{Started, blocking, device, end, nanos};
+use super::{SuccessorProcess, blocking, device, end, nanos};
 use crate::engine::{CrossingClients, CrossingDevice, CrossingLeaf, CrossingSession, Engine};
 use crate::routes::State;
 
 /// A hand-over that is under way.
 pub(super) struct Sender {
     state: Arc<State>,
-    started: Option<Started>,
+    started: Option<SuccessorProcess>,
     step: Duration,
     devices: Arc<Vec<CrossingDevice>>,
     /// The server of NBD has been paused.
@@ -32,7 +32,7 @@ struct Load {
 }
 
 impl Sender {
-    pub(super) fn new(state: Arc<State>, started: Started, step: Duration) -> Sender {
+    pub(super) fn new(state: Arc<State>, started: SuccessorProcess, step: Duration) -> Sender {
         let (devices, started) = (Arc::default(), Some(started));
         Sender { state, started, step, devices, is_paused: false, may_have_opened: false }
     }
@@ -109,7 +109,7 @@ fn ended() -> Failure {
 }
 
 fn send(
-    started: &Started,
+    started: &SuccessorProcess,
     state: &State,
     devices: &[CrossingDevice],
     load: &Load,

@@ -240,7 +240,11 @@ async fn hand_over(
         }
     };
     let core = &state.core;
-    core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await??;
+    let flushed = core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await;
+    if let Err(failure) = flushed.and_then(|flushed| flushed) {
+        end(started, false).await;
+        return Err(failure);
+    }
     let pause = Instant::now();
     let mut sender = Sender::new(state.clone(), started, step);
     let opened = sender.send_all(report).await;

@@ -196,7 +196,7 @@ fn a_successor_killed_at_any_moment_loses_nothing() {
         }
         let before = pid(&bed);
         // From the start of the program to after COMMIT.
-        let seconds = f64::from(round) * 0.006;
+        let seconds = f64::from(round) * 0.004;
         let text = format!("(sleep {seconds}; kill -9 $$) & exec {program} \"$@\"");
         let binary = script(&bed, &text);
         let ended = bed.daemon().try_verb(&["upgrade", "--binary", &binary]).unwrap();

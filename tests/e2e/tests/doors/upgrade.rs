@@ -222,6 +222,36 @@ fn a_successor_killed_at_any_moment_loses_nothing() {
     drop(again);
 }
 
+/// HO-UP2: the successor had opened the cache, and with that changed what is on its device.
+#[test]
+fn what_is_written_after_a_failed_upgrade_survives_a_kill() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    bed.make_file("paged.img", 4 * MIB);
+    let paged = format!("0 8192 buffered {} 2 memory 512M", bed.path("paged.img").display());
+    bed.verb(&["create", "paged", "--table", &paged]);
+    let program = bed.daemon().command(&[]);
+    let program = program.get_program().to_str().unwrap().to_owned();
+    let mut client = bed.connect("wc");
+    write_all(&mut client, 1);
+    // It has no room for the last device.
+    let binary = script(&bed, &format!("exec {program} \"$@\" --memory 256M"));
+    let refused = bed.daemon().try_verb(&["upgrade", "--binary", &binary]).unwrap();
+    assert!(refused.stderr.contains("memory"), "{}", refused.complaint());
+    assert!(bed.daemon().log().matches("device created device=\"wc\"").count() == 2);
+    // Not flushed: the journal in memory has it, whose file the successor had open, too.
+    write_all(&mut client, 2);
+    let pid = i32::try_from(pid(&bed)).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    while answers(&bed) {
+        pause(Duration::from_millis(5));
+    }
+    let _again = Daemon::restart(program.as_ref(), bed.dir()).unwrap();
+    check_all(&mut bed.connect("wc"), 2);
+}
+
 #[test]
 fn what_does_not_cross_is_named_and_refused() {
     let bed = bed();

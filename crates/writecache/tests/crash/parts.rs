@@ -21,6 +21,8 @@ use sim::{Faults, Machine, Mix, Oracle, Workload, World, WorldRef, seeds};
 use writecache::{Config, Fault, WriteCache};
 
 const LIVES: u32 = 4;
+/// Longest zeroes that the cache takes; see docs/writecache.md.
+const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 /// An origin on which every gap is worth being filled.
 const EAGER: Costs = Costs {
     command_ns: 1_000_000_000,
@@ -153,6 +155,11 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
         mix.flushes = rng.pick(&[1, 10, 40]);
         mix.meta_per_mille = rng.pick(&[0, 300]);
         mix.blocks_max = rng.pick(&[2, 6, 100]);
+        // Longer zeroes go straight to the origin, and a power cut tears them as it tears those.
+        let may_tear = !setup.may_go_around && unit > 512;
+        if may_tear {
+            mix.blocks_max = mix.blocks_max.min(ZEROES_CACHED_BYTES_MAX / unit as u64);
+        }
         mix.think_ns_max = rng.pick(&[0, 20_000, 1_000_000]);
     }
     if with_faults {

@@ -21,13 +21,24 @@
 //! - HV-F2 A member that is not known is ignored: a newer program may send it. One that is missing
 //!   has its default where the type says so; else the message is refused.
 //! - HV-F3 A message comes with all of its descriptors or not at all.
+//!
+//! [`hand_over`] and [`Takeover`] are the sequences of both sides. They know neither processes nor
+//! sockets: `host::upgrade` runs them on real ones, and in simulation.
 mod channel;
 mod frame;
+mod hand_over;
 mod message;
+mod planted;
+mod take_over;
+mod transport;
 
 pub use channel::Channel;
 pub use frame::{BYTES_MAX, Frame, HEAD_BYTES, Head, JSON_BYTES_MAX};
+pub use hand_over::{OldDaemon, hand_over};
 pub use message::{
     Device, Greeting, Leaf, Listener, ListenerRole, Message, NEWEST, OLDEST, Peer, RefusedWrite,
     Session,
 };
+pub use planted::{Fault, PlantedFault};
+pub use take_over::{Committed, Takeover};
+pub use transport::{Parcel, Transport};

@@ -58,7 +58,7 @@ pub(crate) fn door_bytes_max(most: u64, memory: u64) -> u64 {
     most.min((memory / 4).max(64 << 20))
 }
 
-pub(crate) use crossing::{CrossingDevice, CrossingLeaf};
+pub(crate) use crossing::CrossingDevice;
 pub(crate) use listen::NbdListener;
 pub(crate) use session_crossing::{CrossingClients, CrossingSession};
 

@@ -225,9 +225,9 @@ impl Daemon {
             }
             Some(Inherited { from, devices: inherited, clients }) => {
                 open_inherited(&core, &inherited).await?;
-                from.commit().await?;
+                let committed = from.commit().await?;
                 lock.take_over()?;
-                core.call(async move |e: Rc<Engine>| e.adopt_clients(clients)).await?;
+                core.call(async move |e: Rc<Engine>| e.adopt_clients(clients, &committed)).await?;
                 if let Some(serve) = serve_nbd.take() {
                     core.call(serve).await?;
                 }

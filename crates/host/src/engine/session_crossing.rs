@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use block::{Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
+use handover::Committed;
 use nbd::request::Errno;
 use nbd::wire::ExportFlags;
 use nbd::{Context, Exports, PausedSession, Peer, RefusedWrite};
@@ -127,8 +128,8 @@ impl Engine {
     }
 
     /// Goes on with the clients of the daemon before. One whose device is not what it was told is
-    /// disconnected; the log says why.
-    pub(crate) fn adopt_clients(&self, clients: CrossingClients) {
+    /// disconnected; the log says why. HO-UP3: only after COMMIT.
+    pub(crate) fn adopt_clients(&self, clients: CrossingClients, _: &Committed) {
         for device in clients.lost_writes {
             self.server.note_lost_writes(device);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Live upgrade: this daemon hands its devices and clients over to a successor, another process of
-//! the program, which it starts. `handover` has the messages.
+//! the program, which it starts. `handover` has the messages and the sequences of both sides; here
+//! is what they do in a process.
 //!
 //! ```text
 //!   checked ─▶ successor started ─▶ greeted ─▶ paused ─▶ held ─▶ sent ─▶ opened ─▶ COMMIT ─▶ exit
@@ -20,6 +21,7 @@
 //!   first, later ones are refused.
 mod predecessor;
 mod sender;
+mod socket;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -29,10 +31,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{ErrorKind, Nanos};
+use block::ErrorKind;
 use control::{Failure, api};
-use handover::{Channel, Greeting};
-use tokio::time::Instant;
+use handover::{Channel, Greeting, PlantedFault};
 
 pub(crate) use predecessor::{Predecessor, PredecessorState};
 
@@ -49,8 +50,6 @@ const STEP: Duration = Duration::from_secs(30);
 /// What the option allows.
 const STEP_ALLOWED: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(600);
-/// How often it is said that a successor that was killed has not ended.
-const END_REPORT: Duration = Duration::from_secs(10);
 
 /// What a daemon needs to start a successor and to give it.
 #[derive(Debug)]
@@ -84,10 +83,6 @@ fn step_time(text: Option<&str>) -> Result<Duration, Failure> {
     let step = Duration::from_nanos(time(text).map_err(|e| invalid(&e))?.0);
     let allowed = STEP_ALLOWED.contains(&step);
     if allowed { Ok(step) } else { Err(invalid("100ms to 10m is allowed")) }
-}
-
-fn nanos(time: Duration) -> Nanos {
-    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Hands over to a successor, or reports what would cross. After it has returned without an error
@@ -189,12 +184,6 @@ async fn report(
     })
 }
 
-/// A successor that runs and has not got everything.
-struct SuccessorProcess {
-    child: Child,
-    channel: Channel,
-}
-
 /// Runs work that blocks.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
@@ -203,7 +192,8 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|e| Failure::new(ErrorKind::Io, format!("a thread of the upgrade: {e}")))?
 }
 
-fn start(program: &Path, arguments: &[OsString]) -> Result<SuccessorProcess, Failure> {
+/// Starts a successor; returns it and the socket to it.
+fn start(program: &Path, arguments: &[OsString]) -> Result<(Child, Channel), Failure> {
     let (channel, theirs) = Channel::pair()?;
     let mut command = Command::new(program);
     command.args(arguments).env(SUCCESSOR, "1").stdin(Stdio::from(theirs));
@@ -212,7 +202,7 @@ fn start(program: &Path, arguments: &[OsString]) -> Result<SuccessorProcess, Fai
         command.env_remove(name);
     }
     let child = command.spawn().map_err(|e| io_failure(&e, program.display()))?;
-    Ok(SuccessorProcess { child, channel })
+    Ok((child, channel))
 }
 
 /// From the start of a successor to COMMIT.
@@ -223,90 +213,18 @@ async fn hand_over(
     report: &mut api::Upgraded,
 ) -> Result<api::Successor, Failure> {
     let (program, arguments) = (program.to_owned(), arguments.to_vec());
-    let started = blocking(move || start(&program, &arguments)).await?;
-    let pid = started.child.id();
+    let (child, channel) = blocking(move || start(&program, &arguments)).await?;
+    let pid = child.id();
     tracing::info!(pid, "successor started");
-    let greeted = blocking(move || {
-        let greeted = greet(&started.channel, step);
-        Ok((started, greeted))
-    });
-    let (started, greeted) = greeted.await?;
-    let hello = match greeted {
-        Ok(hello) => hello,
-        Err(failure) => {
-            // It was given nothing yet.
-            end(started, false).await;
-            return Err(failure);
-        }
-    };
-    let core = &state.core;
-    let flushed = core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await;
-    if let Err(failure) = flushed.and_then(|flushed| flushed) {
-        end(started, false).await;
-        return Err(failure);
-    }
-    let pause = Instant::now();
-    let mut sender = Sender::new(state.clone(), started, step);
-    let opened = sender.send_all(report).await;
-    let committed = match opened {
-        Ok(()) => sender.commit().await,
-        Err(failure) => Err(failure),
-    };
-    if let Err(failure) = committed {
-        sender.roll_back().await;
-        return Err(failure);
-    }
-    let pause_ms = u64::try_from(pause.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let version = hello.program;
+    let sender = Sender::new(state.clone(), child, channel, step);
+    let ours = Greeting::new(env!("CARGO_PKG_VERSION"));
+    let theirs = handover::hand_over(&sender, ours, PlantedFault::NONE).await?;
+    report.sessions = sender.sessions();
+    let (version, pause_ms) = (theirs.program, sender.pause_ms());
     tracing::info!(pid, version, pause_ms, "handed over to the successor: this process exits");
     let main = format!("MAINPID={pid}");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Custom(&main)]);
     Ok(api::Successor { pid, version, pause_ms })
-}
-
-/// Both sides say what they understand.
-fn greet(channel: &Channel, step: Duration) -> Result<Greeting, Failure> {
-    let ours = Greeting::new(env!("CARGO_PKG_VERSION"));
-    let (frame, _) = channel
-        .receive(step)
-        .map_err(|e| Failure::from(e).within("the successor does not come up; its log says why"))?;
-    if let handover::Message::Failed { cause } = frame.message {
-        return Err(Failure::new(ErrorKind::Io, format!("the successor: {cause}")));
-    }
-    let handover::Message::Greeting(theirs) = frame.message else {
-        let text = format!("the successor does not greet, but says {:?}", frame.message);
-        return Err(Failure::new(ErrorKind::NotSupported, text));
-    };
-    if ours.common_version(&theirs).is_none() {
-        let text = format!(
-            "version {} of the program understands versions {} to {} of the hand-over, this one \
-             ({}) {} to {}: stop the daemon and start the other one",
-            theirs.program, theirs.oldest, theirs.newest, ours.program, ours.oldest, ours.newest
-        );
-        return Err(Failure::new(ErrorKind::NotSupported, text));
-    }
-    channel.send_message(handover::Message::Greeting(ours), step)?;
-    Ok(theirs)
-}
-
-/// Kills a successor; and, if it had got files, waits until nothing of it is under way (HO-UP2).
-async fn end(started: SuccessorProcess, has_files: bool) {
-    let ended = blocking(move || {
-        let SuccessorProcess { mut child, channel } = started;
-        // It may have ended.
-        let _ = child.kill();
-        let _ = child.wait();
-        while has_files && !channel.wait_for_end(END_REPORT) {
-            tracing::error!(
-                pid = child.id(),
-                "requests of the successor that was ended do not end: its disk hangs. This daemon \
-                 goes on when they have"
-            );
-        }
-        Ok(())
-    });
-    // Only a panic of its thread, which ends the process.
-    let _ = ended.await;
 }
 
 /// Devices as messages.

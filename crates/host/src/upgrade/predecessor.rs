@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use block::ErrorKind;
 use control::Failure;
-use handover::{Channel, Greeting, Message};
+use handover::{Channel, Committed, Greeting, Message, Parcel, PlantedFault, Takeover};
 
-use super::{SUCCESSOR, blocking};
+use super::SUCCESSOR;
+use super::socket::Socket;
 use crate::engine::{CrossingClients, CrossingSession};
 use crate::io_failure::io_failure;
 use crate::passed::{ListenerOrigin, ListenerRole, PassedListener, address};
@@ -19,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The daemon before.
 #[derive(Clone, Debug)]
-pub(crate) struct Predecessor(Arc<Channel>);
+pub(crate) struct Predecessor(Arc<Takeover<Socket>>);
 
 /// What it leaves.
 #[derive(Debug)]
@@ -46,63 +47,41 @@ impl Predecessor {
         let socket = socket.map_err(|e| io_failure(&e, "standard input"))?;
         let channel = Channel::of(socket);
         uring::set_lifeline(channel.descriptor()?);
-        Ok(Some(Predecessor(Arc::new(channel))))
-    }
-
-    async fn send(&self, message: Message) -> Result<(), Failure> {
-        let channel = self.0.clone();
-        blocking(move || Ok(channel.send_message(message, PATIENCE)?)).await
+        let takeover = Takeover::new(Socket::new(channel, PATIENCE), PlantedFault::NONE);
+        Ok(Some(Predecessor(Arc::new(takeover))))
     }
 
     /// Greets it, and waits for what it leaves: it stops serving before it sends that.
     pub(crate) async fn state(&self) -> Result<PredecessorState, Failure> {
-        let channel = self.0.clone();
-        blocking(move || state(&channel)).await
+        let theirs = self.0.greet(Greeting::new(env!("CARGO_PKG_VERSION"))).await?;
+        tracing::info!(pid = theirs.pid, version = theirs.program, "takes over from a daemon");
+        state(self.0.receive().await?)
     }
 
     /// Reports that all is open, and waits for COMMIT.
     ///
     /// # Errors
     /// When it goes on itself: this process has to end.
-    pub(crate) async fn commit(&self) -> Result<(), Failure> {
-        self.send(Message::Opened).await?;
-        let channel = self.0.clone();
-        let next = blocking(move || Ok(channel.receive(PATIENCE)?.0.message)).await?;
-        if next != Message::Commit {
-            return Err(wrong(&format!("{next:?} instead of COMMIT")));
-        }
-        Ok(())
+    pub(crate) async fn commit(&self) -> Result<Committed, Failure> {
+        Ok(self.0.commit().await?)
     }
 
     /// Reports why this process can't take over.
     pub(crate) async fn refuse(&self, failure: &Failure) {
-        // It sees the end of this process in any case.
-        let _ = self.send(Message::Failed { cause: failure.message.clone() }).await;
+        self.0.refuse(failure.message.clone()).await;
     }
 
     /// Waits until its process has ended.
     pub(crate) async fn ended(&self) {
-        let channel = self.0.clone();
-        let _ = blocking(move || Ok(channel.wait_for_end(PATIENCE))).await;
+        self.0.ended().await;
     }
 }
 
-fn state(channel: &Channel) -> Result<PredecessorState, Failure> {
-    let ours = Greeting::new(env!("CARGO_PKG_VERSION"));
-    channel.send_message(Message::Greeting(ours.clone()), PATIENCE)?;
-    let (frame, _) = channel.receive(PATIENCE)?;
-    let Message::Greeting(theirs) = frame.message else {
-        return Err(wrong("it does not begin with a greeting"));
-    };
-    if ours.common_version(&theirs).is_none() {
-        return Err(wrong("the versions do not fit"));
-    }
-    tracing::info!(pid = theirs.pid, version = theirs.program, "takes over from a daemon");
+fn state(load: Vec<Parcel<OwnedFd>>) -> Result<PredecessorState, Failure> {
     let mut lock = None;
     let (mut listeners, mut leaves) = (Vec::new(), Vec::new());
     let (mut devices, mut clients) = (Vec::new(), CrossingClients::default());
-    loop {
-        let (frame, descriptor) = channel.receive(PATIENCE)?;
+    for (frame, descriptor) in load {
         match (frame.message, descriptor) {
             (Message::RunDirectory, Some(file)) => lock = Some(File::from(file)),
             (Message::Listener(one), Some(socket)) => listeners.push(listener(one, socket)?),
@@ -113,7 +92,6 @@ fn state(channel: &Channel) -> Result<PredecessorState, Failure> {
                 clients.sessions.push(CrossingSession { session, socket, unread });
             }
             (Message::LostWrites { device }, None) => clients.lost_writes.push(device),
-            (Message::Open, None) => break,
             (other, _) => return Err(wrong(&format!("{other:?} is not expected here"))),
         }
     }

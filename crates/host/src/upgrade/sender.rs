@@ -1,159 +1,185 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The side of the daemon that hands over: stops, sends, commits; or goes on.
+//! The daemon that hands over: what `handover::hand_over` does with its clients and devices.
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::Child;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use block::ErrorKind;
-use control::{Failure, api};
-use handover::{Frame, Message};
+use block::{ErrorKind, Nanos};
+use control::Failure;
+use handover::{Channel, Frame, Message, OldDaemon, Parcel};
+use tokio::time::Instant;
 
-use super::{SuccessorProcess, blocking, device, end, nanos};
-use crate::engine::{CrossingClients, CrossingDevice, CrossingLeaf, CrossingSession, Engine};
+use super::socket::Socket;
+use super::{blocking, device};
+use crate::engine::{CrossingClients, CrossingDevice, CrossingSession, Engine};
+use crate::io_failure::io_failure;
 use crate::routes::State;
+
+/// How often it is said that a successor that was killed has not ended.
+const END_REPORT: Duration = Duration::from_secs(10);
 
 /// A hand-over that is under way.
 pub(super) struct Sender {
     state: Arc<State>,
-    started: Option<SuccessorProcess>,
+    socket: Socket,
     step: Duration,
-    devices: Arc<Vec<CrossingDevice>>,
-    /// The server of NBD has been paused.
-    is_paused: bool,
-    /// The successor may have opened the devices.
-    may_have_opened: bool,
+    child: Mutex<Option<Child>>,
+    devices: OnceLock<Arc<Vec<CrossingDevice>>>,
+    clients: Mutex<CrossingClients>,
+    sessions: AtomicU64,
+    /// When the clients had to stop.
+    pause: OnceLock<Instant>,
 }
 
-/// What is sent.
-struct Load {
-    leaves: Vec<CrossingLeaf>,
-    clients: CrossingClients,
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn parcel(message: Message) -> Parcel<OwnedFd> {
+    (Frame::new(message), None)
+}
+
+/// A message with another descriptor of `file`.
+fn with_file(message: Message, file: &OwnedFd) -> Result<Parcel<OwnedFd>, Failure> {
+    let copy = file.as_fd().try_clone_to_owned();
+    let copy = copy.map_err(|e| io_failure(&e, "a descriptor for the successor"))?;
+    Ok((Frame::new(message), Some(copy)))
 }
 
 impl Sender {
-    pub(super) fn new(state: Arc<State>, started: SuccessorProcess, step: Duration) -> Sender {
-        let (devices, started) = (Arc::default(), Some(started));
-        Sender { state, started, step, devices, is_paused: false, may_have_opened: false }
+    pub(super) fn new(state: Arc<State>, child: Child, channel: Channel, step: Duration) -> Sender {
+        let (socket, child) = (Socket::new(channel, step), Mutex::new(Some(child)));
+        Sender {
+            state,
+            socket,
+            step,
+            child,
+            devices: OnceLock::new(),
+            clients: Mutex::default(),
+            sessions: AtomicU64::default(),
+            pause: OnceLock::new(),
+        }
     }
 
-    /// Stops clients and devices, sends everything, and has the successor open it.
-    pub(super) async fn send_all(&mut self, report: &mut api::Upgraded) -> Result<(), Failure> {
-        let (core, time) = (self.state.core.clone(), nanos(self.step));
+    /// Clients that have crossed.
+    pub(super) fn sessions(&self) -> u64 {
+        self.sessions.load(Relaxed)
+    }
+
+    /// How long clients have waited.
+    pub(super) fn pause_ms(&self) -> u64 {
+        let pause = self.pause.get().map(Instant::elapsed).unwrap_or_default();
+        u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn devices(&self) -> Arc<Vec<CrossingDevice>> {
+        self.devices.get().cloned().unwrap_or_default()
+    }
+}
+
+impl OldDaemon for Sender {
+    type Failure = Failure;
+    type Transport = Socket;
+
+    fn transport(&self) -> &Socket {
+        &self.socket
+    }
+
+    async fn prepare(&self) -> Result<(), Failure> {
+        self.state.core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await?
+    }
+
+    async fn pause_clients(&self) -> Result<(), Failure> {
+        let (core, time) = (&self.state.core, nanos(self.step));
+        self.pause.get_or_init(Instant::now);
         let devices = core.call(async |e: Rc<Engine>| e.crossing_devices().await).await??;
-        self.devices = Arc::new(devices);
+        self.devices.get_or_init(|| Arc::new(devices));
         self.state.pause_listeners(true);
         let pause = async move |e: Rc<Engine>| e.pause_clients(time).await;
         let clients = core.call(pause).await??;
-        self.is_paused = true;
-        core.call(async move |e: Rc<Engine>| e.hold(time).await).await??;
-        let leaves = core.call(async |e: Rc<Engine>| e.crossing_leaves().await).await??;
-        report.sessions = clients.sessions.len() as u64;
-        self.may_have_opened = true;
-        let started = self.started.take().ok_or_else(ended)?;
-        let (state, devices, step) = (self.state.clone(), self.devices.clone(), self.step);
-        let sent = blocking(move || {
-            let load = Load { leaves, clients };
-            let sent = send(&started, &state, &devices, &load, step);
-            Ok((started, sent))
-        });
-        let (started, sent) = sent.await?;
-        self.started = Some(started);
-        sent
+        self.sessions.store(clients.sessions.len() as u64, Relaxed);
+        *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = clients;
+        Ok(())
     }
 
-    /// The successor serves from now on (HO-UP1).
-    pub(super) async fn commit(&mut self) -> Result<(), Failure> {
-        let started = self.started.take().ok_or_else(ended)?;
-        let step = self.step;
-        let sent = blocking(move || {
-            let sent = started.channel.send_message(Message::Commit, step);
-            Ok((started, sent.map_err(Failure::from)))
-        });
-        let (started, sent) = sent.await?;
-        if sent.is_err() {
-            self.started = Some(started);
-        } else {
-            // Open until this process ends: the successor sees that then.
-            #[expect(clippy::mem_forget, reason = "its end is the end of the process")]
-            std::mem::forget(started.channel);
-            // HO-UP1: an error changes nothing any more.
-            let _ = self.state.core.post(|e| {
-                let engine = e.clone();
-                reactor::spawn(async move { engine.abandon_clients().await });
-            });
-        }
-        sent
+    async fn hold_devices(&self) -> Result<(), Failure> {
+        let time = nanos(self.step);
+        self.state.core.call(async move |e: Rc<Engine>| e.hold(time).await).await?
     }
 
-    /// Goes on as before.
-    pub(super) async fn roll_back(mut self) {
-        if let Some(started) = self.started.take() {
-            end(started, self.may_have_opened).await; // HO-UP2
+    async fn load(&self) -> Result<Vec<Parcel<OwnedFd>>, Failure> {
+        let leaves = async |e: Rc<Engine>| e.crossing_leaves().await;
+        let leaves = self.state.core.call(leaves).await??;
+        let source =
+            self.state.source.as_ref().ok_or_else(|| {
+                Failure::new(ErrorKind::NotSupported, "this daemon can't hand over")
+            })?;
+        let clients =
+            std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut load = vec![with_file(Message::RunDirectory, &source.lock)?];
+        for (listener, socket) in &source.listeners {
+            load.push(with_file(Message::Listener(listener.clone()), socket)?);
         }
-        let (devices, anew) = (self.devices.clone(), self.may_have_opened);
-        let core = &self.state.core;
-        let failures = core.call(async move |e: Rc<Engine>| e.let_go(&devices, anew).await).await;
+        for (name, file) in leaves {
+            load.push((Frame::new(Message::Leaf(handover::Leaf { name })), Some(file)));
+        }
+        let devices = self.devices();
+        load.extend(devices.iter().map(|crossing| parcel(Message::Device(device(crossing)))));
+        let CrossingClients { sessions, lost_writes } = clients;
+        load.extend(lost_writes.into_iter().map(|device| parcel(Message::LostWrites { device })));
+        for CrossingSession { session, socket, unread } in sessions {
+            let frame = Frame { message: Message::Session(session), bytes: unread };
+            load.push((frame, Some(socket)));
+        }
+        Ok(load)
+    }
+
+    async fn end_successor(&self, has_files: bool) {
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut child) = child else { return };
+        let socket = self.socket.clone();
+        let ended = blocking(move || {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+            while has_files && !socket.wait_for_end(END_REPORT) {
+                tracing::error!(
+                    pid = child.id(),
+                    "requests of the successor that was ended do not end: its disk hangs. This \
+                     daemon goes on when they have"
+                );
+            }
+            Ok(())
+        });
+        // Only a panic of its thread, which ends the process.
+        let _ = ended.await;
+    }
+
+    async fn release_devices(&self, anew: bool) {
+        let devices = self.devices();
+        let release = async move |e: Rc<Engine>| e.let_go(&devices, anew).await;
+        let failures = self.state.core.call(release).await;
         for failure in failures.unwrap_or_default() {
             tracing::error!(error = %failure, "a device stays suspended after the hand-over");
         }
-        if self.is_paused {
-            let _ = core.call(async |e: Rc<Engine>| e.resume_clients()).await;
-        }
+    }
+
+    async fn resume_clients(&self) {
+        let _ = self.state.core.call(async |e: Rc<Engine>| e.resume_clients()).await;
         self.state.pause_listeners(false);
     }
-}
 
-fn ended() -> Failure {
-    Failure::new(ErrorKind::Io, "the successor has ended")
-}
-
-fn send(
-    started: &SuccessorProcess,
-    state: &State,
-    devices: &[CrossingDevice],
-    load: &Load,
-    step: Duration,
-) -> Result<(), Failure> {
-    let channel = &started.channel;
-    let with = |message: Message, descriptor: &OwnedFd| {
-        channel.send(&Frame::new(message), Some(descriptor.as_fd()), step)
-    };
-    let source = state.source.as_ref().ok_or_else(ended)?;
-    with(Message::RunDirectory, &source.lock)?;
-    for (listener, socket) in &source.listeners {
-        with(Message::Listener(listener.clone()), socket)?;
-    }
-    for (name, file) in &load.leaves {
-        with(Message::Leaf(handover::Leaf { name: name.clone() }), file)?;
-    }
-    for crossing in devices {
-        channel.send_message(Message::Device(device(crossing)), step)?;
-    }
-    for device in &load.clients.lost_writes {
-        channel.send_message(Message::LostWrites { device: device.clone() }, step)?;
-    }
-    for CrossingSession { session, socket, unread } in &load.clients.sessions {
-        let frame = Frame { message: Message::Session(session.clone()), bytes: unread.clone() };
-        channel.send(&frame, Some(socket.as_fd()), step)?;
-    }
-    channel.send_message(Message::Open, step)?;
-    match channel.receive(step)?.0.message {
-        Message::Opened => Ok(()),
-        Message::Failed { cause } => {
-            Err(Failure::new(ErrorKind::Io, format!("the successor: {cause}")))
-        }
-        Message::Greeting(_)
-        | Message::RunDirectory
-        | Message::Listener(_)
-        | Message::Leaf(_)
-        | Message::Device(_)
-        | Message::Session(_)
-        | Message::LostWrites { .. }
-        | Message::Open
-        | Message::Commit => {
-            let text = "the successor does not say whether it has opened the devices";
-            Err(Failure::new(ErrorKind::Io, text))
-        }
+    async fn leave(&self) {
+        // Open until this process ends: the successor sees that then.
+        #[expect(clippy::mem_forget, reason = "its end is the end of the process")]
+        std::mem::forget(self.socket.clone());
+        // HO-UP1: an error changes nothing any more.
+        let _ = self.state.core.post(|e| {
+            let engine = e.clone();
+            reactor::spawn(async move { engine.abandon_clients().await });
+        });
     }
 }

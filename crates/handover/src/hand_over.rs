@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The sequence of the daemon that hands over.
+//!
+//! ```text
+//!   greeted ─▶ prepared ─▶ paused ─▶ held ─▶ sent ─▶ opened ─▶ COMMIT ─▶ left
+//!      │          │          │        │       │        │
+//!      ▼          ▼          ▼        ▼       ▼        ▼
+//!      successor ended     ... and devices  ... of which those are opened anew
+//!                          and clients go on     that it may have written to
+//! ```
+//!
+//! HO-UP1 to HO-UP3 of `host::upgrade` hold here.
+use block::{Error, ErrorKind};
+
+use crate::message::{Greeting, Message};
+use crate::planted::{Fault, PlantedFault};
+use crate::transport::{Parcel, Transport, receive_one, send_one};
+
+/// What a daemon does when it hands over. [`hand_over`] calls it.
+pub trait OldDaemon {
+    /// Why a step fails.
+    type Failure: From<Error>;
+    /// The socket to the successor.
+    type Transport: Transport;
+
+    /// The socket to the successor.
+    fn transport(&self) -> &Self::Transport;
+
+    /// Makes ready what would lengthen the pause of the clients. They are served meanwhile.
+    fn prepare(&self) -> impl Future<Output = Result<(), Self::Failure>>;
+
+    /// Stops the clients: nothing of them is under way then, and nothing is read from them.
+    fn pause_clients(&self) -> impl Future<Output = Result<(), Self::Failure>>;
+
+    /// Suspends the devices: nothing of them is under way then.
+    fn hold_devices(&self) -> impl Future<Output = Result<(), Self::Failure>>;
+
+    /// What the successor gets.
+    fn load(&self) -> impl Future<Output = Result<Load<Self>, Self::Failure>>;
+
+    /// Ends the successor. `has_files`: and returns when the last request of its rings has ended,
+    /// too (HO-UP2).
+    fn end_successor(&self, has_files: bool) -> impl Future<Output = ()>;
+
+    /// Devices go on. `anew`: media that the successor may have written to are read again.
+    fn release_devices(&self, anew: bool) -> impl Future<Output = ()>;
+
+    /// Clients go on.
+    fn resume_clients(&self) -> impl Future<Output = ()>;
+
+    /// Gives up devices and clients: the successor has them.
+    fn leave(&self) -> impl Future<Output = ()>;
+}
+
+/// What is sent: messages with their descriptors.
+type Load<D> = Vec<Parcel<<<D as OldDaemon>::Transport as Transport>::Descriptor>>;
+
+/// How far a hand-over came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    /// Clients are served.
+    Serving,
+    /// Clients and devices have stopped, or some of them.
+    Stopped,
+    /// The successor may have opened the devices.
+    Sent,
+    /// Nothing can be taken back.
+    Committed,
+}
+
+/// Hands over to a successor that runs and has got nothing yet. Returns its greeting. Then this
+/// process has to exit.
+///
+/// # Errors
+/// Why not. The daemon has gone on as before, and the successor has ended.
+pub async fn hand_over<D: OldDaemon>(
+    daemon: &D,
+    ours: Greeting,
+    planted: PlantedFault,
+) -> Result<Greeting, D::Failure> {
+    let mut progress = Progress::Serving;
+    let result = forward(daemon, ours, planted, &mut progress).await;
+    if result.is_err() {
+        roll_back(daemon, planted, progress).await;
+    }
+    result
+}
+
+async fn forward<D: OldDaemon>(
+    daemon: &D,
+    ours: Greeting,
+    planted: PlantedFault,
+    progress: &mut Progress,
+) -> Result<Greeting, D::Failure> {
+    let transport = daemon.transport();
+    let theirs = greet(transport, ours).await?;
+    daemon.prepare().await?;
+    *progress = Progress::Stopped;
+    daemon.pause_clients().await?;
+    daemon.hold_devices().await?;
+    let mut load = daemon.load().await?;
+    plant_in_load::<D>(planted, &mut load);
+    if planted.is(Fault::LocksGivenUp) {
+        daemon.leave().await;
+    }
+    *progress = Progress::Sent;
+    transport.send(load).await?;
+    send_one(transport, Message::Open).await?;
+    if planted.is(Fault::LeaveEarly) {
+        daemon.leave().await;
+    }
+    if !planted.is(Fault::CommitEarly) {
+        opened(transport).await?;
+    }
+    // HO-UP1: whether the successor serves is decided here.
+    send_one(transport, Message::Commit).await?;
+    *progress = Progress::Committed;
+    if planted.is(Fault::GoOnAfterCommit) {
+        // As if the end of the successor were an error of this hand-over.
+        transport.ended().await;
+        return Err(Error::io("hand-over: the successor has ended").into());
+    }
+    daemon.leave().await;
+    Ok(theirs)
+}
+
+/// Both sides say what they understand.
+async fn greet<T: Transport>(transport: &T, ours: Greeting) -> Result<Greeting, Error> {
+    let first = receive_one(transport).await;
+    let first = first.map_err(|e| e.within("the successor does not come up; its log says why"))?;
+    if let Message::Failed { cause } = first {
+        return Err(Error::io(format!("the successor: {cause}")));
+    }
+    let Message::Greeting(theirs) = first else {
+        let text = format!("the successor does not greet, but says {first:?}");
+        return Err(Error::new(ErrorKind::NotSupported, text));
+    };
+    if ours.common_version(&theirs).is_none() {
+        let text = format!(
+            "version {} of the program understands versions {} to {} of the hand-over, this one \
+             ({}) {} to {}: stop the daemon and start the other one",
+            theirs.program, theirs.oldest, theirs.newest, ours.program, ours.oldest, ours.newest
+        );
+        return Err(Error::new(ErrorKind::NotSupported, text));
+    }
+    send_one(transport, Message::Greeting(ours)).await?;
+    Ok(theirs)
+}
+
+/// Waits until the successor has opened the devices.
+async fn opened<T: Transport>(transport: &T) -> Result<(), Error> {
+    let answer = receive_one(transport).await?;
+    if let Message::Failed { cause } = answer {
+        return Err(Error::io(format!("the successor: {cause}")));
+    }
+    if answer != Message::Opened {
+        let text = format!("the successor says {answer:?} instead of `opened`");
+        return Err(Error::io(text));
+    }
+    Ok(())
+}
+
+/// Goes on as before.
+async fn roll_back<D: OldDaemon>(daemon: &D, planted: PlantedFault, progress: Progress) {
+    let may_have_opened = progress >= Progress::Sent;
+    if !planted.is(Fault::SuccessorLeftAlive) {
+        // HO-UP2
+        daemon.end_successor(may_have_opened && !planted.is(Fault::GoOnEarly)).await;
+    }
+    if progress >= Progress::Stopped {
+        daemon.release_devices(may_have_opened && !planted.is(Fault::NotOpenedAnew)).await;
+        daemon.resume_clients().await;
+    }
+}
+
+fn plant_in_load<D: OldDaemon>(planted: PlantedFault, load: &mut Load<D>) {
+    if planted.is(Fault::LocksGivenUp) {
+        load.retain(|(frame, _)| !matches!(frame.message, Message::Leaf(_)));
+    }
+    if planted.is(Fault::UnreadDropped) {
+        load.iter_mut().for_each(|(frame, _)| frame.bytes.clear());
+    }
+}

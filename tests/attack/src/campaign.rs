@@ -20,6 +20,7 @@ pub struct Total {
     pub orderly: u64,
     pub hung_ends: u64,
     pub disconnected: u64,
+    pub gave_up: u64,
     pub orders: u64,
     pub orders_failed: u64,
     pub written: u64,
@@ -37,7 +38,7 @@ impl fmt::Display for Total {
         write!(
             f,
             "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends, {} of hung \
-             daemons, {} lost connections; {} sectors written, {} read and judged, {} origins \
+             daemons, {} lost connections, {} times a disk was given up; {} sectors written, {} read and judged, {} origins \
              judged alone; {} FLUSHes, {} failed; \
              {} unflushed sectors at risk, {} lost; {} orders, {} failed; {} violations",
             self.rounds,
@@ -47,6 +48,7 @@ impl fmt::Display for Total {
             self.orderly,
             self.hung_ends,
             self.disconnected,
+            self.gave_up,
             self.written,
             self.judged,
             self.origins,
@@ -71,6 +73,7 @@ impl Total {
         self.orderly += other.orderly;
         self.hung_ends += other.hung_ends;
         self.disconnected += other.disconnected;
+        self.gave_up += other.gave_up;
         self.orders += other.orders;
         self.orders_failed += other.orders_failed;
         self.written += other.written;
@@ -92,6 +95,7 @@ impl Total {
         self.cuts += did.cuts;
         self.orderly += did.orderly;
         self.hung_ends += did.hung_ends;
+        self.gave_up += did.gave_up;
         self.orders += did.orders;
         self.orders_failed += did.orders_failed;
         self.written += judged.written;

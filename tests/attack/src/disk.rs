@@ -289,7 +289,9 @@ fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
             spawn(move || connection.work(rng))
         })
         .collect();
-    let _ = connection.read(&mut stream); // until it ends
+    if connection.read(&mut stream).is_err() {
+        lock(&shared.media).figures.dropped += 1;
+    }
     lock(&connection.queue).ended = true;
     connection.more.notify_all();
     for worker in workers {

@@ -59,6 +59,9 @@ pub struct Figures {
     pub reads_failed: u64,
     /// Times that it lost its connections.
     pub disconnected: u64,
+    /// Connections that the program ended without NBD_CMD_DISC: it was killed, or has given up a
+    /// disk that did not answer, as on a machine under load.
+    pub dropped: u64,
     /// Sectors that had an unflushed version at a power cut.
     pub at_risk: u64,
     /// Of these, those that did not get their newest version.

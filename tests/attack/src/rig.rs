@@ -50,6 +50,9 @@ pub struct Figures {
     pub orderly: u64,
     /// Of these, SIGTERMs while clients and disks hang.
     pub hung_ends: u64,
+    /// Orderly ends in which the program had given up a disk that did not answer: it must have
+    /// told its clients, and need not exit with 0.
+    pub gave_up: u64,
     /// Orders of the operator, and those that failed.
     pub orders: u64,
     /// See `orders`.
@@ -199,12 +202,12 @@ impl Rig {
             self.start()?;
         }
         self.read_all()?;
-        let failures = self.failures();
+        let (failures, dropped) = (self.failures(), self.dropped());
         let ending = self.ending();
         disk_faults::draw(&self.disks, &self.scenario.faults, &mut self.rng);
         let ended = self.run_clients(ending)?;
         disk_faults::clear(&self.disks);
-        let clean = self.failures() == failures;
+        let clean = self.failures() == failures && !self.has_given_up(dropped);
         match ending {
             Ending::Kill | Ending::KillAndCut => self.crash(ending == Ending::KillAndCut),
             Ending::TerminateHung => self.ended_hung(clean, ended.ok_or("it has not ended")?),
@@ -234,6 +237,18 @@ impl Rig {
     /// Faults of disks so far.
     fn failures(&self) -> u64 {
         self.disks.iter().map(|d| d.figures().failures()).sum()
+    }
+
+    /// Connections that the program has ended without a word so far.
+    fn dropped(&self) -> u64 {
+        self.disks.iter().map(|d| d.figures().dropped).sum()
+    }
+
+    /// Whether the program has given up a disk since there were so many of them.
+    fn has_given_up(&mut self, dropped: u64) -> bool {
+        let has = self.dropped() > dropped;
+        self.figures.gave_up += u64::from(has);
+        has
     }
 
     /// Starts the daemon; perhaps it is killed before it is ready, and started again.
@@ -473,9 +488,11 @@ impl Rig {
 
     fn terminate(&mut self, clean: bool, cut: bool) -> Result<()> {
         let daemon = self.daemon.take().ok_or("no daemon to end")?;
+        let dropped = self.dropped();
         let ended = daemon.terminate();
         self.figures.orderly += 1;
         self.settle()?;
+        let clean = clean && !self.has_given_up(dropped);
         if clean && ended != Ended::Code(0) || ended == Ended::Late {
             return Err(format!("SIGTERM: it ended so: {ended:?}\n{}", self.place.log_tail()));
         }

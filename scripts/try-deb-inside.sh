@@ -83,6 +83,7 @@ systemctl stop millpond
 is_intact
 
 step 'an upgrade leaves the daemon running and the configuration as it is'
+mkfifo $work/pipe
 before=$(pid)
 cp /etc/millpond.toml $work/config
 dpkg -i "$second" | grep millpond:
@@ -92,8 +93,40 @@ systemctl is-enabled millpond.socket
 readlink "/proc/$before/exe" | grep -q deleted
 cmp /etc/millpond.toml $work/config
 is_intact
-systemctl restart millpond
+
+step 'a reload hands over to the new program, under a client'
+# The watchdog looks at the new process, too.
+mkdir -p /run/systemd/system/millpond.service.d
+printf '[Service]\nWatchdogSec=4s\n' >/run/systemd/system/millpond.service.d/watchdog.conf
+systemctl daemon-reload
+{ head -c 524288 $work/data; sleep 3; tail -c +524289 $work/data; } >$work/pipe &
+nbdcopy --flush - "$uri" <$work/pipe &
+client=$!
+sleep 1
+systemctl reload millpond
+[ "$(pid)" != "$before" ]
+[ ! -e "/proc/$before" ]
 readlink "/proc/$(pid)/exe" | grep -qx /usr/bin/millpond
+wait $client
+is_intact
+upgraded=$(pid)
+systemctl reload millpond
+[ "$(pid)" = "$upgraded" ]
+sleep 9
+[ "$(pid)" = "$upgraded" ]
+[ "$(systemctl show -P NRestarts millpond)" = 1 ]
+is_intact
+
+step 'the new process is the one that systemd starts again, and ends'
+kill -KILL "$upgraded"
+while [ "$(pid)" = 0 ] || [ "$(pid)" = "$upgraded" ] ||
+    ! systemctl is-active --quiet millpond; do
+    sleep 0.2
+done
+is_intact
+rm -r /run/systemd/system/millpond.service.d
+systemctl daemon-reload
+systemctl restart millpond
 is_intact
 
 step 'the drop-in for disks: the service starts with it'

@@ -21,7 +21,11 @@ rm -f "$target"/debian/*.deb
 scripts/deb.sh "$program"
 first=$(echo "$target"/debian/*.deb)
 version=$(dpkg-deb --field "$first" Version)
-scripts/deb.sh "$program" "$version+next"
+# Another program for the second package: one more section.
+next=$target/debian/millpond-next
+printf next >"$target/debian/next"
+objcopy --add-section .next="$target/debian/next" "$program" "$next"
+scripts/deb.sh "$next" "$version+next"
 
 # Once: a minute, and 350 MiB from a Debian mirror.
 if [ ! -d "$base" ]; then

@@ -38,6 +38,7 @@ cross or is under way.
 Examples:
   millpond upgrade --dry-run
   millpond upgrade
+  millpond upgrade --if-changed
   millpond upgrade --binary /usr/local/bin/millpond --timeout 10s
   millpond upgrade --force scratch")]
 pub struct UpgradeArgs {
@@ -55,6 +56,10 @@ pub struct UpgradeArgs {
     /// Report what would cross and what would not, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Do nothing when the program is byte for byte the one that runs, as `systemctl reload` asks
+    /// for
+    #[arg(long)]
+    pub(crate) if_changed: bool,
     #[command(flatten)]
     pub(crate) listing: Listing,
 }
@@ -72,8 +77,9 @@ pub(crate) async fn upgrade(client: &Client, a: &UpgradeArgs) -> Result<api::Upg
     if binary.is_some() && !rustix::process::geteuid().is_root() {
         return Err(Failure::new(ErrorKind::Denied, "--binary: only root may name a program"));
     }
-    let (timeout, force, dry_run) = (a.timeout.clone(), a.force.clone(), a.dry_run);
-    let request = api::Upgrade { binary, timeout, force, dry_run };
+    let (timeout, force) = (a.timeout.clone(), a.force.clone());
+    let (dry_run, if_changed) = (a.dry_run, a.if_changed);
+    let request = api::Upgrade { binary, timeout, force, dry_run, if_changed };
     let upgraded: api::Upgraded = client.post(paths::UPGRADE, &request).await?;
     let Some(successor) = &upgraded.successor else { return Ok(upgraded) };
     let pid = successor.pid;
@@ -102,16 +108,28 @@ pub(crate) async fn upgrade(client: &Client, a: &UpgradeArgs) -> Result<api::Upg
     Ok(upgraded)
 }
 
-/// The answer as text.
-pub(crate) fn text(upgraded: &api::Upgraded) -> String {
-    let api::Upgraded { pid, version, successor, devices, sessions, listeners, problems } =
-        upgraded;
+/// The answer as text. `if_changed`: there was to be a successor only with another program.
+pub(crate) fn text(upgraded: &api::Upgraded, if_changed: bool) -> String {
+    let api::Upgraded {
+        pid,
+        version,
+        successor,
+        program_differs,
+        devices,
+        sessions,
+        listeners,
+        problems,
+    } = upgraded;
+    if if_changed && !program_differs {
+        return format!("pid {pid} ({version}) runs the program that is installed\n");
+    }
+    let program = if *program_differs { "another program" } else { "the program that it runs" };
     let mut out = match successor {
         Some(new) => format!(
             "pid {pid} ({version}) has handed over to pid {} ({}): requests waited for {} ms\n",
             new.pid, new.version, new.pause_ms
         ),
-        None => format!("pid {pid} ({version}) would hand over\n"),
+        None => format!("pid {pid} ({version}) would hand over to {program}\n"),
     };
     out += &format!(
         "crosses: devices {devices}, connections of NBD {sessions}, listeners {listeners}\n"
@@ -134,6 +152,7 @@ mod tests {
             pid: 7,
             version: "1.0".into(),
             successor: None,
+            program_differs: true,
             devices: 3,
             sessions: 2,
             listeners: 1,
@@ -144,15 +163,18 @@ mod tests {
             }],
         };
         assert_eq!(
-            text(&report),
-            "pid 7 (1.0) would hand over\n\
+            text(&report, true),
+            "pid 7 (1.0) would hand over to another program\n\
              crosses: devices 3, connections of NBD 2, listeners 1\n\
              does not cross: scratch: mem:1M is in the memory of this process\n"
         );
+        let same = api::Upgraded { program_differs: false, ..report.clone() };
+        assert_eq!(text(&same, true), "pid 7 (1.0) runs the program that is installed\n");
         let successor = api::Successor { pid: 8, version: "1.1".into(), pause_ms: 12 };
         let done = api::Upgraded { successor: Some(successor), problems: Vec::new(), ..report };
         assert!(
-            text(&done).starts_with("pid 7 (1.0) has handed over to pid 8 (1.1): requests waited")
+            text(&done, false)
+                .starts_with("pid 7 (1.0) has handed over to pid 8 (1.1): requests waited")
         );
     }
 }

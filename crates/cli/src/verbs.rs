@@ -342,7 +342,7 @@ async fn reload_config(client: &Client) -> Done {
 
 async fn upgrade(client: &Client, a: &UpgradeArgs) -> Done {
     let upgraded = upgrade::upgrade(client, a).await?;
-    show(&a.listing, &upgraded, || upgrade::text(&upgraded))
+    show(&a.listing, &upgraded, || upgrade::text(&upgraded, a.if_changed))
 }
 
 /// Between two lines that `stop` waits.

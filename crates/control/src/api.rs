@@ -96,6 +96,9 @@ pub struct Upgrade {
     /// Only report what would cross and what would not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+    /// Do nothing when the program is the one that runs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub if_changed: bool,
 }
 
 /// What does not cross to a successor.
@@ -117,6 +120,9 @@ pub struct Upgraded {
     /// The same of its successor; none of a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub successor: Option<Successor>,
+    /// Whether the program of the successor differs from the one that runs.
+    #[serde(default)]
+    pub program_differs: bool,
     pub devices: u64,
     /// Clients of NBD.
     pub sessions: u64,

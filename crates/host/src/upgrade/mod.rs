@@ -20,6 +20,7 @@
 //! - HO-UP4 No verb changes anything between the check and the end: changes that are under way end
 //!   first, later ones are refused.
 mod predecessor;
+mod program;
 mod sender;
 mod socket;
 
@@ -107,6 +108,11 @@ pub(crate) async fn upgrade(
         Some(path) => path.into(),
         None => source.program.clone(),
     };
+    let installed = program.clone();
+    let program_differs = blocking(move || program::differs(&installed)).await?;
+    if request.if_changed && !program_differs {
+        return Ok(api::Upgraded { program_differs, ..report(state, source, &[]).await? });
+    }
     // HO-UP4
     let changes = tokio::time::timeout(step, state.changes.write()).await.map_err(|_| {
         let text = "a change of a device (a flush, a drain, a suspend ...) does not end in time: \
@@ -114,6 +120,7 @@ pub(crate) async fn upgrade(
         Failure::new(ErrorKind::Busy, text)
     })?;
     let mut report = report(state, source, &request.force).await?;
+    report.program_differs = program_differs;
     if request.dry_run {
         return Ok(report);
     }
@@ -177,6 +184,7 @@ async fn report(
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
         successor: None,
+        program_differs: false,
         devices: devices as u64,
         sessions,
         listeners: source.listeners.len() as u64,

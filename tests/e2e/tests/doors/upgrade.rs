@@ -253,6 +253,29 @@ fn what_is_written_after_a_failed_upgrade_survives_a_kill() {
 }
 
 #[test]
+fn an_upgrade_can_be_left_out_where_the_program_is_the_same() {
+    let bed = bed();
+    let before = pid(&bed);
+    let said = bed.verb(&["upgrade", "--if-changed"]);
+    assert_eq!(said.trim(), format!("pid {before} (0.1.0) runs the program that is installed"));
+    assert_eq!(pid(&bed), before);
+    if !is_root() {
+        return;
+    }
+    // The same with a byte behind its end.
+    let program = bed.daemon().command(&[]);
+    let mut bytes = std::fs::read(program.get_program()).unwrap();
+    bytes.push(0);
+    let other = bed.path("millpond");
+    std::fs::write(&other, bytes).unwrap();
+    std::fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
+    let other = other.to_str().unwrap();
+    let done = upgrade(&bed, &["--if-changed", "--binary", other]);
+    assert_eq!(done["program_differs"], true, "{done}");
+    assert_ne!(pid(&bed), before);
+}
+
+#[test]
 fn what_does_not_cross_is_named_and_refused() {
     let bed = bed();
     bed.verb(&["create", "scratch", "--table", "0 2048 linear mem:1M 0"]);

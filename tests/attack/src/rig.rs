@@ -50,8 +50,8 @@ pub struct Figures {
     pub orderly: u64,
     /// Of these, SIGTERMs while clients and disks hang.
     pub hung_ends: u64,
-    /// Orderly ends in which the program had given up a disk that did not answer: it must have
-    /// told its clients, and need not exit with 0.
+    /// Orderly ends of programs that had given up a disk which did not answer: it must have told
+    /// its clients, and need not exit with 0.
     pub gave_up: u64,
     /// Orders of the operator, and those that failed.
     pub orders: u64,
@@ -207,13 +207,13 @@ impl Rig {
         disk_faults::draw(&self.disks, &self.scenario.faults, &mut self.rng);
         let ended = self.run_clients(ending)?;
         disk_faults::clear(&self.disks);
-        let clean = self.failures() == failures && !self.has_given_up(dropped);
+        let clean = self.failures() == failures;
         match ending {
             Ending::Kill | Ending::KillAndCut => self.crash(ending == Ending::KillAndCut),
             Ending::TerminateHung => self.ended_hung(clean, ended.ok_or("it has not ended")?),
-            Ending::Remove => self.remove(clean),
+            Ending::Remove => self.remove(clean, dropped),
             Ending::Terminate | Ending::TerminateAndCut => {
-                self.terminate(clean, ending == Ending::TerminateAndCut)
+                self.terminate(clean, dropped, ending == Ending::TerminateAndCut)
             }
         }
     }
@@ -244,7 +244,7 @@ impl Rig {
         self.disks.iter().map(|d| d.figures().dropped).sum()
     }
 
-    /// Whether the program has given up a disk since there were so many of them.
+    /// Whether the program, which was not killed, has given up a disk since there were so many.
     fn has_given_up(&mut self, dropped: u64) -> bool {
         let has = self.dropped() > dropped;
         self.figures.gave_up += u64::from(has);
@@ -486,17 +486,17 @@ impl Rig {
         self.look_at_origin();
     }
 
-    fn terminate(&mut self, clean: bool, cut: bool) -> Result<()> {
+    /// `dropped`: connections that the program had ended at the begin of the round.
+    fn terminate(&mut self, clean: bool, dropped: u64, cut: bool) -> Result<()> {
         let daemon = self.daemon.take().ok_or("no daemon to end")?;
-        let dropped = self.dropped();
         let ended = daemon.terminate();
         self.figures.orderly += 1;
         self.settle()?;
-        let clean = clean && !self.has_given_up(dropped);
-        if clean && ended != Ended::Code(0) || ended == Ended::Late {
+        let may_fail = !clean || self.has_given_up(dropped) && ended == Ended::Code(1);
+        if !may_fail && ended != Ended::Code(0) || ended == Ended::Late {
             return Err(format!("SIGTERM: it ended so: {ended:?}\n{}", self.place.log_tail()));
         }
-        if clean && self.scenario.end_is_flush {
+        if clean && self.scenario.end_is_flush && ended == Ended::Code(0) {
             self.judge().orderly_end();
         } else {
             self.judge().crash(cut);
@@ -508,7 +508,7 @@ impl Rig {
     }
 
     /// Removes the device and makes it again, with the daemon running on.
-    fn remove(&mut self, clean: bool) -> Result<()> {
+    fn remove(&mut self, clean: bool, dropped: u64) -> Result<()> {
         let mut ended = Ended::Code(4);
         for _ in 0..50 {
             ended = order(&self.place, &self.judge, &self.table, "remove dev")?;
@@ -518,7 +518,7 @@ impl Rig {
             pause_ms(20); // connections of a moment ago are just being closed
         }
         if ended != Ended::Code(0) {
-            if clean {
+            if clean && !self.has_given_up(dropped) {
                 return Err(format!("remove: it ended so: {ended:?}\n{}", self.place.log_tail()));
             }
             return self.crash(true);

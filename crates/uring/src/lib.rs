@@ -48,6 +48,9 @@
 //! - UR-U12 Only a successor gets another descriptor of such a description (`Files::copy_of_file`),
 //!   when nothing is under way on it here. From then on one of the two processes sends requests,
 //!   never both: this one goes on only when the lifeline of the other has ended (`passed_files`).
+//! - UR-U13 Reads of one batch that are neighbours on a file are sent as one, and so are writes;
+//!   writes with FUA only with such. Each has an event of its own, and none gets the error of
+//!   another: after an error each that is not done is sent by itself.
 
 mod connect;
 mod device_id;

@@ -13,6 +13,9 @@ use crate::table::DirectAlign;
 const IOV_MAX: usize = 1024;
 /// Most bytes of one transfer; the kernel cuts at 2 GiB less a page, which would misalign the rest.
 const TRANSFER_MAX: usize = 1 << 30;
+/// Most bytes of requests that are sent as one. Chosen: a disk that does not seek transfers it in a
+/// tenth of a millisecond, and what is in it ends together.
+const JOINED_MAX: usize = 256 << 10;
 /// Retries of a request after EINTR or EAGAIN before it fails.
 const TRIES_MAX: u32 = 64;
 
@@ -38,10 +41,43 @@ impl Vectors {
     }
 }
 
+/// One of several requests that are sent as one.
+pub(crate) struct Part {
+    pub(crate) home: CoreId,
+    pub(crate) key: OpKey,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TransferKind {
+    Read,
+    Write { fua: bool },
+}
+
+/// A read or a write.
+struct Transfer<'a> {
+    kind: TransferKind,
+    offset: u64,
+    bufs: &'a Bufs,
+}
+
+fn transfer(what: &SqeOp) -> Option<Transfer<'_>> {
+    if let SqeOp::Read { offset, bufs } = what {
+        return Some(Transfer { kind: TransferKind::Read, offset: *offset, bufs });
+    }
+    if let SqeOp::Write { offset, bufs, fua } = what {
+        return Some(Transfer { kind: TransferKind::Write { fua: *fua }, offset: *offset, bufs });
+    }
+    None
+}
+
 pub(crate) struct Request {
     pub(crate) home: CoreId,
     pub(crate) key: OpKey,
     pub(crate) file: FileId,
+    /// Neighbours on the file that are sent as one, this one included (UR-U13): none, or two and
+    /// more. Their buffers are those of `what`, in order.
+    parts: Vec<Part>,
     what: SqeOp,
     /// Bytes transferred so far. Of a flush: whether it is done, and the size is looked at.
     done: usize,
@@ -97,8 +133,63 @@ impl Request {
                 unaligned = Some(client);
             }
         }
-        let (done, tries, is_ended, vectors) = (0, 0, false, None);
-        Request { home, key, file, what, done, tries, is_ended, vectors, unaligned }
+        let (parts, done, tries, is_ended, vectors) = (Vec::new(), 0, 0, false, None);
+        Request { home, key, file, parts, what, done, tries, is_ended, vectors, unaligned }
+    }
+
+    /// Whether `next` begins where this one ends, so that both can be sent as one (UR-U13).
+    pub(crate) fn is_followed_by(&self, next: &Request) -> bool {
+        let is_copied = self.unaligned.is_some() || next.unaligned.is_some();
+        let (Some(this), Some(other)) = (transfer(&self.what), transfer(&next.what)) else {
+            return false;
+        };
+        if is_copied || self.file != next.file || this.kind != other.kind {
+            return false;
+        }
+        let bytes = this.bufs.len_bytes();
+        this.offset + bytes as u64 == other.offset
+            && bytes + other.bufs.len_bytes() <= JOINED_MAX
+            && this.bufs.count() + other.bufs.count() <= IOV_MAX
+    }
+
+    /// Takes such a neighbour. Neither has been sent yet.
+    pub(crate) fn join(&mut self, next: Request) {
+        let (SqeOp::Read { bufs, .. } | SqeOp::Write { bufs, .. }) = &mut self.what else { return };
+        let (SqeOp::Read { bufs: more, .. } | SqeOp::Write { bufs: more, .. }) = next.what else {
+            return;
+        };
+        if self.parts.is_empty() {
+            let bytes = bufs.len_bytes();
+            self.parts.push(Part { home: self.home, key: self.key, bytes });
+        }
+        self.parts.push(Part { home: next.home, key: next.key, bytes: more.len_bytes() });
+        bufs.extend(more.iter().cloned());
+    }
+
+    /// The requests that were sent as one.
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// What becomes of requests that were sent as one and failed so: those that were not done are
+    /// to be sent by themselves, as the error may be another one's (UR-U13).
+    pub(crate) fn split(mut self) -> impl Iterator<Item = (Part, Option<Request>)> {
+        let mut at = 0;
+        std::mem::take(&mut self.parts).into_iter().map(move |part| {
+            let range = at..at + part.bytes;
+            at = range.end;
+            if range.end <= self.done {
+                return (part, None);
+            }
+            let all = transfer(&self.what).expect("transfers are joined");
+            let (offset, bufs) = (all.offset + range.start as u64, all.bufs.slice(range));
+            let what = match all.kind {
+                TransferKind::Read => SqeOp::Read { offset, bufs },
+                TransferKind::Write { fua } => SqeOp::Write { offset, bufs, fua },
+            };
+            let alone = Request::new((part.home, part.key), self.file, what, None);
+            (part, Some(alone))
+        })
     }
 
     /// Ends the waiting of a Recv or an Accept: it is not retried, and its cancellation is no
@@ -343,4 +434,66 @@ fn piece(
         (skip, room) = (0, room - len);
     }
     Piece::Many
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(key: u32, block: u64, fua: bool) -> Request {
+        let bufs = Buf::alloc(4096).into();
+        let what = SqeOp::Write { offset: block * 4096, bufs, fua };
+        Request::new((CoreId(0), OpKey(key)), FileId(7), what, None)
+    }
+
+    fn read(key: u32, block: u64) -> Request {
+        let what = SqeOp::Read { offset: block * 4096, bufs: Buf::alloc(4096).into() };
+        Request::new((CoreId(0), OpKey(key)), FileId(7), what, None)
+    }
+
+    #[test]
+    fn only_neighbours_of_one_kind_and_file_are_joined() {
+        let first = write(1, 4, false);
+        assert!(first.is_followed_by(&write(2, 5, false)));
+        assert!(write(1, 4, true).is_followed_by(&write(2, 5, true)));
+        assert!(!first.is_followed_by(&write(2, 5, true)), "one with FUA");
+        assert!(!first.is_followed_by(&read(2, 5)), "a read");
+        assert!(!first.is_followed_by(&write(2, 6, false)), "a gap");
+        assert!(!first.is_followed_by(&write(2, 4, false)), "the same block");
+        assert!(!first.is_followed_by(&write(2, 3, false)), "the one before");
+        let elsewhere = Request { file: FileId(8), ..write(2, 5, false) };
+        assert!(!first.is_followed_by(&elsewhere), "another file");
+    }
+
+    #[test]
+    fn joined_requests_have_a_limit() {
+        let mut all = read(0, 0);
+        let mut joined = 1;
+        while all.is_followed_by(&read(0, joined)) {
+            all.join(read(0, joined));
+            joined += 1;
+        }
+        assert_eq!(joined as usize, JOINED_MAX / 4096);
+    }
+
+    #[test]
+    fn after_an_error_what_is_not_done_is_sent_alone() {
+        let mut all = read(0, 10);
+        for nth in 1..4 {
+            all.join(read(nth, 10 + u64::from(nth)));
+        }
+        assert_eq!(all.parts().len(), 4);
+        // One and a half are read, then the disk reports an error.
+        assert!(matches!(all.outcome(6144), Outcome::Retry));
+        assert!(matches!(all.outcome(-libc::EIO), Outcome::Done(_)));
+        let after: Vec<_> = all.split().collect();
+        assert!(after[0].1.is_none(), "the first is done");
+        for (nth, (part, alone)) in (0..).zip(&after).skip(1) {
+            let alone = alone.as_ref().expect("it is not done");
+            let sent = transfer(&alone.what).expect("a read");
+            assert_eq!((part.key, alone.key), (OpKey(nth), OpKey(nth)));
+            assert_eq!((sent.offset, sent.bufs.len_bytes()), ((10 + u64::from(nth)) * 4096, 4096));
+            assert_eq!((alone.done, alone.parts().len()), (0, 0));
+        }
+    }
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use block::{CoreId, Error, ErrorKind, Nanos, Status};
+use block::{CoreId, Error, ErrorKind, Nanos, OpKey, Status};
 use io_uring::{IoUring, opcode, squeue, types};
 use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
@@ -175,10 +175,27 @@ impl Uring {
     }
 }
 
+/// The latest read and write of a batch, by their slots: the next ones may be their neighbours.
+#[derive(Default)]
+struct Latest {
+    read: Option<usize>,
+    write: Option<usize>,
+}
+
+impl Latest {
+    fn of(&mut self, what: &SqeOp) -> Option<&mut Option<usize>> {
+        if matches!(what, SqeOp::Read { .. }) {
+            return Some(&mut self.read);
+        }
+        matches!(what, SqeOp::Write { .. }).then_some(&mut self.write)
+    }
+}
+
 impl Shared {
-    fn begin(&mut self, sqe: Sqe) {
+    fn begin(&mut self, sqe: Sqe, latest: &mut Latest) {
         let Sqe { home, key, file, what } = sqe;
         if matches!(what, SqeOp::Close) {
+            *latest = Latest::default(); // they may be sent now
             let status = match self.close(file, Some((home, key))) {
                 CloseResult::Done => Status::Ok,
                 CloseResult::Deferred => return,
@@ -195,6 +212,7 @@ impl Shared {
         if self.table.is_listener(file) {
             if matches!(what, SqeOp::Shutdown) {
                 end(Status::Ok);
+                *latest = Latest::default(); // they are sent now
                 return self.end_accepts(file);
             }
             if matches!(what, SqeOp::Accept) && self.table.accepts_ended(file) {
@@ -207,12 +225,22 @@ impl Shared {
         {
             self.table.enlarge_send_buffer(file);
         }
+        let neighbour = latest.of(&what);
         let request = Request::new((home, key), file, what, direct);
         if request.is_empty() {
-            self.end(&request, Status::Ok.into());
-        } else {
-            self.backlog.push_back(Waiting::Start(self.requests.insert(request)));
+            return self.end((home, key), file, Status::Ok.into());
         }
+        if let Some(Some(slot)) = neighbour {
+            let before = &mut self.requests[*slot];
+            if before.is_followed_by(&request) {
+                return before.join(request);
+            }
+        }
+        let slot = self.requests.insert(request);
+        if let Some(latest) = neighbour {
+            *latest = Some(slot);
+        }
+        self.backlog.push_back(Waiting::Start(slot));
     }
 
     /// Closes a file now, or when the last request on it has ended (UR-U3).
@@ -240,10 +268,33 @@ impl Shared {
         self.fill();
     }
 
-    fn end(&mut self, request: &Request, result: OpResult) {
-        self.ready.push(Event::Cqe { home: request.home, key: request.key, result });
-        if let Some((home, key)) = self.table.end(request.file) {
+    fn end(&mut self, (home, key): (CoreId, OpKey), file: FileId, result: OpResult) {
+        self.ready.push(Event::Cqe { home, key, result });
+        if let Some((home, key)) = self.table.end(file) {
             self.ready.push(Event::Cqe { home, key, result: Status::Ok.into() });
+        }
+    }
+
+    /// Ends the request of a slot, or the requests that were sent as one.
+    fn end_slot(&mut self, slot: usize, result: OpResult) {
+        let mut request = self.requests.remove(slot);
+        self.spare.extend(request.take_vectors());
+        let (home, key, file) = (request.home, request.key, request.file);
+        if request.parts().is_empty() {
+            return self.end((home, key), file, result);
+        }
+        if result.status == Status::Ok || self.ending {
+            for part in request.parts() {
+                self.end((part.home, part.key), file, result);
+            }
+            return;
+        }
+        for (part, alone) in request.split() {
+            let Some(alone) = alone else {
+                self.end((part.home, part.key), file, Status::Ok.into());
+                continue;
+            };
+            self.backlog.push_back(Waiting::Start(self.requests.insert(alone)));
         }
     }
 
@@ -351,9 +402,7 @@ impl Shared {
                     OpResult { status: Status::Ok, value }
                 }
             };
-            let mut request = self.requests.remove(slot);
-            self.spare.extend(request.take_vectors());
-            self.end(&request, result);
+            self.end_slot(slot, result);
         }
     }
 }
@@ -365,8 +414,9 @@ impl Driver for Uring {
 
     fn submit(&mut self, batch: &mut Vec<Sqe>) {
         let mut shared = self.shared.borrow_mut();
+        let mut latest = Latest::default();
         for sqe in batch.drain(..) {
-            shared.begin(sqe);
+            shared.begin(sqe, &mut latest);
         }
         shared.fill();
     }

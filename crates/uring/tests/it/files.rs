@@ -218,6 +218,37 @@ fn a_thousand_requests_at_once_all_end() {
     });
 }
 
+/// UR-U13: neighbours are sent as one, and an error is that of the requests that it concerns.
+#[test]
+fn an_error_of_one_request_is_not_its_neighbours() {
+    let folder = Folder::on_disk();
+    on_core(async move |files| {
+        let dev = open_leaf(&files, &folder, new_file(1 << 20));
+        let at = |n: u64| Sector(n * 8);
+        let writes = (0..64).map(|n| {
+            let flags = if n % 16 < 8 { Flags::empty() } else { Flags::FUA };
+            write(&*dev, flags, CLASS, at(n), buf(4096, n))
+        });
+        for written in writes.collect::<Vec<_>>() {
+            written.await.unwrap();
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path("disk")).unwrap();
+        // Ten of sixteen neighbours are there, and the half of another one.
+        file.set_len(10 * 4096 + 2048).unwrap();
+        let back: Vec<_> = (0..16).map(|_| Bufs::from(Buf::alloc(4096))).collect();
+        let reads: Vec<_> =
+            (0..16).zip(&back).map(|(n, back)| read(&*dev, CLASS, at(n), back.clone())).collect();
+        for ((n, read), back) in (0..16).zip(reads).zip(&back) {
+            let outcome = read.await;
+            if n < 10 {
+                assert_eq!((outcome, to_vec(back)), (Ok(()), bytes(4096, n)), "block {n}");
+            } else {
+                assert_eq!(outcome, Err(Status::Io), "block {n}");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_file_that_shrank_gives_an_error_not_old_data() {
     let folder = Folder::on_disk();

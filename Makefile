@@ -7,7 +7,6 @@ ARGS ?=
 # Runs of every simulation test: `make seeds SEEDS=100000`.
 SEEDS ?= 20000
 KILLS ?= 1000
-UPGRADES ?= 1000
 # Time for each fuzz target; two run at once on two cores.
 FUZZ_SECONDS ?= 30
 CI_FUZZ_SECONDS ?= 10
@@ -142,9 +141,8 @@ guest-or-skip:
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash
 
-
-soak: ## live upgrades under fio with verification, UPGRADES of them; prints the pauses
-	MILLPOND_UPGRADES=$(UPGRADES) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture --exact upgrade::a_client_with_verification_sees_no_error_of_an_upgrade
+soak: setup ## live upgrades and kills under fio with verification (ARGS='--upgrades 1000 --kills 1000')
+	$(CARGO) run --release --locked -p e2e --bin soak -- $(ARGS)
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

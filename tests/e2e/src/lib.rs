@@ -2,8 +2,9 @@
 //! The whole program under real clients: what the tests and the demo share.
 //!
 //! ```text
-//!   tests/*.rs, bin/demo, bin/published
+//!   tests/*.rs, bin/demo, bin/published, bin/soak
 //!     ├─ published procedures that others have published
+//!     ├─ soak      upgrades and kills at random moments, under clients that verify
 //!     ├─ test_bed  a test's folder, files and daemon
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
@@ -32,6 +33,7 @@ pub mod mounted;
 pub mod origin;
 pub mod process;
 pub mod published;
+pub mod soak;
 pub mod stamp;
 pub mod test_bed;
 pub mod undo;

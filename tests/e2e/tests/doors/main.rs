@@ -20,6 +20,7 @@ mod nbd_origin;
 mod nbd_tcp;
 mod readonly;
 mod sectors;
+mod soak;
 mod tls;
 mod upgrade;
 mod vhost_cores;

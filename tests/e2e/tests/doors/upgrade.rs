@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use e2e::client::Client;
 use e2e::daemon::Daemon;
-use e2e::fio::Fio;
-use e2e::test_bed::{TestBed, clients};
+use e2e::test_bed::TestBed;
 use e2e::{clock, pause};
 use serde_json::Value;
 
@@ -17,9 +16,6 @@ const CACHE: &str = "0 65536 writecache s ./origin.img ./cache.img 4096 0";
 /// A device on another one, and a mapping of a file.
 const DEVICES: [(&str, &str); 3] =
     [("wc", CACHE), ("top", "0 1024 linear wc 8"), ("disk", "0 8192 linear ./disk.img 0")];
-
-/// Longest run of the client.
-const FIO_TIME: Duration = Duration::from_secs(300);
 
 fn bed() -> TestBed {
     let files = [("origin.img", 32 * MIB), ("cache.img", 16 * MIB), ("disk.img", 4 * MIB)];
@@ -73,46 +69,6 @@ fn check_all(client: &mut Client, byte: u8) {
         client.read(nth * 65536, &mut data).unwrap();
         assert!(data.iter().all(|b| *b == byte), "block {nth} is not of round {byte}");
     }
-}
-
-#[test]
-fn a_client_with_verification_sees_no_error_of_an_upgrade() {
-    if !clients(&["fio"]) {
-        return;
-    }
-    let bed = bed();
-    let fio = Fio::new(bed.dir(), &bed.uri("wc")).with([
-        "--rw=randrw",
-        "--size=24m",
-        "--io_size=96m",
-        "--iodepth=16",
-        "--verify=crc32c",
-        "--verify_state_save=0",
-        "--fsync=64",
-    ]);
-    let upgrades = std::env::var("MILLPOND_UPGRADES").ok().and_then(|n| n.parse().ok());
-    let upgrades: usize = upgrades.unwrap_or(3);
-    let (mut pauses, mut before) = (Vec::new(), pid(&bed));
-    let mut running = fio.start().unwrap();
-    while pauses.len() < upgrades {
-        if !running.is_running() {
-            running.wait(FIO_TIME).unwrap();
-            running = fio.start().unwrap();
-        }
-        let done = upgrade(&bed, &[]);
-        let now = pid(&bed);
-        assert_ne!(now, before, "another process answers");
-        assert_eq!(done["successor"]["pid"], now);
-        pauses.push(done["successor"]["pause_ms"].as_u64().unwrap());
-        before = now;
-        // Not always in the same state of the client.
-        pause(Duration::from_millis(20 + now % 300));
-    }
-    running.wait(FIO_TIME).unwrap();
-    pauses.sort_unstable();
-    let part = |percent: usize| pauses[(pauses.len() * percent / 100).min(pauses.len() - 1)];
-    let (median, p99, most) = (part(50), part(99), part(100));
-    println!("{upgrades} upgrades: pauses of {median} ms (p50), {p99} ms (p99), {most} ms (max)");
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Drop for Clients {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ProbeFigures {
     /// Reads begun and ended.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -117,49 +117,52 @@ struct Seen {
 /// A client that reads one block after the other, and notes the longest time.
 #[derive(Debug)]
 pub(super) struct Probe {
-    seen: Arc<Seen>,
+    figures: Arc<ProbeFigures>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Probe {
     pub(super) fn start(client: Client) -> Probe {
-        let seen = Arc::new(Seen::default());
-        let theirs = seen.clone();
+        let figures = Arc::new(ProbeFigures::default());
+        let theirs = figures.clone();
         let thread = Some(start(move || read_on(client, &theirs)));
-        Probe { seen, thread }
+        Probe { figures, thread }
     }
 
     /// Forgets what was longest.
     pub(super) fn begin(&self) {
-        self.seen.longest_us.store(0, Ordering::SeqCst);
+        self.figures.longest_us.store(0, Ordering::SeqCst);
     }
 
     /// The longest read since, in ms, one that was under way at the call included.
-    pub(super) fn end(&self) -> Result<f64> {
-        let begun = self.seen.begun.load(Ordering::SeqCst);
+    pub(super) fn end(&mut self) -> Result<f64> {
+        let begun = self.figures.begun.load(Ordering::SeqCst);
         let give_up = clock() + READ;
-        while self.seen.ended.load(Ordering::SeqCst) < begun {
-            let thread = self.thread.as_ref();
-            if thread.is_some_and(JoinHandle::is_finished) || clock() > give_up {
-                return Err("the client of one request at a time gets no more answers".into());
+        while self.figures.ended.load(Ordering::SeqCst) < begun {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                let failed = self.thread.take().map(JoinHandle::join);
+                return Err(format!("the client of one request at a time: {failed:?}"));
+            }
+            if clock() > give_up {
+                return Err(format!("the client of one request at a time waits for {READ} s"));
             }
             pause(Duration::from_micros(200));
         }
-        Ok(self.seen.longest_us.load(Ordering::SeqCst) as f64 / 1000.0)
+        Ok(self.figures.longest_us.load(Ordering::SeqCst) as f64 / 1000.0)
     }
 }
 
-fn read_on(mut client: Client, seen: &Seen) -> Result<()> {
+fn read_on(mut client: Client, figures: &ProbeFigures) -> Result<()> {
     let mut random = Random::new(9);
     let mut data = vec![0; BLOCK as usize];
-    while !seen.stop.load(Ordering::Relaxed) {
+    while !figures.stop.load(Ordering::Relaxed) {
         let at = random.below(client.size() / BLOCK) * BLOCK;
-        seen.begun.fetch_add(1, Ordering::SeqCst);
+        figures.begun.fetch_add(1, Ordering::SeqCst);
         let begun = clock();
         client.read(at, &mut data).map_err(|e| format!("a read at {at}: {e}"))?;
         let us = ((clock() - begun) * 1e6) as u64;
-        seen.longest_us.fetch_max(us, Ordering::SeqCst);
-        seen.ended.fetch_add(1, Ordering::SeqCst);
+        figures.longest_us.fetch_max(us, Ordering::SeqCst);
+        figures.ended.fetch_add(1, Ordering::SeqCst);
         // It is there to notice a pause, not to load the machine.
         pause(Duration::from_millis(1));
     }
@@ -168,7 +171,7 @@ fn read_on(mut client: Client, seen: &Seen) -> Result<()> {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        self.seen.stop.store(true, Ordering::Relaxed);
+        self.figures.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -105,7 +105,7 @@ fn upgrade_all(
 ) -> Result<()> {
     let [direct, behind] = [site.uri("wc"), site.qemu("ordered")?];
     let clients = Clients::start(site.dir(), plan.area_bytes, &[&direct, &behind], plan.seed);
-    let probe = Probe::start(site.connect("wc")?);
+    let mut probe = Probe::start(site.connect("wc")?);
     let mut shown = clock();
     for nth in 1..=plan.upgrades {
         pause(Duration::from_millis(random.below(200)));

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,12 +73,18 @@ fn connect(peer: &Peer) -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets the kernel detect that a host is gone.
+/// Has the kernel end a connection on which nothing is under way, and whose other host has gone.
+pub(crate) fn keep_alive(stream: impl AsFd) -> io::Result<()> {
+    set_socket_keepalive(&stream, true)?;
+    set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+    set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+    set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
+    Ok(())
+}
+
+/// The same, also while something is under way.
 fn watch_over(stream: &TcpStream) -> io::Result<()> {
-    set_socket_keepalive(stream, true)?;
-    set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
-    set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
-    set_tcp_keepcnt(stream, KEEPALIVE_COUNT)?;
+    keep_alive(stream)?;
     set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS_MAX)?;
     Ok(())
 }

@@ -18,6 +18,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, getpeername, listen, socket_with,
 };
 
+use crate::connect::keep_alive;
 use crate::os_error::os_error;
 use crate::table::{Kind, Table};
 
@@ -35,7 +36,10 @@ const ROOM_BYTES: usize = 512 << 10;
 /// Adds a socket to the table.
 pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {
     // Replies are gathered before they are sent, so a delay gains nothing. Only for TCP.
-    let _ = set_tcp_nodelay(&fd, true);
+    if set_tcp_nodelay(&fd, true).is_ok() {
+        // Refused, the connection is as good, but for a host that goes without a word.
+        let _ = keep_alive(&fd);
+    }
     table.insert(fd, Kind::Socket)
 }
 
@@ -150,4 +154,25 @@ pub(crate) fn remote_end(fd: &OwnedFd) -> Option<RemoteEnd> {
         });
     }
     Some(RemoteEnd::Address(getpeername(fd).ok()??.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_nodelay};
+
+    use super::*;
+
+    #[test]
+    fn connections_of_hosts_that_have_gone_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let watched = accepted.try_clone().unwrap();
+        insert(&mut Table::default(), accepted.into());
+        assert_eq!((socket_keepalive(&watched), tcp_keepcnt(&watched)), (Ok(true), Ok(3)));
+        assert_eq!(tcp_nodelay(&watched), Ok(true));
+        drop(client);
+    }
 }

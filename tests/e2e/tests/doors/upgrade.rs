@@ -23,31 +23,31 @@ fn bed() -> TestBed {
 }
 
 /// The process of the daemon that answers.
-fn pid(bed: &TestBed) -> u64 {
+pub(crate) fn pid(bed: &TestBed) -> u64 {
     let version: Value =
         serde_json::from_str(&bed.verb(&["version", "-o", "json"])).expect("it is JSON");
     version["pid"].as_u64().expect("a number")
 }
 
 /// Whether a daemon answers.
-fn answers(bed: &TestBed) -> bool {
+pub(crate) fn answers(bed: &TestBed) -> bool {
     bed.daemon().try_verb(&["ls"]).unwrap().code == 0
 }
 
-fn upgrade(bed: &TestBed, options: &[&str]) -> Value {
+pub(crate) fn upgrade(bed: &TestBed, options: &[&str]) -> Value {
     let words = [&["upgrade", "-o", "json"], options].concat();
     serde_json::from_str(&bed.verb(&words)).expect("it is JSON")
 }
 
 /// A program for `--binary`: a script.
-fn script(bed: &TestBed, text: &str) -> String {
+pub(crate) fn script(bed: &TestBed, text: &str) -> String {
     let path = bed.path("successor.sh");
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         println!("skipped: --binary needs root");
@@ -195,8 +195,9 @@ fn what_is_written_after_a_failed_upgrade_survives_a_kill() {
     // It has no room for the last device.
     let binary = script(&bed, &format!("exec {program} \"$@\" --memory 256M"));
     let refused = bed.daemon().try_verb(&["upgrade", "--binary", &binary]).unwrap();
+    // Devices are opened in order: it had the cache by then. Its log may end before that.
+    assert!(refused.stderr.contains("device paged"), "{}", refused.complaint());
     assert!(refused.stderr.contains("memory"), "{}", refused.complaint());
-    assert!(bed.daemon().log().matches("device created device=\"wc\"").count() == 2);
     // Not flushed: the journal in memory has it, whose file the successor had open, too.
     write_all(&mut client, 2);
     let pid = i32::try_from(pid(&bed)).ok().and_then(rustix::process::Pid::from_raw).unwrap();

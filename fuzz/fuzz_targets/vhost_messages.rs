@@ -2,12 +2,15 @@
 //! Messages of a vhost-user front end, from arbitrary bytes.
 //!
 //! What must hold: no panic; a payload of another length than its header says is refused; memory
-//! that a table describes is either refused or has no two places for one address.
+//! that a table describes is either refused or has no two places for one address; a message is
+//! written as it was read; and what another process has decoded of a connection (VH-X1, VH-X3) is
+//! what this one has encoded.
 #![no_main]
 
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use vhost::connection::Connection;
 use vhost::inflight::bytes_for;
 use vhost::memory::{Memory, Region};
 use vhost::message::{Answer, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
@@ -16,7 +19,18 @@ use vhost::testing::TestRegion;
 /// Most bytes that a region of a test has: the daemon maps, it does not allocate.
 const REGION_BYTES_MAX: u64 = 1 << 16;
 
+/// As many descriptors as the first byte says.
+fn crosses(data: &[u8]) {
+    let Some((count, bytes)) = data.split_first() else { return };
+    let descriptors: Vec<u16> = (0..u16::from(*count)).collect();
+    let Ok(connection) = Connection::decode(bytes, descriptors) else { return };
+    let (bytes, descriptors) = connection.encode();
+    let again = Connection::decode(&bytes, descriptors).expect("our own bytes");
+    assert_eq!(again, connection);
+}
+
 fuzz_target!(|data: &[u8]| {
+    crosses(data);
     let Some((head, payload)) = data.split_first_chunk::<HEADER_BYTES>() else { return };
     let mut head = *head;
     if head[11] & 1 == 0 {
@@ -32,6 +46,10 @@ fuzz_target!(|data: &[u8]| {
     let Some(payload) = payload.get(..header.payload_bytes()) else { return };
     let Ok(request) = Request::decode(&header, payload) else { return };
     assert!(request.descriptors() <= 8);
+    let bytes = request.encode();
+    let (head, payload) = bytes.split_first_chunk().expect("a header");
+    let header_again = Header::decode(head).expect("our own header");
+    assert_eq!(Request::decode(&header_again, payload).expect("our own message"), request);
     match &request {
         Request::SetMemTable(infos) => {
             let regions = infos.iter().map(|info| {

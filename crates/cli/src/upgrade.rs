@@ -21,10 +21,10 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 /// Hand over to another process of the program, while clients stay connected
 ///
 /// Starts the program that is installed now (or that of --binary) with the arguments of the daemon.
-/// That process opens the devices and goes on with the clients; the daemon exits. NBD clients keep
-/// their connections and notice a pause. Block devices of the kernel (ublk) and virtual machines
-/// (vhost-user) wait until the new process has taken them over, as after `kill -9`. When anything
-/// fails before the last step the daemon goes on as before, and says why.
+/// That process opens the devices and goes on with the clients; the daemon exits. NBD clients and
+/// front ends of virtual machines (vhost-user) keep their connections and notice a pause. Clients
+/// of block devices of the kernel (ublk) wait until the new process has taken these over, as after
+/// `kill -9`. When anything fails before the last step the daemon goes on as before, and says why.
 ///
 /// What can't cross is named, and refused unless its name is given to --force: clients by TLS
 /// (their connections end after their replies), compressed RAM disks with pages in memory,
@@ -131,9 +131,7 @@ pub(crate) fn text(upgraded: &api::Upgraded, if_changed: bool) -> String {
         ),
         None => format!("pid {pid} ({version}) would hand over to {program}\n"),
     };
-    out += &format!(
-        "crosses: devices {devices}, connections of NBD {sessions}, listeners {listeners}\n"
-    );
+    out += &format!("crosses: devices {devices}, connections {sessions}, listeners {listeners}\n");
     for api::UpgradeProblem { name, why, can_be_forced } in problems {
         let hint = if *can_be_forced { "" } else { " (can't be forced)" };
         out += &plain(&format!("does not cross: {name}: {why}{hint}"));
@@ -165,7 +163,7 @@ mod tests {
         assert_eq!(
             text(&report, true),
             "pid 7 (1.0) would hand over to another program\n\
-             crosses: devices 3, connections of NBD 2, listeners 1\n\
+             crosses: devices 3, connections 2, listeners 1\n\
              does not cross: scratch: mem:1M is in the memory of this process\n"
         );
         let same = api::Upgraded { program_differs: false, ..report.clone() };

@@ -124,7 +124,7 @@ pub struct Upgraded {
     #[serde(default)]
     pub program_differs: bool,
     pub devices: u64,
-    /// Clients of NBD.
+    /// Clients of NBD and of vhost-user.
     pub sessions: u64,
     pub listeners: u64,
     /// What did not cross, or would not.

@@ -30,7 +30,8 @@ pub struct Head {
 pub struct Frame {
     /// The message.
     pub message: Message,
-    /// What a client has sent that is no whole request; of a session only.
+    /// What a client has sent that is no whole request, or what a front end has set; of a session
+    /// only.
     pub bytes: Vec<u8>,
 }
 
@@ -98,7 +99,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::message::{Device, Greeting, Listener, ListenerRole, Peer, RefusedWrite, Session};
+    use crate::message::{
+        Device, Greeting, Listener, ListenerRole, Peer, RefusedWrite, Session, VhostSession,
+    };
 
     fn message() -> impl Strategy<Value = Message> {
         let text = || "[ -~\u{e4}\u{4e00}]{0,12}";
@@ -117,7 +120,9 @@ mod tests {
             device.prop_map(|(name, uuid, minor, attributes, ublk)| {
                 let uuid = uuid.map(|n| n.to_string());
                 let table = Some(format!("0 8 linear {name} 0\n"));
-                Message::Device(Device { name, uuid, minor, table, attributes, ublk })
+                let used_by_guest = !ublk;
+                let device = Device { name, uuid, minor, table, attributes, ublk, used_by_guest };
+                Message::Device(device)
             }),
             session.prop_map(|(device, flags, structured, size_sectors)| {
                 let refused = RefusedWrite { cookie: size_sectors, error: 22, left: 1 };
@@ -141,6 +146,18 @@ mod tests {
                     errors: 3,
                 })
             }),
+            (text(), any::<u64>()).prop_map(|(device, id)| {
+                Message::VhostSession(VhostSession {
+                    id,
+                    device,
+                    age_ms: 5,
+                    requests: id,
+                    read_bytes: 1,
+                    write_bytes: 2,
+                    errors: 3,
+                })
+            }),
+            Just(Message::VhostDescriptor),
             text().prop_map(|cause| Message::Failed { cause }),
             Just(Message::Commit),
         ]

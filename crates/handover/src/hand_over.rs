@@ -35,8 +35,8 @@ pub trait OldDaemon {
     /// Suspends the devices: nothing of them is under way then.
     fn hold_devices(&self) -> impl Future<Output = Result<(), Self::Failure>>;
 
-    /// What the successor gets.
-    fn load(&self) -> impl Future<Output = Result<Load<Self>, Self::Failure>>;
+    /// What the successor gets, in this version of the hand-over.
+    fn load(&self, version: u32) -> impl Future<Output = Result<Load<Self>, Self::Failure>>;
 
     /// Ends the successor. `has_files`: and returns when the last request of its rings has ended,
     /// too (HO-UP2).
@@ -93,12 +93,12 @@ async fn forward<D: OldDaemon>(
     progress: &mut Progress,
 ) -> Result<Greeting, D::Failure> {
     let transport = daemon.transport();
-    let theirs = greet(transport, ours).await?;
+    let (theirs, version) = greet(transport, ours).await?;
     daemon.prepare().await?;
     *progress = Progress::Stopped;
     daemon.pause_clients().await?;
     daemon.hold_devices().await?;
-    let mut load = daemon.load().await?;
+    let mut load = daemon.load(version).await?;
     plant_in_load::<D>(planted, &mut load);
     if planted.is(Fault::LocksGivenUp) {
         daemon.leave().await;
@@ -124,8 +124,9 @@ async fn forward<D: OldDaemon>(
     Ok(theirs)
 }
 
-/// Both sides say what they understand.
-async fn greet<T: Transport>(transport: &T, ours: Greeting) -> Result<Greeting, Error> {
+/// Both sides say what they understand. Returns what the successor does, and the version that both
+/// use.
+async fn greet<T: Transport>(transport: &T, ours: Greeting) -> Result<(Greeting, u32), Error> {
     let first = receive_one(transport).await;
     let first = first.map_err(|e| e.within("the successor does not come up; its log says why"))?;
     if let Message::Failed { cause } = first {
@@ -135,16 +136,16 @@ async fn greet<T: Transport>(transport: &T, ours: Greeting) -> Result<Greeting, 
         let text = format!("the successor does not greet, but says {first:?}");
         return Err(Error::new(ErrorKind::NotSupported, text));
     };
-    if ours.common_version(&theirs).is_none() {
+    let Some(version) = ours.common_version(&theirs) else {
         let text = format!(
             "version {} of the program understands versions {} to {} of the hand-over, this one \
              ({}) {} to {}: stop the daemon and start the other one",
             theirs.program, theirs.oldest, theirs.newest, ours.program, ours.oldest, ours.newest
         );
         return Err(Error::new(ErrorKind::NotSupported, text));
-    }
+    };
     send_one(transport, Message::Greeting(ours)).await?;
-    Ok(theirs)
+    Ok((theirs, version))
 }
 
 /// Waits until the successor has opened the devices.

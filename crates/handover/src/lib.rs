@@ -37,7 +37,7 @@ pub use frame::{BYTES_MAX, Frame, HEAD_BYTES, Head, JSON_BYTES_MAX};
 pub use hand_over::{OldDaemon, hand_over};
 pub use message::{
     Device, Greeting, Leaf, Listener, ListenerRole, Message, NEWEST, OLDEST, Peer, RefusedWrite,
-    Session,
+    Session, VhostSession, WITH_VHOST,
 };
 pub use planted::{Fault, PlantedFault};
 pub use take_over::{Committed, Takeover};

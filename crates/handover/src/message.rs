@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 /// The oldest version of the hand-over that this program understands.
 pub const OLDEST: u32 = 1;
 /// The newest one.
-pub const NEWEST: u32 = 1;
+pub const NEWEST: u32 = 2;
+/// The first version in which front ends of vhost-user cross.
+pub const WITH_VHOST: u32 = 2;
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +31,11 @@ pub enum Message {
         /// The device.
         device: String,
     },
+    /// A front end of vhost-user; with its socket, and with messages of its protocol that set what
+    /// it has set. The last one may be half: its rest comes on the socket. Since version 2.
+    VhostSession(VhostSession),
+    /// The next descriptor of these messages. Since version 2.
+    VhostDescriptor,
     /// All has been sent: open the devices.
     Open,
     /// The devices are open.
@@ -124,6 +131,10 @@ pub struct Device {
     /// Whether it is a block device of the kernel, too.
     #[serde(default)]
     pub ublk: bool,
+    /// Whether a guest (vhost-user) has used it, and what that was told is still there: such a
+    /// guest may go on.
+    #[serde(default)]
+    pub used_by_guest: bool,
 }
 
 /// Where a client is.
@@ -189,6 +200,30 @@ pub struct Session {
     #[serde(default)]
     pub read_bytes: u64,
     /// Bytes received from it.
+    #[serde(default)]
+    pub write_bytes: u64,
+    /// Requests answered with an error.
+    #[serde(default)]
+    pub errors: u64,
+}
+
+/// A front end of vhost-user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VhostSession {
+    /// Its number.
+    pub id: u64,
+    /// The device.
+    pub device: String,
+    /// Time since the front end has connected, milliseconds.
+    #[serde(default)]
+    pub age_ms: u64,
+    /// Requests answered.
+    #[serde(default)]
+    pub requests: u64,
+    /// Bytes read.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Bytes written.
     #[serde(default)]
     pub write_bytes: u64,
     /// Requests answered with an error.

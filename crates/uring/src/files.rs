@@ -365,6 +365,11 @@ impl Files {
     }
 }
 
+/// The other end of a connection that the driver does not have; `None` for other files.
+pub fn remote_end(socket: &OwnedFd) -> Option<RemoteEnd> {
+    socket::remote_end(socket)
+}
+
 /// Whether a descriptor is an eventfd. Waits for no file system but /proc.
 pub fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());

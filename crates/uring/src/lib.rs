@@ -75,7 +75,7 @@ mod wakeup;
 
 pub use connect::Peer;
 pub use file::{Direct, OpenOptions};
-pub use files::{Files, Opened, is_eventfd};
+pub use files::{Files, Opened, is_eventfd, remote_end};
 pub use guest_memory::GuestMemory;
 pub use helpers::{DEADLINE, wait_for_closes};
 pub use lock_owner::LockOwner;

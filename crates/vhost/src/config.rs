@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the device tells the guest of itself: features, and the configuration space of virtio-blk.
-use block::Limits;
+use block::{Limits, Sector};
 
 use crate::message::protocol;
 use crate::request::{DATA_BYTES_MAX, RANGES_MAX};
@@ -63,6 +63,12 @@ pub(crate) fn features(limits: &Limits, read_only: bool) -> u64 {
     all | feature::WRITE_ZEROES
 }
 
+/// All features that this program knows.
+pub(crate) fn features_known() -> u64 {
+    let able = Limits { discard_granularity_bytes: 512, ..Limits::new(Sector(8)) };
+    features(&able, false) | feature::FLUSH | feature::RO
+}
+
 /// The protocol features for a device.
 pub(crate) fn protocol_features(outlives_process: bool) -> u64 {
     let all = protocol::MQ
@@ -109,8 +115,6 @@ pub(crate) fn config_space(limits: &Limits, read_only: bool, offset: u32, len: u
 
 #[cfg(test)]
 mod tests {
-    use block::Sector;
-
     use super::*;
 
     fn number(bytes: &[u8], at: usize) -> u32 {

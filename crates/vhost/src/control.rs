@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The control socket, on a thread of its own: messages with descriptors come by it, one after the
-//! other, and answers go.
+//! other, and answers go. Before each part of a message the thread looks whether it is to pause:
+//! then it ends, and returns the connection with what it has received of the next message.
 //!
 //! ```text
-//!   thread   recvmsg ─▶ decode ─▶ check and map descriptors ─▶ hand over, wait ─▶ sendmsg
+//!   thread   recvmsg ─▶ decode ─▶ check and map descriptors ─▶ hand over, wait ─▶ note, sendmsg
 //!   core                                                       handle
 //! ```
 //!
@@ -15,8 +16,10 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use block::{Error, ErrorKind};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
@@ -25,10 +28,14 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
 
+use crate::connection::Input;
 use crate::inflight;
-use crate::message::{
-    Answer, HEADER_BYTES, Header, InflightInfo, PAYLOAD_BYTES_MAX, REGIONS_MAX, Request,
-};
+use crate::message::{Answer, HEADER_BYTES, Header, InflightInfo, REGIONS_MAX, Request};
+
+/// The connection of a front end, with the descriptors that it has given.
+pub type Connection = crate::connection::Connection<Arc<OwnedFd>>;
+/// A message with its descriptors.
+pub type Message = (Request, Vec<Arc<OwnedFd>>);
 
 /// Descriptors that came with a message and were checked; `R` is mapped memory.
 #[derive(Debug)]
@@ -52,8 +59,7 @@ pub trait Core {
     fn map(&self, file: &OwnedFd, offset: u64, len: u64) -> Result<Self::Region, Error>;
     /// Whether a descriptor is an eventfd.
     fn is_eventfd(&self, fd: &OwnedFd) -> bool;
-    /// Has the core handle a message, and waits for what it answers. With `true`: the front end may
-    /// ask for an answer to every request.
+    /// Has the core handle a message, and waits for what it answers.
     ///
     /// # Errors
     /// When the session has failed, or the core has ended.
@@ -61,43 +67,107 @@ pub trait Core {
         &self,
         request: Request,
         descriptors: Descriptors<Self::Region>,
-    ) -> Result<(Answer, bool), Error>;
+    ) -> Result<Answer, Error>;
+}
+
+/// By which a thread is told to pause. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct PauseSignal(Arc<OwnedFd>);
+
+impl PauseSignal {
+    /// One that was not given.
+    ///
+    /// # Errors
+    /// Without a free descriptor.
+    pub fn new() -> Result<PauseSignal, Error> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let made = eventfd(0, flags);
+        let failed = |e| Error::new(ErrorKind::Limit, "no descriptor is free").because(e);
+        Ok(PauseSignal(Arc::new(made.map_err(failed)?)))
+    }
+
+    /// Gives it: the thread ends before it receives more.
+    pub fn give(&self) {
+        // It fails only where it was given very often.
+        let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
+    }
+
+    /// Takes it back. The thread may have seen it.
+    pub fn take_back(&self) {
+        // It fails where it was not given.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
 }
 
 fn socket_failed(e: Errno) -> Error {
     Error::new(ErrorKind::Io, "the front end's socket").because(e)
 }
 
-/// Receives all of `out`; false at the end of the stream before its first byte. Descriptors that
-/// come with it are appended to `fds`.
-fn receive(socket: &OwnedFd, out: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<bool, Error> {
-    let mut done = 0;
-    while done < out.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(REGIONS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut out[done..])];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(socket, &mut parts, &mut control, flags) {
-            Err(Errno::INTR) => continue,
-            Err(Errno::CONNRESET) if done == 0 => return Ok(false),
-            received => received.map_err(socket_failed)?,
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
+/// How a receipt has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Receipt {
+    Whole,
+    /// The stream has ended before the first byte of a message.
+    End,
+    Pause,
+}
+
+/// The socket, and when to pause.
+struct Stream<'a> {
+    socket: &'a OwnedFd,
+    pause: &'a PauseSignal,
+}
+
+impl Stream<'_> {
+    /// Waits until there is something to receive; false when the thread is to pause.
+    fn wait(&self) -> Result<bool, Error> {
+        let of = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = [of(self.pause.0.as_fd()), of(self.socket.as_fd())];
+        loop {
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                polled => {
+                    polled.map_err(socket_failed)?;
+                    return Ok(fds[0].revents().is_empty());
+                }
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > REGIONS_MAX {
-            let most = format!("a message with more than {REGIONS_MAX} descriptors");
-            return Err(Error::invalid(most));
-        }
-        match received.bytes {
-            0 if done == 0 => return Ok(false),
-            0 => return Err(Error::invalid("the front end's socket ends within a message")),
-            n => done += n,
-        }
     }
-    Ok(true)
+
+    /// Receives until `input` has `len` bytes of a message.
+    fn receive(&self, input: &mut Input<Arc<OwnedFd>>, len: usize) -> Result<Receipt, Error> {
+        while input.bytes.len() < len {
+            if !self.wait()? {
+                return Ok(Receipt::Pause);
+            }
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(REGIONS_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut bytes = vec![0; len - input.bytes.len()];
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let received = match recvmsg(self.socket, &mut parts, &mut control, flags) {
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(Errno::CONNRESET) if input.bytes.is_empty() => return Ok(Receipt::End),
+                received => received.map_err(socket_failed)?,
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    input.descriptors.extend(rights.map(Arc::new));
+                }
+            }
+            let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+            if is_cut || input.descriptors.len() > REGIONS_MAX {
+                let most = format!("a message with more than {REGIONS_MAX} descriptors");
+                return Err(Error::invalid(most));
+            }
+            match received.bytes {
+                0 if input.bytes.is_empty() => return Ok(Receipt::End),
+                0 => return Err(Error::invalid("the front end's socket ends within a message")),
+                n => input.bytes.extend(&bytes[..n]),
+            }
+        }
+        Ok(Receipt::Whole)
+    }
 }
 
 fn send(socket: &OwnedFd, bytes: &[u8], fd: Option<&OwnedFd>) -> Result<(), Error> {
@@ -137,75 +207,112 @@ fn inflight_memory(asked: &InflightInfo) -> Result<(InflightInfo, OwnedFd), Erro
 fn attach<C: Core>(
     core: &C,
     request: &Request,
-    mut fds: Vec<OwnedFd>,
+    fds: &[Arc<OwnedFd>],
 ) -> Result<Descriptors<C::Region>, Error> {
     let (found, wanted) = (fds.len(), request.descriptors());
     if found != wanted {
         let message = format!("a message with {found} descriptors: it takes {wanted}");
         return Err(Error::invalid(message));
     }
+    // One stays with the connection, for a start in another process.
+    let copy = |fd: &Arc<OwnedFd>| {
+        let failed = |e| Error::new(ErrorKind::Limit, "no descriptor is free").because(e);
+        fd.try_clone().map_err(failed)
+    };
     let mut descriptors = Descriptors { regions: Vec::new(), event: None, channel: None };
     let is_event = matches!(request, Request::SetVringKick { .. } | Request::SetVringCall { .. });
     if let Request::SetMemTable(infos) = request {
-        for (info, file) in infos.iter().zip(&fds) {
+        for (info, file) in infos.iter().zip(fds) {
             descriptors.regions.push(core.map(file, info.offset, info.len)?);
         }
     } else if let Request::SetInflightFd(info) = request {
         descriptors.regions.push(core.map(&fds[0], info.offset, info.len)?);
-    } else if is_event && let Some(fd) = fds.pop() {
-        if !core.is_eventfd(&fd) {
+    } else if is_event && let Some(fd) = fds.first() {
+        if !core.is_eventfd(fd) {
             return Err(Error::invalid("the descriptor of a queue is no eventfd"));
         }
-        descriptors.event = Some(fd);
+        descriptors.event = Some(copy(fd)?);
     } else if *request == Request::SetBackendReqFd {
-        let is_socket = |fd: &OwnedFd| {
+        let is_socket = |fd: &&Arc<OwnedFd>| {
             socket_domain(fd) == Ok(AddressFamily::UNIX)
                 && socket_type(fd) == Ok(SocketType::STREAM)
         };
-        let channel = fds.pop().filter(is_socket);
+        let channel = fds.first().filter(is_socket);
         let wrong = || Error::invalid("the socket for requests to the front end is none");
-        descriptors.channel = Some(channel.ok_or_else(wrong)?);
+        descriptors.channel = Some(copy(channel.ok_or_else(wrong)?)?);
     }
     Ok(descriptors)
 }
 
-/// Receives messages from `socket` and has the core handle them, until the front end or the core
-/// ends the connection. Blocks this thread.
+/// How the service of a connection has ended without an error.
+#[derive(Debug)]
+pub enum ServiceEnd {
+    /// The front end has gone.
+    Closed,
+    /// The thread was told to pause, between two messages or in one.
+    Paused(Connection),
+}
+
+/// Has the core handle `first`, then receives messages from `socket` and has the core handle them,
+/// until the front end or the core ends the connection, or `pause` is given. Blocks this thread.
 ///
 /// # Errors
 /// What was wrong, for the log, when the other side broke the protocol. What the core has refused
 /// is among it.
-pub fn serve<C: Core>(socket: &OwnedFd, core: &C) -> Result<(), Error> {
-    let mut acknowledges = false;
+pub fn serve<C: Core>(
+    socket: &OwnedFd,
+    pause: &PauseSignal,
+    core: &C,
+    mut connection: Connection,
+    first: Vec<Message>,
+) -> Result<ServiceEnd, Error> {
+    for (request, fds) in first {
+        let descriptors = attach(core, &request, &fds)?;
+        core.handle(request.clone(), descriptors)?;
+        connection.note(&request, fds);
+    }
+    let stream = Stream { socket, pause };
     loop {
-        let (mut head, mut fds) = ([0; HEADER_BYTES], Vec::new());
-        if !receive(socket, &mut head, &mut fds)? {
-            return Ok(());
+        match stream.receive(&mut connection.input, HEADER_BYTES)? {
+            Receipt::Whole => {}
+            Receipt::End => return Ok(ServiceEnd::Closed),
+            Receipt::Pause => return Ok(ServiceEnd::Paused(connection)),
         }
-        let header = Header::decode(&head)?;
-        let mut payload = [0; PAYLOAD_BYTES_MAX];
-        let payload = &mut payload[..header.payload_bytes()];
-        if !payload.is_empty() && !receive(socket, payload, &mut fds)? {
-            return Err(Error::invalid("the front end's socket ends within a message"));
+        let head = connection.input.bytes.first_chunk().expect("a whole header");
+        let header = Header::decode(head)?;
+        let len = HEADER_BYTES + header.payload_bytes();
+        match stream.receive(&mut connection.input, len)? {
+            Receipt::Whole => {}
+            Receipt::End => unreachable!("it has a header"),
+            Receipt::Pause => return Ok(ServiceEnd::Paused(connection)),
         }
-        let request = Request::decode(&header, payload)?;
+        // VH-X2: it is handled, and its answer sent, before the next look at `pause`.
+        let Input { bytes, descriptors: fds } = std::mem::take(&mut connection.input);
+        let request = Request::decode(&header, &bytes[HEADER_BYTES..])?;
         if let Request::GetInflightFd(asked) = &request {
             let (info, file) = inflight_memory(asked)?;
             send(socket, &Answer::Inflight(info).encode(&header), Some(&file))?;
             continue;
         }
-        let handled = attach(core, &request, fds)
-            .and_then(|descriptors| core.handle(request, descriptors))
+        let handled = attach(core, &request, &fds)
+            .and_then(|descriptors| core.handle(request.clone(), descriptors))
             .inspect_err(|_| {
-                if header.needs_reply() && acknowledges {
+                if header.needs_reply() && connection.acknowledges() {
                     // It may be gone; the cause is what is reported.
                     let _ = send(socket, &Answer::Number(1).encode(&header), None);
                 }
             });
-        let (answer, acknowledges_now) = handled?;
-        acknowledges = acknowledges_now;
-        if answer != Answer::Done || header.needs_reply() && acknowledges {
+        let answer = handled?;
+        connection.note(&request, fds);
+        if let Answer::Base { queue, base } = answer {
+            connection.note_stop(queue, base);
+        }
+        if answer != Answer::Done || header.needs_reply() && connection.acknowledges() {
             send(socket, &answer.encode(&header), None)?;
         }
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -24,9 +24,14 @@
 //! - VH-V4 The export lives until the last bio of its session has ended.
 //! - VH-V5 A guest that has used an earlier process goes on only where what that one acknowledged
 //!   is still there: a disk does not forget because its driver has died.
+//!
+//! In a live upgrade a session is paused: its thread ends, its queues stop. Then this process
+//! starts the queues again, or another one makes the session anew and goes on with the socket
+//! (`connection`).
 #![warn(missing_docs)]
 
 mod config;
+pub mod connection;
 pub mod control;
 mod event_fd;
 mod export;

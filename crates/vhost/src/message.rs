@@ -9,6 +9,8 @@
 //!
 //! The specification leaves the byte order to the machine; millpond serves front ends on
 //! little-endian ones.
+mod request_bytes;
+
 use block::Error;
 
 const _: () = assert!(cfg!(target_endian = "little"), "messages have the order of the machine");

@@ -178,14 +178,19 @@ impl Queue {
         self.call_due.wake_all();
     }
 
-    /// Takes no more requests, and waits until those in flight have ended. Returns the index of the
-    /// next one.
-    pub(crate) async fn stop(&self) -> u16 {
+    /// Takes no more requests.
+    pub(crate) fn begin_stop(&self) {
         self.is_stopping.set(true);
         if let Some(kick) = self.kick.take() {
             kick.close();
         }
         self.call_due.wake_all();
+    }
+
+    /// Takes no more requests, and waits until those in flight have ended. Returns the index of the
+    /// next one.
+    pub(crate) async fn stop(&self) -> u16 {
+        self.begin_stop();
         let over = || self.tasks.get() == 0 && self.in_flight_count.get() == 0;
         self.ended.wait_for(over).await;
         self.notes.take();

@@ -115,6 +115,18 @@ impl RemoteQueues {
         handled.await
     }
 
+    /// Pauses it; it takes no more requests from the moment on at which the core hears of it. As
+    /// `Session::pause`.
+    pub(crate) fn pause(&self) -> impl Future<Output = Vec<(u32, u16)>> + use<> {
+        let session = self.session;
+        call(self.core, move || async move {
+            match session.get::<Shared>() {
+                Some(session) => session.pause().await,
+                None => Vec::new(),
+            }
+        })
+    }
+
     /// Ends it; it takes no more requests from the moment on at which the core hears of it. The
     /// future ends when those in flight have ended.
     pub(crate) fn end(&self) -> impl Future<Output = ()> + use<> {

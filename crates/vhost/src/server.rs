@@ -45,7 +45,20 @@ impl Server {
         places: Vec<Option<Place>>,
         cut_off: Arc<dyn Fn() + Send + Sync>,
     ) -> Session {
-        Session::begin(self, export, places, cut_off).await
+        Session::begin(self, export, places, cut_off, 0).await
+    }
+
+    /// Begins a session of a front end that an earlier process has served: it has accepted
+    /// `features` there, which this process takes where it knows them. The messages of its
+    /// [`Connection`](crate::connection::Connection) come next.
+    pub async fn adopt(
+        &self,
+        export: Box<dyn Export>,
+        places: Vec<Option<Place>>,
+        cut_off: Arc<dyn Fn() + Send + Sync>,
+        features: u64,
+    ) -> Session {
+        Session::begin(self, export, places, cut_off, features).await
     }
 }
 

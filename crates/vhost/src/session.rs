@@ -13,13 +13,15 @@ use block::{BlockDevice, CoreId, Error, OpenDevice, Sector};
 use reactor::{core_id, new_opener, spawn};
 use rustix::net::{SendFlags, send};
 
-use crate::config::{QUEUES_MAX, config_space, feature, features, protocol_features};
+use crate::config::{
+    QUEUES_MAX, config_space, feature, features, features_known, protocol_features,
+};
 use crate::event_fd::EventFd;
 use crate::export::Export;
 use crate::figures::{Figures, Stats};
 use crate::inflight::Inflight;
 use crate::memory::{Memory, Region};
-use crate::message::{Answer, RegionInfo, Request, config_change, protocol};
+use crate::message::{Answer, RegionInfo, Request, config_change};
 use crate::queue::Queue;
 use crate::remote::{Place, RemoteQueues, Scope};
 use crate::request::{Command, STATUS_OK};
@@ -58,6 +60,8 @@ pub(crate) struct Common {
     /// Whether a guest has used the device in this process: now, and before this session.
     was_used: Arc<AtomicBool>,
     was_used_before: bool,
+    /// Features that an earlier process has offered, and the guest has accepted.
+    offered_before: u64,
 }
 
 pub(crate) struct Shared {
@@ -202,7 +206,7 @@ impl Shared {
     }
 
     fn set_features(&self, accepted: u64) -> Result<(), Error> {
-        let offered = self.offered();
+        let offered = self.offered() | self.common.offered_before;
         if accepted & !offered != 0 {
             let unknown = accepted & !offered;
             return Err(Error::invalid(format!("features {unknown:#x} were not offered")));
@@ -289,6 +293,20 @@ impl Shared {
         }
         self.features.set(0);
         self.inflight.take();
+    }
+
+    /// Takes no more requests, and waits until those in flight have ended. Returns the queues that
+    /// have run, each with the index of its next entry. They begin there when they get a kick.
+    pub(crate) async fn pause(&self) -> Vec<(u32, u16)> {
+        let is_running = |queue: &&Rc<Queue>| queue.is_running();
+        let running: Vec<Rc<Queue>> = self.queues.iter().filter(is_running).cloned().collect();
+        running.iter().for_each(|queue| queue.begin_stop());
+        self.share.changed.wake_all();
+        let mut bases = Vec::new();
+        for queue in running {
+            bases.push((queue.number.into(), queue.stop().await));
+        }
+        bases
     }
 
     /// Takes no more requests, and waits until those in flight have ended.
@@ -400,10 +418,12 @@ impl Session {
         export: Box<dyn Export>,
         places: Vec<Option<Place>>,
         cut_off: Arc<dyn Fn() + Send + Sync>,
+        features: u64,
     ) -> Session {
         let was_used = export.was_used();
         let was_used_before = was_used.load(Ordering::Relaxed);
-        let common = Common { failure: Arc::default(), cut_off, was_used, was_used_before };
+        let (failure, offered_before) = (Arc::default(), features & features_known());
+        let common = Common { failure, cut_off, was_used, was_used_before, offered_before };
         let count = places.len();
         assert!(count > 0, "each queue is served somewhere");
         let on = |nth: usize| (0..QUEUES_MAX).filter(move |n| usize::from(*n) % count == nth);
@@ -471,11 +491,6 @@ impl Session {
         self.here.handle(request, given).await
     }
 
-    /// Whether the front end may ask for an answer to every request.
-    pub fn acknowledges(&self) -> bool {
-        self.here.protocol.get() & protocol::REPLY_ACK != 0
-    }
-
     /// Tells the front end when the device has another size than it knows.
     pub fn tell_capacity(&self) {
         let shared = &self.here;
@@ -527,6 +542,19 @@ impl Session {
     /// Cuts the front end off; the session ends when it is told that the socket has ended.
     pub fn cut_off(&self) {
         (self.here.common.cut_off)();
+    }
+
+    /// Pauses it, on all cores: takes no more requests, and waits until those in flight have ended.
+    /// Returns the queues that ran, each with the index of its next entry: it begins there when it
+    /// is given a kick, here or in another process.
+    pub async fn pause(&self) -> Vec<(u32, u16)> {
+        // Each core is told at once.
+        let others: Vec<_> = self.others().map(RemoteQueues::pause).collect();
+        let mut bases = self.here.pause().await;
+        for paused in others {
+            bases.extend(paused.await);
+        }
+        bases
     }
 
     /// Ends it, when the socket has ended: takes no more requests, and returns when those in flight

@@ -114,7 +114,7 @@ fn io<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> String {
     move |e| format!("{what}: {e}")
 }
 
-/// One side of the driver: a queue with its eventfds.
+/// A queue of the driver with its eventfds.
 #[derive(Debug)]
 struct DriverQueue {
     kick: OwnedFd,
@@ -158,13 +158,17 @@ pub fn send(
     fds: &[BorrowedFd<'_>],
 ) -> Result<()> {
     let len = u32::try_from(payload.len()).map_err(io("length"))?;
-    let bytes = [halves(&[request, flags, len]), payload.to_vec()].concat();
+    send_bytes(socket, &[halves(&[request, flags, len]), payload.to_vec()].concat(), fds)
+}
+
+/// Sends a part of one.
+pub fn send_bytes(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err("too many descriptors".into());
     }
-    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     match sent.map_err(io("send"))? {
         n if n == bytes.len() => Ok(()),
         n => Err(format!("{n} of {} bytes were sent", bytes.len())),
@@ -383,8 +387,7 @@ impl VirtualMachine {
 
     /// The capacity of the disk, in sectors.
     pub fn capacity(&self) -> Result<u64> {
-        let mut payload = halves(&[0, 8, 0]);
-        payload.extend([0; 8]);
+        let payload = halves(&[0, 8, 0, 0, 0]);
         let answer = self.ask(message::GET_CONFIG, &payload)?;
         let bytes = answer.get(12..20).and_then(|bytes| bytes.try_into().ok());
         bytes.map(u64::from_le_bytes).ok_or_else(|| "a short configuration space".to_owned())
@@ -489,10 +492,7 @@ impl VirtualMachine {
         }
         self.queues[usize::from(queue)].used.insert(slot, 0);
         self.offer(queue, slot * 3)?;
-        if kick {
-            self.kick(queue)?;
-        }
-        Ok(slot)
+        (if kick { self.kick(queue) } else { Ok(()) }).map(|()| slot)
     }
 
     /// Takes what is in the used ring; waits for a call if there is nothing new.

@@ -220,22 +220,22 @@ impl Daemon {
                 set_up_disks(&core, disks).await?;
                 let devices = create(&core, devices, patience).await?;
                 core.call(async |e: Rc<Engine>| e.warn_of_waiting_disks()).await?;
-                start_vhost_user(&core, &options, access, patience).await?;
+                serve_vhost_user(&core, &options, access, patience).await?;
                 devices
             }
             Some(Inherited { from, devices: inherited, clients }) => {
                 open_inherited(&core, &inherited).await?;
                 let committed = from.commit().await?;
                 lock.take_over()?;
-                core.call(async move |e: Rc<Engine>| e.adopt_clients(clients, &committed)).await?;
+                start_vhost_user(&core, &options, access).await?;
+                adopt(&core, clients, &inherited, committed).await?;
                 if let Some(serve) = serve_nbd.take() {
                     core.call(serve).await?;
                 }
-                // Whoever waits for the end of the one before is served from then on.
-                from.ended().await;
+                from.ended().await; // whoever waits for that is served from then on
                 set_up_disks(&core, disks).await?;
                 make_disks(&core, &inherited).await?;
-                start_vhost_user(&core, &options, access, Patience::StartAfterKill).await?;
+                listen_vhost_user(&core, &options, Patience::StartAfterKill).await?;
                 sort_out(devices, &inherited)
             }
         };
@@ -352,6 +352,23 @@ async fn open_inherited(core: &CoreHandle, devices: &[handover::Device]) -> Resu
     Ok(())
 }
 
+/// Goes on with the clients of the daemon before (HO-UP3).
+async fn adopt(
+    core: &CoreHandle,
+    mut clients: CrossingClients,
+    devices: &[handover::Device],
+    committed: handover::Committed,
+) -> Result<(), Failure> {
+    let used = devices.iter().filter(|device| device.used_by_guest);
+    let used: Vec<String> = used.map(|device| device.name.clone()).collect();
+    let adopt = async move |e: Rc<Engine>| {
+        let guests = std::mem::take(&mut clients.guests);
+        e.adopt_clients(clients, &committed);
+        e.adopt_guests(guests, &used, &committed).await;
+    };
+    core.call(adopt).await
+}
+
 /// Which devices of the config are among the inherited ones.
 fn sort_out(devices: Vec<DeviceConfig>, inherited: &[handover::Device]) -> ConfiguredDevices {
     let is_there = |device: &DeviceConfig| inherited.iter().any(|one| one.name == device.name);
@@ -376,18 +393,36 @@ async fn make_disks(core: &CoreHandle, devices: &[handover::Device]) -> Result<(
     core.call(made).await
 }
 
+/// The door for virtual machines, which listens nowhere yet.
 async fn start_vhost_user(
+    core: &CoreHandle,
+    options: &ServeArgs,
+    access: SocketAccess,
+) -> Result<(), Failure> {
+    let Some(dir) = options.vhost_user.clone() else { return Ok(()) };
+    let handle = core.clone();
+    let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
+    core.call(start).await
+}
+
+async fn serve_vhost_user(
     core: &CoreHandle,
     options: &ServeArgs,
     access: SocketAccess,
     patience: Patience,
 ) -> Result<(), Failure> {
+    start_vhost_user(core, options, access).await?;
+    listen_vhost_user(core, options, patience).await
+}
+
+async fn listen_vhost_user(
+    core: &CoreHandle,
+    options: &ServeArgs,
+    patience: Patience,
+) -> Result<(), Failure> {
     let Some(dir) = options.vhost_user.clone() else { return Ok(()) };
     prepare_vhost_user(&dir, patience).await?;
-    let handle = core.clone();
-    let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
-    core.call(start).await?;
-    Ok(())
+    core.call(async |e: Rc<Engine>| VhostUser::listen_all(&e)).await
 }
 
 /// Serves the control API and the metrics.

@@ -7,7 +7,6 @@
 //!      ▲                  │
 //!      └── let go ────────┘ opened anew, if the successor may have opened them
 //! ```
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -32,6 +31,8 @@ const PERSIST: &str = "persist";
 pub(crate) struct CrossingDevice {
     pub(crate) saved: SavedDevice,
     pub(crate) minor: u32,
+    /// Whether what its clients were told is still there.
+    pub(crate) keeps_data: bool,
 }
 
 /// A leaf on its way: its name, and another descriptor of its file.
@@ -90,13 +91,15 @@ impl Engine {
             let text = format!("{first}: this would not cross to a successor");
             return Err(Failure::new(ErrorKind::Busy, text));
         }
-        let minors: BTreeMap<String, u32> =
-            self.dm.list().into_iter().map(|info| (info.name, info.minor)).collect();
-        let crossing = |saved: SavedDevice| {
-            let minor = minors.get(&saved.name).copied()?;
-            Some(CrossingDevice { saved, minor })
-        };
-        Ok(saved.into_iter().filter_map(crossing).collect())
+        // Data of some device end with this process: of which ones above it does not matter.
+        let loses_data = !self.upgrade_problems().await?.is_empty();
+        let mut all = Vec::new();
+        for saved in saved {
+            let Ok(device) = self.dm.get(&saved.name) else { continue };
+            let keeps_data = !loses_data || self.survives_kill(&device).await;
+            all.push(CrossingDevice { saved, minor: device.minor(), keeps_data });
+        }
+        Ok(all)
     }
 
     /// The files and block devices below all tables, with their locks and claims.
@@ -132,7 +135,8 @@ impl Engine {
     /// Opens a device of the daemon before, which has handed it over: without a block device of the
     /// kernel.
     pub(crate) async fn create_inherited(&self, device: handover::Device) -> Result<(), Failure> {
-        let handover::Device { name, uuid, minor, table, attributes, ublk: _ } = device;
+        let handover::Device { name, uuid, minor, table, attributes, ublk: _, used_by_guest: _ } =
+            device;
         let (of_new, zram) = (name.clone(), table.is_none());
         let minor = Some(minor);
         let new = api::Create { name: of_new, uuid, minor, table, force: None, zram, ublk: false };

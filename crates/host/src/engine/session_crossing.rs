@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clients of the NBD server on their way to a successor, and on their way from the daemon before.
+//! Clients of the NBD server, and front ends of vhost-user, on their way to a successor, and on
+//! their way from the daemon before.
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use block::{Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
@@ -10,6 +12,8 @@ use nbd::wire::ExportFlags;
 use nbd::{Context, Exports, PausedSession, Peer, RefusedWrite};
 
 use super::Engine;
+use crate::vhost_user;
+use crate::vhost_user::crossing::{self, CrossingGuest};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -28,6 +32,10 @@ pub(crate) struct CrossingClients {
     pub(crate) sessions: Vec<CrossingSession>,
     /// Devices whose next client must hear that acknowledged writes may be lost.
     pub(crate) lost_writes: Vec<String>,
+    /// Front ends of vhost-user.
+    pub(crate) guests: Vec<CrossingGuest>,
+    /// Devices that guests have used, these or others.
+    pub(crate) used_by_guests: Vec<String>,
 }
 
 fn session_of(paused: &PausedSession) -> handover::Session {
@@ -93,17 +101,33 @@ impl Engine {
         staying.map(problem).collect()
     }
 
-    /// How many clients of NBD would cross.
+    /// How many clients of NBD and vhost-user would cross.
     pub(crate) fn count_sessions(&self) -> u64 {
         let all = self.server.stats().connections;
-        all.saturating_sub(self.server.staying_connections().len() as u64)
+        let of_nbd = all.saturating_sub(self.server.staying_connections().len() as u64);
+        of_nbd + crossing::count_guests()
     }
 
-    /// Pauses the NBD server, and returns its clients with descriptors of their sockets.
+    /// Pauses the NBD server and the front ends of vhost-user, and returns them with descriptors of
+    /// their sockets.
     ///
     /// # Errors
-    /// When requests do not end in time: then it goes on as before.
+    /// When requests do not end in time: then all go on as before.
     pub(crate) async fn pause_clients(&self, time: Nanos) -> Result<CrossingClients, Failure> {
+        crossing::begin_pause();
+        let paused = self.pause_all(time).await;
+        paused.inspect_err(|_| vhost_user::resume())
+    }
+
+    async fn pause_all(&self, time: Nanos) -> Result<CrossingClients, Failure> {
+        let mut clients = self.pause_server(time).await?;
+        clients.guests = crossing::paused(time).await.inspect_err(|_| self.server.resume())?;
+        let used = self.dm.devices().into_iter().filter(crossing::has_been_used);
+        clients.used_by_guests = used.map(|device| device.info().name).collect();
+        Ok(clients)
+    }
+
+    async fn pause_server(&self, time: Nanos) -> Result<CrossingClients, Failure> {
         let paused = self.server.pause(time).await?;
         let crossing = |session: PausedSession| {
             let socket = self.files.copy_of_socket(session.socket).ok_or_else(|| {
@@ -114,21 +138,38 @@ impl Engine {
         };
         let sessions = paused.sessions.into_iter().map(crossing).collect::<Result<_, Error>>();
         let sessions = sessions.inspect_err(|_| self.server.resume())?;
-        Ok(CrossingClients { sessions, lost_writes: paused.lost_writes })
+        let lost_writes = paused.lost_writes;
+        Ok(CrossingClients { sessions, lost_writes, ..CrossingClients::default() })
     }
 
-    /// The NBD server goes on.
+    /// The NBD server goes on, and so do the front ends of vhost-user.
     pub(crate) fn resume_clients(&self) {
         self.server.resume();
+        vhost_user::resume();
     }
 
     /// A successor goes on with the clients: their descriptors here are closed.
     pub(crate) async fn abandon_clients(&self) {
+        crossing::abandon();
         self.server.abandon().await;
     }
 
-    /// Goes on with the clients of the daemon before. One whose device is not what it was told is
-    /// disconnected; the log says why. HO-UP3: only after COMMIT.
+    /// Goes on with the front ends of vhost-user of the daemon before; `used`: devices that guests
+    /// have used there and may go on with. HO-UP3: only after COMMIT.
+    pub(crate) async fn adopt_guests(
+        self: &Rc<Self>,
+        guests: Vec<CrossingGuest>,
+        used: &[String],
+        _: &Committed,
+    ) {
+        for device in used.iter().filter_map(|name| self.dm.get(name).ok()) {
+            crossing::set_used(&device);
+        }
+        crossing::adopt(self, guests).await;
+    }
+
+    /// Goes on with the clients of NBD of the daemon before. One whose device is not what it was
+    /// told is disconnected; the log says why. HO-UP3: only after COMMIT.
     pub(crate) fn adopt_clients(&self, clients: CrossingClients, _: &Committed) {
         for device in clients.lost_writes {
             self.server.note_lost_writes(device);

@@ -236,8 +236,9 @@ async fn hand_over(
 }
 
 /// Devices as messages.
-fn device(crossing: &CrossingDevice) -> handover::Device {
+fn device(crossing: &CrossingDevice, used_by_guests: &[String]) -> handover::Device {
     let saved = crossing.saved.clone();
+    let used_by_guest = crossing.keeps_data && used_by_guests.contains(&saved.name);
     handover::Device {
         name: saved.name,
         uuid: saved.uuid,
@@ -245,5 +246,6 @@ fn device(crossing: &CrossingDevice) -> handover::Device {
         table: saved.table,
         attributes: saved.attributes,
         ublk: saved.ublk,
+        used_by_guest,
     }
 }

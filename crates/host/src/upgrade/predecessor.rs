@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use block::ErrorKind;
 use control::Failure;
-use handover::{Channel, Committed, Greeting, Message, Parcel, PlantedFault, Takeover};
+use handover::{
+    Channel, Committed, Greeting, Message, Parcel, PlantedFault, Takeover, VhostSession,
+};
 
 use super::SUCCESSOR;
 use super::socket::Socket;
 use crate::engine::{CrossingClients, CrossingSession};
 use crate::io_failure::io_failure;
 use crate::passed::{ListenerOrigin, ListenerRole, PassedListener, address};
+use crate::vhost_user::crossing::CrossingGuest;
 
 /// How long the daemon before may take for a step: it has a limit of its own.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -30,6 +33,14 @@ pub(crate) struct PredecessorState {
     pub(crate) leaves: Vec<OwnedFd>,
     pub(crate) devices: Vec<handover::Device>,
     pub(crate) clients: CrossingClients,
+}
+
+/// A front end of vhost-user, of which more descriptors may come.
+struct ArrivingGuest {
+    session: VhostSession,
+    socket: OwnedFd,
+    bytes: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
 }
 
 fn wrong(text: &str) -> Failure {
@@ -81,6 +92,7 @@ fn state(load: Vec<Parcel<OwnedFd>>) -> Result<PredecessorState, Failure> {
     let mut lock = None;
     let (mut listeners, mut leaves) = (Vec::new(), Vec::new());
     let (mut devices, mut clients) = (Vec::new(), CrossingClients::default());
+    let mut guests: Vec<ArrivingGuest> = Vec::new();
     for (frame, descriptor) in load {
         match (frame.message, descriptor) {
             (Message::RunDirectory, Some(file)) => lock = Some(File::from(file)),
@@ -91,9 +103,21 @@ fn state(load: Vec<Parcel<OwnedFd>>) -> Result<PredecessorState, Failure> {
                 let unread = frame.bytes;
                 clients.sessions.push(CrossingSession { session, socket, unread });
             }
+            (Message::VhostSession(session), Some(socket)) => {
+                let (bytes, descriptors) = (frame.bytes, Vec::new());
+                guests.push(ArrivingGuest { session, socket, bytes, descriptors });
+            }
+            (Message::VhostDescriptor, Some(descriptor)) => {
+                let guest = guests.last_mut();
+                let guest = guest.ok_or_else(|| wrong("a descriptor of no front end"))?;
+                guest.descriptors.push(descriptor);
+            }
             (Message::LostWrites { device }, None) => clients.lost_writes.push(device),
             (other, _) => return Err(wrong(&format!("{other:?} is not expected here"))),
         }
+    }
+    for ArrivingGuest { session, socket, bytes, descriptors } in guests {
+        clients.guests.push(CrossingGuest::new(session, socket, &bytes, descriptors)?);
     }
     let lock = lock.ok_or_else(|| wrong("the lock of the run directory is missing"))?;
     Ok(PredecessorState { lock, listeners, leaves, devices, clients })

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
 use control::Failure;
-use handover::{Channel, Frame, Message, OldDaemon, Parcel};
+use handover::{Channel, Frame, Message, OldDaemon, Parcel, WITH_VHOST};
 use tokio::time::Instant;
 
 use super::socket::Socket;
@@ -42,11 +42,14 @@ fn parcel(message: Message) -> Parcel<OwnedFd> {
     (Frame::new(message), None)
 }
 
+fn copy(file: &OwnedFd) -> Result<OwnedFd, Failure> {
+    let copy = file.as_fd().try_clone_to_owned();
+    copy.map_err(|e| io_failure(&e, "a descriptor for the successor"))
+}
+
 /// A message with another descriptor of `file`.
 fn with_file(message: Message, file: &OwnedFd) -> Result<Parcel<OwnedFd>, Failure> {
-    let copy = file.as_fd().try_clone_to_owned();
-    let copy = copy.map_err(|e| io_failure(&e, "a descriptor for the successor"))?;
-    Ok((Frame::new(message), Some(copy)))
+    Ok((Frame::new(message), Some(copy(file)?)))
 }
 
 impl Sender {
@@ -100,7 +103,6 @@ impl OldDaemon for Sender {
         self.state.pause_listeners(true);
         let pause = async move |e: Rc<Engine>| e.pause_clients(time).await;
         let clients = core.call(pause).await??;
-        self.sessions.store(clients.sessions.len() as u64, Relaxed);
         *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = clients;
         Ok(())
     }
@@ -110,7 +112,7 @@ impl OldDaemon for Sender {
         self.state.core.call(async move |e: Rc<Engine>| e.hold(time).await).await?
     }
 
-    async fn load(&self) -> Result<Vec<Parcel<OwnedFd>>, Failure> {
+    async fn load(&self, version: u32) -> Result<Vec<Parcel<OwnedFd>>, Failure> {
         let leaves = async |e: Rc<Engine>| e.crossing_leaves().await;
         let leaves = self.state.core.call(leaves).await??;
         let source =
@@ -127,12 +129,26 @@ impl OldDaemon for Sender {
             load.push((Frame::new(Message::Leaf(handover::Leaf { name })), Some(file)));
         }
         let devices = self.devices();
-        load.extend(devices.iter().map(|crossing| parcel(Message::Device(device(crossing)))));
-        let CrossingClients { sessions, lost_writes } = clients;
+        let CrossingClients { sessions, lost_writes, mut guests, used_by_guests } = clients;
+        let device = |crossing| parcel(Message::Device(device(crossing, &used_by_guests)));
+        load.extend(devices.iter().map(device));
+        if version < WITH_VHOST {
+            // Their connections end with this process, and they connect again.
+            guests.clear();
+        }
+        self.sessions.store((sessions.len() + guests.len()) as u64, Relaxed);
         load.extend(lost_writes.into_iter().map(|device| parcel(Message::LostWrites { device })));
         for CrossingSession { session, socket, unread } in sessions {
             let frame = Frame { message: Message::Session(session), bytes: unread };
             load.push((frame, Some(socket)));
+        }
+        for guest in guests {
+            let (bytes, descriptors) = guest.connection.encode();
+            let frame = Frame { message: Message::VhostSession(guest.session), bytes };
+            load.push((frame, Some(copy(&guest.socket)?)));
+            for descriptor in descriptors {
+                load.push(with_file(Message::VhostDescriptor, &descriptor)?);
+            }
         }
         Ok(load)
     }

@@ -15,6 +15,7 @@
 //!   its requests have ended, on all cores.
 //! - HO-VU2 A front end gets memory for notes of requests in flight only for a device of which a
 //!   completed write survives the death of this process (`Engine::survives_kill`).
+pub(crate) mod crossing;
 mod session;
 
 use std::cell::{Cell, RefCell};
@@ -28,12 +29,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use block::{CoreId, ErrorKind, Nanos, Status};
+use block::{CoreId, Error, ErrorKind, Nanos, Status};
 use control::Failure;
 use dm::MappedDevice;
 use reactor::{FileId, SqeOp, WaitList, core_id, driver_io, now, sleep, spawn};
 use uring::{Files, SocketAccess};
-use vhost::{Server, Session};
+use vhost::control::{Connection, PauseSignal};
+use vhost::{Server, Session, Stats};
 
 use crate::core_thread::CoreHandle;
 use crate::engine::{Engine, door_bytes_max};
@@ -68,15 +70,30 @@ struct DeviceSocket {
     listener: Option<Rc<Listener>>,
 }
 
+/// What a session did in earlier processes.
+#[derive(Clone, Copy, Debug, Default)]
+struct History {
+    age: Nanos,
+    stats: Stats,
+}
+
 /// A session that runs.
 pub(crate) struct VhostClient {
     pub(crate) number: u64,
     /// That of its device, whose name may change.
     minor: u32,
     session: Rc<Session>,
+    /// The control socket.
+    socket: Arc<OwnedFd>,
     /// The front end's process and its user.
     pub(crate) by: Option<(u32, u32)>,
     began: Nanos,
+    /// What it did before this process.
+    history: History,
+    /// Tells its thread to pause.
+    signal: PauseSignal,
+    /// What the front end has set, while it is paused.
+    paused: RefCell<Option<Connection>>,
     /// Its thread has ended.
     socket_ended: Cell<bool>,
     /// What the thread says was wrong.
@@ -89,7 +106,7 @@ impl VhostClient {
     }
 
     pub(crate) fn age(&self) -> Nanos {
-        now().saturating_sub(self.began)
+        self.history.age + now().saturating_sub(self.began)
     }
 
     /// Requests in flight.
@@ -102,8 +119,14 @@ impl VhostClient {
         self.socket_ended.get()
     }
 
-    pub(crate) fn stats(&self) -> vhost::Stats {
-        self.session.stats()
+    pub(crate) fn stats(&self) -> Stats {
+        let (now, before) = (self.session.stats(), self.history.stats);
+        Stats {
+            requests: now.requests + before.requests,
+            read_bytes: now.read_bytes + before.read_bytes,
+            write_bytes: now.write_bytes + before.write_bytes,
+            errors: now.errors + before.errors,
+        }
     }
 
     /// The cores that serve queues of it, each with how many.
@@ -130,6 +153,10 @@ pub(crate) struct VhostUser {
     clients: RefCell<BTreeMap<u64, Rc<VhostClient>>>,
     next: Cell<u64>,
     stopping: Cell<bool>,
+    /// For a hand-over (HO-VU3).
+    is_paused: Cell<bool>,
+    /// Sessions that are being made.
+    beginning: Cell<usize>,
     /// A session or its socket has ended.
     changed: WaitList,
 }
@@ -197,6 +224,35 @@ fn socket_has_ended(number: u64, failure: Option<String>) {
     }
 }
 
+/// The thread of a session has paused. On core 0.
+fn socket_is_paused(number: u64, connection: Connection) {
+    let Some(door) = door() else { return };
+    let Some(client) = door.client(number) else { return };
+    spawn(async move {
+        let mut connection = connection;
+        for (queue, base) in client.session.pause().await {
+            connection.note_pause(queue, base);
+        }
+        client.paused.replace(Some(connection));
+        if !door.is_paused.get() {
+            // It was late: the pause has ended.
+            door.go_on(&client);
+        }
+        door.changed.wake_all();
+    });
+}
+
+/// All front ends go on; those whose requests have yet to end, when they have. On core 0.
+pub(crate) fn resume() {
+    let Some(door) = door() else { return };
+    door.is_paused.set(false);
+    for client in door.clients() {
+        client.signal.take_back();
+        door.go_on(&client);
+    }
+    door.changed.wake_all();
+}
+
 /// The front ends that are connected, in the order in which they connected. On core 0.
 pub(crate) fn clients() -> Vec<Rc<VhostClient>> {
     door().map(|door| door.clients()).unwrap_or_default()
@@ -224,7 +280,7 @@ pub(crate) async fn shutdown(time: Nanos) {
 }
 
 impl VhostUser {
-    /// Serves the devices of `engine` below `dir`, which was prepared.
+    /// The door, without sockets: [`VhostUser::listen_all`].
     pub(crate) fn start(engine: &Rc<Engine>, dir: &Path, access: SocketAccess, core: CoreHandle) {
         let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
         // No more cores than can have room for a request each.
@@ -245,12 +301,19 @@ impl VhostUser {
             clients: RefCell::default(),
             next: Cell::new(1),
             stopping: Cell::new(false),
+            is_paused: Cell::new(false),
+            beginning: Cell::new(0),
             changed: WaitList::new(),
         });
+        DOOR.set(Some(door));
+    }
+
+    /// Has the sockets of all devices in the directory, which was prepared, from now on.
+    pub(crate) fn listen_all(engine: &Rc<Engine>) {
+        let Some(door) = door() else { return };
         let seen = engine.dm.changes();
         door.follow(engine);
-        spawn(watch(door.clone(), Rc::downgrade(engine), seen));
-        DOOR.set(Some(door));
+        spawn(watch(door, Rc::downgrade(engine), seen));
     }
 
     fn clients(&self) -> Vec<Rc<VhostClient>> {
@@ -328,26 +391,36 @@ impl VhostUser {
     /// Serves one front end until it has gone.
     async fn serve(self: &Rc<Self>, device: &Rc<MappedDevice>, file: FileId) {
         let socket = self.files.copy_of_socket(file);
-        let by = session::peer(&self.files, file);
         self.files.close(file);
         let name = device.info().name;
         let (Some(socket), Some(engine)) = (socket, self.engine.upgrade()) else { return };
         // HO-VU1: the device may have been given another socket while one was served.
         let minor = device.minor();
         let is_free = || self.clients.borrow().values().all(|client| client.minor != minor);
-        self.changed.wait_for(is_free).await;
+        self.changed.wait_for(|| is_free() && !self.is_paused.get()).await; // HO-VU3
         if self.stopping.get() {
             return;
         }
         let Ok(opened) = device.open() else { return };
+        self.beginning.set(self.beginning.get() + 1);
         let survives_kill = engine.survives_kill(device).await;
         let export = session::DmExport::new(self, &engine.places, opened, survives_kill);
-        let client = match self.begin(minor, export, socket, by).await {
+        let number = self.next.replace(self.next.get() + 1);
+        let new = (History::default(), Connection::default());
+        let client = self.begin((number, minor), export, Arc::new(socket), new).await;
+        self.beginning.set(self.beginning.get() - 1);
+        self.changed.wake_all();
+        let client = match client {
             Ok(client) => client,
             Err(e) => return tracing::error!(device = name, "vhost-user: {e}"),
         };
-        let number = client.number;
         tracing::info!(device = name, number, survives_kill, "vhost-user: front end connected");
+        self.follow_to_end(&client, &name).await;
+    }
+
+    /// Ends a session when its socket has ended.
+    async fn follow_to_end(&self, client: &VhostClient, name: &str) {
+        let number = client.number;
         self.changed.wait_for(|| client.socket_ended.get()).await;
         client.session.end().await;
         self.clients.borrow_mut().remove(&number);
@@ -361,35 +434,60 @@ impl VhostUser {
         }
     }
 
+    /// Begins a session with what its front end has set in an earlier process, if it has.
     async fn begin(
         &self,
-        minor: u32,
+        (number, minor): (u64, u32),
         export: session::DmExport,
-        socket: OwnedFd,
-        by: Option<(u32, u32)>,
-    ) -> std::io::Result<Rc<VhostClient>> {
-        let number = self.next.replace(self.next.get() + 1);
-        let of_cut_off = socket.try_clone()?;
-        let cut_off = move || session::shut_down(&of_cut_off);
-        let places = export.places();
-        let begun = self.server.begin(Box::new(export), places, Arc::new(cut_off)).await;
-        let session = Rc::new(begun);
-        let (socket_ended, failure) = (Cell::new(false), RefCell::default());
-        let began = now();
-        let client =
-            Rc::new(VhostClient { number, minor, session, by, began, socket_ended, failure });
+        socket: Arc<OwnedFd>,
+        (history, connection): (History, Connection),
+    ) -> Result<Rc<VhostClient>, Error> {
+        let signal = PauseSignal::new()?;
+        let by = session::peer(&socket);
+        let of_cut_off = socket.clone();
+        let cut_off = Arc::new(move || session::shut_down(&of_cut_off));
+        let (places, features) = (export.places(), connection.features());
+        let begun = self.server.adopt(Box::new(export), places, cut_off, features).await;
+        let client = Rc::new(VhostClient {
+            number,
+            minor,
+            session: Rc::new(begun),
+            socket,
+            by,
+            began: now(),
+            history,
+            signal,
+            paused: RefCell::default(),
+            socket_ended: Cell::new(false),
+            failure: RefCell::default(),
+        });
         self.clients.borrow_mut().insert(number, client.clone());
-        let started = session::start_thread(self.core.clone(), number, socket);
+        if self.is_paused.get() {
+            client.signal.give(); // HO-VU3
+        }
+        let (connection, messages) = connection.begin_again();
+        let started = session::start_thread(self.core.clone(), &client, connection, messages);
         if let Err(e) = started {
             client.session.end().await;
             self.clients.borrow_mut().remove(&number);
             self.changed.wake_all();
-            return Err(e);
+            return Err(Error::io(format!("its thread: {e}")));
         }
         if self.stopping.get() {
             client.session.cut_off();
         }
         Ok(client)
+    }
+
+    /// Starts a session again that is paused.
+    fn go_on(&self, client: &VhostClient) {
+        let Some(connection) = client.paused.take() else { return };
+        let kicks = connection.kicks();
+        let started = session::start_thread(self.core.clone(), client, connection, kicks);
+        if let Err(e) = started {
+            client.session.cut_off();
+            self.socket_has_ended(client.number, Some(e.to_string()));
+        }
     }
 
     fn socket_has_ended(&self, number: u64, failure: Option<String>) {
@@ -409,6 +507,9 @@ impl VhostUser {
     /// Ends the door. Returns when the requests of all sessions have ended.
     async fn shutdown(self: Rc<Self>) {
         self.stopping.set(true);
+        if self.is_paused.get() {
+            resume();
+        }
         if let Some(engine) = self.engine.upgrade() {
             self.follow(&engine);
         }

@@ -10,15 +10,15 @@ use std::sync::mpsc;
 use block::latency::Latencies;
 use block::{BlockDevice, CoreId, Error, Slice, Status};
 use dm::{Opened, ReadOnly};
-use reactor::{FileId, spawn};
+use reactor::spawn;
 use rustix::net::{Shutdown, shutdown};
-use uring::{Files, GuestMemory, RemoteEnd};
-use vhost::control::{Core, Descriptors, serve};
+use uring::{GuestMemory, RemoteEnd};
+use vhost::control::{Connection, Core, Descriptors, Message, ServiceEnd, serve};
 use vhost::memory::Region;
 use vhost::message::{Answer, Request};
 use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
 
-use super::{VhostUser, server_of_this_core};
+use super::{VhostClient, VhostUser, server_of_this_core, socket_is_paused};
 use crate::core_thread::CoreHandle;
 use crate::secondary::{DeviceHandle, Lease, Replica, device_on_this_core};
 use crate::sessions::{SessionCore, SessionCores};
@@ -30,8 +30,8 @@ pub(super) fn shut_down(socket: &OwnedFd) {
 }
 
 /// The process at the other end, and its user.
-pub(super) fn peer(files: &Files, file: FileId) -> Option<(u32, u32)> {
-    match files.remote_end(file) {
+pub(super) fn peer(socket: &OwnedFd) -> Option<(u32, u32)> {
+    match uring::remote_end(socket) {
         Some(RemoteEnd::Process { pid, uid }) => Some((pid.cast_unsigned(), uid)),
         Some(RemoteEnd::Address(_)) | None => None,
     }
@@ -213,14 +213,30 @@ struct Core0 {
     number: u64,
 }
 
-/// Runs a session's thread, until the front end or core 0 ends the connection.
-pub(super) fn start_thread(core: CoreHandle, number: u64, socket: OwnedFd) -> std::io::Result<()> {
+/// Runs a session's thread, until the front end or core 0 ends the connection, or it is paused.
+/// First it has core 0 handle `first`.
+pub(super) fn start_thread(
+    core: CoreHandle,
+    client: &VhostClient,
+    connection: Connection,
+    first: Vec<Message>,
+) -> std::io::Result<()> {
+    let (number, socket, pause) = (client.number, client.socket.clone(), client.signal.clone());
     let body = move || {
         let core0 = Core0 { core, number };
-        let failure = serve(&socket, &core0).err().map(|e| e.chain());
-        shut_down(&socket);
-        // An error means that core 0 has ended.
-        let _ = core0.core.post(move |_| super::socket_has_ended(number, failure));
+        let ended = serve(&socket, &pause, &core0, connection, first);
+        // An error of `post` means that core 0 has ended.
+        let _ = match ended {
+            Ok(ServiceEnd::Paused(connection)) => {
+                let paused = move |_: &_| socket_is_paused(number, connection);
+                core0.core.post(paused)
+            }
+            ended => {
+                shut_down(&socket);
+                let failure = ended.err().map(|e| e.chain());
+                core0.core.post(move |_| super::socket_has_ended(number, failure))
+            }
+        };
     };
     std::thread::Builder::new().name(format!("vhost{number}")).spawn(body).map(drop)
 }
@@ -240,7 +256,7 @@ impl Core for Core0 {
         &self,
         request: Request,
         descriptors: Descriptors<GuestMemory>,
-    ) -> Result<(Answer, bool), Error> {
+    ) -> Result<Answer, Error> {
         let (reply, answer) = mpsc::sync_channel(1);
         let number = self.number;
         let posted = self.core.post(move |_| {
@@ -256,9 +272,8 @@ impl Core for Core0 {
             let session = client.session.clone();
             spawn(async move {
                 let handled = session.handle(request, attachments).await;
-                let acknowledges = session.acknowledges();
                 // The thread waits, but for the end of the process.
-                let _ = reply.send(handled.map(|answer| (answer, acknowledges)));
+                let _ = reply.send(handled);
             });
         });
         posted.map_err(|_| ending())?;

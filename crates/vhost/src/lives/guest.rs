@@ -129,6 +129,11 @@ impl Guest {
         self.load(place(queue) + USED + 2)
     }
 
+    /// The index of a queue's available ring.
+    pub(super) fn offered(&self, queue: u16) -> u16 {
+        self.queues[usize::from(queue)].offered
+    }
+
     /// Begins a random request, if its place and a slot are free; kicks if the server asks for it.
     pub(super) fn draw(&mut self, kicks: &[Arc<TestEvent>]) -> bool {
         let sectors = self.rng.range(1, SECTORS_MAX + 1);

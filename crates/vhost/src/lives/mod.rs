@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Processes that are killed at any step, and between any two stores into the guest's memory, again
-//! and again: the guest sees no error, each of its requests ends once, and nothing that it was told
-//! is lost or reverted.
+//! and again, and processes that hand their session over: the guest sees no error, each of its
+//! requests ends once, and nothing that it was told is lost or reverted.
 mod guest;
+mod handover;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,15 +16,15 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
 
 use self::guest::{Guest, MEMORY_BYTES, QUEUES, SECTORS, SIZE, addresses, inflight_info};
+use self::handover::{Descriptor, Handovers, Process, hand_over_at_times};
 use crate::config::feature;
-use crate::event_fd::EventFd;
 use crate::export::Export;
 use crate::memory::Region;
+use crate::message;
 use crate::message::Request;
 use crate::remote::Place;
-use crate::session::{Attachments, OpenEvent, Session};
+use crate::server::Server;
 use crate::testing::{TestEvent, TestRegion, region_at};
-use crate::{Server, message};
 
 const LIVES: usize = 4;
 /// Requests in flight, fewer than there are slots.
@@ -36,15 +37,31 @@ const PATIENCE: Nanos = Nanos::from_millis(50);
 struct Life {
     stores_left: AtomicU64,
     is_over: AtomicBool,
+    /// Another process has its session: it stores no more.
+    is_handed_over: AtomicBool,
+    /// It has stored then.
+    has_stored_late: AtomicBool,
+    /// Its stores do not arrive any more, although it lives.
+    is_unheard: AtomicBool,
 }
 
 impl Life {
+    fn new(stores: u64) -> Arc<Life> {
+        let (is_over, is_handed_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (has_stored_late, is_unheard) = (AtomicBool::new(false), AtomicBool::new(false));
+        let stores_left = AtomicU64::new(stores);
+        Arc::new(Life { stores_left, is_over, is_handed_over, has_stored_late, is_unheard })
+    }
+
     /// Counts a store; false when the process is dead and it does not take place.
     fn store(&self) -> bool {
+        if self.is_handed_over.load(Relaxed) {
+            self.has_stored_late.store(true, Relaxed);
+        }
         let left = self.stores_left.load(Relaxed);
         self.stores_left.store(left.saturating_sub(1), Relaxed);
         self.is_over.store(self.is_over() || left == 0, Relaxed);
-        !self.is_over()
+        !self.is_over() && !self.is_unheard.load(Relaxed)
     }
 
     fn is_over(&self) -> bool {
@@ -168,50 +185,46 @@ enum Variant {
     NoNotes,
 }
 
+impl Variant {
+    fn has_notes(self) -> bool {
+        self != Variant::NoNotes
+    }
+}
+
 /// Connects, as a front end does, and starts the queues. Returns their kicks.
 async fn connect(
-    session: &Session,
+    process: &Process,
     guest: &RefCell<Guest>,
-    life: &Arc<Life>,
-    variant: Variant,
+    has_notes: bool,
 ) -> Result<Vec<Arc<TestEvent>>, String> {
-    let map = |memory: &Arc<TestRegion>| {
-        let mapped = Mapped { memory: memory.clone(), life: life.clone() };
-        vec![Arc::new(mapped) as Arc<dyn Region>]
-    };
-    let with = |regions| Attachments { regions, ..Attachments::default() };
-    let event = |event: &Arc<TestEvent>| {
-        let event = event.clone();
-        let open: OpenEvent = Box::new(move || Ok(EventFd::of_test(event)));
-        Attachments { event: Some(open), ..Attachments::default() }
-    };
     let (memory, notes, has_event_idx) = {
         let guest = guest.borrow();
-        (map(&guest.memory), map(&guest.notes), guest.has_event_idx)
+        let of = |region: &Arc<TestRegion>| vec![Descriptor::Memory(region.clone())];
+        (of(&guest.memory), of(&guest.notes), guest.has_event_idx)
     };
+    let event = |event: &Arc<TestEvent>| vec![Descriptor::Event(event.clone())];
     let blk = feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | feature::MQ;
     let ring = feature::INDIRECT_DESC | if has_event_idx { feature::EVENT_IDX } else { 0 };
     let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES | blk | ring;
-    let tell = async |request: Request, given: Attachments| {
-        session.handle(request, given).await.map(drop).map_err(|e| e.chain())
-    };
-    let none = Attachments::default;
-    tell(Request::SetFeatures(features), none()).await?;
-    tell(Request::SetProtocolFeatures(message::protocol::INFLIGHT_SHMFD), none()).await?;
-    if variant != Variant::NoNotes {
-        tell(Request::SetInflightFd(inflight_info()), with(notes)).await?;
+    let none = Vec::new;
+    process.tell(Request::SetFeatures(features), none()).await?;
+    let protocol = message::protocol::INFLIGHT_SHMFD;
+    process.tell(Request::SetProtocolFeatures(protocol), none()).await?;
+    if has_notes {
+        process.tell(Request::SetInflightFd(inflight_info()), notes).await?;
     }
-    tell(Request::SetMemTable(vec![region_at(0, MEMORY_BYTES)]), with(memory)).await?;
+    process.tell(Request::SetMemTable(vec![region_at(0, MEMORY_BYTES)]), memory).await?;
     let mut kicks = Vec::new();
     for number in 0..QUEUES {
         let (queue, base) = (u32::from(number), guest.borrow().base(number).into());
-        tell(Request::SetVringNum { queue, size: SIZE.into() }, none()).await?;
-        tell(Request::SetVringBase { queue, base }, none()).await?;
-        tell(Request::SetVringAddr { queue, addresses: addresses(number) }, none()).await?;
+        process.tell(Request::SetVringNum { queue, size: SIZE.into() }, none()).await?;
+        process.tell(Request::SetVringBase { queue, base }, none()).await?;
+        let addresses = addresses(number);
+        process.tell(Request::SetVringAddr { queue, addresses }, none()).await?;
         let (kick, call) = (Arc::<TestEvent>::default(), Arc::<TestEvent>::default());
-        tell(Request::SetVringKick { queue, given: true }, event(&kick)).await?;
-        tell(Request::SetVringCall { queue, given: true }, event(&call)).await?;
-        tell(Request::SetVringEnable { queue, enabled: true }, none()).await?;
+        process.tell(Request::SetVringKick { queue, given: true }, event(&kick)).await?;
+        process.tell(Request::SetVringCall { queue, given: true }, event(&call)).await?;
+        process.tell(Request::SetVringEnable { queue, enabled: true }, none()).await?;
         kicks.push(kick);
     }
     Ok(kicks)
@@ -252,7 +265,7 @@ impl Work<'_> {
 
 /// Works until all is done: in the last life only.
 async fn work(
-    session: &Session,
+    process: &RefCell<Rc<Process>>,
     guest: &RefCell<Guest>,
     kicks: &[Arc<TestEvent>],
     is_last: bool,
@@ -261,7 +274,7 @@ async fn work(
     let (completed, since) = (guest.borrow().completed, reactor::now());
     let mut work = Work { kicks, left, sector: 0, completed, since };
     loop {
-        if let Some(why) = session.failure() {
+        if let Some(why) = process.borrow().session.failure() {
             return Err(why);
         }
         let is_done = work.step(&mut guest.borrow_mut())?;
@@ -280,45 +293,54 @@ enum Kill {
     Never,
 }
 
-/// One process, with queues on each of its cores.
+/// One process, with queues on each of its cores; or several, of which each hands over to the next.
 fn live(
     world: &WorldRef,
     cores: u16,
     guest: &Rc<RefCell<Guest>>,
-    (kill, variant): (Kill, Variant),
+    (kill, variant, handovers): (Kill, Variant, Option<Handovers>),
 ) -> Result<(), String> {
     let machine = Machine::boot(world, cores);
-    let stores_left = AtomicU64::new(if let Kill::Stores(n) = kill { n } else { u64::MAX });
-    let life = Arc::new(Life { stores_left, is_over: AtomicBool::new(false) });
+    let life = Life::new(if let Kill::Stores(n) = kill { n } else { u64::MAX });
     let ended: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
+    let current: Rc<RefCell<Option<Arc<Life>>>> = Rc::new(RefCell::new(Some(life.clone())));
     {
-        let (guest, life, ended) = (guest.clone(), life.clone(), ended.clone());
+        let (guest, ended, current) = (guest.clone(), ended.clone(), current.clone());
         machine.spawn(0, async move {
-            let server = Server::new(32 << 20);
-            let export = TestExport { was_used: Arc::default() };
-            let places = places(cores, &export.was_used);
-            let session = server.begin(Box::new(export), places, Arc::new(|| ())).await;
+            let process = Process::begin(cores, life.clone(), 0, false).await;
             let is_last = matches!(kill, Kill::Never);
-            let done = match connect(&session, &guest, &life, variant).await {
-                Ok(kicks) => work(&session, &guest, &kicks, is_last).await,
+            let connected = connect(&process, &guest, variant.has_notes()).await;
+            let process = Rc::new(RefCell::new(Rc::new(process)));
+            if let Some(handovers) = handovers {
+                let handed_over = hand_over_at_times(process.clone(), handovers, current);
+                let ended = ended.clone();
+                reactor::spawn(async move {
+                    let why = handed_over.await;
+                    ended.borrow_mut().get_or_insert(Err(why));
+                });
+            }
+            let done = match connected {
+                Ok(kicks) => work(&process, &guest, &kicks, is_last).await,
                 Err(e) => Err(e),
             };
+            let last = process.borrow().clone();
             if done.is_ok() {
-                session.end().await;
+                last.session.end().await;
             }
             // What a dead process has found wrong does not count.
-            if !life.is_over() {
-                ended.replace(Some(done));
+            if !last.life.is_over() {
+                ended.borrow_mut().get_or_insert(done);
             }
             // The session is the process's: it does not end before that.
             std::future::pending::<()>().await;
         });
     }
     let from = world.borrow().steps();
-    let (of_life, over, steps) = (life.clone(), ended.clone(), world.clone());
+    let (over, steps) = (ended.clone(), world.clone());
     machine.run(move || {
         let is_killed = matches!(kill, Kill::Steps(n) if steps.borrow().steps() >= from + n);
-        is_killed || of_life.is_over() || over.borrow().is_some()
+        let is_over = current.borrow().as_ref().is_some_and(|life| life.is_over());
+        is_killed || is_over || over.borrow().is_some()
     });
     machine.kill();
     ended.take().unwrap_or(Ok(()))
@@ -347,7 +369,7 @@ fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
         DEVICE.set(Some(device));
         inherited += guest.borrow().in_flight();
         let cores = rng.pick(&[1, 2]);
-        live(&world, cores, &guest, (kill, variant))?;
+        live(&world, cores, &guest, (kill, variant, None))?;
     }
     let guest = guest.borrow();
     assert!(guest.completed > 200, "the last life does all it draws");

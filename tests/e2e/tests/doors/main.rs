@@ -23,5 +23,6 @@ mod sectors;
 mod soak;
 mod tls;
 mod upgrade;
+mod upgrade_vhost;
 mod vhost_cores;
 mod vhost_user;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, ErrorKind, Nanos};
-use control::Failure;
+use control::{Failure, api};
 use dm::{MappedDevice, Remove};
 
 use super::{Engine, door_bytes_max};
@@ -105,6 +105,21 @@ impl Engine {
     /// Block devices as clients of their devices.
     pub(crate) fn disk_clients(&self) -> Vec<DiskClient> {
         self.disks.borrow().iter().flat_map(|door| door.clients()).collect()
+    }
+
+    /// Block devices that do not cross: the kernel does not let their clients wait. Whether one is
+    /// open it does not say.
+    pub(crate) fn disk_problems(&self) -> Vec<api::UpgradeProblem> {
+        let problem = |(name, path): (String, PathBuf)| {
+            let path = path.display();
+            let why = format!(
+                "its block device {path} ends with this process, as its clients can't wait for the \
+                 next one (`millpond ublk`): who has it open gets errors, and a new one is made"
+            );
+            api::UpgradeProblem { name, why, can_be_forced: true }
+        };
+        let door = self.disks.borrow();
+        door.iter().flat_map(|door| door.ending_disks()).map(problem).collect()
     }
 
     /// The figures of block devices, if any can be made.

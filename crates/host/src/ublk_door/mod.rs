@@ -216,6 +216,13 @@ impl UblkDoor {
         self.disks.borrow().values().filter_map(|disk| disk.client()).collect()
     }
 
+    /// The disks that end with this process, with the names of their devices.
+    pub(crate) fn ending_disks(&self) -> Vec<(String, PathBuf)> {
+        let disks = self.disks.borrow();
+        let ending = disks.values().filter(|disk| !disk.recovers).filter_map(|disk| disk.client());
+        ending.map(|client| (client.device, disk_path(client.number))).collect()
+    }
+
     /// The figures of all disks, those that have ended too; none until there was one.
     pub(crate) fn stats(&self) -> Option<DoorStats> {
         self.driver.get()?;

@@ -166,6 +166,7 @@ async fn report(
         .call(async |e: Rc<Engine>| {
             let mut problems = e.upgrade_problems().await?;
             problems.extend(e.session_problems());
+            problems.extend(e.disk_problems());
             Ok::<_, Failure>((problems, e.dm.list().len(), e.count_sessions()))
         })
         .await??;

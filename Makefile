@@ -25,7 +25,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-ublk bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -185,6 +185,11 @@ bench-ublk: ## block devices of the kernel beside those of rublk, in one boot of
 	$(CARGO) build --release --locked -p millpond
 	RUBLK=$$(scripts/rublk.sh $(or $(CARGO_TARGET_DIR),target)/rublk) && export RUBLK && \
 		GUEST_ICOUNT=3 GUEST_CPU=max,-erms,-fsrm GUEST_SECONDS=1800 scripts/guest.sh $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) doors
+
+bench-kernel: ## beside the kernel's dm-writecache, zram and dm-linear, in one boot of a guest (ROUNDS=3)
+	@scripts/setup.sh guest
+	$(CARGO) build --release --locked -p millpond
+	GUEST_SECONDS=3000 scripts/guest.sh --or-skip $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) kernel
 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
 	$(CARGO) run --release --locked -p bench -- hop

@@ -5,8 +5,8 @@
 #
 #   scripts/guest.sh [--or-skip] PROGRAM KILLS PART...
 #
-# PART: ublk, ublk-kills, published, vhost-user, doors (KILLS is the number of its rounds; RUBLK is
-# the program that it compares with). --or-skip: where something that is needed is not to
+# PART: ublk, ublk-kills, published, vhost-user; doors and kernel (KILLS is the number of their
+# rounds; RUBLK is the program that doors compares with). --or-skip: where something that is needed is not to
 # be had, one line says so, and that is no failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
 # standard error says what; 125 the guest did not end in time.
@@ -57,12 +57,23 @@ done
 reconnect=reconnect=1
 version=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
 [ "$version" -lt 10 ] || reconnect=reconnect-ms=1000
+# Two more disks for what compares drivers of the kernel.
+disks=()
+case " $* " in
+*" kernel "*)
+    for disk in origin cache; do
+        truncate -s 512M "$work/$disk.img"
+        disks+=(-drive "file=$work/$disk.img,format=raw,if=none,id=$disk,cache=none,aio=native"
+            -device "virtio-blk-pci,drive=$disk,serial=$disk")
+    done
+    ;;
+esac
 began=$SECONDS
 status=0
 scripts/guest-run.sh "$kernel" "$modules" "$share" "${GUEST_SECONDS:-900}" tests/guest/run.sh \
     /share/millpond "$kills" "$@" \
     -- -chardev "socket,id=vm,path=$work/vm/vm.sock,$reconnect" \
-    -device vhost-user-blk-pci,chardev=vm,num-queues=2 || status=$?
+    -device vhost-user-blk-pci,chardev=vm,num-queues=2 "${disks[@]}" || status=$?
 echo "guest: ended with $status after $((SECONDS - began)) s"
 kill $host
 wait $host || { echo "guest: FAILED: the host's daemon ended with $?"; status=1; }

@@ -3,11 +3,12 @@
 # Fetches a kernel into target/guest if it is not there, boots it, and runs scripts of tests/guest/
 # there with the program, while the program serves a disk to the guest by vhost-user.
 #
-#   scripts/guest.sh [--or-skip] PROGRAM KILLS PART...
+#   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
-# PART: ublk, ublk-kills, published, vhost-user; doors and kernel (KILLS is the number of their
-# rounds; RUBLK is the program that doors compares with). --or-skip: where something that is needed is not to
-# be had, one line says so, and that is no failure.
+# PART: ublk, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors and kernel
+# (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades, or of a bench.
+# --or-skip: where something that is needed is not to be had, one line says so, and that is no
+# failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
 # standard error says what; 125 the guest did not end in time.
 set -eu
@@ -18,7 +19,7 @@ if [ "$1" = --or-skip ]; then
     shift
 fi
 program=$(realpath "$1")
-kills=$2
+rounds=$2
 shift 2
 skip() {
     case $skip_status in
@@ -71,7 +72,7 @@ esac
 began=$SECONDS
 status=0
 scripts/guest-run.sh "$kernel" "$modules" "$share" "${GUEST_SECONDS:-900}" tests/guest/run.sh \
-    /share/millpond "$kills" "$@" \
+    /share/millpond "$rounds" "$@" \
     -- -chardev "socket,id=vm,path=$work/vm/vm.sock,$reconnect" \
     -device vhost-user-blk-pci,chardev=vm,num-queues=2 "${disks[@]}" || status=$?
 echo "guest: ended with $status after $((SECONDS - began)) s"

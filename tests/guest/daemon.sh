@@ -21,10 +21,26 @@ start() { # start OPTIONS: starts the daemon and waits until it is ready
     bad "the daemon does not start: $(tail -3 /tmp/daemon.now)"
     return 1
 }
-stop() { kill "$daemon" && wait "$daemon"; }
+is_gone() { [ ! -e "/proc/$daemon" ]; }
+stop() {
+    kill "$daemon" || return 1
+    # One that has taken over is no child of this script.
+    if wait "$daemon" 2>/dev/null; then return 0; fi
+    within 60 is_gone && tail -1 /tmp/daemon.now | grep -q "all devices are settled"
+}
 crash() {
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null
+    within 60 is_gone
+}
+upgrade() { # upgrade OPTIONS: another process takes over
+    local before=$daemon
+    if ! mp upgrade "$@" >/tmp/upgrade.out 2>&1; then
+        bad "upgrade: $(tail -3 /tmp/upgrade.out)"
+        return 1
+    fi
+    daemon=$(cat /run/millpond/lock)
+    [ "$daemon" != "$before" ] || { bad "no other process took over"; return 1; }
 }
 # Kills the daemon, and then one that takes the devices over, at any moment of its start; each time
 # another number of cores serves the queues that the first one has made.

@@ -4,7 +4,7 @@
 # run on processor 0, fio on processor 1. With GUEST_ICOUNT time is the instructions of both, and
 # only ratios mean something.
 #
-# $kills is the number of rounds.
+# $rounds is the number of rounds.
 rublk=/share/rublk
 [ -x $rublk ] || { bad "no rublk: scripts/guest.sh takes it from RUBLK"; return; }
 [ -e /dev/ublk-control ] || guest-modprobe ublk_drv
@@ -73,7 +73,7 @@ for backing in null file; do
     [ $backing = null ] || { theirs=$theirs_file number=21; }
     for job in "randread 1" "randread 32" "randwrite 32"; do
         rm -f /tmp/ratios /tmp/ours.* /tmp/theirs.*
-        for round in $(seq "$kills"); do
+        for round in $(seq "$rounds"); do
             for who in $([ $((round % 2)) = 1 ] && echo ours theirs || echo theirs ours); do
                 pid=$ours_pid device=/run/millpond/dev/$backing
                 [ $who = ours ] || { pid=$theirs device=/dev/ublkb$number; }

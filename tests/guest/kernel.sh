@@ -3,7 +3,7 @@
 # under the same jobs: requests and sectors at each disk, requests a second, seconds of CPU. Ours
 # are served by block devices of the kernel (ublk), and by NBD. Sourced by run.sh.
 #
-# $kills is the number of rounds. In an emulated machine absolute times mean little, and vector
+# $rounds is the number of rounds. In an emulated machine absolute times mean little, and vector
 # instructions cost more than elsewhere; counts of requests and sectors are what they are. With
 # GUEST_ICOUNT times are instructions of the guest.
 for module in virtio_blk ublk_drv dm_mod dm_writecache zram lz4 lz4_compress; do
@@ -148,7 +148,7 @@ linear() {
 }
 
 rm -f $figures
-for round in $(seq "$kills"); do
+for round in $(seq "$rounds"); do
     order="kernel ublk nbd"
     [ $((round % 2)) = 1 ] || order="nbd ublk kernel"
     for what in writecache compressed linear; do
@@ -157,7 +157,7 @@ for round in $(seq "$kills"); do
             $what "$who"
         done
     done
-    say "round $round of $kills is done"
+    say "round $round of $rounds is done"
 done
 stop
 

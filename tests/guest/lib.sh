@@ -65,15 +65,24 @@ fio_verify() { # fio_verify NAME DEVICE SIZE OPTIONS
     fio_end "$1" $! "fio verifies $1"
 }
 
-# over_kills KILLS KILL NAME=DEVICE...: fio writes all devices at once and verifies them, again and
-# again, while the command KILL ends the daemon and starts it again, KILLS times in all. In every
-# other run blocks are written several times: a write that comes late, or twice, shows.
-over_kills() {
-    local kills=$1 kill=$2 done_kills=0 runs=0 before word at job
-    shift 2
-    while [ $done_kills -lt "$kills" ]; do
+slowest() { # slowest NAME: of fio's requests, in ms
+    awk '$1 == "lat" && /max=/ {
+        unit = $2; max = $0; sub(/.*max=[ ]*/, "", max)
+        ms = max + 0; if (max ~ /^[0-9.]+k/) ms *= 1000; if (max ~ /^[0-9.]+M/) ms *= 1000000
+        if (unit ~ /nsec/) ms /= 1000000; else if (unit ~ /usec/) ms /= 1000
+        if (ms > most) most = ms
+    } END {printf "%d", most}' "/tmp/fio/$1/said"
+}
+
+# over COUNT WHAT COMMAND NAME=DEVICE...: fio writes all devices at once and verifies them, again
+# and again, while COMMAND does WHAT (`kills`, `upgrades`) to the daemon, COUNT times in all. In
+# every other run blocks are written several times: a write that comes late, or twice, shows.
+over() {
+    local count=$1 what=$2 command=$3 all=0 runs=0 before word at job
+    shift 3
+    while [ $all -lt "$count" ]; do
         runs=$((runs + 1))
-        before=$done_kills
+        before=$all
         job=(12M --bs=4k --norandommap --serialize_overlap=1 --io_size=20M)
         [ $((runs % 2)) = 1 ] || job=(20M --bs=4k-64k)
         local pids=()
@@ -81,21 +90,32 @@ over_kills() {
             fio_begin "${word%%=*}" "${word#*=}" "${job[@]}" --fsync=64 --rate=4M
             pids+=($!)
         done
-        while [ $done_kills -lt "$kills" ]; do
+        while [ $all -lt "$count" ]; do
             sleep "0.$((RANDOM % 9 + 1))"
             for at in "${pids[@]}"; do kill -0 "$at" 2>/dev/null || break 2; done
-            "$kill" || return 1
-            done_kills=$((done_kills + 1))
+            "$command" || return 1
+            all=$((all + 1))
         done
         at=0
         for word; do
-            fio_end "${word%%=*}" "${pids[$at]}" \
-                "fio verifies ${word%%=*} over $((done_kills - before)) kills" || return 1
+            word=${word%%=*}
+            fio_end "$word" "${pids[$at]}" "fio verifies $word over $((all - before)) $what" ||
+                return 1
+            say "slowest request to $word: $(slowest "$word") ms"
             at=$((at + 1))
         done
-        [ $done_kills -gt $before ] || { bad "fio ended before a kill"; return 1; }
+        [ $all -gt $before ] || { bad "fio ended before one of the $what"; return 1; }
     done
-    ok "$done_kills kills in $runs runs of fio"
+    ok "$all $what in $runs runs of fio"
+}
+
+# The host serves vda by vhost-user.
+vda=/dev/vda
+ask() { # ask WORD: host.sh does it
+    rm -f /share/answer
+    echo "$*" >/share/.ask && mv /share/.ask /share/ask
+    within 120 test -e /share/answer
+    [ "$(cat /share/answer)" = done ] || { bad "the host did not: $*"; return 1; }
 }
 
 file_system() { # file_system KIND DEVICE: made, mounted, used, trimmed, and found clean

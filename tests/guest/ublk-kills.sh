@@ -4,5 +4,5 @@
 [ -e /dev/ublk-control ] || guest-modprobe ublk_drv
 make_pond
 start --config pond.toml || return
-over_kills "$kills" kill_twice plain=$plain wc=$wc || return
+over "$rounds" kills kill_twice plain=$plain wc=$wc || return
 stop

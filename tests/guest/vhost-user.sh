@@ -1,13 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # A disk of the guest that a daemon of the host serves by vhost-user (host.sh). Sourced by run.sh.
-vda=/dev/vda
-
-ask() { # ask WORD: host.sh does it
-    rm -f /share/answer
-    echo "$*" >/share/.ask && mv /share/.ask /share/ask
-    within 120 test -e /share/answer
-    [ "$(cat /share/answer)" = done ] || { bad "the host did not: $*"; return 1; }
-}
 host_kill() { ask kill; }
 vda_has() { [ "$(cat /sys/block/vda/size)" = "$1" ]; }
 
@@ -24,4 +16,4 @@ file_system ext4 $vda
 file_system xfs $vda
 discards $vda
 ask grow && within 20 vda_has 786432 && ok "the new size is seen" || bad "size"
-over_kills "$kills" host_kill vda=$vda
+over "$rounds" kills host_kill vda=$vda

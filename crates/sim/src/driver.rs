@@ -54,12 +54,14 @@ pub enum RunEnd {
     Idle,
 }
 
-/// The cores of one world. It ends by [`Machine::power_cut`], [`Machine::kill`],
-/// [`Machine::shut_down`], or by a drop at the end of a test.
+/// The cores of one world: those of one process, or of several, each with its own. It ends by
+/// [`Machine::power_cut`], [`Machine::kill`], [`Machine::shut_down`], or by a drop at the end of a
+/// test.
 #[must_use]
 pub struct Machine {
     world: WorldRef,
-    reactors: Vec<Reactor>,
+    /// By core; none of a process that was killed.
+    reactors: Vec<Option<Reactor>>,
 }
 
 impl Machine {
@@ -78,12 +80,14 @@ impl Machine {
             }
             reactor
         };
-        Machine { world: world.clone(), reactors: (0..cores).map(enter).collect() }
+        let reactors = (0..cores).map(|core| Some(enter(core))).collect();
+        Machine { world: world.clone(), reactors }
     }
 
     /// Runs `f` as core `core`.
     pub fn on<R>(&self, core: u16, f: impl FnOnce() -> R) -> R {
-        self.reactors[usize::from(core)].on(f)
+        let reactor = self.reactors[usize::from(core)].as_ref();
+        reactor.expect("the process of this core is alive").on(f)
     }
 
     /// Starts a task on core `core`.
@@ -102,7 +106,7 @@ impl Machine {
             if self.world.borrow().cut_is_due() {
                 return RunEnd::PowerCut;
             }
-            let ready: usize = self.reactors.iter().map(|r| r.core().ready()).sum();
+            let ready: usize = self.alive().map(|r| r.core().ready()).sum();
             if ready > 0 && !self.preempted() {
                 self.poll(ready);
                 polls_in_place += 1;
@@ -119,6 +123,17 @@ impl Machine {
         }
     }
 
+    fn alive(&self) -> impl Iterator<Item = &Reactor> {
+        self.reactors.iter().flatten()
+    }
+
+    /// Kills the process of one core, while those of the others go on: its tasks are dropped, its
+    /// sockets closed, and what it had sent to disks ends (SI-W4).
+    pub fn kill_process(&mut self, core: u16) {
+        drop(self.reactors[usize::from(core)].take());
+        self.world.borrow_mut().kill_process(CoreId(core));
+    }
+
     /// Whether the next event is delivered although a task could run.
     fn preempted(&self) -> bool {
         let mut world = self.world.borrow_mut();
@@ -132,7 +147,7 @@ impl Machine {
             world.step();
             world.rng.index(ready)
         };
-        for reactor in &self.reactors {
+        for reactor in self.alive() {
             let here = reactor.core().ready();
             if nth < here {
                 return reactor.core().poll_nth(nth);
@@ -145,7 +160,7 @@ impl Machine {
     /// events.
     fn next_event(&self, busy: bool) -> bool {
         let sent_before = self.world.borrow().sent();
-        for reactor in &self.reactors {
+        for reactor in self.alive() {
             reactor.core().flush_sq();
         }
         if !busy
@@ -154,15 +169,17 @@ impl Machine {
         {
             return true;
         }
-        let deadline = self.reactors.iter().filter_map(|r| r.core().next_timer()).min();
+        let deadline = self.alive().filter_map(|r| r.core().next_timer()).min();
         if deadline.is_none() && self.world.borrow().is_idle() {
             return busy;
         }
         let event = self.world.borrow_mut().advance(deadline);
-        if let Some((core, event)) = event {
-            self.reactors[usize::from(core.0)].core().deliver(event);
+        if let Some((core, event)) = event
+            && let Some(reactor) = &self.reactors[usize::from(core.0)]
+        {
+            reactor.core().deliver(event);
         }
-        for reactor in &self.reactors {
+        for reactor in self.alive() {
             reactor.core().fire_timers();
         }
         true

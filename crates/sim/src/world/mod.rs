@@ -17,9 +17,12 @@
 //!   number: equal seeds give equal `trace`s.
 //! - SI-W2 The clock moves forward only, and only in `advance`.
 //! - SI-W3 Every request ends exactly once, or is dropped by a power cut or a kill.
+//! - SI-W4 Requests to disks of a process that is killed beside others end as if it were alive
+//!   (`processes`).
 
 mod cuts;
 mod ops;
+mod processes;
 mod stop;
 mod streams;
 mod swarm;
@@ -350,7 +353,11 @@ impl World {
             self.steps += 1;
             self.mix(self.now.0 ^ seq);
             match due {
-                Scheduled::Op(id) => return Some(self.end_op(id)),
+                Scheduled::Op(id) => {
+                    if let Some(event) = self.end_op(id) {
+                        return Some(event);
+                    }
+                }
                 Scheduled::Stream(end) => self.arrive(end),
                 Scheduled::Ready(core, event) => return Some((core, event)),
                 Scheduled::Msg(to, msg) => {
@@ -368,6 +375,9 @@ impl World {
         for &id in &done {
             let id = usize_of(id);
             let mut time = self.now;
+            if self.ops[id].is_orphan {
+                time = time + self.orphan_delay();
+            }
             if self.rng.chance_per_mille(self.swarm.stall_per_mille) {
                 let took = self.now.saturating_sub(self.ops[id].submitted);
                 let extra = Nanos(took.0 * (self.swarm.stall_factor - 1));

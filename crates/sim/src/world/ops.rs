@@ -49,6 +49,8 @@ pub(super) struct Op {
     pub(super) len: u64,
     /// Number of failed flushes of the disk at submission.
     pub(super) flush_failures: u64,
+    /// Its process has been killed: it ends, and nobody gets its outcome.
+    pub(super) is_orphan: bool,
     pub(super) what: OpKind,
 }
 
@@ -98,8 +100,19 @@ impl World {
             | SqeOp::ShutdownWrite
             | SqeOp::Close => refused(Status::NotSupported),
         };
-        let (submitted, nth, flush_failures) = (self.now, 0, 0);
-        let op = Op { core, home, key, disk, submitted, nth, offset, len, flush_failures, what };
+        let op = Op {
+            core,
+            home,
+            key,
+            disk,
+            submitted: self.now,
+            nth: 0,
+            offset,
+            len,
+            flush_failures: 0,
+            is_orphan: false,
+            what,
+        };
         self.submit_op(op);
     }
 
@@ -163,13 +176,18 @@ impl World {
         disk.model.submit(self.now.0, id as u64, cmd);
     }
 
-    pub(super) fn end_op(&mut self, id: usize) -> (CoreId, Event) {
+    /// Ends a request; returns its outcome, if somebody waits for it.
+    pub(super) fn end_op(&mut self, id: usize) -> Option<(CoreId, Event)> {
         let op = self.ops.remove(id);
         let status = self.perform(id, &op);
-        let Op { core, home, key, disk, offset, len, .. } = op;
+        let Op { core, home, key, disk, offset, len, is_orphan, .. } = op;
         record(self.now, TraceEvent::Completed { disk, op: op.name(), id, offset, len, status });
         self.mix(u64::from(status.errno().unsigned_abs()) << 32 | id as u64);
-        (core, Event::Cqe { home, key, result: OpResult { status, value: 0 } })
+        if is_orphan {
+            self.orphan_ended(core);
+            return None;
+        }
+        Some((core, Event::Cqe { home, key, result: OpResult { status, value: 0 } }))
     }
 
     /// Performs the completed request on the medium.

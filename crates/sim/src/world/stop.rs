@@ -70,7 +70,7 @@ impl Drop for World {
 }
 
 /// Messages may carry bios, whose completions panic when they are dropped.
-fn drop_quietly(due: BTreeMap<(Nanos, u64), Scheduled>) {
+pub(super) fn drop_quietly(due: BTreeMap<(Nanos, u64), Scheduled>) {
     let before = crashing();
     set_crashing(true);
     drop(due);

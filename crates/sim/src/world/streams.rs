@@ -18,7 +18,7 @@
 //!   not change until the Send has ended.
 //! - SI-ST4 Every request ends exactly once; an outcome is delivered at a later moment, as any
 //!   event.
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use block::{Bufs, CoreId, Nanos, OpKey, Slice, Status};
 use reactor::{Event, FileId, OpResult, Sqe, SqeOp};
@@ -43,8 +43,8 @@ enum Packet {
 }
 
 #[derive(Debug)]
-struct ReplyTo {
-    core: CoreId,
+pub(super) struct ReplyTo {
+    pub(super) core: CoreId,
     home: CoreId,
     key: OpKey,
 }
@@ -87,6 +87,25 @@ struct End {
     files: u32,
 }
 
+impl End {
+    fn connected_to(peer: usize) -> End {
+        End {
+            peer,
+            wire: VecDeque::new(),
+            inbox: VecDeque::new(),
+            ended: None,
+            fail_next: false,
+            write_shut: false,
+            refuses_data: false,
+            closed: false,
+            cut: false,
+            recv: None,
+            send: None,
+            files: 1,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Listener {
     backlog: VecDeque<usize>,
@@ -102,6 +121,10 @@ pub(super) struct Streams {
     listeners: Vec<Listener>,
     /// Files, by number: an end or a listener.
     files: Vec<FileKind>,
+    /// Whose process has a file, where that is known: its end closes them.
+    pub(super) owners: BTreeMap<FileId, CoreId>,
+    /// Files that a process keeps until its last request has ended, by process.
+    pub(super) lifelines: BTreeMap<CoreId, FileId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -123,10 +146,24 @@ impl Streams {
     }
 
     /// Drops all connections: a power cut or a kill.
+    /// Forgets the requests of a process.
+    pub(super) fn forget_requests_of(&mut self, core: CoreId) {
+        let is_of = |reply_to: &ReplyTo| reply_to.core == core;
+        for end in &mut self.ends {
+            end.recv.take_if(|(reply_to, _)| is_of(reply_to));
+            end.send.take_if(|sending| is_of(&sending.reply_to));
+        }
+        for listener in &mut self.listeners {
+            listener.accept.take_if(|reply_to| is_of(reply_to));
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.ends.clear();
         self.listeners.clear();
         self.files.clear();
+        self.owners.clear();
+        self.lifelines.clear();
     }
 }
 
@@ -151,22 +188,8 @@ impl World {
             return None;
         }
         let first = self.streams.ends.len();
-        let end = |peer| End {
-            peer,
-            wire: VecDeque::new(),
-            inbox: VecDeque::new(),
-            ended: None,
-            fail_next: false,
-            write_shut: false,
-            refuses_data: false,
-            closed: false,
-            cut: false,
-            recv: None,
-            send: None,
-            files: 1,
-        };
-        self.streams.ends.push(end(first + 1));
-        self.streams.ends.push(end(first));
+        self.streams.ends.push(End::connected_to(first + 1));
+        self.streams.ends.push(End::connected_to(first));
         self.streams.listeners[listener].backlog.push_back(first + 1);
         self.accept_next(listener);
         Some(self.streams.add(FileKind::End(first)))
@@ -182,6 +205,27 @@ impl World {
             FileKind::Closed => panic!("{file:?} is closed"),
         }
         self.streams.add(kind)
+    }
+
+    /// Two connected ends. The process that has one of them is to be named by
+    /// [`World::give_stream`].
+    pub fn stream_pair(&mut self) -> (FileId, FileId) {
+        let first = self.streams.ends.len();
+        self.streams.ends.push(End::connected_to(first + 1));
+        self.streams.ends.push(End::connected_to(first));
+        let [a, b] = [first, first + 1].map(|end| self.streams.add(FileKind::End(end)));
+        (a, b)
+    }
+
+    /// The process that has a file. A socket that is accepted is of the process that accepts it.
+    pub fn give_stream(&mut self, file: FileId, to: CoreId) {
+        self.streams.owners.insert(file, to);
+    }
+
+    /// A process keeps a file until its last request has ended, although it was killed before
+    /// (UR-U12). One for each process.
+    pub fn set_lifeline(&mut self, file: FileId, of: CoreId) {
+        self.streams.lifelines.insert(of, file);
     }
 
     /// Ends the Recv or the Accept that waits; one that has taken something has ended already.
@@ -254,6 +298,7 @@ impl World {
             (FileKind::End(end), what) => {
                 if matches!(what, SqeOp::Close) {
                     self.streams.files[(file.0 - FIRST) as usize] = FileKind::Closed;
+                    self.streams.owners.remove(&file);
                 }
                 self.submit_end(end, reply_to, what);
             }
@@ -265,6 +310,7 @@ impl World {
     }
 
     fn close_file(&mut self, file: FileId, reply_to: &ReplyTo) {
+        self.streams.owners.remove(&file);
         self.streams.files[(file.0 - FIRST) as usize] = FileKind::Closed;
         self.reply(reply_to, Status::Ok, 0);
     }
@@ -295,16 +341,7 @@ impl World {
                 self.reply(&reply_to, Status::Ok, 0);
             }
             SqeOp::Close => {
-                assert!(here.recv.is_none() && here.send.is_none(), "closed under a request");
-                here.closed = true;
-                let (peer, unread) = (here.peer, !here.inbox.is_empty() || !here.wire.is_empty());
-                if unread {
-                    self.put(peer, Packet::Reset, Nanos::ZERO);
-                } else {
-                    self.end_stream(end);
-                }
-                self.streams.ends[peer].refuses_data = true;
-                self.progress(peer);
+                self.close_end(end);
                 self.reply(&reply_to, Status::Ok, 0);
             }
             what @ (SqeOp::Read { .. }
@@ -316,6 +353,33 @@ impl World {
             | SqeOp::Accept) => panic!("{what:?} on a stream"),
         }
         self.progress(end);
+    }
+
+    fn close_end(&mut self, end: usize) {
+        let here = &mut self.streams.ends[end];
+        assert!(here.recv.is_none() && here.send.is_none(), "closed under a request");
+        here.closed = true;
+        let (peer, unread) = (here.peer, !here.inbox.is_empty() || !here.wire.is_empty());
+        if unread {
+            self.put(peer, Packet::Reset, Nanos::ZERO);
+        } else {
+            self.end_stream(end);
+        }
+        self.streams.ends[peer].refuses_data = true;
+        self.progress(peer);
+    }
+
+    /// Closes a file in no time, as the kernel does for a process that has ended, or for a
+    /// descriptor that nobody has received. No effect on one that is closed.
+    pub fn close_stream(&mut self, file: FileId) {
+        self.streams.owners.remove(&file);
+        let nth = (file.0 - FIRST) as usize;
+        let Some(kind) = self.streams.files.get_mut(nth) else { return };
+        let FileKind::End(end) = std::mem::replace(kind, FileKind::Closed) else { return };
+        self.streams.ends[end].files -= 1;
+        if self.streams.ends[end].files == 0 {
+            self.close_end(end);
+        }
     }
 
     fn end_stream(&mut self, end: usize) {
@@ -451,6 +515,7 @@ impl World {
             return;
         };
         let FileId(file) = self.streams.add(FileKind::End(end));
+        self.streams.owners.insert(FileId(file), reply_to.core);
         self.reply(&reply_to, Status::Ok, file as usize);
     }
 }

@@ -5,4 +5,5 @@ mod contract;
 mod faults;
 mod memory;
 mod oracle;
+mod processes;
 mod streams;

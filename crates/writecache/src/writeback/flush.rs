@@ -28,11 +28,20 @@ impl Writeback {
         self.recheck();
         let retired = || self.store.slots.borrow().is_retired_before(until);
         let done = || self.jobs.flush.borrow().as_ref().is_some_and(|job| job.is_done(retired));
-        self.store.waits.jobs.wait_for(|| done() || self.store.health().is_err()).await;
+        let stopped = || self.store.health().is_err() || self.store.life.stopping.get();
+        self.store.waits.jobs.wait_for(|| done() || stopped()).await;
+        let is_done = done();
         let mut job = self.jobs.flush.take().expect("only this takes it");
         self.recheck();
         self.store.waits.jobs.wake_all(); // another `flush` may wait for its turn
         self.store.health().map_err(io_failed)?;
+        if !is_done {
+            let (left, total) = (job.todo.len(), job.total);
+            return Err(Error::io(format!(
+                "flush ended by a suspend: {left} of {total} blocks are left; they are kept in the \
+                 cache"
+            )));
+        }
         let left = job.end();
         if let Some(first) = left.min() {
             return Err(self.not_written(left.len(), first));

@@ -230,6 +230,35 @@ fn a_drain_holds_up_neither_a_flush_nor_a_suspend() {
         .unwrap();
 }
 
+/// It waited for the resume, and for ever if that made another table live.
+#[test]
+fn a_flush_is_ended_by_a_suspend_and_can_be_done_again() {
+    let fixture = Fixture::new(4096, 8 << 10, &format!("{MANUAL} writeback_rate_max 1000000"));
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1500, 1).await;
+            let outcome = Outcome::default();
+            let (tell, flushed) = (outcome.clone(), cache.clone());
+            reactor::spawn(async move {
+                let ended = say(&flushed, "flush").await;
+                tell.replace(Some(ended.map(drop)));
+            });
+            seconds(2).await;
+            assert!(outcome.borrow().is_none(), "it takes six seconds");
+            let began = reactor::now();
+            suspend(&cache).await;
+            assert!(elapsed(began) < 1.0);
+            reactor::sleep(Nanos::from_millis(1)).await;
+            let why = failure(&outcome);
+            assert!(why.contains("flush ended by a suspend: ") && why.contains("of 1500"), "{why}");
+            cache.clone().resume().await.unwrap();
+            expect(&*cache, 0..1500, 1).await;
+            say(&cache, "flush").await.unwrap();
+            assert_eq!(number(&cache, "dirty_blocks"), 0);
+        })
+        .unwrap();
+}
+
 #[test]
 fn a_drain_to_a_refusing_origin_reports_the_blocks_left() {
     let fixture = Fixture::new(4096, 8 << 10, MANUAL);

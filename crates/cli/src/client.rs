@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The client of the control API: one HTTP request a connection.
 use std::path::PathBuf;
+use std::time::Duration;
 
 use block::ErrorKind;
 use control::Failure;
@@ -14,6 +15,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
+
+/// How long after an upgrade a request is sent to the successor.
+pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 
 /// Talks to the daemon of one run dir.
 #[derive(Debug)]
@@ -51,7 +55,32 @@ impl Client {
         self.call(Method::PUT, path, Some(to_json(body))).await
     }
 
+    /// The same, without asking a successor again.
+    pub(crate) async fn put_once<B, T>(&self, path: &str, body: &B) -> Result<T, Failure>
+    where
+        B: Serialize,
+        T: DeserializeOwned,
+    {
+        self.call_once(Method::PUT, path, Some(to_json(body))).await
+    }
+
+    /// Sends a request; when a live upgrade has come between, the same request to the successor.
     async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<T, Failure> {
+        loop {
+            let answer = self.call_once(method.clone(), path, body.clone()).await;
+            match answer {
+                Err(failure) if failure.is_handed_over() => tokio::time::sleep(AGAIN).await,
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn call_once<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

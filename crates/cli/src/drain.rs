@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond drain`: writes the dirty blocks of a write cache to its origin, within a time or as
 //! fast as limits allow, and shows the progress. A signal stops it; the device keeps working.
+use std::time::Duration;
+
 use block::{ErrorKind, Nanos};
 use clap::Args;
 use control::{Failure, api, attr, parse_size, paths};
@@ -8,7 +10,7 @@ use host::{Format, Listing, parse_time, print};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::client::Client;
+use crate::client::{AGAIN, Client};
 use crate::progress::{LongOp, show_while};
 
 /// Write everything of a write cache back, gently
@@ -48,15 +50,19 @@ pub struct DrainArgs {
     listing: Listing,
 }
 
+/// Nanoseconds in a second.
+const NS: u128 = 1_000_000_000;
+
 fn rate(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|e| e.to_string())?;
     if bytes == 0 { Err("a positive number of bytes is allowed".into()) } else { Ok(bytes) }
 }
 
 impl DrainArgs {
-    /// The words of the attribute `drain`.
-    fn words(&self) -> String {
-        let within = self.within.map(|t| format!("within={}", t.0.div_ceil(1_000_000_000)));
+    /// The words of the attribute `drain`, so long after it was asked for.
+    fn words(&self, elapsed: Duration) -> String {
+        let within = self.within.map(|time| Duration::from_nanos(time.0).saturating_sub(elapsed));
+        let within = within.map(|left| format!("within={}", left.as_nanos().div_ceil(NS).max(1)));
         let p99 = self.p99.map(|t| format!("p99={}", t.0.div_ceil(1000)));
         let rate = self.rate.map(|r| format!("rate={r}"));
         [within, p99, rate].into_iter().flatten().collect::<Vec<_>>().join(" ")
@@ -66,7 +72,17 @@ impl DrainArgs {
 /// Runs the verb.
 pub(crate) async fn drain(client: &Client, a: &DrainArgs) -> Result<(), Failure> {
     let began = Instant::now();
-    stoppable(client, &a.name, set(client, &a.name, a.words())).await?;
+    let drained = async {
+        loop {
+            let value = a.words(began.elapsed());
+            match set(client, &a.name, value).await {
+                // It ended there: what is left is drained at the successor.
+                Err(failure) if failure.is_handed_over() => tokio::time::sleep(AGAIN).await,
+                drained => return drained,
+            }
+        }
+    };
+    stoppable(client, &a.name, drained).await?;
     if a.listing.format == Format::Json {
         let seconds = began.elapsed().as_secs_f64();
         print(&format!("{}\n", json!({ "device": a.name, "drained": true, "seconds": seconds })))?;
@@ -99,7 +115,7 @@ pub(crate) async fn stoppable<T>(
 
 async fn set(client: &Client, name: &str, value: String) -> Result<api::Attribute, Failure> {
     let body = api::Attribute { value: api::Value::Text(value) };
-    client.put(&paths::attribute(name, attr::DRAIN), &body).await
+    client.put_once(&paths::attribute(name, attr::DRAIN), &body).await
 }
 
 #[cfg(test)]
@@ -116,7 +132,9 @@ mod tests {
 
     fn words(line: &str) -> Result<String, String> {
         let words = std::iter::once("drain").chain(line.split_ascii_whitespace());
-        Line::try_parse_from(words).map(|l| l.drain.words()).map_err(|e| e.to_string())
+        Line::try_parse_from(words)
+            .map(|l| l.drain.words(Duration::ZERO))
+            .map_err(|e| e.to_string())
     }
 
     #[test]
@@ -126,6 +144,10 @@ mod tests {
         assert_eq!(words(all), Ok("within=600 p99=5000 rate=52428800".to_owned()));
         // Half a second is no time in which it would be done at no speed.
         assert_eq!(words("wc --within 500ms"), Ok("within=1".to_owned()));
+        // After an upgrade what is left of the time counts.
+        let line = Line::try_parse_from(["drain", "wc", "--within", "10m"]).unwrap();
+        assert_eq!(line.drain.words(Duration::from_secs(90)), "within=510");
+        assert_eq!(line.drain.words(Duration::from_secs(900)), "within=1");
         for bad in ["wc --within soon", "wc --p99 -1", "wc --rate 0", ""] {
             assert!(words(bad).is_err(), "`{bad}`");
         }

@@ -49,6 +49,9 @@ const KINDS: [(ErrorKind, &str, u16); 13] = [
     (ErrorKind::NoDevice, "no_device", 409),
 ];
 
+/// The word, errno (EAGAIN) and HTTP status of [`Failure::handed_over`].
+const HANDED_OVER: (&str, i32, u16) = ("handed_over", 11, 503);
+
 /// Why no daemon answers: no such socket, no process listens there, the connection was lost.
 const UNREACHABLE: [(i32, &str); 3] = [(2, "ENOENT"), (111, "ECONNREFUSED"), (104, "ECONNRESET")];
 
@@ -68,6 +71,18 @@ impl Failure {
         Failure { kind: "unreachable".into(), errno, message: message.into(), token: None }
     }
 
+    /// A successor has the devices: the same request is to be sent again, to it.
+    pub fn handed_over() -> Failure {
+        let (kind, errno, _) = HANDED_OVER;
+        let message = "a successor has the devices, by a live upgrade: send the request again";
+        Failure { kind: kind.into(), errno, message: message.into(), token: None }
+    }
+
+    /// Whether it is [`Failure::handed_over`].
+    pub fn is_handed_over(&self) -> bool {
+        self.kind == HANDED_OVER.0
+    }
+
     /// The kind, if this version knows the word.
     pub fn kind(&self) -> Option<ErrorKind> {
         KINDS.iter().find(|k| k.1 == self.kind).map(|k| k.0)
@@ -75,7 +90,9 @@ impl Failure {
 
     /// HTTP status of the answer that carries it.
     pub fn http_status(&self) -> u16 {
-        KINDS.iter().find(|k| k.1 == self.kind).map_or(500, |k| k.2)
+        let (word, _, status) = HANDED_OVER;
+        let status = if self.kind == word { status } else { 500 };
+        KINDS.iter().find(|k| k.1 == self.kind).map_or(status, |k| k.2)
     }
 
     /// Exit code of the command that failed so.
@@ -135,6 +152,15 @@ mod tests {
         let f = f.within("remove wc");
         assert_eq!(f.to_string(), "remove wc: device is open by 2 clients (EBUSY)");
         assert_eq!((f.exit_code(), f.http_status()), (EXIT_BUSY, 409));
+    }
+
+    #[test]
+    fn what_a_successor_has_is_asked_again() {
+        let sent = serde_json::to_string(&Failure::handed_over()).unwrap();
+        let got: Failure = serde_json::from_str(&sent).unwrap();
+        assert!(got.is_handed_over() && got.kind().is_none());
+        assert_eq!(got.http_status(), 503);
+        assert!(!Failure::new(ErrorKind::Busy, "x").is_handed_over());
     }
 
     #[test]

@@ -314,7 +314,7 @@ fn raise_descriptor_limit() {
 async fn reload_at_hangups(mut hangups: Signal, state: Arc<State>) {
     while hangups.recv().await.is_some() {
         tracing::info!("SIGHUP: reading the configuration file again");
-        let _change = state.changes.read().await; // HO-UP4
+        let _change = state.changes.begin_later().await; // HO-UP4
         state.config.reload_and_log(&state.core).await;
     }
 }

@@ -30,6 +30,7 @@ use fuse::{
 };
 use reactor::{TaskPool, loop_time, new_opener, now};
 
+use crate::changes::Changes;
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
 use crate::exported::ExportedDevice;
@@ -228,6 +229,8 @@ pub(crate) fn file_clients() -> Vec<FileClient> {
 /// Answers the export by calls to core 0.
 struct ExportHost {
     core: CoreHandle,
+    /// Who may change attributes (HO-UP4).
+    changes: Arc<Changes>,
     open: RwLock<BTreeMap<u64, Arc<OpenHandle>>>,
     requests: Arc<AtomicU64>,
 }
@@ -408,7 +411,12 @@ impl Host for ExportHost {
 
     fn write_attribute(&self, id: DeviceId, path: &str, value: &str, answer: AttributeReply<()>) {
         let (path, value) = (path.to_owned(), value.to_owned());
+        let change = match self.changes.begin() {
+            Ok(change) => change,
+            Err(e) => return answer(Err(e)),
+        };
         self.spawn_on_device(id, async move |engine: &Engine, exported| {
+            let _change = change;
             answer(match exported {
                 Ok(exported) => sysfs::set(&engine.dm, &exported, &path, &value).await,
                 Err(e) => Err(e),
@@ -425,12 +433,16 @@ pub(crate) struct FuseExport {
 
 impl FuseExport {
     /// Mounts at `dir`. Blocks for a short time; core 0 must be running.
-    pub(crate) fn start(dir: &Path, core: &CoreHandle) -> Result<FuseExport, Failure> {
+    pub(crate) fn start(
+        dir: &Path,
+        core: &CoreHandle,
+        changes: Arc<Changes>,
+    ) -> Result<FuseExport, Failure> {
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
         let options = Options { threads, requests_max: JOBS_MAX, ..Options::default() };
         let requests = Arc::new(AtomicU64::new(0));
-        let host =
-            ExportHost { core: core.clone(), open: RwLock::default(), requests: requests.clone() };
+        let (core_of_host, open) = (core.clone(), RwLock::default());
+        let host = ExportHost { core: core_of_host, changes, open, requests: requests.clone() };
         core.post(|_| EXPORT_STATE.set(Some(Rc::new(ExportState::new(requests)))))?;
         let export = Export::start(dir, Arc::new(host), options)?;
         if export.cleared() > 0 {

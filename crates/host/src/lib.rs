@@ -21,6 +21,7 @@
 //! - HO-T1 tokio runs on threads of its own: no device is used on them.
 
 mod addr;
+mod changes;
 mod claims;
 mod clients;
 mod config;
@@ -50,6 +51,7 @@ mod output;
 mod passed;
 mod reload;
 mod retry;
+mod route_effects;
 mod routes;
 mod run_command;
 mod rundir;

@@ -10,8 +10,9 @@ use dm::Remove;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, RwLock, watch};
+use tokio::sync::{Notify, watch};
 
+use crate::changes::Changes;
 use crate::clients::ClientChoice;
 use crate::config::ServeArgs;
 use crate::core_thread::CoreHandle;
@@ -19,6 +20,7 @@ use crate::engine::Engine;
 use crate::io_failure::io_failure;
 use crate::observe;
 use crate::reload::ConfigFile;
+use crate::route_effects::only_waits;
 use crate::saved_config;
 use crate::upgrade::{HandoverSource, upgrade};
 
@@ -36,8 +38,8 @@ pub(crate) struct State {
     pub(crate) closing: watch::Receiver<bool>,
     /// True while listeners take no connection: a successor is about to have them.
     pub(crate) pause: watch::Sender<bool>,
-    /// Requests that change something hold it, and a hand-over holds it alone (HO-UP4).
-    pub(crate) changes: RwLock<()>,
+    /// Who may change something (HO-UP4).
+    pub(crate) changes: Arc<Changes>,
     /// What a successor gets that is no device; none where no other process can take over.
     pub(crate) source: Option<HandoverSource>,
     /// Notified when a successor has everything.
@@ -52,7 +54,7 @@ impl State {
 }
 
 /// A request that was understood.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Devices,
     Create,
@@ -69,7 +71,7 @@ pub(crate) enum Route {
 }
 
 /// A request about one device.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceVerb {
     Info,
     Remove(RemoveMode),
@@ -139,44 +141,6 @@ impl Route {
                 Ok(Route::Device((*name).into(), verb))
             }
             _ => Err(missing()),
-        }
-    }
-}
-
-impl Route {
-    /// Whether it may change devices or clients.
-    fn changes_something(&self) -> bool {
-        match self {
-            Route::Create | Route::Reload | Route::Disconnect(_) => true,
-            Route::Devices
-            | Route::Targets
-            | Route::Version
-            | Route::Metrics
-            | Route::Config
-            | Route::Upgrade
-            | Route::Stop
-            | Route::Clients => false,
-            Route::Device(_, verb) => match verb {
-                DeviceVerb::Remove(_)
-                | DeviceVerb::Load
-                | DeviceVerb::Clear
-                | DeviceVerb::Suspend
-                | DeviceVerb::Resume
-                | DeviceVerb::Rename
-                | DeviceVerb::Message
-                | DeviceVerb::Flush
-                | DeviceVerb::Uncache
-                | DeviceVerb::ReplaceCache
-                | DeviceVerb::Resize
-                | DeviceVerb::SetAttribute(_) => true,
-                DeviceVerb::Info
-                | DeviceVerb::Status
-                | DeviceVerb::Table(_)
-                | DeviceVerb::Deps
-                | DeviceVerb::Wait(_)
-                | DeviceVerb::Attributes
-                | DeviceVerb::GetAttribute(_) => false,
-            },
         }
     }
 }
@@ -267,14 +231,24 @@ pub(crate) async fn answer(
     body: &[u8],
     is_root: bool,
 ) -> Result<ResponseBody, Failure> {
-    let core = &state.core;
+    let work = || perform(state, route.clone(), body, is_root);
+    if only_waits(&route, body) {
+        return state.changes.waiting(work).await;
+    }
     let _change = match route.changes_something() {
-        true => Some(state.changes.try_read().map_err(|_| {
-            let text = "an upgrade is under way: nothing can be changed before its end";
-            Failure::new(ErrorKind::Busy, text)
-        })?),
+        true => Some(state.changes.begin()?),
         false => None,
     };
+    work().await
+}
+
+async fn perform(
+    state: &Arc<State>,
+    route: Route,
+    body: &[u8],
+    is_root: bool,
+) -> Result<ResponseBody, Failure> {
+    let core = &state.core;
     match route {
         Route::Devices => json(&core.call(async |e| e.devices()).await?),
         Route::Create => {
@@ -472,7 +446,9 @@ async fn wait(state: &State, name: String, seen: Option<u32>) -> Result<api::Eve
     let wait = async move |e: Rc<Engine>| e.wait(&name, seen, &is_wanted).await;
     let mut closing = state.closing.clone();
     tokio::select! {
+        biased;
         event = state.core.call(wait) => event?,
+        () = state.changes.handed_over() => Err(Failure::handed_over()),
         () = shutdown(&mut closing) => Err(Error::busy("the daemon is shutting down").into()),
     }
 }
@@ -484,7 +460,7 @@ pub(crate) async fn shutdown(closing: &mut watch::Receiver<bool>) {
 }
 
 /// Reads a body. An empty one is `{}`.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body)
         .map_err(|e| Failure::new(ErrorKind::Invalid, format!("body of the request: {e}")))

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use block::{Error, ErrorKind};
 use control::{Failure, api};
-use tokio::sync::{Notify, RwLock, watch};
+use tokio::sync::{Notify, watch};
 use uring::{LockOwner, SocketAccess};
 
 use super::{Daemon, busy_poll_time, shutdown_time};
@@ -239,7 +239,6 @@ impl Daemon {
                 sort_out(devices, &inherited)
             }
         };
-        let fuse = options.fuse.as_ref().map(|dir| FuseExport::start(dir, &core)).transpose()?;
         let (closing, closed) = watch::channel(false);
         let certificates_again =
             Certificates::new(options.nbd_tls_certs.clone(), certificates.as_ref());
@@ -251,10 +250,11 @@ impl Daemon {
             stop: Notify::new(),
             closing: closed,
             pause: watch::channel(false).0,
-            changes: RwLock::default(),
+            changes: Arc::default(),
             source,
             handed_over: Notify::new(),
         });
+        let fuse = start_fuse(&state)?;
         let connections = serve_http(&state, control, metrics);
         if let Some(serve) = serve_nbd {
             state.core.call(serve).await?;
@@ -423,6 +423,12 @@ async fn listen_vhost_user(
     let Some(dir) = options.vhost_user.clone() else { return Ok(()) };
     prepare_vhost_user(&dir, patience).await?;
     core.call(async |e: Rc<Engine>| VhostUser::listen_all(&e)).await
+}
+
+/// Makes the devices files, if that is wanted.
+fn start_fuse(state: &State) -> Result<Option<FuseExport>, Failure> {
+    let start = |dir: &PathBuf| FuseExport::start(dir, &state.core, state.changes.clone());
+    state.options.fuse.as_ref().map(start).transpose()
 }
 
 /// Serves the control API and the metrics.

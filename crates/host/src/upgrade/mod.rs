@@ -18,7 +18,7 @@
 //! - HO-UP3 The successor reads no request of a client before COMMIT, and gets the lock of each
 //!   leaf with its description: nobody else gets one in between.
 //! - HO-UP4 No verb changes anything between the check and the end: changes that are under way end
-//!   first, later ones are refused.
+//!   first, later ones are refused. Verbs that only wait (`changes`) go on at the successor.
 mod predecessor;
 mod program;
 mod sender;
@@ -114,11 +114,7 @@ pub(crate) async fn upgrade(
         return Ok(api::Upgraded { program_differs, ..report(state, source, &[]).await? });
     }
     // HO-UP4
-    let changes = tokio::time::timeout(step, state.changes.write()).await.map_err(|_| {
-        let text = "a change of a device (a flush, a drain, a suspend ...) does not end in time: \
-                    try again when it has";
-        Failure::new(ErrorKind::Busy, text)
-    })?;
+    let alone = state.changes.hand_over(step).await?;
     let mut report = report(state, source, &request.force).await?;
     report.program_differs = program_differs;
     if request.dry_run {
@@ -139,9 +135,7 @@ pub(crate) async fn upgrade(
     match handed_over {
         Ok(successor) => {
             report.successor = Some(successor);
-            // Never given back: no verb changes anything any more.
-            #[expect(clippy::mem_forget, reason = "the process exits")]
-            std::mem::forget(changes);
+            alone.done();
             Ok(report)
         }
         Err(failure) => {

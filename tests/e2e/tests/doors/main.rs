@@ -23,6 +23,7 @@ mod sectors;
 mod soak;
 mod tls;
 mod upgrade;
+mod upgrade_verbs;
 mod upgrade_vhost;
 mod vhost_cores;
 mod vhost_user;

@@ -285,6 +285,11 @@ impl MappedDevice {
         self.tables.live.borrow().clone()
     }
 
+    /// The token with which the live table was loaded, if it was loaded with one.
+    pub fn forced_by(&self) -> Option<String> {
+        Some(self.live()?.forced_by.as_ref()?.to_string())
+    }
+
     pub(crate) fn inactive(&self) -> Option<Rc<Table>> {
         self.tables.inactive.borrow().clone()
     }

@@ -39,6 +39,8 @@ pub struct Dm {
     /// The program ends: no suspended device will be resumed.
     ending: Cell<bool>,
     pub(crate) on_unsaved: RefCell<Option<OnUnsaved>>,
+    /// Whether tables may overlap that a token would let overlap.
+    accepts_overlaps: Cell<bool>,
     /// Tables that were replaced by force, until they have settled, and their devices.
     pub(crate) unsettled: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
     changes: Changes,
@@ -66,6 +68,7 @@ impl Dm {
             replicas: RefCell::new(Rc::new(NoReplicas)),
             ending: Cell::new(false),
             on_unsaved: RefCell::default(),
+            accepts_overlaps: Cell::new(false),
             unsettled: RefCell::default(),
             changes: Changes::default(),
         })
@@ -265,6 +268,17 @@ impl Dm {
         put.map_err(|e| e.within(device.name()))
     }
 
+    /// From now on a table is loaded without a token, too, where it overlaps with others and a
+    /// token would permit that (DM-O2); or no longer. For tables that have lived beside each other
+    /// in the daemon before.
+    pub fn accept_overlaps(&self, accepts: bool) {
+        self.accepts_overlaps.set(accepts);
+    }
+
+    pub(crate) fn accepts_overlaps(&self) -> bool {
+        self.accepts_overlaps.get()
+    }
+
     pub(crate) async fn construct(
         &self,
         device: &Rc<MappedDevice>,
@@ -320,7 +334,8 @@ impl Dm {
             }
             entries.push(entry);
         }
-        let table = Table::new(entries, uses.take())?;
+        let mut table = Table::new(entries, uses.take())?;
+        table.forced_by = force.map(Rc::from);
         self.check_nesting(device, &table)?;
         Ok(table)
     }

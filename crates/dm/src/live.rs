@@ -89,6 +89,8 @@ pub(crate) struct Table {
     flushed: Vec<Rc<dyn BlockDevice>>,
     pure: bool,
     settled: Cell<bool>,
+    /// The token that the operator gave when it was loaded.
+    pub(crate) forced_by: Option<Rc<str>>,
 }
 
 impl Table {
@@ -111,7 +113,8 @@ impl Table {
         let limits = RefCell::new(stacked(&entries));
         let pure = entries.iter().all(|e| e.pure.is_some());
         let settled = Cell::new(false);
-        let table = Table { entries, uses, limits, flushed, pure, settled };
+        let forced_by = None;
+        let table = Table { entries, uses, limits, flushed, pure, settled, forced_by };
         table.check_alignment()?;
         Ok(table)
     }

@@ -92,6 +92,7 @@ impl Dm {
         new.sort_by_key(|c| (c.may_be_forced, c.key)); // what can't be forced comes first
         let refused = match new.first() {
             None => Ok(()),
+            Some(c) if c.may_be_forced && self.accepts_overlaps() => Ok(()),
             Some(c) if c.may_be_forced => {
                 let all: Vec<&str> = new.iter().map(|c| &*c.text).collect();
                 let all = all.join("; ");

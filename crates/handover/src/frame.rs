@@ -120,9 +120,17 @@ mod tests {
             device.prop_map(|(name, uuid, minor, attributes, ublk)| {
                 let uuid = uuid.map(|n| n.to_string());
                 let table = Some(format!("0 8 linear {name} 0\n"));
-                let used_by_guest = !ublk;
-                let device = Device { name, uuid, minor, table, attributes, ublk, used_by_guest };
-                Message::Device(device)
+                let (used_by_guest, force) = (!ublk, ublk.then(|| "1a2b3c4d".to_owned()));
+                Message::Device(Device {
+                    name,
+                    uuid,
+                    minor,
+                    table,
+                    force,
+                    attributes,
+                    ublk,
+                    used_by_guest,
+                })
             }),
             session.prop_map(|(device, flags, structured, size_sectors)| {
                 let refused = RefusedWrite { cookie: size_sectors, error: 22, left: 1 };

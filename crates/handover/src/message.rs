@@ -125,6 +125,9 @@ pub struct Device {
     /// Its live table; none of a compressed RAM disk that has no size yet.
     #[serde(default)]
     pub table: Option<String>,
+    /// The token with which its table was loaded, if it was loaded with one.
+    #[serde(default)]
+    pub force: Option<String>,
     /// Attributes that are not in the table and differ from their defaults.
     #[serde(default)]
     pub attributes: Vec<(String, String)>,

@@ -11,7 +11,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Base, Sector};
+use block::{Base, LocalFuture, Sector};
 use reactor::FileId;
 
 use crate::stats::{OtherCores, Stats};
@@ -57,6 +57,21 @@ pub trait Leaf: Base {
     fn file(&self) -> Option<FileId> {
         None
     }
+
+    /// Whether it reaches its data by a connection of its own to a server.
+    fn has_connection(&self) -> bool {
+        false
+    }
+
+    /// Gives up that connection, if it has one: another process may then connect in its place. All
+    /// must have been flushed, and nothing may be under way. [`Leaf::connect_again`], or the next
+    /// request, makes another connection.
+    fn disconnect(&self) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
+    /// Makes the connection again that was given up.
+    fn connect_again(&self) {}
 
     /// It has so many sectors from now on, on all cores: its file has grown or was cut. Whole
     /// logical blocks. Only a leaf on a file changes.

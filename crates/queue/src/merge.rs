@@ -399,6 +399,18 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
         self.0.leaf.file()
     }
 
+    fn has_connection(&self) -> bool {
+        self.0.leaf.has_connection()
+    }
+
+    fn disconnect(&self) -> LocalFuture<()> {
+        self.0.leaf.disconnect()
+    }
+
+    fn connect_again(&self) {
+        self.0.leaf.connect_again();
+    }
+
     fn set_capacity(&self, capacity: Sector) {
         self.0.leaf.set_capacity(capacity);
         self.0.capacity.set(self.0.leaf.limits().capacity);

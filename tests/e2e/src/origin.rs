@@ -31,6 +31,8 @@ pub enum Kind {
     /// By TLS alone, with the certificates of its folder; clients need one, too.
     NbdkitTls,
     QemuNbd,
+    /// That serves one connection at a time: others wait.
+    QemuNbdOne,
     QemuStorageDaemon,
 }
 
@@ -53,7 +55,7 @@ impl Kind {
     pub fn program(self) -> &'static str {
         match self {
             Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks | Kind::NbdkitTls => "nbdkit",
-            Kind::QemuNbd => "qemu-nbd",
+            Kind::QemuNbd | Kind::QemuNbdOne => "qemu-nbd",
             Kind::QemuStorageDaemon => "qemu-storage-daemon",
         }
     }
@@ -84,14 +86,15 @@ impl Kind {
                     command.arg("file").arg(&image);
                 }
             }
-            Kind::QemuNbd => {
+            Kind::QemuNbd | Kind::QemuNbdOne => {
                 match address {
                     Address::Unix(socket) => command.arg("--socket").arg(socket),
                     Address::Tcp(port) => {
                         command.args(["--bind=127.0.0.1", &format!("--port={port}")])
                     }
                 };
-                command.args(["--persistent", "--shared=8", "--format=raw", "--discard=unmap"]);
+                let shared = if self == Kind::QemuNbdOne { "--shared=1" } else { "--shared=8" };
+                command.args(["--persistent", shared, "--format=raw", "--discard=unmap"]);
                 command.arg("--export-name=disk").arg(&image);
             }
             Kind::QemuStorageDaemon => {

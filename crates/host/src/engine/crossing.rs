@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use block::{Error, ErrorKind, Nanos};
+use block::{Class, Error, ErrorKind, Nanos, Status};
 use control::{Failure, api};
 use dm::Dm;
 use reactor::{sleep, spawn};
@@ -31,6 +31,8 @@ const PERSIST: &str = "persist";
 pub(crate) struct CrossingDevice {
     pub(crate) saved: SavedDevice,
     pub(crate) minor: u32,
+    /// The token with which its table was loaded.
+    pub(crate) force: Option<String>,
     /// Whether what its clients were told is still there.
     pub(crate) keeps_data: bool,
 }
@@ -97,7 +99,8 @@ impl Engine {
         for saved in saved {
             let Ok(device) = self.dm.get(&saved.name) else { continue };
             let keeps_data = !loses_data || self.survives_kill(&device).await;
-            all.push(CrossingDevice { saved, minor: device.minor(), keeps_data });
+            let (minor, force) = (device.minor(), device.forced_by());
+            all.push(CrossingDevice { saved, minor, force, keeps_data });
         }
         Ok(all)
     }
@@ -135,12 +138,15 @@ impl Engine {
     /// Opens a device of the daemon before, which has handed it over: without a block device of the
     /// kernel.
     pub(crate) async fn create_inherited(&self, device: handover::Device) -> Result<(), Failure> {
-        let handover::Device { name, uuid, minor, table, attributes, ublk: _, used_by_guest: _ } =
-            device;
+        let handover::Device { name, uuid, minor, table, force, attributes, .. } = device;
         let (of_new, zram) = (name.clone(), table.is_none());
         let minor = Some(minor);
-        let new = api::Create { name: of_new, uuid, minor, table, force: None, zram, ublk: false };
-        self.make(&new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
+        let new = api::Create { name: of_new, uuid, minor, table, force, zram, ublk: false };
+        // They lived beside each other in the daemon before.
+        self.dm.accept_overlaps(true);
+        let made = self.make(&new, &|| true).await;
+        self.dm.accept_overlaps(false);
+        made.map_err(|failure| of_device(&name, failure))?;
         self.leaves.take_warnings(); // the daemon before has given them
         for (attribute, value) in &attributes {
             let changed = self.change_attribute(&name, attribute, value).await;
@@ -174,10 +180,33 @@ impl Engine {
             return Err(failure);
         }
         let left = settling.left.borrow().iter().next().cloned();
-        left.map_or(Ok(()), |name| {
+        if let Some(name) = left {
             let why = "its requests do not end in time";
-            Err(Failure::new(ErrorKind::Busy, format!("{name}: {why}")))
-        })
+            return Err(Failure::new(ErrorKind::Busy, format!("{name}: {why}")));
+        }
+        self.give_up_connections().await
+    }
+
+    /// Ends our connections to servers below: some take one at a time, and a successor makes its
+    /// own.
+    async fn give_up_connections(&self) -> Result<(), Failure> {
+        let connected = self.leaves.opened().into_iter().filter(|leaf| leaf.has_connection());
+        for leaf in connected {
+            if let Some(problem) = leaf.problem() {
+                // A successor could not open it, either.
+                return Err(Failure::new(ErrorKind::Busy, format!("{}: {problem}", leaf.name())));
+            }
+            // A server may lose with a connection what was not flushed.
+            let flushed = reactor::flush(&*leaf, Class::Foreground).await;
+            if let Err(status) = flushed
+                && status != Status::NotSupported
+            {
+                let text = format!("{}: flush before the hand-over: {status}", leaf.name());
+                return Err(Failure::new(ErrorKind::Io, text));
+            }
+            leaf.disconnect().await;
+        }
+        Ok(())
     }
 
     /// Lets all devices go on, from the bottom of each stack to its top. `anew`: another process
@@ -185,6 +214,7 @@ impl Engine {
     /// device stays suspended.
     pub(crate) async fn let_go(&self, devices: &[CrossingDevice], anew: bool) -> Vec<Failure> {
         let mut failures = Vec::new();
+        self.leaves.opened().iter().for_each(|leaf| leaf.connect_again());
         for CrossingDevice { saved, .. } in devices {
             let (dm, name) = (self.dm.clone(), saved.name.clone());
             let Some(table) = saved.table.clone() else { continue };
@@ -208,12 +238,14 @@ impl Engine {
 }
 
 /// Resumes a device. `anew`: what another process may have written to its media is read again.
-async fn go_on(dm: &Rc<Dm>, name: &str, table: &str, anew: bool) -> Result<(), Error> {
+pub(crate) async fn go_on(dm: &Rc<Dm>, name: &str, table: &str, anew: bool) -> Result<(), Error> {
     let is_on_media = |line: &dm::TargetLine| {
         line.kind == writecache::MANUAL.name || line.kind == ZRAM && has_word(line, PERSIST)
     };
     if anew && dm.table(name)?.iter().any(is_on_media) {
-        dm.load(name, table).await?;
+        // What was permitted when it was loaded is so still.
+        let force = dm.get(name)?.forced_by();
+        dm.load_forced(name, table, force.as_deref(), &|| true).await?;
     }
     dm.resume(name).await
 }

@@ -239,6 +239,7 @@ fn device(crossing: &CrossingDevice, used_by_guests: &[String]) -> handover::Dev
         uuid: saved.uuid,
         minor: crossing.minor,
         table: saved.table,
+        force: crossing.force.clone(),
         attributes: saved.attributes,
         ublk: saved.ublk,
         used_by_guest,

@@ -39,6 +39,8 @@ pub(crate) struct ClientState {
     /// NB-C6: every request fails.
     pub(crate) failed: Cell<bool>,
     pub(crate) closing: Cell<bool>,
+    /// The connection was given up: requests make another one, and nothing else.
+    pub(crate) resting: Cell<bool>,
     closed: Cell<bool>,
     /// The sender waits here.
     pub(crate) ready: WaitList,
@@ -113,6 +115,7 @@ impl Client {
             closing_links: RefCell::default(),
             failed: Cell::new(false),
             closing: Cell::new(false),
+            resting: Cell::new(false),
             closed: Cell::new(false),
             ready: WaitList::new(),
             changed: WaitList::new(),
@@ -206,8 +209,25 @@ impl Leaf for Client {
         self.is_read_only()
     }
 
+    fn has_connection(&self) -> bool {
+        true
+    }
+
+    fn disconnect(&self) -> LocalFuture<()> {
+        let client = self.0.clone();
+        Box::pin(async move {
+            client.resting.set(true);
+            supervisor::disconnect(&client).await;
+        })
+    }
+
+    fn connect_again(&self) {
+        self.0.resting.set(false);
+        self.0.changed.wake_all();
+    }
+
     fn problem(&self) -> Option<String> {
-        let lost = self.0.link.borrow().is_none();
+        let lost = self.0.link.borrow().is_none() && !self.0.resting.get();
         lost.then(|| "its server is not connected: requests wait for it".to_owned())
     }
 }
@@ -241,7 +261,8 @@ impl BlockDevice for Client {
 
 impl ClientState {
     pub(crate) fn notify(&self, event: &LinkEvent) {
-        if !self.closing.get() || self.has_work() {
+        let is_expected = self.resting.get() || self.closing.get();
+        if !is_expected || self.has_work() {
             (self.on_event)(event);
         }
     }

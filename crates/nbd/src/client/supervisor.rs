@@ -148,7 +148,8 @@ pub(crate) async fn run(client: Rc<ClientState>) {
     loop {
         let connected = || client.link.borrow().is_some();
         let over = || client.closing.get() && (!client.has_work() || client.failed.get());
-        let wanted = || !connected() && !client.failed.get();
+        let rests = || client.resting.get() && !client.has_work();
+        let wanted = || !connected() && !client.failed.get() && !rests();
         let replied = || client.link.borrow().as_ref().is_some_and(|l| l.has_replied.get());
         client.changed.wait_for(|| over() || wanted()).await;
         if over() {
@@ -159,6 +160,9 @@ pub(crate) async fn run(client: Rc<ClientState>) {
             back_off(&client, Nanos(backoff_ns(failures))).await;
             if over() {
                 break;
+            }
+            if !wanted() {
+                continue;
             }
         }
         failures += 1;
@@ -173,6 +177,7 @@ pub(crate) async fn run(client: Rc<ClientState>) {
             Ok((connection, export_info)) => match client.export_info.difference(&export_info) {
                 None => {
                     client.use_link(connection, export_info.structured);
+                    client.resting.set(false);
                     client.notify(&LinkEvent::Reconnected);
                     client.changed.wait_for(|| replied() || !connected() || over()).await;
                     if replied() {
@@ -207,7 +212,8 @@ async fn back_off(client: &Rc<ClientState>, time: Nanos) {
     }
 }
 
-async fn disconnect(client: &Rc<ClientState>) {
+/// Ends the connection in order.
+pub(crate) async fn disconnect(client: &Rc<ClientState>) {
     let link = client.link.borrow().clone();
     if let Some(link) = link {
         let late = link.clone();

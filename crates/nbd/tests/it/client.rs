@@ -14,6 +14,7 @@ use nbd::client::{Client, Connect, LinkEvent, Options};
 use nbd::option::{reply, reply_info_export};
 use nbd::request::{Request, SIMPLE_BYTES};
 use nbd::wire::{ExportFlags, opt, rep};
+use queue::Leaf;
 use reactor::{FileId, SqeOp, driver_io, io_by, now, read, sleep, spawn, write};
 use sim::{Machine, StreamFault, World, WorldRef};
 
@@ -94,6 +95,29 @@ fn many_requests_share_a_connection_that_ends_by_disc() {
         assert_eq!(server.connections.get(), 1);
         let client = Rc::into_inner(client).unwrap();
         client.close().await;
+    });
+}
+
+/// A server that takes one connection at a time then serves another process.
+#[test]
+fn a_connection_that_was_given_up_comes_back_when_needed() {
+    run(NATURE, |_, server| async move {
+        let client = server.clone().open(Options::default()).await;
+        put(&client, 0, 1).await.unwrap();
+        flush_by(&client, 1).await.unwrap();
+        for (round, asks) in (1..).zip([false, true, false]) {
+            client.disconnect().await;
+            sleep(Nanos::from_secs(100)).await;
+            assert_eq!((server.connections.get(), client.problem()), (round, None));
+            if asks {
+                client.connect_again();
+                sleep(Nanos::from_secs(1)).await;
+                assert_eq!(server.connections.get(), round + 1);
+            }
+            put(&client, 8, 2).await.unwrap();
+            flush_by(&client, 1).await.unwrap();
+            assert_eq!(server.connections.get(), round + 1);
+        }
     });
 }
 

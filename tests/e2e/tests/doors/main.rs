@@ -23,6 +23,7 @@ mod sectors;
 mod soak;
 mod tls;
 mod upgrade;
+mod upgrade_leaves;
 mod upgrade_verbs;
 mod upgrade_vhost;
 mod vhost_cores;

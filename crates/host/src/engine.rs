@@ -59,8 +59,12 @@ pub(crate) fn door_bytes_max(most: u64, memory: u64) -> u64 {
 }
 
 pub(crate) use crossing::CrossingDevice;
+#[cfg(test)]
+pub(crate) use crossing::go_on;
 pub(crate) use listen::NbdListener;
 pub(crate) use session_crossing::{CrossingClients, CrossingSession};
+#[cfg(test)]
+pub(crate) use session_crossing::{paused_session, session_of};
 
 pub(crate) struct Engine {
     pub(crate) dm: Rc<Dm>,

@@ -10,6 +10,7 @@ use handover::Committed;
 use nbd::request::Errno;
 use nbd::wire::ExportFlags;
 use nbd::{Context, Exports, PausedSession, Peer, RefusedWrite};
+use reactor::FileId;
 
 use super::Engine;
 use crate::vhost_user;
@@ -38,7 +39,8 @@ pub(crate) struct CrossingClients {
     pub(crate) used_by_guests: Vec<String>,
 }
 
-fn session_of(paused: &PausedSession) -> handover::Session {
+/// A session as the message that crosses.
+pub(crate) fn session_of(paused: &PausedSession) -> handover::Session {
     let refused = paused.refused.map(|write| handover::RefusedWrite {
         cookie: write.cookie,
         error: write.error as u32,
@@ -185,38 +187,47 @@ impl Engine {
     fn adopt(&self, crossing: CrossingSession) -> Result<(), Error> {
         let CrossingSession { session, socket, unread } = crossing;
         let export = self.exports.open(&session.device)?;
-        let named = |context: &Context| session.contexts.iter().any(|name| name == context.name());
-        let refused = session.refused.map(|write| RefusedWrite {
-            cookie: write.cookie,
-            error: errno(write.error),
-            left: write.left,
-        });
-        let paused = PausedSession {
-            id: session.id,
-            socket: self.files.adopt_socket(socket)?,
-            peer: match session.peer {
-                handover::Peer::Local => Peer::Local,
-                handover::Peer::Network => Peer::Network,
-            },
-            flags: ExportFlags::from_bits_retain(session.flags),
-            structured: session.structured,
-            contexts: Context::ALL.into_iter().filter(named).collect(),
-            size: Sector(session.size_sectors),
-            block_bytes: session.block_bytes,
-            present_size: Sector(session.present_size_sectors),
-            read_only: session.read_only,
-            refused,
-            unread,
-            has_lost_writes: session.has_lost_writes,
-            age: Nanos(session.age_ms.saturating_mul(NS_PER_MS)),
-            requests: session.requests,
-            read_bytes: session.read_bytes,
-            write_bytes: session.write_bytes,
-            errors: session.errors,
-            export: session.device,
-        };
-        self.server.adopt(paused, export)?;
+        let socket = self.files.adopt_socket(socket)?;
+        self.server.adopt(paused_session(session, socket, unread), export)?;
         Ok(())
+    }
+}
+
+/// The session that a message is, with its socket here.
+pub(crate) fn paused_session(
+    session: handover::Session,
+    socket: FileId,
+    unread: Vec<u8>,
+) -> PausedSession {
+    let named = |context: &Context| session.contexts.iter().any(|name| name == context.name());
+    let refused = session.refused.map(|write| RefusedWrite {
+        cookie: write.cookie,
+        error: errno(write.error),
+        left: write.left,
+    });
+    PausedSession {
+        id: session.id,
+        socket,
+        peer: match session.peer {
+            handover::Peer::Local => Peer::Local,
+            handover::Peer::Network => Peer::Network,
+        },
+        flags: ExportFlags::from_bits_retain(session.flags),
+        structured: session.structured,
+        contexts: Context::ALL.into_iter().filter(named).collect(),
+        size: Sector(session.size_sectors),
+        block_bytes: session.block_bytes,
+        present_size: Sector(session.present_size_sectors),
+        read_only: session.read_only,
+        refused,
+        unread,
+        has_lost_writes: session.has_lost_writes,
+        age: Nanos(session.age_ms.saturating_mul(NS_PER_MS)),
+        requests: session.requests,
+        read_bytes: session.read_bytes,
+        write_bytes: session.write_bytes,
+        errors: session.errors,
+        export: session.device,
     }
 }
 

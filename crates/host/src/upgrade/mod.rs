@@ -22,6 +22,8 @@
 mod predecessor;
 mod program;
 mod sender;
+#[cfg(test)]
+mod simulation;
 mod socket;
 
 use std::ffi::OsString;

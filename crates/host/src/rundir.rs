@@ -20,16 +20,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use block::ErrorKind;
 use control::Failure;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, openat};
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use crate::io_failure::io_failure;
 
 /// Longest path that a unix socket's address takes, with its terminator (`sun_path`).
 const SUN_PATH_BYTES: usize = 108;
+/// How often the lock of a process that was killed is tried again.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Permission of group and others to write.
 const WRITE_BY_OTHERS: u32 = 0o022;
 
@@ -141,6 +145,34 @@ impl RunDir {
         let opened = openat(CWD, &self.0, flags, Mode::empty()).map_err(failed)?;
         let mode = Mode::from_raw_mode(fstat(&opened).map_err(failed)?.st_mode);
         fchmod(&opened, mode | Mode::XGRP | Mode::XOTH).map_err(failed)
+    }
+
+    /// The same as [`RunDir::take`]; while the process that has the lock was killed and has not
+    /// quite ended, it waits for that, so long at most.
+    pub(crate) async fn take_from_dead(&self, time: Duration) -> Result<Lock, Failure> {
+        let give_up = Instant::now() + time;
+        loop {
+            match self.take() {
+                Err(e) if e.kind() == Some(ErrorKind::Busy) && Instant::now() < give_up => {
+                    if !self.owner_is_dead() {
+                        return Err(e);
+                    }
+                }
+                taken => return taken,
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Whether the first thread of the process that is noted in the lock has ended: other threads,
+    /// and requests of theirs, may have the lock for a while.
+    fn owner_is_dead(&self) -> bool {
+        let pid = std::fs::read_to_string(self.0.join("lock")).unwrap_or_default();
+        let Ok(pid) = pid.trim().parse::<u32>() else { return false };
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+        // The state stands behind the name, which may hold anything.
+        let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+        matches!(state, Some('Z' | 'X'))
     }
 
     /// Makes the directory if it is not there, checks that it is ours, and takes the lock.
@@ -295,6 +327,35 @@ mod tests {
         assert_eq!(choose(None, true, &both[1..]).unwrap(), Path::new("/run/millpond"));
         assert_eq!(choose(None, false, &both[1..]).unwrap(), Path::new("/x/millpond"));
         assert!(choose(None, false, &[("MILLPOND_RUN_DIR", "")]).is_err());
+    }
+
+    #[test]
+    fn a_lock_of_a_dead_process_is_waited_for() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&tmp.path().join("pond")).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let lock = dir.take().unwrap();
+        let long = Duration::from_secs(600);
+        // Its process lives.
+        let refused = runtime.block_on(dir.take_from_dead(long)).unwrap_err();
+        assert_eq!(refused.kind(), Some(ErrorKind::Busy));
+        // It has ended, and something has the lock still.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        std::fs::write(dir.path().join("lock"), format!("{pid}\n")).unwrap();
+        let short = Duration::from_millis(20);
+        let refused = runtime.block_on(dir.take_from_dead(short)).unwrap_err();
+        assert!(refused.message.contains(&format!("pid {pid}")), "{refused}");
+        runtime.block_on(async {
+            let taken = dir.take_from_dead(long);
+            let ends = async {
+                tokio::time::sleep(short).await;
+                drop(lock);
+            };
+            let (taken, ()) = tokio::join!(taken, ends);
+            assert_eq!(taken.unwrap().killed(), None, "an end in order empties the file");
+        });
     }
 
     #[test]

@@ -38,6 +38,8 @@ use crate::ublk_door::memory_pressure;
 use crate::upgrade::{HandoverSource, Predecessor, PredecessorState};
 use crate::vhost_user::{self, VhostUser};
 
+/// How long a start waits for the lock of a process that was killed: as long as for its files.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two attempts to take what a killed daemon still has.
 const START_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -70,12 +72,12 @@ struct Inherited {
 
 impl Begun {
     /// Takes the lock of the run directory and starts the cores.
-    fn start(
+    async fn start(
         run_dir: &RunDir,
         manager: ServiceManager,
         start_cores: impl FnOnce() -> Result<(CoreHandle, CoreThreads), Failure>,
     ) -> Result<Begun, Failure> {
-        let lock = run_dir.take()?;
+        let lock = run_dir.take_from_dead(LOCK_WAIT).await?;
         memory::check_memory_dir(run_dir.path());
         memory::remove_used_journals(run_dir.path());
         let (core, threads) = start_cores()?;
@@ -190,8 +192,10 @@ impl Daemon {
         let has_disks = options.ublk || devices.iter().any(|device| device.ublk);
         let start_cores = || start_cores(run_dir, &options, has_disks);
         let Begun { mut lock, manager, core, threads, inherited } = match beginning {
-            Beginning::Start(manager) => Begun::start(run_dir, manager, start_cores)?,
-            Beginning::ForCommand => Begun::start(run_dir, ServiceManager::default(), start_cores)?,
+            Beginning::Start(manager) => Begun::start(run_dir, manager, start_cores).await?,
+            Beginning::ForCommand => {
+                Begun::start(run_dir, ServiceManager::default(), start_cores).await?
+            }
             Beginning::TakeOver(from) => Begun::take_over(from, start_cores).await?,
         };
         let ServiceManager { listeners, mut store } = manager;

@@ -121,10 +121,7 @@ fn print(done: &Outcome, seconds: f64) {
     row("upgrade, longest read of a client", &done.longest_reads_ms);
     row("kill, start of the next daemon", &done.starts_ms);
     let [flushes, drains, resizes] = done.verbs;
-    println!(
-        "  beside upgrades: {flushes} flushes, {drains} drains, {resizes} resizes; {} were refused",
-        done.verbs_refused
-    );
+    println!("  beside upgrades: {flushes} flushes, {drains} drains, {resizes} resizes");
     let [old, new] = done.kills_in_upgrade;
     println!(
         "  kills: {} of a daemon that served, {old} of one that handed over, {new} of a successor; \
@@ -147,7 +144,6 @@ fn print(done: &Outcome, seconds: f64) {
             "upgrade_longest_read": three(&done.longest_reads_ms),
             "start_after_kill": three(&done.starts_ms),
             "verbs_beside_upgrades": done.verbs,
-            "verbs_refused": done.verbs_refused,
             "kills": done.kills,
             "kills_in_upgrade": done.kills_in_upgrade,
             "went_on": done.went_on,

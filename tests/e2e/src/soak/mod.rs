@@ -27,9 +27,6 @@ use crate::{Result, clock, pause};
 /// Longest wait for a verb that runs beside an upgrade.
 const VERB: Duration = Duration::from_secs(300);
 
-/// Exit code of a verb that is refused for now.
-const BUSY: i32 = 4;
-
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -56,8 +53,6 @@ pub struct Outcome {
     pub longest_reads_ms: Vec<f64>,
     /// Verbs that ran beside an upgrade: flush, drain, resize.
     pub verbs: [u32; 3],
-    /// Such verbs that were refused because an upgrade was under way.
-    pub verbs_refused: u32,
     /// Kills of a daemon that served.
     pub kills: u32,
     /// Kills of the daemon while it handed over, and of its successor.
@@ -116,13 +111,8 @@ fn upgrade_all(
         let pause_ms = site.upgrade()?;
         let longest = probe.end()?;
         if let Some((kind, job)) = verb {
-            let ended = job.wait(VERB)?;
-            if ended.code == BUSY && ended.stderr.contains("upgrade is under way") {
-                outcome.verbs_refused += 1;
-            } else {
-                ended.ok().map_err(|e| format!("beside upgrade {nth}: {e}"))?;
-                outcome.verbs[kind] += 1;
-            }
+            job.wait(VERB)?.ok().map_err(|e| format!("beside upgrade {nth}: {e}"))?;
+            outcome.verbs[kind] += 1;
         }
         if site.pid()? == before {
             return Err(format!("upgrade {nth}: process {before} serves as before"));

@@ -47,12 +47,17 @@ fn make_file(path: &Path, bytes: u64) -> Result<()> {
     made.map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Whether a process runs: one that has ended and was not waited for does not.
+/// Whether a thread of a process runs: one that has ended and was not waited for does not. The
+/// first thread of a killed process may have ended, while others still end.
 fn is_alive(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
-    // The state stands behind the name, which may hold anything.
-    let state = stat.ok().and_then(|s| s.rsplit(')').next().map(|s| s.trim_start().to_owned()));
-    state.is_some_and(|state| !state.starts_with('Z') && !state.starts_with('X'))
+    let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid()));
+    let runs = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        // The state stands behind the name, which may hold anything.
+        stat.rsplit(')').next()?.trim_start().chars().next()
+    };
+    let states = threads.into_iter().flatten().flatten().filter_map(runs);
+    states.into_iter().any(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Daemons of this run directory that are alive.

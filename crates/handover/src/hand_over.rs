@@ -38,6 +38,9 @@ pub trait OldDaemon {
     /// What the successor gets, in this version of the hand-over.
     fn load(&self, version: u32) -> impl Future<Output = Result<Load<Self>, Self::Failure>>;
 
+    /// Whether the process of the successor has not ended.
+    fn successor_lives(&self) -> bool;
+
     /// Ends the successor. `has_files`: and returns when the last request of its rings has ended,
     /// too (HO-UP2).
     fn end_successor(&self, has_files: bool) -> impl Future<Output = ()>;
@@ -111,6 +114,10 @@ async fn forward<D: OldDaemon>(
     }
     if !planted.is(Fault::CommitEarly) {
         opened(transport).await?;
+    }
+    // The socket of a dead process is open, and takes COMMIT, until its last request has ended.
+    if !daemon.successor_lives() {
+        return Err(Error::io("the successor has ended").into());
     }
     // HO-UP1: whether the successor serves is decided here.
     send_one(transport, Message::Commit).await?;

@@ -153,6 +153,11 @@ impl OldDaemon for Sender {
         Ok(load)
     }
 
+    fn successor_lives(&self) -> bool {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
     async fn end_successor(&self, has_files: bool) {
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut child) = child else { return };

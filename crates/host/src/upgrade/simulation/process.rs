@@ -335,6 +335,10 @@ impl OldDaemon for HandingOver<'_> {
         Ok(load)
     }
 
+    fn successor_lives(&self) -> bool {
+        self.child.is_alive.get()
+    }
+
     async fn end_successor(&self, has_files: bool) {
         self.daemon.setup.request(Request::End(self.child.core));
         while self.child.is_alive.get() {

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,20 +19,14 @@ use std::time::Duration;
 
 use block::{Buf, Error, ErrorKind};
 use reactor::{FileId, SqeOp, driver_io};
-use rustix::net::sockopt::{
-    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-    set_tcp_user_timeout,
-};
+use rustix::net::sockopt::set_tcp_user_timeout;
 
 use crate::files::Files;
+use crate::socket::keep_alive;
 
 /// Timeout for each address of a name. Chosen: a reachable host answers in less.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// The kernel probes a silent host after 15 s, then every 5 s, and gives it up after three probes,
-/// or if sent data are not acknowledged for that time.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_COUNT: u32 = 3;
+/// Sent data that are not acknowledged for so long end the connection.
 const UNACKNOWLEDGED_MS_MAX: u32 = 30_000;
 
 /// Where a server listens.
@@ -73,16 +67,8 @@ fn connect(peer: &Peer) -> io::Result<OwnedFd> {
     }
 }
 
-/// Has the kernel end a connection on which nothing is under way, and whose other host has gone.
-pub(crate) fn keep_alive(stream: impl AsFd) -> io::Result<()> {
-    set_socket_keepalive(&stream, true)?;
-    set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
-    set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
-    set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
-    Ok(())
-}
-
-/// The same, also while something is under way.
+/// Has the kernel end the connection when the other host has gone, also while something is under
+/// way.
 fn watch_over(stream: &TcpStream) -> io::Result<()> {
     keep_alive(stream)?;
     set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS_MAX)?;

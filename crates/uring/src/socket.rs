@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Preparation of sockets for the ring.
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 use std::{fs, io};
 
 use block::{Error, ErrorKind};
@@ -12,13 +13,13 @@ use reactor::FileId;
 use rustix::fs::{Gid, Mode, OFlags, chmod, chown, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
-    set_socket_send_buffer_size, set_tcp_nodelay, socket_domain, socket_peercred,
+    set_socket_keepalive, set_socket_send_buffer_size, set_tcp_keepcnt, set_tcp_keepidle,
+    set_tcp_keepintvl, set_tcp_nodelay, socket_domain, socket_peercred,
 };
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, getpeername, listen, socket_with,
 };
 
-use crate::connect::keep_alive;
 use crate::os_error::os_error;
 use crate::table::{Kind, Table};
 
@@ -32,6 +33,20 @@ pub(crate) const LARGE_BYTES: usize = 128 << 10;
 /// (2026-11, `docs/performance.md`): with less, more sends are cut and wait for the receiver; more
 /// than twice as much gains nothing at 128 KiB.
 const ROOM_BYTES: usize = 512 << 10;
+
+/// The kernel probes a silent host after 15 s, then every 5 s, and gives it up after three probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_COUNT: u32 = 3;
+
+/// Has the kernel end a connection on which nothing is under way, and whose other host has gone.
+pub(crate) fn keep_alive(stream: impl AsFd) -> io::Result<()> {
+    set_socket_keepalive(&stream, true)?;
+    set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+    set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+    set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
+    Ok(())
+}
 
 /// Adds a socket to the table.
 pub(crate) fn insert(table: &mut Table, fd: OwnedFd) -> FileId {

@@ -39,7 +39,8 @@ impl fmt::Display for Total {
             f,
             "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends, {} of hung \
              daemons, {} lost connections, {} times a disk was given up; {} sectors written, {} \
-             read and judged, {} origins judged alone; {} FLUSHes, {} failed; {} unflushed sectors at risk, {} lost; {} orders, {} failed; {} violations",
+             read and judged, {} origins judged alone; {} FLUSHes, {} failed; {} \
+             unflushed sectors at risk, {} lost; {} orders, {} failed; {} violations",
             self.rounds,
             self.kills,
             self.kills_in_recovery,

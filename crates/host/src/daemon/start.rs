@@ -71,6 +71,20 @@ struct Inherited {
 }
 
 impl Begun {
+    async fn of(
+        beginning: Beginning,
+        run_dir: &RunDir,
+        start_cores: impl FnOnce() -> Result<(CoreHandle, CoreThreads), Failure>,
+    ) -> Result<Begun, Failure> {
+        match beginning {
+            Beginning::Start(manager) => Begun::start(run_dir, manager, start_cores).await,
+            Beginning::ForCommand => {
+                Begun::start(run_dir, ServiceManager::default(), start_cores).await
+            }
+            Beginning::TakeOver(from) => Begun::take_over(from, start_cores).await,
+        }
+    }
+
     /// Takes the lock of the run directory and starts the cores.
     async fn start(
         run_dir: &RunDir,
@@ -191,13 +205,8 @@ impl Daemon {
         let is_for_command = matches!(beginning, Beginning::ForCommand);
         let has_disks = options.ublk || devices.iter().any(|device| device.ublk);
         let start_cores = || start_cores(run_dir, &options, has_disks);
-        let Begun { mut lock, manager, core, threads, inherited } = match beginning {
-            Beginning::Start(manager) => Begun::start(run_dir, manager, start_cores).await?,
-            Beginning::ForCommand => {
-                Begun::start(run_dir, ServiceManager::default(), start_cores).await?
-            }
-            Beginning::TakeOver(from) => Begun::take_over(from, start_cores).await?,
-        };
+        let begun = Begun::of(beginning, run_dir, start_cores).await?;
+        let Begun { mut lock, manager, core, threads, inherited } = begun;
         let ServiceManager { listeners, mut store } = manager;
         let mut endpoints = Endpoints::new(run_dir, &options, is_protected, access, listeners)?;
         warn_of_access(&options, &endpoints);

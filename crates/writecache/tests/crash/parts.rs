@@ -164,7 +164,7 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     }
     if with_faults {
         oracle.borrow_mut().expect_flush_errors();
-        // A write around the cache that fails leaves part of itself before its client has the error.
+        // A write around the cache that fails leaves part of itself, before its client knows it.
         let told = oracle.clone();
         let failed = move |offset, data: &[u8]| told.borrow_mut().failed_below(offset, data);
         world.borrow_mut().on_failed_write(setup.origin, failed);

@@ -241,7 +241,8 @@ fn an_error_of_one_request_is_not_its_neighbours() {
         for ((n, read), back) in (0..16).zip(reads).zip(&back) {
             let outcome = read.await;
             if n < 10 {
-                assert_eq!((outcome, to_vec(back)), (Ok(()), bytes(4096, n)), "block {n}");
+                assert_eq!(outcome, Ok(()), "block {n}");
+                assert!(to_vec(back) == bytes(4096, n), "block {n} has other data");
             } else {
                 assert_eq!(outcome, Err(Status::Io), "block {n}");
             }

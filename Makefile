@@ -24,7 +24,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak soak-guest docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -144,8 +144,17 @@ guest-or-skip:
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash
 
-soak: setup ## live upgrades and kills under fio with verification (ARGS='--upgrades 1000 --kills 1000')
+# Upgrades, and kills, of each door in the guest; 0: no guest.
+SOAK_GUEST ?= 100
+soak: setup ## live upgrades and kills under fio with verification; then in a guest (ARGS='--upgrades 1000 --kills 1000' SOAK_GUEST=100)
 	$(CARGO) run --release --locked -p e2e --bin soak -- $(ARGS)
+	$(if $(filter-out 0,$(SOAK_GUEST)),@$(MAKE) --no-print-directory soak-guest)
+
+soak-guest:
+	@scripts/setup.sh guest
+	$(CARGO) build --release --locked -p millpond
+	GUEST_SECONDS=5400 scripts/guest.sh $(or $(CARGO_TARGET_DIR),target)/release/millpond $(SOAK_GUEST) \
+		ublk-upgrades ublk-kills vhost-upgrades vhost-user
 
 docs: ## API documentation of all rooms: target/doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked

@@ -297,6 +297,14 @@ pub trait Target: BlockDevice + Any {
         })
     }
 
+    /// Pauses what it does in the background, while bios are served, or lets that go on. A pause
+    /// returns when nothing of it is under way: a `suspend` that follows then ends soon. It ends
+    /// with the next `resume`, too. A `write_back` that is under way ends unfinished, with an
+    /// error.
+    fn pause_background(self: Rc<Self>, _is_paused: bool) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
     /// Waits for everything in flight below, and makes durable what must be.
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async { Ok(()) })

@@ -35,6 +35,17 @@ impl Dm {
         device.suspend(&guard).await
     }
 
+    /// Pauses what the targets of a device do in the background, or lets it go on: see
+    /// [`block::Target::pause_background`].
+    pub async fn pause_background(&self, name: &str, is_paused: bool) -> Result<(), Error> {
+        if let Some(table) = self.get(name)?.live() {
+            for entry in &table.entries {
+                entry.target.clone().pause_background(is_paused).await;
+            }
+        }
+        Ok(())
+    }
+
     /// Swaps the inactive table in, if there is one, and lets bios go on.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
         self.resume_forced(name, None).await

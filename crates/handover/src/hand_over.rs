@@ -29,6 +29,10 @@ pub trait OldDaemon {
     /// Makes ready what would lengthen the pause of the clients. They are served meanwhile.
     fn prepare(&self) -> impl Future<Output = Result<(), Self::Failure>>;
 
+    /// Takes back what `prepare` has done, also after an error of it: devices and clients have gone
+    /// on.
+    fn take_back(&self) -> impl Future<Output = ()>;
+
     /// Stops the clients: nothing of them is under way then, and nothing is read from them.
     fn pause_clients(&self) -> impl Future<Output = Result<(), Self::Failure>>;
 
@@ -63,6 +67,8 @@ type Load<D> = Vec<Parcel<<<D as OldDaemon>::Transport as Transport>::Descriptor
 enum Progress {
     /// Clients are served.
     Serving,
+    /// The same, and the devices are prepared, or some of them.
+    Preparing,
     /// Clients and devices have stopped, or some of them.
     Stopped,
     /// The successor may have opened the devices.
@@ -97,6 +103,7 @@ async fn forward<D: OldDaemon>(
 ) -> Result<Greeting, D::Failure> {
     let transport = daemon.transport();
     let (theirs, version) = greet(transport, ours).await?;
+    *progress = Progress::Preparing;
     daemon.prepare().await?;
     *progress = Progress::Stopped;
     daemon.pause_clients().await?;
@@ -179,6 +186,9 @@ async fn roll_back<D: OldDaemon>(daemon: &D, planted: PlantedFault, progress: Pr
         daemon.release_devices(may_have_opened && !planted.is(Fault::NotOpenedAnew)).await;
         daemon.resume_clients().await;
     }
+    if progress >= Progress::Preparing {
+        daemon.take_back().await;
+    }
 }
 
 fn plant_in_load<D: OldDaemon>(planted: PlantedFault, load: &mut Load<D>) {
@@ -187,5 +197,134 @@ fn plant_in_load<D: OldDaemon>(planted: PlantedFault, load: &mut Load<D>) {
     }
     if planted.is(Fault::UnreadDropped) {
         load.iter_mut().for_each(|(frame, _)| frame.bytes.clear());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+    use crate::frame::Frame;
+
+    /// A socket to a successor that does what is expected of it.
+    #[derive(Default)]
+    struct WillingSuccessor {
+        answers: Cell<u32>,
+    }
+
+    impl Transport for WillingSuccessor {
+        type Descriptor = ();
+
+        async fn send(&self, _parcels: Vec<Parcel<()>>) -> Result<(), Error> {
+            Ok(())
+        }
+
+        async fn receive(&self, _is_last: fn(&Message) -> bool) -> Result<Vec<Parcel<()>>, Error> {
+            let message = match self.answers.replace(self.answers.get() + 1) {
+                0 => Message::Greeting(Greeting::new("0")),
+                _ => Message::Opened,
+            };
+            Ok(vec![(Frame::new(message), None)])
+        }
+
+        async fn ended(&self) {}
+    }
+
+    /// A daemon of which one step fails.
+    struct FailingDaemon {
+        successor: WillingSuccessor,
+        failing: &'static str,
+        steps: RefCell<Vec<&'static str>>,
+    }
+
+    impl FailingDaemon {
+        fn step(&self, name: &'static str) -> Result<(), Error> {
+            self.steps.borrow_mut().push(name);
+            if name == self.failing { Err(Error::io(name)) } else { Ok(()) }
+        }
+
+        fn steps(failing: &'static str) -> Vec<&'static str> {
+            let (successor, steps) = Default::default();
+            let daemon = FailingDaemon { successor, failing, steps };
+            let ours = Greeting::new("0");
+            let done = run(hand_over(&daemon, ours, PlantedFault::NONE));
+            assert_eq!(done.is_err(), !failing.is_empty(), "{failing}");
+            daemon.steps.take()
+        }
+    }
+
+    /// Nothing here waits.
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(done) => done,
+            std::task::Poll::Pending => unreachable!("a step waits"),
+        }
+    }
+
+    impl OldDaemon for FailingDaemon {
+        type Failure = Error;
+        type Transport = WillingSuccessor;
+
+        fn transport(&self) -> &WillingSuccessor {
+            &self.successor
+        }
+
+        async fn prepare(&self) -> Result<(), Error> {
+            self.step("prepare")
+        }
+
+        async fn take_back(&self) {
+            self.steps.borrow_mut().push("take back");
+        }
+
+        async fn pause_clients(&self) -> Result<(), Error> {
+            self.step("pause")
+        }
+
+        async fn hold_devices(&self) -> Result<(), Error> {
+            self.step("hold")
+        }
+
+        async fn load(&self, _version: u32) -> Result<Vec<Parcel<()>>, Error> {
+            self.step("load")?;
+            Ok(Vec::new())
+        }
+
+        fn successor_lives(&self) -> bool {
+            self.step("look").is_ok()
+        }
+
+        async fn end_successor(&self, _has_files: bool) {
+            self.steps.borrow_mut().push("end");
+        }
+
+        async fn release_devices(&self, anew: bool) {
+            self.steps.borrow_mut().push(if anew { "release anew" } else { "release" });
+        }
+
+        async fn resume_clients(&self) {
+            self.steps.borrow_mut().push("resume");
+        }
+
+        async fn leave(&self) {
+            self.steps.borrow_mut().push("leave");
+        }
+    }
+
+    #[test]
+    fn each_failure_takes_back_what_was_done_before_it() {
+        let forward = ["prepare", "pause", "hold", "load", "look", "leave"];
+        assert_eq!(FailingDaemon::steps(""), forward);
+        let prepared = ["prepare", "end", "take back"];
+        assert_eq!(FailingDaemon::steps("prepare"), prepared);
+        let back = ["end", "release", "resume", "take back"];
+        for failing in 1..4 {
+            let all = [&forward[..=failing], &back].concat();
+            assert_eq!(FailingDaemon::steps(forward[failing]), all);
+        }
+        let opened = ["end", "release anew", "resume", "take back"];
+        assert_eq!(FailingDaemon::steps("look"), [&forward[..5], &opened].concat());
     }
 }

@@ -50,6 +50,8 @@ const DRAIN: Nanos = Nanos::from_secs(35);
 const DRAIN_SUSPENDED: Nanos = Nanos::from_secs(1);
 /// How often shutdown checks whether they have ended.
 const DRAIN_POLL: Nanos = Nanos::from_millis(5);
+/// The same for the end of a suspend: clients wait for it while a daemon hands over.
+const END_POLL: Nanos = Nanos::from_micros(200);
 /// How often `wait` reads the event number. A person or a script waits there.
 const EVENT_POLL: Nanos = Nanos::from_millis(20);
 /// Data of a door's clients in flight: no more than a quarter of what devices may take, but always
@@ -528,7 +530,7 @@ impl ShutdownProgress {
     async fn ended_within(&self, time: Nanos) {
         let deadline = now() + time;
         while !self.left.borrow().is_empty() && now() < deadline {
-            sleep(DRAIN_POLL).await;
+            sleep(END_POLL).await;
         }
     }
 }

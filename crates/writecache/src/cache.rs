@@ -74,6 +74,7 @@ impl Cache {
         let (store, wb) = (&self.store, &self.writeback);
         let life = &store.life;
         life.stopping.set(false);
+        life.background_paused.set(false);
         life.checkpoints_on.set(true);
         life.quiesced.set(false);
         life.period.set(period);
@@ -107,6 +108,28 @@ impl Cache {
     /// Whether it is suspended, or about to be.
     pub(crate) fn is_stopping(&self) -> bool {
         self.store.life.stopping.get()
+    }
+
+    /// Pauses writeback and checkpoints, or lets them go on. A pause returns when none is under way
+    /// and completed writes are durable.
+    pub(crate) async fn pause_background(&self, is_paused: bool) {
+        let (store, wb, life) = (&self.store, &self.writeback, &self.store.life);
+        life.background_paused.set(is_paused);
+        store.waits.wake_all();
+        if !is_paused {
+            return;
+        }
+        let over = || {
+            let has_failed = store.health().is_err();
+            !life.background_paused.get() || life.stopping.get() || has_failed
+        };
+        store.waits.writes_ended.wait_for(|| over() || wb.is_quiet()).await;
+        store.waits.writes_ended.wait_for(|| over() || !life.in_checkpoint.get()).await;
+        if !over() {
+            // Errors: the next FLUSH of a client reports them, or the suspend.
+            store.commit().await.ok();
+            wb.flush_around(Class::Background).await.ok();
+        }
     }
 
     /// Ends the background tasks and makes completed writes durable. With `with_flush` all dirty

@@ -13,11 +13,16 @@ use reactor::WaitList;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
+    /// Background tasks begin nothing that takes long, and a `flush` or `drain` ends unfinished: a
+    /// suspend is about to follow, and would wait for them.
+    pub(crate) background_paused: Cell<bool>,
     /// Background tasks must end; set by suspend.
     pub(crate) stopping: Cell<bool>,
     /// No more commits will come: the checkpoint task must end. It runs while `checkpoints_on`.
     pub(crate) quiesced: Cell<bool>,
     pub(crate) checkpoints_on: Cell<bool>,
+    /// A checkpoint is being written.
+    pub(crate) in_checkpoint: Cell<bool>,
     /// The number of the period. A task that slept during a suspend finds another number, and ends.
     pub(crate) period: Cell<u64>,
     /// Background tasks that have not ended.
@@ -38,6 +43,11 @@ impl Tasks {
 }
 
 impl Lifecycle {
+    /// Whether a suspend has begun, or is about to.
+    pub(crate) fn is_about_to_stop(&self) -> bool {
+        self.stopping.get() || self.background_paused.get()
+    }
+
     /// Counts a task until the guard is dropped.
     pub(crate) fn guard(&self) -> TaskGuard {
         self.tasks.count.set(self.tasks.count.get() + 1);

@@ -237,7 +237,9 @@ impl Daemon {
                 devices
             }
             Some(Inherited { from, devices: inherited, clients }) => {
+                tracing::debug!("hand-over: opens the devices");
                 open_inherited(&core, &inherited).await?;
+                tracing::debug!("hand-over: the devices are open");
                 let committed = from.commit().await?;
                 lock.take_over()?;
                 start_vhost_user(&core, &options, access).await?;
@@ -245,6 +247,7 @@ impl Daemon {
                 if let Some(serve) = serve_nbd.take() {
                     core.call(serve).await?;
                 }
+                tracing::debug!("hand-over: clients are served");
                 from.ended().await; // whoever waits for that is served from then on
                 set_up_disks(&core, disks).await?;
                 make_disks(&core, &inherited).await?;

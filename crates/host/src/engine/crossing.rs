@@ -166,6 +166,29 @@ impl Engine {
         Ok(())
     }
 
+    /// Pauses what devices do in the background, so that they are suspended soon. It waits at most
+    /// `time` for what is under way.
+    pub(crate) async fn pause_background(&self, time: Nanos) {
+        let pausing = Rc::new(ShutdownProgress::default());
+        for info in self.dm.list() {
+            let (dm, name, pausing) = (self.dm.clone(), info.name, pausing.clone());
+            pausing.begin(&name);
+            spawn(async move {
+                // An error: it was removed meanwhile.
+                let _ = dm.pause_background(&name, true).await;
+                pausing.end(&name, Ok(()));
+            });
+        }
+        pausing.ended_within(time).await;
+    }
+
+    /// Lets it go on.
+    pub(crate) async fn resume_background(&self) {
+        for info in self.dm.list() {
+            let _ = self.dm.pause_background(&info.name, false).await;
+        }
+    }
+
     /// Suspends all devices, from the top of each stack to its bottom (HO-E2): then nothing of them
     /// is under way, and their media have everything that another process needs to open them.
     ///

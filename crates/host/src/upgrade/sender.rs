@@ -78,6 +78,11 @@ impl Sender {
         u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// For whoever asks where a pause goes.
+    fn log_step(&self, step: &str) {
+        tracing::debug!(step, pause_ms = self.pause_ms(), "hand-over");
+    }
+
     fn devices(&self) -> Arc<Vec<CrossingDevice>> {
         self.devices.get().cloned().unwrap_or_default()
     }
@@ -92,7 +97,17 @@ impl OldDaemon for Sender {
     }
 
     async fn prepare(&self) -> Result<(), Failure> {
-        self.state.core.call(async |e: Rc<Engine>| e.flush_page_caches().await).await?
+        let time = nanos(self.step);
+        let prepare = async move |e: Rc<Engine>| {
+            e.flush_page_caches().await?;
+            e.pause_background(time).await;
+            Ok(())
+        };
+        self.state.core.call(prepare).await?
+    }
+
+    async fn take_back(&self) {
+        let _ = self.state.core.call(async |e: Rc<Engine>| e.resume_background().await).await;
     }
 
     async fn pause_clients(&self) -> Result<(), Failure> {
@@ -104,12 +119,15 @@ impl OldDaemon for Sender {
         let pause = async move |e: Rc<Engine>| e.pause_clients(time).await;
         let clients = core.call(pause).await??;
         *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = clients;
+        self.log_step("clients have stopped");
         Ok(())
     }
 
     async fn hold_devices(&self) -> Result<(), Failure> {
         let time = nanos(self.step);
-        self.state.core.call(async move |e: Rc<Engine>| e.hold(time).await).await?
+        self.state.core.call(async move |e: Rc<Engine>| e.hold(time).await).await??;
+        self.log_step("devices are suspended");
+        Ok(())
     }
 
     async fn load(&self, version: u32) -> Result<Vec<Parcel<OwnedFd>>, Failure> {
@@ -194,6 +212,7 @@ impl OldDaemon for Sender {
     }
 
     async fn leave(&self) {
+        self.log_step("committed");
         // Open until this process ends: the successor sees that then.
         #[expect(clippy::mem_forget, reason = "its end is the end of the process")]
         std::mem::forget(self.socket.clone());

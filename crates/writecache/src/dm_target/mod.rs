@@ -439,6 +439,16 @@ impl Target for WriteCache {
         })
     }
 
+    fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {
+        Box::pin(async move {
+            if let Some(parts) = self.parts() {
+                parts.pause_background(is_paused).await;
+            } else if let Some(cache) = self.cache().filter(|cache| !cache.is_stopping()) {
+                cache.pause_background(is_paused).await;
+            }
+        })
+    }
+
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
             if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {

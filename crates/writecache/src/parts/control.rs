@@ -28,6 +28,10 @@ impl Parts {
         self.run_all(move |part| async move { part.drain(limits).await }).await
     }
 
+    pub(crate) async fn pause_background(&self, is_paused: bool) {
+        self.ask(move |part| async move { part.pause_background(is_paused).await }).await;
+    }
+
     /// Suspends all parts. With `with_flush` all dirty blocks are written back first.
     pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
         let flushed = if with_flush { self.write_back_all().await } else { Ok(()) };

@@ -34,17 +34,29 @@ impl Store {
     pub(crate) async fn checkpoint_task(self: Rc<Store>) {
         let stop = || self.life.quiesced.get() || self.health().is_err();
         loop {
-            self.waits.checkpoint.wait_for(|| self.is_checkpoint_due() || stop()).await;
+            self.waits.checkpoint.wait_for(|| self.may_checkpoint() || stop()).await;
             if stop() {
                 break;
             }
+            self.life.in_checkpoint.set(true);
             if let Err(status) = self.checkpoint().await {
                 self.fail(status);
             }
+            self.life.in_checkpoint.set(false);
+            self.waits.writes_ended.wake_all();
             self.media.wake_all();
         }
         self.life.checkpoints_on.set(false);
         self.life.tasks.ended.wake_all();
+    }
+
+    /// Whether a checkpoint is due; while work in the background is paused, whether it is urgent.
+    fn may_checkpoint(&self) -> bool {
+        let is_urgent = match &self.media {
+            Media::Native(n) => n.log.used() >= u64::from(n.geometry.log_units / 4 * 3),
+            Media::Dm(_) => false,
+        };
+        self.is_checkpoint_due() && (is_urgent || !self.life.background_paused.get())
     }
 
     /// Whether half of the log is used.

@@ -85,7 +85,8 @@ impl Writeback {
                 d.stopped || late || d.job.is_done(retired)
             })
         };
-        let ended = || over() || self.store.health().is_err() || self.store.life.stopping.get();
+        let stopped = || self.store.health().is_err() || self.store.life.is_about_to_stop();
+        let ended = || over() || stopped();
         self.store.waits.jobs.wait_for(ended).await;
         let mut drain = self.jobs.drain.take().expect("only this takes it");
         if drain.job.is_done(retired) {
@@ -106,7 +107,7 @@ impl Writeback {
         if left > 0 {
             let why = if drain.stopped {
                 "stopped"
-            } else if self.store.life.stopping.get() {
+            } else if self.store.life.is_about_to_stop() {
                 "ended by a suspend"
             } else {
                 "not done in time"

@@ -28,7 +28,7 @@ impl Writeback {
         self.recheck();
         let retired = || self.store.slots.borrow().is_retired_before(until);
         let done = || self.jobs.flush.borrow().as_ref().is_some_and(|job| job.is_done(retired));
-        let stopped = || self.store.health().is_err() || self.store.life.stopping.get();
+        let stopped = || self.store.health().is_err() || self.store.life.is_about_to_stop();
         self.store.waits.jobs.wait_for(|| done() || stopped()).await;
         let is_done = done();
         let mut job = self.jobs.flush.take().expect("only this takes it");

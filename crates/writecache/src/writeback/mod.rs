@@ -272,6 +272,11 @@ impl Writeback {
         ready || self.in_flight.runs.get() > 0 || self.pending() > 0
     }
 
+    /// Whether nothing is on its way to the origin, or there and not durable.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.blocks() == 0 && self.in_flight.runs.get() == 0 && self.pending() == 0
+    }
+
     pub(crate) fn in_flight_runs(&self) -> usize {
         self.in_flight.runs.get()
     }

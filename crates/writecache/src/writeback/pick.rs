@@ -21,7 +21,8 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 
 impl Writeback {
     pub(crate) fn needs_writeback(&self) -> bool {
-        self.wants_writeback() && !self.retry.is_paused()
+        let held_back = self.store.life.background_paused.get() && !self.is_starved();
+        self.wants_writeback() && !self.retry.is_paused() && !held_back
     }
 
     /// The same, though errors of the origin may pause it.

@@ -5,6 +5,7 @@
 mod age;
 mod allocation;
 mod around;
+mod background;
 mod behaviour;
 mod buffer;
 mod buffer_frames;

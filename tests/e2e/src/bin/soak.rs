@@ -32,11 +32,15 @@ struct Args {
     /// `kill -9`, also of both processes of an upgrade
     #[arg(long, value_name = "N", default_value_t = 100)]
     kills: u32,
-    /// Size of each cache, MiB: 256 blocks each
+    /// Size of the cache of `wc`, MiB: 256 blocks each
     #[arg(long, value_name = "MIB", default_value_t = 24,
           value_parser = clap::value_parser!(u64).range(4..=65536))]
     cache_mib: u64,
-    /// Keep so much dirty in the cache, MiB
+    /// Size of the cache of the second device, which is `ordered`, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 24,
+          value_parser = clap::value_parser!(u64).range(4..=65536))]
+    ordered_mib: u64,
+    /// Keep so much dirty in the cache of `wc`, MiB
     #[arg(long, value_name = "MIB", default_value_t = 0,
           value_parser = clap::value_parser!(u64).range(0..=65536))]
     dirty_mib: u64,
@@ -83,6 +87,7 @@ fn soak(args: &Args) -> Result<()> {
         kills: args.kills,
         seed: args.seed,
         cache_bytes: args.cache_mib << 20,
+        ordered_bytes: args.ordered_mib << 20,
         area_bytes: args.area_mib << 20,
         dirty_bytes: args.dirty_mib << 20,
     };

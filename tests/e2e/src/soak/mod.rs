@@ -36,8 +36,10 @@ pub struct Plan {
     pub kills: u32,
     /// Draws the moments.
     pub seed: u64,
-    /// Size of each cache device.
+    /// Size of the cache device of `wc`.
     pub cache_bytes: u64,
+    /// The same of `ordered`.
+    pub ordered_bytes: u64,
     /// What each fio writes in a round.
     pub area_bytes: u64,
     /// Bytes that are dirty in the cache `wc` before the first upgrade, and stay so.

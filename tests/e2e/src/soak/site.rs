@@ -91,8 +91,8 @@ impl Site {
         ];
         make_file(&dir.join("wc.img"), origin_bytes)?;
         make_file(&dir.join("ordered.img"), plan.area_bytes)?;
-        for cache in CACHES {
-            make_file(&dir.join(format!("{cache}.cache")), plan.cache_bytes)?;
+        for (cache, bytes) in CACHES.iter().zip([plan.cache_bytes, plan.ordered_bytes]) {
+            make_file(&dir.join(format!("{cache}.cache")), bytes)?;
         }
         make_file(&dir.join("disk.img"), 4 * MIB)?;
         let devices = [("wc", &*tables[0]), ("ordered", &*tables[1]), ("disk", &*tables[2])];

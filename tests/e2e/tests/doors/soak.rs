@@ -17,6 +17,7 @@ fn upgrades_and_kills_at_any_moment_show_clients_no_error() {
         kills: 6,
         seed: 5,
         cache_bytes: 8 * mib,
+        ordered_bytes: 8 * mib,
         area_bytes: 12 * mib,
         dirty_bytes: 0,
     };

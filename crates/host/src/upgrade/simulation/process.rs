@@ -291,7 +291,13 @@ impl OldDaemon for HandingOver<'_> {
 
     async fn prepare(&self) -> Result<(), Error> {
         self.daemon.setup.pause(10_000).await;
-        Ok(())
+        self.daemon.dm.pause_background(DEVICE, true).await
+    }
+
+    async fn take_back(&self) {
+        if let Err(e) = self.daemon.dm.pause_background(DEVICE, false).await {
+            self.daemon.setup.verdict.fail(format!("its background stays paused: {}", e.chain()));
+        }
     }
 
     async fn pause_clients(&self) -> Result<(), Error> {

@@ -11,7 +11,7 @@
 //!   without:           as much as the device writes in 20 ms (rotating: 100 ms)
 //! ```
 //! A clean read is one during which no write was in flight. If reads arrive but none is clean, the
-//! algorithm pauses writes briefly to measure some (a probe).
+//! algorithm pauses writes briefly to measure some (a probe), after a window with a read.
 //!
 //! Example: unloaded tail U = 100 us, so T = 175 us and the slack is 75 us. At R = 500 MB/s and
 //! gain 1 the limit is 37 KB; rounded down to pieces of 4 KiB: two pieces of 16 KiB.
@@ -221,8 +221,6 @@ pub struct Control {
     /// Mean interval between reads in the last window with reads.
     read_gap_ns: u64,
     closed_ns: u64,
-    /// End of the last window with reads.
-    last_read_ns: Option<u64>,
 }
 
 impl Control {
@@ -246,7 +244,6 @@ impl Control {
             seen_writes: false,
             read_gap_ns: WINDOW_NS,
             closed_ns: 0,
-            last_read_ns: None,
         };
         control.recompute();
         control
@@ -372,7 +369,6 @@ impl Control {
         }
         if let Some(gap_ns) = sample.window_ns.checked_div(sample.reads.count()) {
             self.read_gap_ns = gap_ns;
-            self.last_read_ns = Some(sample.now_ns);
         }
         if self.probe.holding_ns.take().is_some() {
             // Reads and writes during a probe are not representative.
@@ -461,8 +457,8 @@ impl Control {
         let now_ns = sample.now_ns;
         let is_known = self.unloaded.tail_ns.is_some();
         let is_fresh = is_known && now_ns.saturating_sub(self.unloaded.last_ns) < CLEAN_FRESH_NS;
-        let reads =
-            self.last_read_ns.is_some_and(|then| now_ns.saturating_sub(then) < CLOSE_READ_NS);
+        // A probe that no read comes in shows nothing, and costs all of its time.
+        let reads = sample.reads.count() > 0 || sample.read_outstanding_ns.is_some();
         let writes = sample.in_flight > 0 || sample.held;
         if !self.is_on() || is_fresh || !reads || !writes || now_ns < self.probe.not_before_ns {
             return;

@@ -257,6 +257,28 @@ fn one_reader_that_never_pauses_costs_few_probes_in_the_end() {
     assert!(held_ns < fixture.now_ns / 40, "{held_ns} of {}", fixture.now_ns);
 }
 
+/// The reads with which a write cache is opened made the flush of it, within a second, pause for
+/// 100 ms of every 200: each window without a tail was followed by a probe.
+#[test]
+fn reads_that_come_no_more_cause_no_more_probes() {
+    let mut fixture = Fixture::new(DISK);
+    fixture.beside(MS, 500_000_000);
+    let writes = WindowSample {
+        writes: 1000,
+        write_bytes: 50_000_000,
+        write_busy_ns: 100 * MS,
+        in_flight: 64,
+        held: true,
+        ..WindowSample::default()
+    };
+    let mut probes = 0;
+    for _ in 0..20 {
+        probes += u64::from(fixture.holds());
+        fixture.window(writes.clone());
+    }
+    assert_eq!(probes, 1, "the one after the window with reads");
+}
+
 #[test]
 fn one_bad_clean_read_is_forgotten() {
     let mut fixture = Fixture::new(FLASH);

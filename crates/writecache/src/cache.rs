@@ -13,6 +13,7 @@ use crate::events::io_failed;
 use crate::origin::Origin;
 use crate::planted::Fault;
 use crate::recovery::RecoveredCache;
+use crate::scrub::Scrub;
 use crate::store::Store;
 use crate::writeback::Writeback;
 use crate::writer::Writer;
@@ -25,6 +26,7 @@ pub(crate) struct Cache {
     pub(crate) store: Rc<Store>,
     pub(crate) writeback: Rc<Writeback>,
     pub(crate) writer: Writer,
+    pub(crate) scrub: Rc<Scrub>,
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
     /// The memory of the map, reserved from the core's budget.
@@ -41,7 +43,8 @@ impl Cache {
             Rc::new_cyclic(|this| Store::new(config, device, media, slots, journal, this.clone()));
         let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin)));
         let writer = Writer::new(writeback.clone());
-        Cache { store, writeback, writer, limits, _memory: memory }
+        let scrub = Rc::new(Scrub::new(writeback.clone()));
+        Cache { store, writeback, writer, scrub, limits, _memory: memory }
     }
 
     pub(crate) fn tuning(&self) -> Tuning {
@@ -88,6 +91,7 @@ impl Cache {
         reactor::spawn(Store::commit_when_old_task(Rc::downgrade(store), period));
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
         wb.start_ages();
+        self.scrub.start();
     }
 
     /// The attribute `journal`.

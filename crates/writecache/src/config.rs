@@ -120,6 +120,8 @@ pub struct Tuning {
     pub writeback_rate_max: u64,
     /// Writeback slows down so that the 99th percentile of the clients' requests stays below this.
     pub foreground_p99_target: Option<Nanos>,
+    /// Bytes a second of cached blocks that are read in idle time and checked; 0: none.
+    pub scrub_rate: u64,
 }
 
 /// A parsed table line.
@@ -217,6 +219,7 @@ impl Config {
                 fail_mode: FailMode::Retry,
                 writeback_rate_max: 0,
                 foreground_p99_target: None,
+                scrub_rate: 0,
             },
             planted: Planted::NONE,
             journal_capacity: JOURNAL_CAPACITY,

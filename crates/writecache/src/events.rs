@@ -130,6 +130,11 @@ pub enum CacheEvent {
         /// The block's first sector.
         sector: Sector,
     },
+    /// The data of a block of which the cache device has the only copy do not match their checksum.
+    RottenBlock {
+        /// The block's first sector.
+        sector: Sector,
+    },
 }
 
 impl CacheEvent {
@@ -145,6 +150,9 @@ impl CacheEvent {
             }
             CacheEvent::BadBlock { sector, .. } => {
                 Some(("blocks that the cache device can't read", *sector))
+            }
+            CacheEvent::RottenBlock { sector } => {
+                Some(("blocks that do not match their checksum", *sector))
             }
             CacheEvent::Failed { .. }
             | CacheEvent::Lost { .. }
@@ -183,6 +191,7 @@ impl CacheEvent {
             | CacheEvent::OriginFlush { .. }
             | CacheEvent::GapLost { .. }
             | CacheEvent::BadBlock { .. }
+            | CacheEvent::RottenBlock { .. }
             | CacheEvent::Recovered => false,
         }
     }
@@ -269,6 +278,12 @@ impl fmt::Display for CacheEvent {
                  Nothing new is kept on this device: write everything back (`millpond drain \
                  NAME`), overwrite the sectors of the attribute bad_block_list or accept \
                  their loss, then replace the cache device"
+            ),
+            CacheEvent::RottenBlock { sector } => write!(
+                f,
+                "writecache: the block at sector {sector}, which the origin does not hold, does \
+                 not match its checksum on the cache device: it reads as an error until it is \
+                 written again. If there is a copy elsewhere, write it"
             ),
         }
     }

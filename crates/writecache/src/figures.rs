@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 60] = [
+pub(crate) static FIGURES: [Figure; 63] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -265,6 +265,18 @@ pub(crate) static FIGURES: [Figure; 60] = [
     .combined(Combine::Largest),
     blocks("checksum_errors", "blocks that did not match their checksum", |c| {
         count(&c.store.stats.checksum_errors)
+    })
+    .metric(Metric::COUNTER),
+    blocks("scrubbed_blocks", "blocks that scrub has read and checked", |c| {
+        count(&c.store.stats.scrubbed_blocks)
+    })
+    .metric(Metric::COUNTER),
+    blocks("scrub_errors", "those of them that could not be read, or were rotten", |c| {
+        count(&c.store.stats.scrub_errors)
+    })
+    .metric(Metric::COUNTER),
+    number("scrub_passes", "", "how often scrub has come to the end of the cache", |c| {
+        count(&c.store.stats.scrub_passes)
     })
     .metric(Metric::COUNTER),
     number("throttled_us", "us", "how long writers were slowed down", |c| {

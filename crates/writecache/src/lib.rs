@@ -76,6 +76,7 @@ mod planted;
 mod probe;
 mod reader;
 mod recovery;
+mod scrub;
 mod stats;
 mod status;
 mod store;

@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 24] = [
+pub(crate) static OPTIONS: [Opt; 25] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -293,6 +293,16 @@ pub(crate) static OPTIONS: [Opt; 24] = [
         |c, v| {
             c.tuning.foreground_p99_target = Some(time(v, MICROSECOND)).filter(|p99| p99.0 > 0);
         },
+    ),
+    Attr::new(
+        value(
+            "scrub_rate",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "bytes a second of cached blocks that are checked in idle time; 0 for none",
+        ),
+        |c| c.tuning.scrub_rate.into(),
+        |c, v| c.tuning.scrub_rate = given(v),
     ),
 ];
 

@@ -11,6 +11,8 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
 pub enum Fault {
+    /// A suspend does not wait for the reads of scrub.
+    ScrubUnguarded,
     /// A commit does not wait for data that are in the write buffer.
     FlushForgetsBuffer,
     /// Data of the write buffer that their slot has refused count as written.

@@ -14,6 +14,7 @@ use block::{Bio, Bufs, Class, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
+use crate::events::CacheEvent;
 use crate::map::{CurrentVersion, SlotRef, Slots, State};
 use crate::planted::Fault;
 use crate::store::Store;
@@ -177,7 +178,11 @@ impl Reader {
     async fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> Result<(), Status> {
         self.store.stats.checksum_errors.add(1);
         self.store.reserve_unlogged(1).await;
-        if self.writeback.drop_unreadable(block, slot_ref) { Err(Status::Checksum) } else { Ok(()) }
+        if !self.writeback.drop_unreadable(block, slot_ref) {
+            return Ok(());
+        }
+        self.store.notify(CacheEvent::RottenBlock { sector: self.store.sector_of(block) });
+        Err(Status::Checksum)
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block

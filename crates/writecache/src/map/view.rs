@@ -2,7 +2,7 @@
 //! View: read access to the map for tools and tests.
 use std::ops::Range;
 
-use super::{Counts, Slots, State};
+use super::{Counts, SlotRef, Slots, State};
 
 impl Slots {
     /// Every slot that holds a block: slot, block, state, checksum.
@@ -10,6 +10,12 @@ impl Slots {
         let all = (0..self.counts.slots).zip(&self.slots);
         all.filter(|(slot, _)| self.is_live(*slot))
             .map(|(slot, s)| (slot, s.block(), s.state, s.crc))
+    }
+
+    /// The block in a slot, and its version, if the slot holds the newest one.
+    pub(crate) fn holder(&self, slot: u32) -> Option<(u64, SlotRef)> {
+        let s = self.slots.get(slot as usize).filter(|_| self.is_live(slot))?;
+        Some((s.block(), SlotRef { slot, stamp: s.stamp }))
     }
 
     /// Runs of blocks in a range that the origin may not have: dirty blocks and zeroes, as (start,

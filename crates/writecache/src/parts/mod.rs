@@ -119,6 +119,7 @@ impl EventForwarder {
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
+            | CacheEvent::RottenBlock { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
@@ -138,6 +139,7 @@ impl EventForwarder {
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
+            | CacheEvent::RottenBlock { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }

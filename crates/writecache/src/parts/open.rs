@@ -73,6 +73,7 @@ pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
         writeback_jobs: share(whole.writeback_jobs),
         autocommit_blocks: share(whole.autocommit_blocks),
         writeback_rate_max: share_of_rate(whole.writeback_rate_max, parts),
+        scrub_rate: share_of_rate(whole.scrub_rate, parts),
         ..whole
     }
 }

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::Writeback;
 use super::gaps::Extent;
 use super::{PickedRun, WrittenBlock};
+use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
 use crate::planted::Fault;
 
@@ -242,8 +243,11 @@ impl Writeback {
                 } else {
                     // It is never written to the origin: reads of the block fail until it is
                     // written again.
-                    self.drop_unreadable(block, slot_ref);
                     self.store.stats.checksum_errors.add(1);
+                    if self.drop_unreadable(block, slot_ref) {
+                        let sector = self.store.sector_of(block);
+                        self.store.notify(CacheEvent::RottenBlock { sector });
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! writes, and recovery that is cut itself; all answers judged by the oracle. And the proof that
 //! the judge is awake: planted faults of the commit protocol are each caught.
 
-use crate::simulate::{GAPS, Plan, simulate};
+use crate::simulate::{GAPS, Plan, SCRUBBED_BLOCKS, simulate};
 use sim::seeds;
 use writecache::Fault;
 
@@ -13,6 +13,19 @@ fn acknowledged_durability_survives_any_crash() {
     seeds::run(60, |seed| simulate(seed, Plan::USUAL));
     if seeds::count(60) >= 60 {
         assert!(GAPS.get() > 150, "{} blocks of gaps were filled", GAPS.get());
+    }
+}
+
+/// A piece every 5 ms.
+const SCRUBBED: &str = " scrub_rate 50000000";
+
+#[test]
+fn scrub_beside_crashes_and_errors_loses_nothing() {
+    let plan = Plan { options: SCRUBBED, ..Plan::USUAL };
+    seeds::run(40, |seed| simulate(seed, plan));
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..plan }));
+    if seeds::count(40) >= 40 {
+        assert!(SCRUBBED_BLOCKS.get() > 1000, "{} blocks", SCRUBBED_BLOCKS.get());
     }
 }
 

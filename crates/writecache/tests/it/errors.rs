@@ -509,7 +509,8 @@ fn a_failing_block_that_becomes_unreadable_stops_failing() {
             assert_eq!(text(&w.cache, "bad_block_list"), "56");
             assert_eq!((fields(&w.cache)[0], number(&w.cache, "failing_blocks")), (0, 0));
             assert_eq!(text(&w.cache, "writeback_error"), "none");
-            assert_eq!(w.events.borrow().last(), Some(&CacheEvent::Recovered));
+            let rotten = CacheEvent::RottenBlock { sector: Sector(56) };
+            assert!(w.events.borrow().ends_with(&[CacheEvent::Recovered, rotten]));
         });
     }
 }

@@ -30,6 +30,7 @@ mod parts;
 mod planted;
 mod probe;
 mod regressions;
+mod scrub;
 mod sectors;
 mod session;
 mod through;

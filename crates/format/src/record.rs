@@ -225,6 +225,8 @@ pub(crate) struct EntryMedia {
 
 /// Cannot happen after `check_unit`; an error rather than a panic.
 const LENGTH: Damage = Damage::Length { found_bytes: UNIT };
+/// Chosen below 2048, where the C library begins to use `rep stosb`.
+const SHORT_FILL_BYTES: usize = 1024;
 const HEADER_BYTES: usize = size_of::<HeaderMedia>();
 const ENTRY_BYTES: usize = size_of::<EntryMedia>();
 const _: () = assert!(HEADER_BYTES + ENTRIES_PER_UNIT * ENTRY_BYTES == UNIT);
@@ -306,7 +308,8 @@ pub fn encode_record(header: &RecordHeader, entries: &[Entry], out: &mut [u8]) -
         assert_eq!(entry.wrong_field(header.kind, epochs), None, "{entry:?} would be refused");
         bytes.copy_from_slice(EntryMedia::encode(entry).as_bytes());
     }
-    unused.fill(0); // FM-R3
+    // FM-R3. Short fills: one of 4000 bytes is a `rep stosb`, which took 60 ns where these took 40.
+    unused.chunks_mut(SHORT_FILL_BYTES).for_each(|part| part.fill(0));
     seal(out)
 }
 

@@ -45,9 +45,9 @@ impl Slots {
     pub(crate) fn take_entries(&mut self) -> EntryBatch {
         let mut batch = EntryBatch::default();
         let mut blocks = std::mem::take(&mut self.committing);
-        blocks |= std::mem::take(&mut self.unlogged);
+        blocks.append(&mut self.unlogged);
         self.counts.unlogged = 0;
-        for block in blocks {
+        for block in blocks.iter() {
             let Some(slot) = self.slot_of(block) else { continue };
             let s = &mut self.slots[slot as usize];
             match s.state {

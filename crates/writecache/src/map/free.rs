@@ -56,6 +56,21 @@ impl FreeMap {
         Some(start..end)
     }
 
+    /// The first slot from `from` on that is not free, or the number of slots.
+    pub(crate) fn next_used(&self, from: u32) -> u32 {
+        let mut slot = from;
+        while slot < self.slots {
+            let (word, _) = Self::bit(slot);
+            let used = !self.words[word] & (u64::MAX << (slot % 64));
+            let first = slot - slot % 64;
+            if used != 0 {
+                return self.slots.min(first + used.trailing_zeros());
+            }
+            slot = first.saturating_add(64);
+        }
+        self.slots
+    }
+
     fn next_free(&self, from: u32) -> Option<u32> {
         let (mut word, _) = Self::bit(from);
         let mut masked = *self.words.get(word)? & (u64::MAX << (from % 64));
@@ -87,6 +102,19 @@ mod tests {
         assert_eq!(free.take_run(1000), Some(3..4));
         assert_eq!(free.take_run(1), None);
         assert_eq!(free.len(), 0);
+    }
+
+    #[test]
+    fn used_slots_are_found_in_order() {
+        for slots in [1, 63, 64, 65, 200, 256] {
+            let mut free = FreeMap::new(slots);
+            let is_used = |slot: u32| slot % 7 == 3 || (100..130).contains(&slot);
+            (0..slots).filter(|&slot| !is_used(slot)).for_each(|slot| free.put(slot));
+            for from in 0..=slots {
+                let next = (from..slots).find(|&slot| is_used(slot)).unwrap_or(slots);
+                assert_eq!(free.next_used(from), next, "from {from} of {slots}");
+            }
+        }
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Slots {
     pub(super) fn take_batch_of_epochs(&mut self, e: &mut Epochs, max: usize) -> Batch {
         let mut builder = RecordBuilder::new(max, e.oldest);
         let mut last_taken = None;
-        for block in &self.committing {
+        for block in self.committing.iter() {
             if builder.is_full() {
                 break;
             }
@@ -181,15 +181,16 @@ impl Slots {
         let Some(e) = self.epochs.take() else {
             let mut entries = Vec::with_capacity(max);
             while dump.slot < self.counts.slots && entries.len() < max {
-                entries.extend(self.checkpoint_entry(dump.slot));
-                dump.slot += 1;
+                let entry = self.checkpoint_entry(dump.slot);
+                dump.slot = self.after(dump.slot, entry.is_some());
+                entries.extend(entry);
             }
             return entries;
         };
         let mut builder = RecordBuilder::new(max, e.oldest);
         while dump.slot < self.counts.slots && !builder.is_full() {
             let slot = dump.slot;
-            dump.slot += 1;
+            dump.slot = self.after(slot, self.slots[slot as usize].state != State::Free);
             let s = &mut self.slots[slot as usize];
             if s.state == State::Clean {
                 s.logged = true;
@@ -227,6 +228,11 @@ impl Slots {
             }
         }
         builder.entries
+    }
+
+    /// The slot that a dump looks at next: after one that is not in use it skips all free ones.
+    fn after(&self, slot: u32, is_used: bool) -> u32 {
+        if is_used { slot + 1 } else { self.free.next_used(slot + 1) }
     }
 
     /// Switches ordered mode on or off when a cache is opened. Returns true if a checkpoint must be

@@ -33,10 +33,12 @@ use std::ops::Range;
 use format::{Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
+use self::block_set::BlockSet;
 use self::buffered::BufferedSlots;
 use crate::map::free::FreeMap;
 use crate::map::index::Index;
 
+mod block_set;
 pub(crate) mod buffered;
 mod chunks;
 mod entries;
@@ -119,8 +121,8 @@ pub(crate) struct Slots {
     dirty: RoaringTreemap,
     oldest: Oldest,
     bad: RoaringTreemap,
-    unlogged: RoaringTreemap,
-    committing: RoaringTreemap,
+    unlogged: BlockSet,
+    committing: BlockSet,
     limbo: Vec<u32>,
     zeroes: ZeroRanges,
     /// The last batch, emptied: the next one reuses its memory.
@@ -394,18 +396,13 @@ impl Slots {
 
     /// Whether a commit still has to log any of the blocks.
     pub(crate) fn any_needs_logging(&self, range: &Range<u64>) -> bool {
-        let any = |set: &RoaringTreemap| set.range_cardinality(range.clone()) > 0;
-        any(&self.unlogged) || any(&self.committing)
+        self.unlogged.has_any(range) || self.committing.has_any(range)
     }
 
     /// Begins a commit, which must log all changes up to now.
     pub(crate) fn begin_commit(&mut self) {
         self.journal_commit_begins();
-        if self.committing.is_empty() {
-            std::mem::swap(&mut self.committing, &mut self.unlogged);
-        } else {
-            self.committing |= std::mem::take(&mut self.unlogged);
-        }
+        self.committing.append(&mut self.unlogged);
         if let Some(e) = &mut self.epochs {
             (e.commit_target, e.commit_oldest) = (e.unlogged.len(), e.oldest);
         }

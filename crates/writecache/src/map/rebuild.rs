@@ -32,6 +32,7 @@ use block::Planted;
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
+use super::block_set::BlockSet;
 use super::buffered::BufferedSlots;
 use super::epoch_state::Epochs;
 use super::oldest::Oldest;
@@ -396,8 +397,8 @@ impl Rebuild {
             dirty,
             oldest: Oldest::new(count),
             bad,
-            unlogged: RoaringTreemap::new(),
-            committing: RoaringTreemap::new(),
+            unlogged: BlockSet::default(),
+            committing: BlockSet::default(),
             limbo: Vec::new(),
             zeroes: ZeroRanges::default(),
             spare: Default::default(),

@@ -384,8 +384,18 @@ fn len_of(slices: &[Slice]) -> usize {
 }
 
 /// The data of one bio: slices in order. Usually one; more when a request is gathered.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Bufs(SmallVec<[Slice; 1]>);
+
+impl Clone for Bufs {
+    #[inline]
+    fn clone(&self) -> Bufs {
+        match &self.0[..] {
+            [one] => Bufs::from(one.clone()), // nearly always
+            all => Bufs(SmallVec::from(all)),
+        }
+    }
+}
 
 impl Bufs {
     /// No data.

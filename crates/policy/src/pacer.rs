@@ -165,6 +165,16 @@ impl Pacer {
         self.rate_milli_at(now_ns) / 1000
     }
 
+    /// Whether writers wait for nothing because so many blocks are `free`: then old debts are void.
+    #[inline]
+    pub fn has_space(&mut self, free: u64) -> bool {
+        let has_space = free >= self.start;
+        if has_space {
+            self.next_free_at_ns = 0;
+        }
+        has_space
+    }
+
     /// How long a write of `blocks` has to wait, `free` blocks being free now and `pending` ones
     /// written back but not yet free. Takes the write's place in the line, so ask once for each
     /// write.

@@ -9,9 +9,10 @@ use slab::Slab;
 use crate::driver::OpResult;
 
 /// Gets the end of a chained or watched request, before the task that waits for it. It may count
-/// and wake; it must not submit or complete (RE-R3). Exception: a leaf may push requests that
-/// waited for this end to the driver ([`crate::push_bio`]), and complete a bio that it had cut in
-/// pieces. Both only queue.
+/// and wake; it must not submit or complete (RE-R3). Exceptions, which only queue: a leaf may push
+/// requests that waited for this end to the driver ([`crate::push_bio`]), and complete a bio that
+/// it had cut in pieces; an engine may enter what has ended into its own state, and hand a request
+/// over to a task of its own.
 pub trait OnDone {
     /// The request ended with `status`. `tag` is the one given to [`crate::chain`] or
     /// [`crate::watched`].

@@ -25,6 +25,9 @@
 //!   map                  which block is in which slot: pure, no I/O
 //! ```
 //!
+//! A read or a write of one block that has to wait for nothing but one request below is served
+//! without a task: from `submit` to the end of that request (`dm_target::whole`).
+//!
 //! Invariants (design, section 5)
 //! - WC-I1 A flush covers only writes completed before it is submitted: `commit` logs the state of
 //!   the map. A write enters the map when its data are on the cache device or in the write buffer,

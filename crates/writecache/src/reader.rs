@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, Bufs, Class, Status};
+use block::{Bio, BlockDevice, Bufs, Class, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
@@ -27,6 +27,24 @@ struct Piece {
     /// The versions that it reads, one for each block; empty if it reads the origin.
     slot_ref: SmallVec<[(SlotRef, Option<u32>); 1]>,
     io: BioFuture,
+}
+
+/// How a read of one block has begun.
+pub(crate) enum ReadStart {
+    /// Its data were in the write buffer.
+    Done,
+    /// One request reads them.
+    Request(BlockRead),
+    /// Not at all: it needs a task.
+    Task,
+}
+
+/// A read of one block by one request, without a task.
+pub(crate) enum BlockRead {
+    /// Of a version in its slot, and its checksum if it is known.
+    Slot(SlotRef, Option<u32>),
+    /// Of the origin, as of these values of `installs` and `Fills::failed`.
+    Origin { installs: u64, failed_fills: u64 },
 }
 
 /// Reads of one cache.
@@ -102,6 +120,66 @@ impl Reader {
         outcome
     }
 
+    /// Begins a read of one block.
+    pub(crate) fn begin_block(&self, block: u64, data: &Bufs) -> ReadStart {
+        let slots = self.store.slots.borrow();
+        let Some(found) = slots.find(block) else {
+            let (installs, fills) = (self.writeback.pacing.installs.get(), &self.writeback.fills);
+            let failed_fills = fills.failed();
+            return ReadStart::Request(BlockRead::Origin { installs, failed_fills });
+        };
+        if !Self::is_readable(found.state) {
+            return ReadStart::Task;
+        }
+        if self.is_in_buffer(&slots, found.slot_ref.slot) {
+            drop(slots);
+            self.read_buffered(found.slot_ref.slot, data);
+            self.count_block(true);
+            return ReadStart::Done;
+        }
+        ReadStart::Request(BlockRead::Slot(found.slot_ref, found.crc))
+    }
+
+    /// The device that serves the read of `block`, and the sector.
+    pub(crate) fn source_of(&self, read: &BlockRead, block: u64) -> (&dyn BlockDevice, Sector) {
+        match read {
+            BlockRead::Slot(slot_ref, _) => {
+                (&*self.store.device, self.store.slot_sector(slot_ref.slot))
+            }
+            BlockRead::Origin { .. } => {
+                self.writeback.origin.last_read_ns.set(Some(reactor::now().0));
+                (&*self.writeback.origin.device, self.store.sector_of(block))
+            }
+        }
+    }
+
+    /// Ends a read. Returns false if its outcome is not that of the block, and a task has to read
+    /// it again.
+    pub(crate) fn end_block(&self, read: &BlockRead, data: &Bufs, outcome: Status) -> bool {
+        let is_valid = match *read {
+            BlockRead::Slot(slot_ref, crc) => {
+                outcome == Status::Ok
+                    && self.store.slots.borrow().is_intact(slot_ref)
+                    && self.is_sound(data, 0, crc)
+            }
+            // WC-R1, WC-SP2
+            BlockRead::Origin { installs, failed_fills } => {
+                self.writeback.pacing.installs.get() == installs
+                    && self.writeback.fills.cannot_affect(failed_fills)
+            }
+        };
+        if is_valid {
+            self.count_block(matches!(read, BlockRead::Slot(..)));
+        }
+        is_valid
+    }
+
+    /// Counts a read of one block.
+    fn count_block(&self, is_hit: bool) {
+        self.store.stats.reads.add(1);
+        self.store.stats.read_hits.add(u64::from(is_hit));
+    }
+
     /// Whether block `index` of the data matches its checksum; true if none is known.
     fn is_sound(&self, data: &Bufs, index: usize, crc: Option<u32>) -> bool {
         crc.is_none_or(|crc| self.store.checksum_of(data, index) == crc)
@@ -154,6 +232,8 @@ impl Reader {
                 }
             }
         }
+        // What a device completes inside `submit` may change the map.
+        drop(slots);
         let blocks = range.start..end;
         let data = bio.bufs.slice(blocks.start * size..blocks.end * size);
         let io = match slot_ref.first() {

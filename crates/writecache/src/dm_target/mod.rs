@@ -38,7 +38,7 @@ use crate::writeback::jobs::DrainLimits;
 
 /// The open cache.
 enum OpenCache {
-    Whole(WholeCache),
+    Whole(Rc<WholeCache>),
     Divided(Rc<Parts>),
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Open: from a table line to a cache in use, undivided or in parts.
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Error, Nanos};
@@ -178,7 +179,9 @@ impl WriteCache {
             })
         };
         let (prompt, changes, edges) = (workers(), workers(), workers());
-        Ok(OpenCache::Whole(WholeCache { cache, mask, prompt, changes, edges }))
+        let in_flight = RefCell::default();
+        let whole = WholeCache { cache, mask, prompt, changes, edges, in_flight };
+        Ok(OpenCache::Whole(Rc::new(whole)))
     }
 
     /// Starts the cache, on all cores.

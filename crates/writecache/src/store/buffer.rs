@@ -239,10 +239,21 @@ impl WriteBuffer {
         is_full || (ring.in_flight.is_empty() && waiting >= self.eager_blocks)
     }
 
+    /// Whether a write may have to wait, so that the device keeps up.
+    #[inline]
+    pub(crate) fn slows_writers(&self) -> bool {
+        self.free_blocks() < self.pacer.borrow().start()
+    }
+
+    /// Blocks that fit before writers are stopped.
+    fn free_blocks(&self) -> u64 {
+        self.room_blocks.saturating_sub(self.unwritten.get())
+    }
+
     /// How long a write of so many blocks has to wait, so that the device keeps up.
     #[inline]
     pub(crate) fn delay_ns(&self, blocks: usize) -> u64 {
-        let free = self.room_blocks.saturating_sub(self.unwritten.get());
+        let free = self.free_blocks();
         if free >= self.pacer.borrow().start() {
             return 0;
         }

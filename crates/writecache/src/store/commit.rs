@@ -211,12 +211,15 @@ impl Store {
     /// of this caller: the next FLUSH returns it.
     pub(crate) async fn reserve_unlogged(&self, blocks: usize) {
         assert!(blocks <= CHANGES_AT_ONCE_MAX, "{blocks} blocks at one go");
-        let is_full = || {
-            let slots = self.slots.borrow();
-            let changed = slots.counts().unlogged;
-            let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max;
-            is_log_full || slots.is_journal_full(blocks)
-        };
-        while is_full() && self.commit().await.is_ok() {}
+        while self.must_commit_before(blocks) && self.commit().await.is_ok() {}
+    }
+
+    /// WC-LR2: whether a commit has to make room before `blocks` more blocks may change.
+    #[inline]
+    pub(crate) fn must_commit_before(&self, blocks: usize) -> bool {
+        let slots = self.slots.borrow();
+        let changed = slots.counts().unlogged;
+        let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max;
+        is_log_full || slots.is_journal_full(blocks)
     }
 }

@@ -49,6 +49,13 @@ impl Fills {
         self.failed.get()
     }
 
+    /// WC-SP2: whether no read of the origin that began when `failed` was read has to wait or to be
+    /// repeated, whatever its blocks are.
+    #[inline]
+    pub(crate) fn cannot_affect(&self, failed: u64) -> bool {
+        self.failed() == failed && self.gaps.borrow().is_empty()
+    }
+
     /// WC-SP2. Waits while a filled write is in flight over any of `blocks`, which were read from
     /// the origin after `failed` was read. Returns whether they have to be read again.
     pub(crate) async fn must_reread(&self, blocks: Range<u64>, failed: u64, store: &Store) -> bool {

@@ -7,6 +7,7 @@
 //! commits.
 mod buffered;
 mod merge;
+mod one_block;
 mod write_around;
 mod write_through;
 
@@ -18,6 +19,7 @@ use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use self::merge::Merges;
+pub(crate) use self::one_block::{BlockStart, BlockWrite};
 use crate::config::{Mode, ZEROES_CACHED_BYTES_MAX};
 use crate::map::Replaced;
 use crate::planted::Fault;

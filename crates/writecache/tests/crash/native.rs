@@ -126,7 +126,7 @@ const SEEN_AT: &[(Fault, u64)] = &[
     (Fault::MergeIgnoresFua, 34),
     (Fault::SuperblockBeforeEntries, 40),
     (Fault::ClearBesideMerge, 68),
-    (Fault::GapFillUnchecked, 328),
+    (Fault::GapFillUnchecked, 10_991),
     (Fault::ReuseBeforeErase, 50),
     (Fault::WritebackBeforeCommit, 217),
     (Fault::JournalBlankedEarly, 2731),

@@ -20,7 +20,7 @@ const SAMPLES: Samples = Samples { second_life_one_in: 2, settled_one_in: 1 };
 
 const CASES: [Case; 37] = [
     (Some(Fault::FlushForgetsBuffer), buffered_cache, Pace::OneByOne, 0),
-    (Some(Fault::FlushForgetsBuffer), worn_buffered_cache, Pace::OneByOne, 1),
+    (Some(Fault::FlushForgetsBuffer), worn_buffered_cache, Pace::OneByOne, 0),
     (Some(Fault::BufferedOverwritten), ordered_buffered_cache, Pace::OneByOne, 3),
     (Some(Fault::OldNotKept), ordered_buffered_cache, Pace::OneByOne, 5),
     (Some(Fault::FrameNotStored), killed_buffered_cache, Pace::OneByOne, 0),

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, CoreId, Flags, Limits, Nanos, Sector, Status, Target};
+use lz4::block::{CompressionMode, compress_to_buffer};
 use pagecache::PageCache;
 use queue::{FileLeaf, Mem, MergingLeaf, Null};
 use reactor::{BioFuture, Driver, Event, FileId, Msg, Reactor, Sqe};
@@ -319,6 +320,25 @@ impl CountingCore {
             let to = bufs[nth as usize % bufs.len()].all().into();
             reactor::read(&*device, Class::Normal, sector(at(nth)), to)
         })
+    }
+
+    /// Compresses pages as a zram does, without one.
+    ///
+    /// # Errors
+    /// What the compressor ended with.
+    pub fn compress(&self, data: Data) -> Result<(), Failure> {
+        let pool = pool(Some(data));
+        let mut object = vec![0; PAGE_BYTES];
+        let mut compress = |pages: Range<u64>| {
+            for nth in pages {
+                let buf = &pool[nth as usize % pool.len()];
+                let mode = Some(CompressionMode::FAST(1));
+                buf.read(|page| compress_to_buffer(page, mode, false, &mut object))?;
+            }
+            Ok(())
+        };
+        compress(0..WARM)?;
+        self.count(|| compress(WARM..WARM + self.counted))
     }
 
     /// Writes pages back.

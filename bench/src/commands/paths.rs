@@ -34,7 +34,7 @@ pub(crate) struct Args {
     run: Option<u64>,
 }
 
-const PATHS: [(&str, &str); 38] = [
+const PATHS: [(&str, &str); 39] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -67,6 +67,7 @@ const PATHS: [(&str, &str); 38] = [
     ("buf-write-hit", "write of a cached page"),
     ("buf-write-order", "write in order, and a writeback"),
     ("buf-write-new", "write of another page, and a writeback"),
+    ("lz4", "the compressor alone, a page that half compresses"),
     ("zram-write", "zram, lz4: write that half compresses, over another"),
     ("zram-write-same", "write of one word, over another"),
     ("zram-write-huge", "write that does not compress, over another"),
@@ -148,6 +149,7 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
         "buf-read-order" => core.reads(core.page_cache(SMALL, Some(Sector(256 * MIB)))?, in_order),
         "buf-write-order" => core.writes(core.page_cache(LARGE, None)?, in_order, half),
         "buf-write-new" => core.writes(core.page_cache(LARGE, None)?, random(25 << 20), half),
+        "lz4" => core.compress(Data::Half),
         "zram-write" => core.writes(core.zram()?, random(1 << 14), half),
         "zram-write-same" => core.writes(core.zram()?, random(1 << 14), same),
         "zram-write-huge" => core.writes(core.zram()?, random(1 << 14), huge),

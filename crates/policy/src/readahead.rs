@@ -123,6 +123,14 @@ impl Streams {
         order
     }
 
+    /// `opener` writes or reads `pages`: how many pages in order up to their end the stream has
+    /// that they go on with. A request that is asked about twice counts once.
+    pub fn run_of(&mut self, opener: u32, pages: &Range<u64>) -> u64 {
+        let own = pages.end - pages.start;
+        let stream = self.writer(opener, pages);
+        stream.map_or(own, |stream| stream.run_before(pages.end.min(stream.next)).max(own))
+    }
+
     fn writer(&mut self, opener: u32, pages: &Range<u64>) -> Option<&mut Stream> {
         self.follow(opener, pages).map(|(stream, _)| stream)
     }
@@ -149,7 +157,7 @@ impl Streams {
         self.clock += 1;
         // The row that is nearest, and what `start` needs if there is none: all in one pass, as
         // random reads have it every time.
-        let (mut nearest, mut distance) = (None, u64::MAX);
+        let (mut nearest, mut distance, mut run) = (None, u64::MAX, 0);
         let mut own = Oldest::NONE;
         for (nth, s) in self.rows.iter().enumerate() {
             if s.opener != opener {
@@ -157,8 +165,9 @@ impl Streams {
             }
             // One comparison, as what lies before `from` wraps around.
             let goes_on = pages.start.wrapping_sub(s.from) <= s.span;
-            if goes_on && s.next.abs_diff(pages.start) < distance {
-                (nearest, distance) = (Some(nth), s.next.abs_diff(pages.start));
+            let away = s.next.abs_diff(pages.start);
+            if goes_on && (away < distance || (away == distance && s.run > run)) {
+                (nearest, distance, run) = (Some(nth), away, s.run);
             }
             own.look_at(nth, s);
         }

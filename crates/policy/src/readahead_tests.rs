@@ -18,6 +18,25 @@ fn windows(len: u64, reads: u64) -> Vec<(u64, Range<u64>)> {
 }
 
 #[test]
+fn the_length_of_a_stream_counts_each_page_once() {
+    let mut streams = Streams::new();
+    for nth in 0..10 {
+        let pages = 100 + 4 * nth..104 + 4 * nth;
+        assert_eq!(streams.run_of(1, &pages), 4 * (nth + 1));
+        assert_eq!(streams.run_of(1, &pages), 4 * (nth + 1), "the same again");
+    }
+    assert_eq!(streams.run_of(2, &(140..144)), 4, "of another opener");
+    assert_eq!(streams.run_of(1, &(900..904)), 4, "elsewhere");
+    assert_eq!(streams.run_of(1, &(140..144)), 44);
+    assert_eq!(streams.run_of(1, &(136..140)), 40, "one that was seen before");
+    // A page that was asked for alone, before the stream came over it, is no stream of its own.
+    streams.run_of(1, &(151..152));
+    for (nth, page) in (144..160).enumerate() {
+        assert_eq!(streams.run_of(1, &(page..page + 1)), 45 + nth as u64);
+    }
+}
+
+#[test]
 fn windows_grow_to_the_limit_and_are_read_ahead_of_need() {
     // 4 KiB reads: the second one finds the stream; its first window is 4 pages, of the kernel's
     // sizes, and each first read in a window asks for the next one.

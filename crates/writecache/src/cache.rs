@@ -191,6 +191,18 @@ impl Cache {
         Some(merged.map(drop).into())
     }
 
+    /// Handles a write of whole blocks that is a part of a long stream.
+    pub(crate) async fn handle_stream(&self, bio: &Bio) -> Status {
+        if let Err(status) = self.limits.check(bio) {
+            return status;
+        }
+        let began = self.writeback.begin_request();
+        let written = self.writer.write_stream(bio).await;
+        self.store.unflushed.changed(bio.opener);
+        self.writeback.end_request(bio, began);
+        written.into()
+    }
+
     /// Handles a bio of whole blocks.
     pub(crate) async fn handle(&self, bio: &Bio) -> Status {
         if let Err(status) = self.limits.check(bio) {
@@ -207,7 +219,7 @@ impl Cache {
                 self.writer.reader.read(bio).await
             }
             Op::Write => {
-                let written = self.writer.write(bio.sector, &bio.bufs, bio.class, bio.flags).await;
+                let written = self.writer.write(bio).await;
                 self.store.unflushed.changed(bio.opener);
                 written
             }

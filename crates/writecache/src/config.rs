@@ -120,6 +120,8 @@ pub struct Tuning {
     pub writeback_rate_max: u64,
     /// Writeback slows down so that the 99th percentile of the clients' requests stays below this.
     pub foreground_p99_target: Option<Nanos>,
+    /// A client's writes in order go around the cache from so many bytes on; 0: never.
+    pub sequential_write_cutoff: u64,
     /// Bytes a second of cached blocks that are read in idle time and checked; 0: none.
     pub scrub_rate: u64,
 }
@@ -219,6 +221,7 @@ impl Config {
                 fail_mode: FailMode::Retry,
                 writeback_rate_max: 0,
                 foreground_p99_target: None,
+                sequential_write_cutoff: 0,
                 scrub_rate: 0,
             },
             planted: Planted::NONE,
@@ -331,6 +334,12 @@ impl Config {
             return Err(Error::invalid(
                 "Invalid optional argument: metadata_only and ordered exclude each other: writes \
                  that go around the cache can't be kept in order",
+            ));
+        }
+        if self.ordered && t.sequential_write_cutoff > 0 {
+            return Err(Error::invalid(
+                "Invalid optional argument: sequential_write_cutoff and ordered exclude each \
+                 other: writes that go around the cache can't be kept in order",
             ));
         }
         if self.ordered && t.cache_mode == CacheMode::Writethrough {

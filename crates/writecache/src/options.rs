@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 25] = [
+pub(crate) static OPTIONS: [Opt; 26] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -293,6 +293,16 @@ pub(crate) static OPTIONS: [Opt; 25] = [
         |c, v| {
             c.tuning.foreground_p99_target = Some(time(v, MICROSECOND)).filter(|p99| p99.0 > 0);
         },
+    ),
+    Attr::new(
+        value(
+            "sequential_write_cutoff",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "writes in order go around the cache from so many bytes on; 0 for never",
+        ),
+        |c| c.tuning.sequential_write_cutoff.into(),
+        |c, v| c.tuning.sequential_write_cutoff = given(v),
     ),
     Attr::new(
         value(

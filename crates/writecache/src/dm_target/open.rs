@@ -179,8 +179,16 @@ impl WriteCache {
             })
         };
         let (prompt, changes, edges) = (workers(), workers(), workers());
+        let handler = cache.clone();
+        let streams = TaskPool::new(BIOS_MAX, move |bio: Bio| {
+            let cache = handler.clone();
+            async move {
+                let status = cache.handle_stream(&bio).await;
+                bio.complete(status);
+            }
+        });
         let in_flight = RefCell::default();
-        let whole = WholeCache { cache, mask, prompt, changes, edges, in_flight };
+        let whole = WholeCache { cache, mask, prompt, changes, edges, streams, in_flight };
         Ok(OpenCache::Whole(Rc::new(whole)))
     }
 

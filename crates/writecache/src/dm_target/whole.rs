@@ -27,6 +27,8 @@ pub(super) struct WholeCache {
     pub(super) changes: TaskPool<Bio>,
     /// Changes that do not cover whole blocks.
     pub(super) edges: TaskPool<Bio>,
+    /// Writes that are parts of long streams (`sequential_write_cutoff`).
+    pub(super) streams: TaskPool<Bio>,
     /// Bios of one block that are served without a task. There are at most as many as bios.
     pub(super) in_flight: RefCell<Slab<InFlight>>,
 }
@@ -55,6 +57,7 @@ impl WholeCache {
         }
         let is_block = bio.len.0 == self.mask + 1 && self.cache.limits.check(&bio).is_ok();
         match bio.op {
+            Op::Write if self.cache.writer.is_long_stream(&bio) => self.streams.push(bio),
             Op::Read if is_block => self.read_block(bio),
             Op::Write if is_block => self.write_block(bio),
             Op::Read | Op::Flush => self.prompt.push(bio),

@@ -11,10 +11,12 @@ mod one_block;
 mod write_around;
 mod write_through;
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, Bufs, Class, Flags, Nanos, Op, Sector, Status};
+use policy::Streams;
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
@@ -49,6 +51,8 @@ pub(crate) struct Writer {
     writeback: Rc<Writeback>,
     pub(crate) reader: Reader,
     merges: Merges,
+    /// Writes in order, of each opener.
+    streams: RefCell<Streams>,
 }
 
 impl Writer {
@@ -58,22 +62,34 @@ impl Writer {
             reader: Reader::new(writeback.clone()),
             writeback,
             merges: Merges::default(),
+            streams: RefCell::default(),
         }
     }
 
-    pub(crate) async fn write(
+    pub(crate) async fn write(&self, bio: &Bio) -> Result<(), Status> {
+        let around = self.goes_around(bio.flags);
+        self.write_data(bio.sector, &bio.bufs, bio.class, bio.flags, around).await
+    }
+
+    /// A write that goes around the cache as a part of a long stream.
+    pub(crate) async fn write_stream(&self, bio: &Bio) -> Result<(), Status> {
+        self.write_data(bio.sector, &bio.bufs, bio.class, bio.flags, true).await
+    }
+
+    async fn write_data(
         &self,
         sector: Sector,
         bufs: &Bufs,
         class: Class,
         flags: Flags,
+        around: bool,
     ) -> Result<(), Status> {
         self.store.health()?;
         let first = sector.0 / self.store.config.block_sectors();
         let bytes = bufs.len_bytes();
         self.store.stats.writes.add((bytes / self.store.block_bytes()) as u64);
         let mut through_cache = true;
-        if self.goes_around(flags) {
+        if around {
             through_cache = self.write_around_or_through(first, bufs, class, flags).await?;
         } else if self.is_buffered(bytes, flags) {
             self.write_buffered(first, bufs, class).await?;
@@ -346,7 +362,8 @@ impl Writer {
     pub(crate) async fn write_zero_blocks(&self, bio: &Bio) -> Result<(), Status> {
         let bytes = usize::try_from(bio.len.bytes()).expect("at most ZEROES_CACHED_BYTES_MAX");
         let zero = block::Buf::zeroed(bytes);
-        self.write(bio.sector, &zero.all().into(), bio.class, bio.flags).await
+        let around = self.goes_around(bio.flags);
+        self.write_data(bio.sector, &zero.all().into(), bio.class, bio.flags, around).await
     }
 
     /// Handles WRITE_ZEROES with epochs. A long range enters the map as zeroes, and the origin gets
@@ -370,7 +387,7 @@ impl Writer {
             let next = at + Sector::from_bytes(bytes);
             // The last commit covers all pieces.
             let flags = if next < bio.end() { bio.flags - Flags::FUA } else { bio.flags };
-            self.write(at, &zero.all().into(), bio.class, flags).await?;
+            self.write_data(at, &zero.all().into(), bio.class, flags, false).await?;
             at = next;
         }
         Ok(())

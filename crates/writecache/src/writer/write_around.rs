@@ -20,7 +20,7 @@
 //! copy, or a commit is in progress.
 use std::ops::Range;
 
-use block::{Bufs, Class, Flags, Sector, Status};
+use block::{Bio, Bufs, Class, Flags, Sector, Status};
 
 use super::Writer;
 use crate::map::State;
@@ -35,6 +35,21 @@ impl Writer {
         let around =
             self.writeback.is_emptied() || (t.metadata_only && !flags.contains(Flags::META));
         around && !self.store.config.ordered
+    }
+
+    /// Whether a write of whole blocks goes on with a stream of writes in order that is longer than
+    /// the cutoff. To be asked once about each write.
+    pub(crate) fn is_long_stream(&self, bio: &Bio) -> bool {
+        let cutoff = self.store.tuning().sequential_write_cutoff;
+        cutoff > 0 && self.bytes_of_stream(bio) > cutoff
+    }
+
+    #[cold]
+    fn bytes_of_stream(&self, bio: &Bio) -> u64 {
+        let sectors = self.store.config.block_sectors();
+        let blocks = bio.sector.0 / sectors..bio.end().0.div_ceil(sectors);
+        let run = self.streams.borrow_mut().run_of(bio.opener.0, &blocks);
+        run.saturating_mul(self.store.block_bytes() as u64)
     }
 
     /// Whether a write of this block must not go around the cache nevertheless: the block is dirty

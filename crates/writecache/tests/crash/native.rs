@@ -4,7 +4,7 @@
 //! writes, and recovery that is cut itself; all answers judged by the oracle. And the proof that
 //! the judge is awake: planted faults of the commit protocol are each caught.
 
-use crate::simulate::{GAPS, Plan, SCRUBBED_BLOCKS, simulate};
+use crate::simulate::{AROUND, GAPS, Plan, SCRUBBED_BLOCKS, simulate};
 use sim::seeds;
 use writecache::Fault;
 
@@ -14,6 +14,24 @@ fn acknowledged_durability_survives_any_crash() {
     if seeds::count(60) >= 60 {
         assert!(GAPS.get() > 150, "{} blocks of gaps were filled", GAPS.get());
     }
+}
+
+/// Two blocks in order are a long stream.
+const STREAMS: Plan =
+    Plan { around: true, options: " sequential_write_cutoff 4096", ..Plan::USUAL };
+
+#[test]
+fn streams_around_the_cache_survive_any_crash() {
+    seeds::run(60, |seed| simulate(seed, STREAMS));
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..STREAMS }));
+    if seeds::count(60) >= 60 {
+        assert!(AROUND.get() > 1000, "{} blocks", AROUND.get());
+    }
+}
+
+#[test]
+fn a_stream_over_blocks_of_the_cache_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::AroundBesideLive), ..STREAMS });
 }
 
 /// A piece every 5 ms.

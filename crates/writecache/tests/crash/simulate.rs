@@ -28,6 +28,8 @@ const EAGER: Costs = Costs {
 thread_local! {
     /// Blocks of gaps that were written in the lives of this thread's seeds.
     pub(crate) static GAPS: Cell<u64> = const { Cell::new(0) };
+    /// Blocks that went around the cache.
+    pub(crate) static AROUND: Cell<u64> = const { Cell::new(0) };
     /// Blocks that scrub has checked.
     pub(crate) static SCRUBBED_BLOCKS: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
@@ -288,6 +290,7 @@ impl Engine for Lives {
         let disks = [setup.cache, setup.origin];
         let worked = life::work(machine, world, &load, &device, &cache, &operator.state, disks);
         GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
+        AROUND.set(AROUND.get() + number(&cache, "writes_around"));
         SCRUBBED_BLOCKS.set(SCRUBBED_BLOCKS.get() + number(&cache, "scrubbed_blocks"));
         EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());
         worked?;

@@ -32,6 +32,7 @@ mod probe;
 mod regressions;
 mod scrub;
 mod sectors;
+mod sequential;
 mod session;
 mod through;
 mod traces;

@@ -17,6 +17,7 @@ mod idle;
 mod pacer;
 mod rate;
 mod readahead;
+mod request_costs;
 mod sweep;
 mod tail_limit;
 mod watermarks;
@@ -34,6 +35,7 @@ pub use idle::{Ages, IdleAction, IdleOrder, IdlePolicy, IdleRules, IdleState, Id
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use rate::RateLimit;
 pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams};
+pub use request_costs::{RequestCost, RequestCosts};
 pub use sweep::{Run, Sweep};
 pub use tail_limit::TailLimit;
 pub use watermarks::{Watermarks, WatermarksError};

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`Hdd`] | destage order and pacing on a rotating disk; two presets |
 //! | [`Flash`] | SATA SSD and NVMe: latency, bandwidth, queue depth |
+//! | [`Cloud`] | a volume of a cloud: requests and bytes a second |
 //! | [`Turnaround`] | a host that gets completions late, around any of these |
 //! | [`Uniform`] | correctness seeds: every command takes a random time |
 //!
@@ -17,11 +18,13 @@
 //!   hidden randomness (`Uniform` has a seed among its parameters).
 //! - SI-M2 `next_event` is never in the past once `pop_done` has run for that moment.
 
+mod cloud;
 mod flash;
 mod hdd;
 mod turnaround;
 mod uniform;
 
+pub use cloud::{Cloud, CloudParams};
 pub use flash::{Flash, FlashParams};
 pub use hdd::{Hdd, HddParams};
 pub use turnaround::Turnaround;

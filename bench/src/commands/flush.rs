@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use bench::output::{Dir, finish, progress};
 use block::Nanos;
 use clap::ValueEnum;
-use reproduce::flush::{BLOCK_BYTES, Reads, Scale};
-use reproduce::scenario::writecache::local::{Options, run};
+use reproduce::flush::{BLOCK_BYTES, Reads, Scale, Strategy};
+use reproduce::scenario::writecache::local::{Options, READ_STRATEGIES, run};
 
 /// Whether the origin is taken for a disk that moves a head: gaps are filled only there.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -16,6 +16,29 @@ enum Rotational {
     Auto,
     Yes,
     No,
+}
+
+/// A strategy of writeback, as the command line names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WritebackStrategy {
+    Lru,
+    Sorted,
+    /// Sorted; each run reads its own slots.
+    SortedAlone,
+    GapFill,
+    GapKnown,
+}
+
+impl WritebackStrategy {
+    fn strategy(self) -> Strategy {
+        match self {
+            WritebackStrategy::Lru => Strategy::Lru,
+            WritebackStrategy::Sorted => Strategy::Sorted,
+            WritebackStrategy::SortedAlone => Strategy::SortedAlone,
+            WritebackStrategy::GapFill => Strategy::GapFill,
+            WritebackStrategy::GapKnown => Strategy::GapKnown,
+        }
+    }
 }
 
 /// Times the flush of a write cache on files of this machine's disk
@@ -27,7 +50,8 @@ enum Rotational {
 Examples:
   make bench-flush
   make bench-flush ARGS='--size-mib 2048 --dir /srv'
-  make bench-flush ARGS='--jobs 1 --rotational no --rounds 3'")]
+  make bench-flush ARGS='--jobs 1 --rotational no --rounds 3'
+  make bench-flush ARGS='--ways sorted,sorted-alone --size-mib 523'")]
 pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
@@ -52,10 +76,14 @@ pub(crate) struct Args {
     /// Take the origin for a disk that rotates, or for one that does not, whatever it says
     #[arg(long, value_enum, default_value = "auto")]
     rotational: Rotational,
+    /// The ways of writing back that are run; some of them beside a reader, too
+    #[arg(long, value_enum, value_delimiter = ',',
+          default_values = ["lru", "sorted", "sorted-alone", "gap-fill", "gap-known"])]
+    ways: Vec<WritebackStrategy>,
 }
 
 impl Args {
-    fn options(&self) -> Options<'_> {
+    fn options<'a>(&'a self, ways: &'a [Strategy], read_ways: &'a [Strategy]) -> Options<'a> {
         let origin_blocks = (self.size_mib << 20) / BLOCK_BYTES;
         let cache_blocks = origin_blocks * self.dirty_percent / 100;
         Options {
@@ -64,6 +92,8 @@ impl Args {
             dirty_percent: self.dirty_percent,
             rounds: self.rounds.into(),
             jobs: self.jobs,
+            strategies: ways,
+            read_strategies: read_ways,
             reads: Reads { every: Nanos(1_000_000_000 / self.reads), idle: self.idle_reads },
             rotational: match self.rotational {
                 Rotational::Auto => None,
@@ -75,5 +105,8 @@ impl Args {
 }
 
 pub(crate) fn main(args: &Args) -> ExitCode {
-    finish("flush", run(&args.options(), &mut progress))
+    let ways: Vec<Strategy> = args.ways.iter().map(|way| way.strategy()).collect();
+    let read_ways: Vec<Strategy> =
+        READ_STRATEGIES.into_iter().filter(|way| ways.contains(way)).collect();
+    finish("flush", run(&args.options(&ways, &read_ways), &mut progress))
 }

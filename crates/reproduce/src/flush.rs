@@ -44,6 +44,8 @@ pub enum Strategy {
     Lru,
     /// Ascending; each run of dirty blocks is one write.
     Sorted,
+    /// The same; each run reads its own slots, in its own requests.
+    SortedAlone,
     /// Ascending; gaps are filled where that is faster. The default.
     GapFill,
     /// The same, with clean copies of all other blocks in the cache.
@@ -55,6 +57,7 @@ impl Strategy {
         match self {
             Strategy::Lru => "lru",
             Strategy::Sorted => "sorted",
+            Strategy::SortedAlone => "sorted_alone",
             Strategy::GapFill => "gap_fill",
             Strategy::GapKnown => "gap_known",
         }
@@ -63,17 +66,22 @@ impl Strategy {
     pub(crate) fn order(self) -> &'static str {
         match self {
             Strategy::Lru => "lru",
-            Strategy::Sorted | Strategy::GapFill | Strategy::GapKnown => "sorted",
+            Strategy::Sorted | Strategy::SortedAlone | Strategy::GapFill | Strategy::GapKnown => {
+                "sorted"
+            }
         }
     }
 
     pub(crate) fn fills(self) -> &'static str {
         match self {
-            Strategy::Lru | Strategy::Sorted => "0",
+            Strategy::Lru | Strategy::Sorted | Strategy::SortedAlone => "0",
             Strategy::GapFill | Strategy::GapKnown => "1",
         }
     }
 }
+
+/// `writeback_buffer` of the strategies that read the slots of many runs together.
+const WRITEBACK_BUFFER: &str = "256M";
 
 /// The sizes of a run: the published ones, or smaller ones of the same proportions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +180,9 @@ pub struct Outcome {
     pub origin_write_bytes: u64,
     pub origin_read_bytes: u64,
     pub origin_flushes: u64,
+    /// Reads of the cache device that took the slots of many runs, and their bytes.
+    pub slot_reads: u64,
+    pub slot_read_bytes: u64,
     /// Latencies of the reader, sorted; empty without one.
     pub idle_read_ns: Vec<u64>,
     pub flush_read_ns: Vec<u64>,
@@ -219,9 +230,7 @@ pub async fn run(
         fill(cache.clone(), (0..origin_blocks).collect(), None).await?;
         clean(cache.clone()).await?;
     }
-    let mut blocks: Vec<u64> = (0..origin_blocks).collect();
-    Rng::new(SEED).shuffle(&mut blocks); // RP-F1
-    blocks.truncate(usize_of(plan.scale.dirty_blocks(plan.fill_percent)));
+    let blocks = shuffled_blocks(plan.scale, plan.fill_percent);
     let dirty_blocks = blocks.len() as u64;
     let blocks: Rc<[u64]> = blocks.into();
     fill(cache.clone(), blocks.clone(), Some(plan.nth)).await?;
@@ -257,8 +266,14 @@ pub async fn run(
     flush_read_ns.sort_unstable();
     check(&*origin, &cache, &blocks, plan.nth).await?;
     cache.suspend().await.map_err(|e| e.chain())?;
-    let [origin_writes, origin_write_bytes, origin_read_bytes, origin_flushes] =
-        std::array::from_fn(|nth| after[nth] - before[nth]);
+    let [
+        origin_writes,
+        origin_write_bytes,
+        origin_read_bytes,
+        origin_flushes,
+        slot_reads,
+        slot_read_bytes,
+    ] = std::array::from_fn(|nth| after[nth] - before[nth]);
     Ok(Outcome {
         dirty_blocks,
         flush_ns,
@@ -266,6 +281,8 @@ pub async fn run(
         origin_write_bytes,
         origin_read_bytes,
         origin_flushes,
+        slot_reads,
+        slot_read_bytes,
         idle_read_ns,
         flush_read_ns,
         write_sizes,
@@ -273,10 +290,33 @@ pub async fn run(
     })
 }
 
-/// The requests of writeback to the origin: writes, their bytes, bytes read, flushes.
-fn counts(cache: &WriteCache) -> Result<[u64; 4], String> {
-    let names = ["origin_writes", "origin_write_bytes", "gap_bytes_read", "origin_flushes"];
-    let mut counts = [0; 4];
+/// RP-F1. The dirty blocks in the order in which they arrive.
+fn shuffled_blocks(scale: Scale, fill_percent: u64) -> Vec<u64> {
+    let mut blocks: Vec<u64> = (0..scale.origin_blocks).collect();
+    Rng::new(SEED).shuffle(&mut blocks);
+    blocks.truncate(usize_of(scale.dirty_blocks(fill_percent)));
+    blocks
+}
+
+/// The dirty blocks, ascending.
+pub(crate) fn dirty_set(scale: Scale, fill_percent: u64) -> Vec<u64> {
+    let mut blocks = shuffled_blocks(scale, fill_percent);
+    blocks.sort_unstable();
+    blocks
+}
+
+/// The requests of writeback to the origin: writes, their bytes, bytes read, flushes; and its large
+/// reads of the cache device, with their bytes.
+fn counts(cache: &WriteCache) -> Result<[u64; 6], String> {
+    let names = [
+        "origin_writes",
+        "origin_write_bytes",
+        "gap_bytes_read",
+        "origin_flushes",
+        "slot_reads",
+        "slot_read_bytes",
+    ];
+    let mut counts = [0; 6];
     for (count, name) in counts.iter_mut().zip(names) {
         let value = cache.attribute(name).map_err(|e| e.chain())?;
         *count = value.number().ok_or_else(|| format!("{name} is `{value}`"))?;
@@ -295,7 +335,7 @@ async fn open(
         "origin",
         "cache",
         "4096",
-        "8",
+        "10",
         "high_watermark",
         "100",
         "writeback_jobs",
@@ -304,6 +344,8 @@ async fn open(
         plan.strategy.order(),
         "gap_fill",
         plan.strategy.fills(),
+        "writeback_buffer",
+        if plan.strategy == Strategy::SortedAlone { "0" } else { WRITEBACK_BUFFER },
     ];
     let config = Config::parse(&args).map_err(|e| e.chain())?;
     let length = sectors(plan.scale.origin_blocks);

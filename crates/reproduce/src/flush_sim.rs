@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The flush of a write cache (`flush`) in virtual time, on models of disks (RP-R1).
-use block::Nanos;
-use sim::model::{Flash, FlashParams, HddParams};
+use block::{Nanos, Sector};
+use sim::model::{Cloud, CloudParams, Flash, FlashParams, HddParams};
 use sim::{DiskSpec, Machine, World};
 
 use crate::flush::{
-    BLOCK_BYTES, Outcome, Plan, Reads, Scale, Strategy, cache_device_sectors, sectors,
+    BLOCK_BYTES, Outcome, Plan, Reads, Scale, Strategy, cache_device_sectors, dirty_set, sectors,
 };
 
 /// Seed of the world.
@@ -17,8 +17,14 @@ const READS: Reads = Reads { every: Nanos::from_millis(40), idle: 2_000 };
 /// The model of the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
+    /// A rotating disk, calibrated.
     Published,
+    /// A rotating disk by data sheets.
     Textbook,
+    /// A drive of flash that does not rotate, and says so.
+    Nvme,
+    /// A volume of a cloud: requests and bytes a second are limited.
+    Cloud,
 }
 
 impl Disk {
@@ -26,14 +32,77 @@ impl Disk {
         match self {
             Disk::Published => "published",
             Disk::Textbook => "textbook",
+            Disk::Nvme => "nvme",
+            Disk::Cloud => "cloud",
         }
     }
 
-    pub fn params(self) -> HddParams {
+    /// The disk as the origin of a cache.
+    pub(crate) fn spec(self, capacity: Sector) -> DiskSpec {
+        let hdd = |params| DiskSpec::hdd("origin", capacity, params);
         match self {
-            Disk::Published => HddParams::published(),
-            Disk::Textbook => HddParams::textbook(),
+            Disk::Published => hdd(HddParams::published()),
+            Disk::Textbook => hdd(HddParams::textbook()),
+            Disk::Nvme => DiskSpec::flash("origin", capacity, FlashParams::nvme()),
+            Disk::Cloud => {
+                let model = Box::new(Cloud::new(CloudParams::general()));
+                let spec = DiskSpec::new("origin", capacity, model);
+                DiskSpec { keeps_history: false, ..spec }
+            }
         }
+    }
+
+    /// Seconds that no flush of these dirty blocks can be faster than.
+    ///
+    /// A head has to pass over the origin once, if dirty blocks are in every part of it. Of the
+    /// others it is the best of all lengths up to which gaps are filled: an extent with gaps is
+    /// read once and written once, another one is only written.
+    pub fn bound_s(self, scale: Scale, fill_percent: u64) -> f64 {
+        let one_pass =
+            |bytes_per_s: u64| (scale.origin_blocks * BLOCK_BYTES) as f64 / bytes_per_s as f64;
+        let seconds: fn(Requests) -> f64 = match self {
+            Disk::Published => return one_pass(HddParams::published().bytes_per_s),
+            Disk::Textbook => return one_pass(HddParams::textbook().bytes_per_s),
+            Disk::Nvme => |r| {
+                let p = FlashParams::nvme();
+                let bytes = |bytes: u64, rate: u64| bytes as f64 / rate as f64;
+                let moved = bytes(r.read_bytes, p.read_bytes_per_s)
+                    + bytes(r.write_bytes, p.write_bytes_per_s);
+                moved.max(r.requests as f64 * p.command_ns as f64 / 1e9)
+            },
+            Disk::Cloud => |r| {
+                let p = CloudParams::general();
+                let requests = r.requests as f64 / p.iops as f64;
+                let bytes = (r.read_bytes + r.write_bytes) as f64 / p.bytes_per_s as f64;
+                requests.max(bytes) - p.burst_ns as f64 / 1e9
+            },
+        };
+        let blocks = dirty_set(scale, fill_percent);
+        let of = |gap_max| seconds(Requests::of(&blocks, gap_max));
+        (0..64).map(of).fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// The requests of a flush that fills all gaps up to some length.
+#[derive(Clone, Copy, Default)]
+struct Requests {
+    requests: u64,
+    read_bytes: u64,
+    write_bytes: u64,
+}
+
+impl Requests {
+    fn of(blocks: &[u64], gap_max: u64) -> Requests {
+        let mut all = Requests::default();
+        for extent in blocks.chunk_by(|a, b| b - a - 1 <= gap_max) {
+            let bytes = (extent[extent.len() - 1] - extent[0] + 1) * BLOCK_BYTES;
+            let has_gaps = bytes > extent.len() as u64 * BLOCK_BYTES;
+            let part = CloudParams::general().request_bytes;
+            all.requests += bytes.div_ceil(part) * (1 + u64::from(has_gaps));
+            all.write_bytes += bytes;
+            all.read_bytes += if has_gaps { bytes } else { 0 };
+        }
+        all
     }
 }
 
@@ -46,12 +115,6 @@ pub struct Case {
     pub fill_percent: u64,
     /// Whether somebody reads, before the flush and during it.
     pub reader: bool,
-}
-
-/// Seconds of one pass over the origin. No method that moves a head can be faster when dirty blocks
-/// are in every part of the disk.
-pub fn one_pass_s(scale: Scale, disk: Disk) -> f64 {
-    (scale.origin_blocks * BLOCK_BYTES) as f64 / disk.params().bytes_per_s as f64
 }
 
 /// Runs a case.
@@ -68,7 +131,7 @@ pub fn run(scale: Scale, case: Case) -> Result<Outcome, String> {
 /// An unexpected answer of the cache.
 pub fn run_watched(scale: Scale, case: Case, watched: bool) -> Result<Outcome, String> {
     let Case { disk, strategy, fill_percent, reader } = case;
-    let origin = DiskSpec::hdd("origin", sectors(scale.origin_blocks), disk.params());
+    let origin = disk.spec(sectors(scale.origin_blocks));
     let reads = reader.then_some(READS);
     run_on(origin, Plan { scale, strategy, fill_percent, reads, jobs: 0, nth: 0, watched })
 }
@@ -160,6 +223,19 @@ mod tests {
                 let s = seconds(strategy);
                 assert!(s <= 1.1 * sorted, "{name}, {}: {s} s, sorted {sorted} s", strategy.name());
             }
+        }
+    }
+
+    /// One span for all dirty blocks took 1.6 times the bound: nothing was written meanwhile.
+    #[test]
+    fn a_flush_to_an_nvme_drive_is_near_its_bound() {
+        let (scale, disk, strategy) = (Scale::divided(8), Disk::Nvme, Strategy::GapFill);
+        for fill_percent in [25, PUBLISHED_PERCENT, 90] {
+            let case = Case { disk, strategy, fill_percent, reader: false };
+            let (s, bound_s) =
+                (run(scale, case).unwrap().seconds(), disk.bound_s(scale, fill_percent));
+            assert!(s <= 1.2 * bound_s, "{fill_percent} %: {s} s, bound {bound_s} s");
+            assert!(s >= bound_s, "{fill_percent} %: {s} s is below the bound of {bound_s} s");
         }
     }
 

@@ -40,7 +40,7 @@ pub fn run(scale: Scale, disk: Disk, strategy: Strategy) -> Result<Steady, Strin
     let world = World::calm(SEED);
     let (origin, device) = {
         let mut w = world.borrow_mut();
-        let origin = DiskSpec::hdd("origin", sectors(scale.origin_blocks), disk.params());
+        let origin = disk.spec(sectors(scale.origin_blocks));
         let flash = Box::new(Flash::new(FlashParams::nvme()));
         let cache = DiskSpec::new("cache", cache_device_sectors(scale.cache_blocks), flash);
         (w.add_disk(origin), w.add_disk(DiskSpec { keeps_history: false, ..cache }))

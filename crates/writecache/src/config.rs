@@ -26,6 +26,9 @@ pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 pub(crate) const ZEROES_AS_DATA_MAX_BYTES: u64 = 1 << 20;
 /// Default size of the write buffer. Chosen: 32 runs of the longest length.
 const WRITE_BUFFER_DEFAULT: u32 = 32 << 20;
+/// Default memory for reads in the order of slots. Chosen: with half of it at a time, 256 MiB that
+/// were written at random lie close enough to be read in large requests.
+const WRITEBACK_BUFFER_DEFAULT: u32 = 256 << 20;
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
 const JOURNAL_CAPACITY: u64 = 1 << 17;
@@ -112,6 +115,8 @@ pub struct Tuning {
     pub writeback_order: Order,
     /// Largest origin write, bytes.
     pub writeback_io_bytes: u32,
+    /// Memory in which dirty blocks are read in the order of their slots, bytes; 0: none.
+    pub writeback_buffer: u32,
     /// Whether writeback fills gaps between dirty blocks where that is faster.
     pub gap_fill: bool,
     /// What an error of writeback does.
@@ -217,6 +222,7 @@ impl Config {
                 },
                 writeback_order: Order::Sorted,
                 writeback_io_bytes: 1 << 20,
+                writeback_buffer: WRITEBACK_BUFFER_DEFAULT,
                 gap_fill: true,
                 fail_mode: FailMode::Retry,
                 writeback_rate_max: 0,

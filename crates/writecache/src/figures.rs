@@ -71,7 +71,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 63] = [
+pub(crate) static FIGURES: [Figure; 65] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -250,6 +250,12 @@ pub(crate) static FIGURES: [Figure; 63] = [
     }),
     number("gap_bytes_read", "bytes", "bytes read of the origin to fill gaps", |c| {
         count(&c.store.stats.gap_bytes_read)
+    }),
+    number("slot_reads", "", "reads of the cache device that took the slots of many blocks", |c| {
+        count(&c.store.stats.slot_reads)
+    }),
+    number("slot_read_bytes", "bytes", "bytes of these reads, with gaps between slots", |c| {
+        count(&c.store.stats.slot_read_bytes)
     }),
     number("origin_command_ns", "ns", "measured: what a command costs the origin", |c| {
         c.writeback.costs().map_or(0, |costs| costs.command_ns).into()

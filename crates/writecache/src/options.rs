@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 26] = [
+pub(crate) static OPTIONS: [Opt; 27] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -250,6 +250,16 @@ pub(crate) static OPTIONS: [Opt; 26] = [
         ),
         |c| c.tuning.writeback_io_bytes.into(),
         |c, v| c.tuning.writeback_io_bytes = given(v),
+    ),
+    Attr::new(
+        value(
+            "writeback_buffer",
+            Kind::Size { min: 0, max: 1 << 30, unit: 1, or: None },
+            "256M",
+            "memory in which dirty blocks are read in the order of their slots; 0 for none",
+        ),
+        |c| c.tuning.writeback_buffer.into(),
+        |c, v| c.tuning.writeback_buffer = given(v),
     ),
     Attr::new(
         value("gap_fill", Kind::Flag, "1", "fills gaps between dirty blocks where that is faster"),

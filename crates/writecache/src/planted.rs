@@ -53,6 +53,10 @@ pub enum Fault {
     FreeBeforeOriginDurable,
     /// A superseded slot is free before the record that supersedes it is durable.
     ReuseBeforeCommit,
+    /// Data of a span count for whatever version the block has by then.
+    SpanNotCompared,
+    /// Data of a span count although their read has failed.
+    SpanErrorIgnored,
     /// A block is written back although the log may still call an older version clean.
     WritebackBeforeCommit,
     /// A record has blocks whose data writes are still in flight.

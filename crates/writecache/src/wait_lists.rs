@@ -38,6 +38,8 @@ pub(crate) struct WaitLists {
     pub(crate) retry: WaitList,
     /// Filled writes have ended (WC-SP2).
     pub(crate) fills: WaitList,
+    /// The reads of a span have ended.
+    pub(crate) slot_reads: WaitList,
 }
 
 impl WaitLists {
@@ -50,6 +52,7 @@ impl WaitLists {
         self.jobs.wake_all();
         self.retry.wake_all();
         self.fills.wake_all();
+        self.slot_reads.wake_all();
     }
 
     /// Blocks have changed their state: dirty, clean, unlogged, free.

@@ -13,7 +13,8 @@
 //! flush each: 16 blocks at first, then twice as many each time, up to what writers can wait for
 //! (`policy::Pacer`).
 //!
-//! On a rotating disk gaps between the runs may be written too: `extent`.
+//! On a rotating disk gaps between the runs may be written too: `extent`. Slots of many runs are
+//! read together where that is cheaper: `slot_reads`.
 //!
 //! Invariants
 //! - Of WC-I3: a block is retired only after an origin flush that began after its write had
@@ -42,6 +43,7 @@ mod pick;
 mod retry;
 mod run;
 mod settle;
+mod slot_reads;
 mod zeroes;
 
 use std::cell::{Cell, RefCell};
@@ -58,6 +60,7 @@ use self::jobs::{DrainJob, FlushJob};
 use self::limit_state::LimitState;
 use self::locks::Locks;
 use self::retry::Retry;
+use self::slot_reads::{SlotReads, Span};
 use crate::config::Tuning;
 use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
@@ -79,6 +82,8 @@ struct PickedRun {
     run: Run,
     /// The extent of a filled write.
     extent: Option<Extent>,
+    /// The span in which it lies.
+    span: Option<Rc<Span>>,
     job: u64,
     ticket: u64,
 }
@@ -190,6 +195,7 @@ pub(crate) struct Writeback {
     pub(crate) limits: LimitState,
     pub(crate) retry: Retry,
     destage: Destage,
+    slot_reads: SlotReads,
     pub(crate) fills: Fills,
 }
 
@@ -211,6 +217,7 @@ impl Writeback {
             jobs: Jobs::default(),
             limits: LimitState::default(),
             retry: Retry::default(),
+            slot_reads: SlotReads::default(),
             fills: Fills::default(),
         }
     }

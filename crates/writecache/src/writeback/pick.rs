@@ -61,6 +61,8 @@ impl Writeback {
         let writer = self.clone();
         let runs =
             TaskPool::new(RUNS_IN_FLIGHT_MAX, move |picked| write_run(writer.clone(), picked));
+        let reader = self.clone();
+        let spans = TaskPool::new(1, move |span| reader.clone().read_span(span));
         // State at the time when nothing could be picked: try again when it has changed.
         let state = || (self.store.waits.eligible(), self.pacing.installs.get());
         let in_flight_max = IN_FLIGHT_BYTES_MAX / u64::from(self.store.config.block_size);
@@ -104,6 +106,9 @@ impl Writeback {
                 if !self.is_limited() {
                     self.plan_stretch(self.batch_room(), &stop).await;
                 }
+                if let Some(span) = self.plan_span() {
+                    spans.push(span);
+                }
                 let Some((run, extent)) = self.pick() else {
                     exhausted = Some(state());
                     break;
@@ -120,6 +125,7 @@ impl Writeback {
                 runs.push(PickedRun {
                     run,
                     extent,
+                    span: self.span_of(run),
                     job: self.jobs.begun.get(),
                     ticket: self.in_flight.send_order.take_ticket(),
                 });
@@ -127,6 +133,7 @@ impl Writeback {
             self.picker.zero_progress.set(self.picker.zero_progress.get().filter(|_| !stop()));
             // Unlocks planned extents that will not be written.
             self.drop_stretch();
+            self.drop_spans().await;
             self.picker.idle.set(true);
             if self.blocks() == 0 {
                 self.pacing.pacer.borrow_mut().writeback_stopped();

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::Writeback;
 use super::gaps::Extent;
+use super::slot_reads::Span;
 use super::{PickedRun, WrittenBlock};
 use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
@@ -20,9 +21,12 @@ type PerBlock<T> = SmallVec<[T; 4]>;
 
 /// Reads a run's blocks from their slots and writes them to the origin.
 pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
-    let PickedRun { run, extent, job, ticket } = picked;
+    let PickedRun { run, extent, span, job, ticket } = picked;
     let (store, began) = (&wb.store, reactor::now());
-    let mut good = wb.gather(run, extent.as_ref()).await;
+    if let Some(span) = &span {
+        wb.span_is_read(span).await;
+    }
+    let mut good = wb.gather(run, extent.as_ref(), span.as_deref()).await;
     // WC-WB3. After this commit every gathered version is logged or superseded.
     let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
     if (store.commits.is_running() || good.blocks.iter().any(unlogged))
@@ -37,7 +41,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
     let size = store.block_bytes();
     let slice = |range: &Range<u64>| {
         let at = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
-        good.buf.slice(at(range.start)..at(range.end))
+        good.data.slice(at(range.start)..at(range.end))
     };
     // A disk without a cache of its own sorts only the requests in its queue: it must get the runs
     // in the order of the sweep, not in the order in which they were read.
@@ -138,7 +142,7 @@ impl OriginWrite {
 
 /// The data of a run: which of its blocks are good, and which gaps have data; both ascending.
 struct RunData {
-    buf: Buf,
+    data: Slice,
     blocks: PerBlock<(u64, SlotRef)>,
     gaps: Vec<Range<u64>>,
     /// The data of the gaps are copies from the cache: the origin was not read.
@@ -171,42 +175,52 @@ impl RunData {
 impl Writeback {
     /// Reads every block of the run that is still dirty, and checks it (WC-WB2). In an extent it
     /// also reads clean copies for gaps that were not read from the origin (WC-GF2).
-    async fn gather(&self, run: Run, extent: Option<&Extent>) -> RunData {
+    async fn gather(&self, run: Run, extent: Option<&Extent>, span: Option<&Span>) -> RunData {
         let size = self.store.block_bytes();
         let count = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
         let gaps = extent.map_or(&[][..], |extent| &extent.gaps);
         let origin = extent.and_then(|extent| extent.origin.clone());
         let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
         let wants_copies = origin.is_none();
-        let buf = origin.unwrap_or_else(|| Buf::alloc(count * size));
+        let span = span.filter(|_| extent.is_none()).and_then(|span| span.find(run, size));
+        let data = match &span {
+            Some(span) => span.data.clone(),
+            None => origin.unwrap_or_else(|| Buf::alloc(count * size)).all(),
+        };
         let blocks = self.to_gather(run, gaps, wants_copies);
         let mut reads = PerBlock::new();
         let place = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
         let in_buffer = |n: usize| {
             let (block, slot_ref, ..): (u64, SlotRef, Option<u32>, bool) = blocks[n];
-            let is_there = self.take_buffered(slot_ref, &buf, place(block));
+            let is_there = self.take_buffered(slot_ref, &data, place(block));
             is_there && !self.store.has_fault(Fault::WritebackPastBuffer)
+        };
+        let in_span = |n: usize| {
+            let (block, slot_ref, ..): (u64, SlotRef, Option<u32>, bool) = blocks[n];
+            let nth = || usize::try_from(block - run.start).expect("within the run");
+            span.as_ref().is_some_and(|span| span.has(nth(), slot_ref, &self.store))
         };
         let mut at = 0;
         while at < blocks.len() {
             let (first, slot_ref, ..) = blocks[at];
             let mut end = at + 1;
-            if in_buffer(at) {
+            if in_span(at) || in_buffer(at) {
                 reads.push((at..end, None));
                 at = end;
                 continue;
             }
             while end < blocks.len()
                 && self.store.buffered(blocks[end].1.slot).is_none()
+                && !in_span(end)
                 && blocks[end].0 == first + (end - at) as u64
                 && blocks[end].1.slot as usize == slot_ref.slot as usize + (end - at)
             {
                 end += 1;
             }
             let from = place(first);
-            let data = buf.slice(from..from + (end - at) * size);
+            let to = data.slice(from..from + (end - at) * size);
             let sector = self.store.slot_sector(slot_ref.slot);
-            let io = reactor::read(&*self.store.device, Class::Background, sector, data.into());
+            let io = reactor::read(&*self.store.device, Class::Background, sector, to.into());
             reads.push((at..end, Some(io)));
             at = end;
         }
@@ -214,20 +228,20 @@ impl Writeback {
         for (range, io) in reads {
             let together = match io {
                 Some(io) => io.await,
-                None => Ok(()), // from the write buffer
+                None => Ok(()), // of the span, or from the write buffer
             };
             for &(block, slot_ref, crc, in_gap) in &blocks[range] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),
                     // Perhaps only one of the blocks is unreadable: read each by itself.
-                    Err(_) => self.read_slot(slot_ref, buf.slice(from..from + size)).await,
+                    Err(_) => self.read_slot(slot_ref, data.slice(from..from + size)).await,
                 };
                 let unchecked = in_gap && self.store.has_fault(Fault::GapFillUnchecked);
                 if !self.store.slots.borrow().is_intact(slot_ref) && !unchecked {
                     continue; // superseded, and its slot was reused: the newer version is dirty
                 }
-                let sum = || buf.slice(from..from + size).read(|b| self.store.config.checksum(b));
+                let sum = || data.slice(from..from + size).read(|b| self.store.config.checksum(b));
                 let sum = |crc| sum() == crc;
                 if in_gap {
                     // WC-GF2. A damaged copy leaves a hole.
@@ -254,7 +268,7 @@ impl Writeback {
         if wants_copies {
             self.store.stats.gap_blocks_copied.add(known.len() as u64);
         }
-        RunData { buf, blocks: good, gaps: known, copied: wants_copies }
+        RunData { data, blocks: good, gaps: known, copied: wants_copies }
     }
 
     /// The versions of a run that are read: block, version, checksum, and whether it is in a gap.
@@ -287,9 +301,9 @@ impl Writeback {
     }
 
     /// Copies a version from the write buffer, if it is there.
-    fn take_buffered(&self, slot_ref: SlotRef, buf: &Buf, at: usize) -> bool {
+    fn take_buffered(&self, slot_ref: SlotRef, run: &Slice, at: usize) -> bool {
         let Some(data) = self.store.buffered(slot_ref.slot) else { return false };
-        let to = buf.slice(at..at + data.len());
+        let to = run.slice(at..at + data.len());
         data.read(|block| to.write(|out| out.copy_from_slice(block)));
         true
     }

@@ -4,7 +4,7 @@
 //! writes, and recovery that is cut itself; all answers judged by the oracle. And the proof that
 //! the judge is awake: planted faults of the commit protocol are each caught.
 
-use crate::simulate::{AROUND, GAPS, Plan, SCRUBBED_BLOCKS, simulate};
+use crate::simulate::{AROUND, GAPS, Plan, SCRUBBED_BLOCKS, SLOT_READS, simulate};
 use sim::seeds;
 use writecache::Fault;
 
@@ -13,6 +13,7 @@ fn acknowledged_durability_survives_any_crash() {
     seeds::run(60, |seed| simulate(seed, Plan::USUAL));
     if seeds::count(60) >= 60 {
         assert!(GAPS.get() > 150, "{} blocks of gaps were filled", GAPS.get());
+        assert!(SLOT_READS.get() > 50, "{} reads of many slots", SLOT_READS.get());
     }
 }
 
@@ -294,4 +295,22 @@ fn filling_gaps_that_are_not_locked_is_caught() {
 #[test]
 fn filling_gaps_from_a_reused_slot_is_caught() {
     is_caught(Some(Fault::GapFillUnchecked));
+}
+
+#[test]
+fn writing_back_what_a_span_holds_of_an_old_version_is_caught() {
+    is_caught(Some(Fault::SpanNotCompared));
+}
+
+/// The kernel's format has no checksums, which would find it.
+#[test]
+fn writing_back_what_a_failed_read_of_a_span_left_is_caught() {
+    let (fault, cache_read_errors) = (Some(Fault::SpanErrorIgnored), &[200]);
+    is_caught_by(Plan {
+        fault,
+        with_faults: true,
+        cache_read_errors,
+        write_errors: &[0],
+        ..Plan::DM
+    });
 }

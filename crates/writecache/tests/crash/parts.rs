@@ -246,8 +246,8 @@ fn writes_buffered_in_parts_survive_any_crash() {
 
 #[test]
 fn acknowledged_durability_survives_a_divided_caches_crashes() {
-    seeds::run(50, |seed| simulate(seed, USUAL));
-    if seeds::count(50) >= 50 {
+    seeds::run(120, |seed| simulate(seed, USUAL));
+    if seeds::count(120) >= 120 {
         assert!(SPREAD.get() > 25, "{} lives on several cores", SPREAD.get());
         assert!(GAPS.get() > 25, "{} blocks of gaps were filled", GAPS.get());
     }

@@ -32,6 +32,8 @@ thread_local! {
     pub(crate) static AROUND: Cell<u64> = const { Cell::new(0) };
     /// Blocks that scrub has checked.
     pub(crate) static SCRUBBED_BLOCKS: Cell<u64> = const { Cell::new(0) };
+    /// Reads of spans.
+    pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
     pub(crate) static EMPTIED: Cell<u64> = const { Cell::new(0) };
 }
@@ -166,6 +168,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     if !options.contains("write_buffer") {
         config.write_buffer = 0;
     }
+    // Every second seed reads the slots of many runs together.
+    if !blocks.is_multiple_of(2) {
+        config.tuning.writeback_buffer = 0;
+    }
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
     config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));
@@ -292,6 +298,7 @@ impl Engine for Lives {
         GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
         AROUND.set(AROUND.get() + number(&cache, "writes_around"));
         SCRUBBED_BLOCKS.set(SCRUBBED_BLOCKS.get() + number(&cache, "scrubbed_blocks"));
+        SLOT_READS.set(SLOT_READS.get() + number(&cache, "slot_reads"));
         EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());
         worked?;
         self.finish(machine, &cache, &load)

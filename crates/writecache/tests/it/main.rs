@@ -34,6 +34,7 @@ mod scrub;
 mod sectors;
 mod sequential;
 mod session;
+mod slot_reads;
 mod through;
 mod traces;
 mod used;

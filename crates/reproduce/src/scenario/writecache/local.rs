@@ -16,7 +16,7 @@ use crate::rounds::{Progress, Steps, turns};
 use crate::table::{Table, fixed};
 
 /// Strategies that are run with a reader, too.
-const READ_STRATEGIES: [Strategy; 2] = [Strategy::Lru, Strategy::GapFill];
+pub const READ_STRATEGIES: [Strategy; 2] = [Strategy::Lru, Strategy::GapFill];
 
 /// The options of a run.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,9 @@ pub struct Options<'a> {
     /// Limit of writes of writeback in flight; 0: only the cache's own limit.
     pub jobs: u32,
     pub reads: Reads,
+    /// Strategies that are run, and those that are run with a reader, too.
+    pub strategies: &'a [Strategy],
+    pub read_strategies: &'a [Strategy],
     /// Whether the origin is treated as a rotating disk; if none, as it says.
     pub rotational: Option<bool>,
 }
@@ -44,6 +47,8 @@ impl<'a> Options<'a> {
             rounds: ROUNDS,
             jobs: 0,
             reads: Reads { every: Nanos::from_millis(2), idle: 1000 },
+            strategies: &STRATEGIES,
+            read_strategies: &READ_STRATEGIES,
             rotational: None,
         }
     }
@@ -63,10 +68,12 @@ impl<'a> Options<'a> {
 pub fn run(options: &Options<'_>, progress: Progress<'_>) -> Result<Section, String> {
     progress(0.0, "making files");
     let test_bed = TestBed::new(options.dir, options.scale.origin_blocks, options.rotational)?;
-    let kinds: Vec<Kind> = STRATEGIES
-        .map(|strategy| Kind { strategy, is_read: false })
-        .into_iter()
-        .chain(READ_STRATEGIES.map(|strategy| Kind { strategy, is_read: true }))
+    let kind = |is_read| move |strategy: &Strategy| Kind { strategy: *strategy, is_read };
+    let kinds: Vec<Kind> = options
+        .strategies
+        .iter()
+        .map(kind(false))
+        .chain(options.read_strategies.iter().map(kind(true)))
         .collect();
     let mut steps = Steps::new(progress, options.rounds * kinds.len() + 2);
     let mut nth = 0;
@@ -121,8 +128,8 @@ fn section(
         options.rounds
     );
     let mut flushes = Table::new(title, &["way"], &FLUSH_FIGURES);
-    for strategy in STRATEGIES {
-        flushes.row(&[strategy.name()], seen.flush_figures(strategy));
+    for strategy in options.strategies {
+        flushes.row(&[strategy.name()], seen.flush_figures(*strategy));
     }
     flushes.row(&["plain writes, no flush"], [fixed(plain_s, 3)]);
     flushes.note(format!("files in {}; {disk}", options.dir.display()));

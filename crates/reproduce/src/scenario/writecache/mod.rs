@@ -61,7 +61,7 @@ struct FlushRuns {
     runs: Vec<(Kind, Vec<Outcome>)>,
 }
 
-const FLUSH_FIGURES: [&str; 9] = [
+const FLUSH_FIGURES: [&str; 11] = [
     "seconds",
     "+-%",
     "of lru",
@@ -71,6 +71,8 @@ const FLUSH_FIGURES: [&str; 9] = [
     "MiB written",
     "MiB read",
     "flushes",
+    "slot reads",
+    "MiB of them",
 ];
 const READ_FIGURES: [&str; 6] =
     ["p50 at rest", "p50 in flush", "p99 at rest", "p99 in flush", "ratio", "flush s"];
@@ -124,6 +126,8 @@ impl FlushRuns {
             (median_of(outcomes, |o| mib(o.origin_write_bytes)), 0),
             (median_of(outcomes, |o| mib(o.origin_read_bytes)), 0),
             (median_of(outcomes, |o| o.origin_flushes as f64), 0),
+            (median_of(outcomes, |o| o.slot_reads as f64), 0),
+            (median_of(outcomes, |o| mib(o.slot_read_bytes)), 0),
         ];
         figures.map(|(figure, digits)| fixed(figure, digits)).to_vec()
     }
@@ -147,7 +151,8 @@ impl FlushRuns {
     }
 
     fn put(&self, section: &mut Section, prefix: &str) {
-        for strategy in STRATEGIES {
+        let was_run = |strategy: &Strategy| !self.of(*strategy, false).is_empty();
+        for strategy in STRATEGIES.into_iter().chain([Strategy::SortedAlone]).filter(was_run) {
             let (name, outcomes) = (strategy.name(), self.of(strategy, false));
             section.put(format!("{prefix}{name}_s"), median(&self.seconds(strategy)));
             let mut put = |what: &str, figure: fn(&Outcome) -> u64| {
@@ -159,12 +164,14 @@ impl FlushRuns {
             put("write_bytes", |o| o.origin_write_bytes);
             put("read_bytes", |o| o.origin_read_bytes);
             put("origin_flushes", |o| o.origin_flushes);
+            put("slot_reads", |o| o.slot_reads);
+            put("slot_read_bytes", |o| o.slot_read_bytes);
         }
         for strategy in self.read_strategies() {
             // The keys of the default strategy have no prefix.
             let owner = match strategy {
                 Strategy::GapFill => String::new(),
-                Strategy::Lru | Strategy::Sorted | Strategy::GapKnown => {
+                Strategy::Lru | Strategy::Sorted | Strategy::SortedAlone | Strategy::GapKnown => {
                     format!("{}_", strategy.name())
                 }
             };

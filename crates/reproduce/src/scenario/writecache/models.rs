@@ -6,7 +6,7 @@
 use super::super::units::mib;
 use super::{FLUSH_FIGURES, FlushRuns, Kind, PUBLISHED_BYTES, Phase, READ_FIGURES, STRATEGIES};
 use crate::flush::{BLOCK_BYTES, Outcome, PUBLISHED_PERCENT, Scale, Strategy};
-use crate::flush_sim::{self, Case, Disk, one_pass_s};
+use crate::flush_sim::{self, Case, Disk};
 use crate::flush_steady::{self, Steady};
 use crate::median::median;
 use crate::report::{Basis, Goal, Requirement, Section};
@@ -25,6 +25,8 @@ pub struct Options {
     pub scale: Scale,
     /// The published one at least.
     pub disks: &'static [Disk],
+    /// Disks without a head; for them only flushes are measured, without a reader.
+    pub flat_disks: &'static [Disk],
     /// Of the origin is so much dirty; the published part at least.
     pub dirty_percents: &'static [u64],
     /// Whether a full cache is measured, too.
@@ -40,6 +42,7 @@ impl Options {
         Options {
             scale: Scale::of_dirty(bytes),
             disks: &[Disk::Published],
+            flat_disks: &[],
             dirty_percents: &[PUBLISHED_PERCENT],
             has_steady: false,
             has_progress: true,
@@ -51,6 +54,7 @@ impl Options {
         Options {
             scale: Scale::divided(by),
             disks: &[Disk::Published, Disk::Textbook],
+            flat_disks: &[Disk::Nvme, Disk::Cloud],
             dirty_percents: &[10, 25, PUBLISHED_PERCENT, 90],
             has_steady: true,
             has_progress: false,
@@ -69,6 +73,19 @@ impl Options {
         }
     }
 
+    fn flushes_of(&self, disk: Disk) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        for &fill_percent in self.dirty_percents {
+            let case = |strategy| Case { disk, strategy, fill_percent, reader: false };
+            jobs.extend(STRATEGIES.map(|strategy| Job::Flush(case(strategy))).into_iter().rev());
+        }
+        jobs
+    }
+
+    fn all_disks(&self) -> impl Iterator<Item = Disk> {
+        self.disks.iter().chain(self.flat_disks).copied()
+    }
+
     /// Those that take longest first.
     fn jobs(&self) -> Vec<Job> {
         let mut jobs = Vec::new();
@@ -76,20 +93,12 @@ impl Options {
             if self.has_steady {
                 jobs.extend(STEADY_STRATEGIES.map(|strategy| Job::Steady(disk, strategy)));
             }
-            let case =
-                |strategy, fill_percent, reader| Case { disk, strategy, fill_percent, reader };
-            for &fill in self.dirty_percents {
-                jobs.extend(
-                    STRATEGIES
-                        .map(|strategy| Job::Flush(case(strategy, fill, false)))
-                        .into_iter()
-                        .rev(),
-                );
-            }
-            jobs.extend(
-                READ_STRATEGIES.map(|strategy| Job::Flush(case(strategy, PUBLISHED_PERCENT, true))),
-            );
+            jobs.extend(self.flushes_of(disk));
+            let read =
+                |strategy| Case { disk, strategy, fill_percent: PUBLISHED_PERCENT, reader: true };
+            jobs.extend(READ_STRATEGIES.map(|strategy| Job::Flush(read(strategy))));
         }
+        jobs.extend(self.flat_disks.iter().flat_map(|disk| self.flushes_of(*disk)));
         jobs
     }
 }
@@ -146,7 +155,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<Section, String>
     let jobs = options.jobs();
     let results = run_parallel(&jobs, |job| job.run(options), Job::words, progress)?;
     let (mut flushes, mut steadies) = (Vec::<(Disk, u64, FlushRuns)>::new(), Vec::new());
-    for &disk in options.disks {
+    for disk in options.all_disks() {
         flushes
             .extend(options.dirty_percents.iter().map(|fill| (disk, *fill, FlushRuns::default())));
     }
@@ -180,7 +189,7 @@ fn published_s(strategy: Strategy) -> Option<f64> {
     match strategy {
         Strategy::Sorted => Some(44.0),
         Strategy::Lru => Some(99.2),
-        Strategy::GapFill | Strategy::GapKnown => None,
+        Strategy::SortedAlone | Strategy::GapFill | Strategy::GapKnown => None,
     }
 }
 
@@ -195,8 +204,8 @@ impl Results {
     }
 
     fn section(&self) -> Section {
-        let Options { scale, disks, .. } = self.options;
-        let bound_s = one_pass_s(scale, Disk::Published);
+        let Options { scale, disks, flat_disks, .. } = self.options;
+        let bound_s = Disk::Published.bound_s(scale, PUBLISHED_PERCENT);
         let published = self.seen(Disk::Published, PUBLISHED_PERCENT);
         let mut section = Section {
             name: "writecache",
@@ -211,6 +220,9 @@ impl Results {
         }
         for &disk in disks {
             self.put(&mut section, disk);
+        }
+        for &disk in flat_disks {
+            self.put_flat(&mut section, disk);
         }
         section.notes.push(format!(
             "{} of random dirty 4 KiB blocks over {}; the model of a 7200 rpm disk is calibrated \
@@ -228,7 +240,7 @@ impl Results {
             mib(self.options.scale.origin_blocks * BLOCK_BYTES)
         );
         let figures = [&FLUSH_FIGURES[..], &["measured s", "error %"]].concat();
-        let mut table = Table::new(title, &["HDD model", "dirty", "way"], &figures);
+        let mut table = Table::new(title, &["disk model", "dirty", "way"], &figures);
         for (disk, fill, seen) in &self.flushes {
             let (name, dirty) = (disk.name(), format!("{fill} %"));
             for strategy in STRATEGIES {
@@ -243,13 +255,13 @@ impl Results {
                 }
                 table.row(&[name, &dirty, strategy.name()], figures);
             }
-            let bound_s = one_pass_s(self.options.scale, *disk);
+            let bound_s = disk.bound_s(self.options.scale, *fill);
             table.row(&[name, &dirty, "bound"], [fixed(bound_s, 3)]);
         }
         table.note(format!(
-            "cache on an NVMe model, origin on a 7200 rpm model: docs/hdd-model.md; calibrated: \
+            "cache on an NVMe model, origin on a model: docs/hdd-model.md; calibrated: \
              `published`, {PUBLISHED_PERCENT} %, lru and sorted; the rest is prediction; bound: \
-             one pass over the origin"
+             one pass over the origin, and without a head the best gaps to fill"
         ));
         table
     }
@@ -285,7 +297,8 @@ impl Results {
 
     fn put(&self, section: &mut Section, disk: Disk) {
         let prefix = if disk == Disk::Textbook { "textbook_" } else { "" };
-        section.put(format!("{prefix}bound_s"), one_pass_s(self.options.scale, disk));
+        let bound_s = disk.bound_s(self.options.scale, PUBLISHED_PERCENT);
+        section.put(format!("{prefix}bound_s"), bound_s);
         self.seen(disk, PUBLISHED_PERCENT).put(section, prefix);
         for strategy in STRATEGIES {
             for fill in self.options.dirty_percents.iter().filter(|f| **f != PUBLISHED_PERCENT) {
@@ -297,6 +310,18 @@ impl Results {
             let name = strategy.name();
             section.put(format!("{prefix}{name}_steady_writes_per_s"), steady.writes_per_s);
             section.put(format!("{prefix}{name}_steady_p99_us"), steady.p99_ns as f64 / 1e3);
+        }
+    }
+
+    fn put_flat(&self, section: &mut Section, disk: Disk) {
+        let name = disk.name();
+        for &fill in self.options.dirty_percents {
+            let bound_s = disk.bound_s(self.options.scale, fill);
+            section.put(format!("{name}_bound_{fill}_percent_s"), bound_s);
+            for strategy in STRATEGIES {
+                let s = self.seconds(disk, strategy, fill);
+                section.put(format!("{name}_{}_{fill}_percent_s", strategy.name()), s);
+            }
         }
     }
 

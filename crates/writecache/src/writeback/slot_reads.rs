@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Slot reads: the slots of the next dirty blocks of a sweep are read together, in the order of
+//! slots and in large requests, before the runs of these blocks are picked.
+//!
+//! ```text
+//!   sweep:          block 3    block 7,8      block 9 ...            a span, ascending
+//!                      │          │  └────┐      │
+//!   cache device:  ▒▒[9]▒▒[7]▒▒▒▒▒│▒▒▒▒▒▒[8]▒▒▒[3]    sorted by slot; gaps that cost less than
+//!                  └─── read ─────┘  └── read ──┘     another request are read, too, and dropped
+//!   memory:        [3][7][8][9] ...                   in the order of the origin: a run lies in
+//!                                                     one piece, and is written from there
+//! ```
+//!
+//! A span locks nothing. When a run is gathered, each of its blocks whose version is still the one
+//! that was read is there already; the others are read by themselves. Two spans are in memory at
+//! most: while the runs of one are written, the next one is read.
+//!
+//! What a request to the cache device and its bytes cost is measured (`policy::RequestCosts`), in
+//! a short span at first. A span is read only where that takes much less time than its runs would
+//! need: few dirty blocks among many slots lie too far apart.
+//!
+//! Invariants
+//! - WC-SR1 Data of a span count only for the very version (slot and stamp, WC-M5) that its slot
+//!   held when the read was submitted, and that was not only in the write buffer then; and only if
+//!   the read succeeded. They are checked like others (WC-WB2).
+//! - WC-SR2 The data of all spans together take at most `writeback_buffer` bytes, which the budget
+//!   of the process has (BL-B1).
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+
+use block::{Buf, Bufs, Class, Reservation, Sector, Slice};
+use policy::{RequestCosts, Run};
+use reactor::BioFuture;
+
+use super::Writeback;
+use super::gaps::Source;
+use crate::config::{Mode, Order};
+use crate::map::SlotRef;
+use crate::planted::Fault;
+use crate::store::Store;
+
+/// Longest read. Chosen: what a disk transfers in a tenth to a fifth of a millisecond, for which
+/// the read of a client may have to wait.
+const READ_BYTES_MAX: usize = 256 << 10;
+/// Longest gap that is read: with half of it a read would still be worth a command of its own.
+const GAP_BYTES_MAX: u64 = 128 << 10;
+/// Reads in flight, and bytes of them. Chosen: enough for the queue of any disk.
+const READS_IN_FLIGHT: usize = 128;
+const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
+/// The first span, of which the costs are learnt.
+const SPAN_BYTES_FIRST: usize = 4 << 20;
+/// A span takes at most this part of the process's memory that is free.
+const FREE_PART: u64 = 4;
+/// Memory of a span is allocated in pieces of so many bytes, or of one origin write.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Fewer blocks are not worth a span.
+const BLOCKS_MIN: usize = 4;
+/// A span is read in at least so many batches, whose gaps may differ.
+const BATCHES: usize = 8;
+/// A span must save at least a quarter of the time, because its first run has to wait for all of
+/// it.
+const SAVED_PART: u64 = 4;
+
+/// A block of a span, the version that is read, and its place in memory.
+struct SpanBlock {
+    block: u64,
+    slot_ref: SlotRef,
+    chunk: u32,
+    at: u32,
+    /// Its data are in memory.
+    is_read: Cell<bool>,
+}
+
+/// See the module.
+pub(super) struct Span {
+    blocks: Vec<SpanBlock>,
+    /// Its memory, and how much of it; nothing before it is clear that the span is read.
+    chunks: Vec<Buf>,
+    chunk_bytes: Vec<usize>,
+    memory: Option<Reservation>,
+    /// The blocks that are read, by slot.
+    order: Vec<u32>,
+    /// All reads have ended.
+    is_done: Cell<bool>,
+    /// Counts spans in memory.
+    _live: Rc<()>,
+}
+
+/// The blocks of a run in a span, and their memory.
+pub(super) struct SpanRun<'a> {
+    blocks: &'a [SpanBlock],
+    pub(super) data: Slice,
+}
+
+impl SpanRun<'_> {
+    /// Whether the data of this version of block `nth` of the run are in memory (WC-SR1).
+    pub(super) fn has(&self, nth: usize, slot_ref: SlotRef, store: &Store) -> bool {
+        let found = &self.blocks[nth];
+        let is_version = found.slot_ref == slot_ref || store.has_fault(Fault::SpanNotCompared);
+        is_version && found.is_read.get()
+    }
+}
+
+impl Span {
+    /// The run's part of the span, if all of it lies in one piece.
+    pub(super) fn find(&self, run: Run, block_bytes: usize) -> Option<SpanRun<'_>> {
+        let count = usize::try_from(run.blocks()).ok()?;
+        let first = self.blocks.partition_point(|b| b.block < run.start);
+        let blocks = self.blocks.get(first..first + count)?;
+        let (first, last) = (blocks.first()?, blocks.last()?);
+        let is_whole = first.block == run.start && last.block + 1 == run.end;
+        let at = first.at as usize;
+        (is_whole && first.chunk == last.chunk).then(|| SpanRun {
+            blocks,
+            data: self.chunks[first.chunk as usize].slice(at..at + count * block_bytes),
+        })
+    }
+
+    fn end(&self) -> u64 {
+        self.blocks.last().map_or(0, |b| b.block + 1)
+    }
+
+    /// The end of the read that begins with the slot of `order[at]`, and whether it may go on.
+    fn read_end(&self, at: usize, gap_blocks: u32, blocks_max: u32) -> usize {
+        let slot = |nth: usize| self.blocks[self.order[nth] as usize].slot_ref.slot;
+        let (first, mut end) = (slot(at), at + 1);
+        while end < self.order.len()
+            && slot(end) - slot(end - 1) - 1 <= gap_blocks
+            && slot(end) - first < blocks_max
+        {
+            end += 1;
+        }
+        end
+    }
+}
+
+/// How far spans are planned.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Planned {
+    #[default]
+    Nowhere,
+    /// Up to this block of this round of the sweep.
+    UpTo { round: u64, end: u64 },
+    /// Up to there runs read their own slots, because a span was not worth it.
+    AloneUpTo { round: u64, end: u64 },
+}
+
+/// The state of slot reads.
+#[derive(Default)]
+pub(super) struct SlotReads {
+    /// Spans whose runs are not all picked; ascending.
+    spans: RefCell<VecDeque<Rc<Span>>>,
+    costs: RefCell<RequestCosts>,
+    live: Rc<()>,
+    /// Spans whose reads have not ended.
+    reading: Cell<usize>,
+    planned: Cell<Planned>,
+    /// Batches of reads that have begun.
+    batches: Cell<u64>,
+}
+
+impl Writeback {
+    /// Whether the next span may be planned now.
+    fn wants_span(&self) -> bool {
+        // First what mostly says no, and costs little.
+        let is_flush = self.jobs.flush.borrow().is_some();
+        if self.slot_reads.reading.get() > 0 || !(is_flush || self.is_emptied()) {
+            return false;
+        }
+        let is_alone = match self.slot_reads.planned.get() {
+            Planned::AloneUpTo { round, end } => {
+                let sweep = self.picker.sweep.borrow();
+                round == sweep.wraps() && sweep.cursor() < end
+            }
+            Planned::UpTo { .. } | Planned::Nowhere => false,
+        };
+        let tuning = self.store.tuning();
+        !is_alone
+            && !self.in_batches()
+            && tuning.writeback_buffer > 0
+            && Rc::strong_count(&self.slot_reads.live) <= 2
+            && !self.is_limited()
+            && self.store.config.mode == Mode::Ssd
+            && tuning.writeback_order == Order::Sorted
+            && !self.destage.has_stretch()
+            && self.retry.blocks() == 0
+    }
+
+    /// Plans the next span of the sweep, if it is time. The caller has it read, and then picks.
+    pub(super) fn plan_span(&self) -> Option<Rc<Span>> {
+        let reads = &self.slot_reads;
+        if !self.wants_span() {
+            return None;
+        }
+        let (from, next) = self.next_from()?;
+        let round = self.picker.sweep.borrow().wraps();
+        let start = match reads.planned.get() {
+            Planned::AloneUpTo { round: of, end } if of == round && next < end => return None,
+            Planned::UpTo { round: of, end } if of == round => end.max(next),
+            Planned::AloneUpTo { .. } | Planned::UpTo { .. } | Planned::Nowhere => {
+                reads.spans.take(); // of the round before
+                next
+            }
+        };
+        // WC-SR2. Others may need memory meanwhile, and would be refused.
+        let (most, memory) = (self.store.tuning().writeback_buffer, reactor::memory());
+        let most = u64::from(most) / self.parts() / 2;
+        let most = usize::try_from(most.min(memory.free() / FREE_PART)).ok()?;
+        let is_measured = reads.costs.borrow().is_measured();
+        let most = if is_measured { most } else { most.min(SPAN_BYTES_FIRST) };
+        let span = self.span_from(from, start, most);
+        let end = span.as_ref().map_or(u64::MAX, Span::end);
+        reads.planned.set(Planned::AloneUpTo { round, end });
+        let mut span = span.filter(|span| self.is_worth_reading(span))?;
+        let bytes = span.chunk_bytes.iter().sum::<usize>() as u64;
+        span.memory = Some(memory.reserve(bytes, "reading dirty blocks").ok()?);
+        span.chunks = span.chunk_bytes.iter().map(|bytes| Buf::alloc(*bytes)).collect();
+        let span = Rc::new(span);
+        reads.planned.set(Planned::UpTo { round, end });
+        reads.spans.borrow_mut().push_back(span.clone());
+        reads.reading.set(reads.reading.get() + 1);
+        Some(span)
+    }
+
+    fn parts(&self) -> u64 {
+        self.store.config.part.map_or(1, |of| u64::from(of.part.of))
+    }
+
+    /// The blocks of a source from `start` on, with at most `bytes` of memory for them.
+    fn span_from(&self, from: Source, start: u64, bytes: usize) -> Option<Span> {
+        let size = self.store.block_bytes();
+        let io_blocks = usize::try_from(self.io_blocks()).ok()?;
+        let chunk_blocks = io_blocks.max(CHUNK_BYTES / size);
+        let chunks_max = bytes / (chunk_blocks * size); // WC-SR2
+        if chunks_max == 0 {
+            return None;
+        }
+        let slots = self.store.slots.borrow();
+        let mut blocks = Vec::<SpanBlock>::new();
+        let (mut order, mut used) = (Vec::new(), vec![0]);
+        // Where the run begins to which the last block belongs.
+        let mut run_first = 0;
+        let mut next = start;
+        while let Some(block) = self.next_eligible(from, next) {
+            next = block + 1;
+            let Some((slot_ref, _)) = slots.to_write(block) else { continue };
+            let goes_on = blocks.last().is_some_and(|last| last.block + 1 == block);
+            if !goes_on || blocks.len() - run_first == io_blocks {
+                run_first = blocks.len();
+            }
+            let mut chunk = used.len() - 1;
+            if used[chunk] == chunk_blocks {
+                if used.len() == chunks_max {
+                    break;
+                }
+                // The run goes into the next chunk as a whole.
+                chunk += 1;
+                used.push(0);
+                for moved in &mut blocks[run_first..] {
+                    moved.chunk = u32::try_from(chunk).ok()?;
+                    moved.at = u32::try_from(used[chunk] * size).ok()?;
+                    used[chunk] += 1;
+                }
+            }
+            if slots.place_of(slot_ref.slot).is_none() {
+                order.push(u32::try_from(blocks.len()).ok()?);
+            }
+            let at = u32::try_from(used[chunk] * size).ok()?;
+            let (chunk, is_read) = (u32::try_from(chunk).ok()?, Cell::new(false));
+            used[chunk as usize] += 1;
+            blocks.push(SpanBlock { block, slot_ref, chunk, at, is_read });
+        }
+        if order.len() < BLOCKS_MIN {
+            return None;
+        }
+        order.sort_unstable_by_key(|nth| blocks[*nth as usize].slot_ref.slot);
+        let chunk_bytes = used.into_iter().map(|blocks| blocks * size).collect();
+        let (chunks, memory, is_done) = (Vec::new(), None, Cell::new(false));
+        let _live = self.slot_reads.live.clone();
+        Some(Span { blocks, chunks, chunk_bytes, memory, order, is_done, _live })
+    }
+
+    /// Whether the span is read in much less time than its runs would be, or shows what it takes.
+    fn is_worth_reading(&self, span: &Span) -> bool {
+        let reads = self.slot_reads.costs.borrow();
+        if !reads.is_measured() {
+            return true;
+        }
+        let cost = reads.costs();
+        let gap_blocks = self.gap_blocks(reads.gap_to_try(0, GAP_BYTES_MAX));
+        let slot = |nth: usize| span.blocks[span.order[nth] as usize].slot_ref.slot;
+        let (mut at, mut requests, mut blocks) = (0, 0, 0);
+        while at < span.order.len() {
+            let end = span.read_end(at, gap_blocks, self.read_blocks_max());
+            blocks += u64::from(slot(end - 1) - slot(at)) + 1;
+            (at, requests) = (end, requests + 1);
+        }
+        // A run reads neighbours whose slots are neighbours, too, in one request.
+        let follows = |two: &[SpanBlock]| {
+            two[0].block + 1 == two[1].block && two[0].slot_ref.slot + 1 == two[1].slot_ref.slot
+        };
+        let joined = span.blocks.windows(2).filter(|two| follows(two)).count();
+        let alone = (span.blocks.len() - joined) as u64;
+        let size = u64::from(self.store.config.block_size);
+        let alone_ns = cost.time_ns(alone, span.blocks.len() as u64 * size);
+        let together_ns = cost.time_ns(requests, blocks * size);
+        together_ns.saturating_add(alone_ns / SAVED_PART) <= alone_ns
+    }
+
+    fn read_blocks_max(&self) -> u32 {
+        u32::try_from(READ_BYTES_MAX / self.store.block_bytes()).unwrap_or(1).max(1)
+    }
+
+    fn gap_blocks(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes / u64::from(self.store.config.block_size)).unwrap_or(0)
+    }
+}
+
+/// A read of a span in flight.
+struct SpanRead {
+    /// Its slots, as a range of `order`.
+    slots: Range<usize>,
+    bytes: usize,
+    batch: u64,
+    io: BioFuture,
+}
+
+/// The requests of one batch; when the batch before it ended, and how many writes the origin had
+/// got by then.
+struct ReadBatch {
+    nth: u64,
+    commands: u64,
+    bytes: u64,
+    since_ns: u64,
+    origin_writes: u64,
+}
+
+impl Writeback {
+    /// Reads a span. Ends early when the cache stops: what is left is not in memory then.
+    pub(super) async fn read_span(self: Rc<Writeback>, span: Rc<Span>) {
+        let of_batch = span.order.len().div_ceil(BATCHES);
+        let scrap = Buf::alloc(READ_BYTES_MAX);
+        let (mut at, mut batch_end, mut gap_blocks) = (0, 0, 0);
+        let mut nth = self.slot_reads.batches.get();
+        let (mut reading, mut bytes_in_flight) = (VecDeque::<SpanRead>::new(), 0);
+        let mut batch = self.begin_batch(nth);
+        let stop = || self.store.life.stopping.get() || self.store.health().is_err();
+        loop {
+            while at < span.order.len()
+                && reading.len() < READS_IN_FLIGHT
+                && bytes_in_flight < READ_BYTES_IN_FLIGHT
+                && !stop()
+            {
+                if at >= batch_end {
+                    batch_end = at + of_batch;
+                    nth = self.slot_reads.batches.get();
+                    self.slot_reads.batches.set(nth + 1);
+                    // While the runs of another span are written nothing can be learnt.
+                    let is_alone = Rc::strong_count(&self.slot_reads.live) == 2;
+                    let tried = if is_alone { nth } else { 0 };
+                    let gap = self.slot_reads.costs.borrow().gap_to_try(tried, GAP_BYTES_MAX);
+                    gap_blocks = self.gap_blocks(gap);
+                }
+                let end = span.read_end(at, gap_blocks, self.read_blocks_max());
+                let (sector, data) = self.span_read(&span, at..end, &scrap);
+                let bytes = data.len_bytes();
+                self.store.stats.slot_reads.add(1);
+                self.store.stats.slot_read_bytes.add(bytes as u64);
+                let io = reactor::read(&*self.store.device, Class::Background, sector, data);
+                reading.push_back(SpanRead { slots: at..end, bytes, batch: nth, io });
+                (at, bytes_in_flight) = (end, bytes_in_flight + bytes);
+            }
+            let Some(SpanRead { slots, bytes, batch: of, io }) = reading.pop_front() else { break };
+            let is_read = io.await.is_ok() || self.store.has_fault(Fault::SpanErrorIgnored);
+            bytes_in_flight -= bytes;
+            for &index in &span.order[slots] {
+                span.blocks[index as usize].is_read.set(is_read);
+            }
+            if of != batch.nth {
+                self.end_batch(&batch);
+                batch = self.begin_batch(of);
+            }
+            (batch.commands, batch.bytes) = (batch.commands + 1, batch.bytes + bytes as u64);
+        }
+        self.end_batch(&batch);
+        span.is_done.set(true);
+        self.slot_reads.reading.set(self.slot_reads.reading.get() - 1);
+        self.store.waits.slot_reads.wake_all();
+        self.store.waits.pick.wake_all();
+    }
+
+    fn begin_batch(&self, nth: u64) -> ReadBatch {
+        let (since_ns, origin_writes) = (reactor::now().0, self.store.stats.origin_writes.get());
+        ReadBatch { nth, commands: 0, bytes: 0, since_ns, origin_writes }
+    }
+
+    /// Learns from a batch, if the origin got no writes meanwhile: it may be on the same disk.
+    fn end_batch(&self, batch: &ReadBatch) {
+        if self.store.stats.origin_writes.get() == batch.origin_writes {
+            let elapsed_ns = reactor::now().0 - batch.since_ns;
+            self.slot_reads.costs.borrow_mut().observe(batch.commands, batch.bytes, elapsed_ns);
+        }
+    }
+
+    /// The read of some slots with the gaps between them: where it begins, and where the data go.
+    fn span_read(&self, span: &Span, range: Range<usize>, scrap: &Buf) -> (Sector, Bufs) {
+        let size = self.store.block_bytes();
+        let block = |nth: usize| &span.blocks[span.order[nth] as usize];
+        let mut data = Bufs::new();
+        let mut nth = range.start;
+        while nth < range.end {
+            let first = block(nth);
+            let mut end = nth + 1;
+            // Neighbours in slots and in memory.
+            while end < range.end
+                && block(end).chunk == first.chunk
+                && block(end).at as usize == first.at as usize + (end - nth) * size
+                && block(end).slot_ref.slot as usize == first.slot_ref.slot as usize + (end - nth)
+            {
+                end += 1;
+            }
+            let at = first.at as usize;
+            data.push(span.chunks[first.chunk as usize].slice(at..at + (end - nth) * size));
+            if end < range.end {
+                let gap = block(end).slot_ref.slot - block(end - 1).slot_ref.slot - 1;
+                if gap > 0 {
+                    data.push(scrap.slice(0..gap as usize * size));
+                }
+            }
+            nth = end;
+        }
+        (self.store.slot_sector(block(range.start).slot_ref.slot), data)
+    }
+
+    /// The span in which the run lies that is picked now. Drops the spans that lie before it.
+    pub(super) fn span_of(&self, run: Run) -> Option<Rc<Span>> {
+        let mut spans = self.slot_reads.spans.borrow_mut();
+        if spans.is_empty() {
+            return None;
+        }
+        while spans.front().is_some_and(|span| span.end() <= run.start) {
+            spans.pop_front();
+        }
+        spans.front().filter(|span| span.blocks[0].block <= run.start).cloned()
+    }
+
+    /// Waits until the span is read.
+    pub(super) async fn span_is_read(&self, span: &Span) {
+        self.store.waits.slot_reads.wait_for(|| span.is_done.get()).await;
+    }
+
+    /// Drops all spans; waits for the reads in flight.
+    pub(super) async fn drop_spans(&self) {
+        let reads = &self.slot_reads;
+        reads.spans.take();
+        reads.planned.set(Planned::Nowhere);
+        self.store.waits.slot_reads.wait_for(|| reads.reading.get() == 0).await;
+    }
+}

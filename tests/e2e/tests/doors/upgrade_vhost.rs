@@ -183,8 +183,8 @@ fn a_guest_goes_on_after_an_upgrade_that_fails() {
         "sleep 60".to_owned(),
         // Its devices are refused: the clients are paused then.
         format!("exec {program} \"$@\" --memory 1M"),
-        // It is killed at some moment.
-        format!("(sleep 0.03; kill -9 $$) & exec {program} \"$@\""),
+        // It is killed at some moment: it takes twice as long to start and to open the devices.
+        format!("(sleep 0.012; kill -9 $$) & exec {program} \"$@\""),
         format!("(sleep 0.05; kill -9 $$) & exec {program} \"$@\" --memory 1M"),
     ] {
         let binary = script(&bed, &text);

@@ -165,9 +165,11 @@ impl Streams {
             }
             // One comparison, as what lies before `from` wraps around.
             let goes_on = pages.start.wrapping_sub(s.from) <= s.span;
-            let away = s.next.abs_diff(pages.start);
-            if goes_on && (away < distance || (away == distance && s.run > run)) {
-                (nearest, distance, run) = (Some(nth), away, s.run);
+            if goes_on {
+                let away = s.next.abs_diff(pages.start);
+                if away < distance || (away == distance && s.run > run) {
+                    (nearest, distance, run) = (Some(nth), away, s.run);
+                }
             }
             own.look_at(nth, s);
         }

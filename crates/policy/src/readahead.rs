@@ -157,7 +157,7 @@ impl Streams {
         self.clock += 1;
         // The row that is nearest, and what `start` needs if there is none: all in one pass, as
         // random reads have it every time.
-        let (mut nearest, mut distance, mut run) = (None, u64::MAX, 0);
+        let (mut nearest, mut distance) = (None, u64::MAX);
         let mut own = Oldest::NONE;
         for (nth, s) in self.rows.iter().enumerate() {
             if s.opener != opener {
@@ -165,11 +165,8 @@ impl Streams {
             }
             // One comparison, as what lies before `from` wraps around.
             let goes_on = pages.start.wrapping_sub(s.from) <= s.span;
-            if goes_on {
-                let away = s.next.abs_diff(pages.start);
-                if away < distance || (away == distance && s.run > run) {
-                    (nearest, distance, run) = (Some(nth), away, s.run);
-                }
+            if goes_on && s.next.abs_diff(pages.start) < distance {
+                (nearest, distance) = (Some(nth), s.next.abs_diff(pages.start));
             }
             own.look_at(nth, s);
         }
@@ -177,6 +174,7 @@ impl Streams {
             self.start(opener, pages, own);
             return None;
         };
+        let nth = self.going_on(nth, pages.start);
         let stream = &mut self.rows[nth];
         stream.used_at = self.clock;
         let is_ahead = pages.end > stream.next;
@@ -188,6 +186,17 @@ impl Streams {
             stream.settle();
         }
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // PO-RA1
+    }
+
+    /// The row to take instead of row `nth`, which may be a request alone that a stream has come to.
+    fn going_on(&self, nth: usize, start: u64) -> usize {
+        let found = &self.rows[nth];
+        let is_there = |s: &Stream| {
+            s.goes_on && s.opener == found.opener && start.wrapping_sub(s.from) <= s.span
+        };
+        let as_near = |s: &Stream| s.next.abs_diff(start) == found.next.abs_diff(start);
+        let other = || self.rows.iter().position(|s| is_there(s) && as_near(s));
+        if found.goes_on { nth } else { other().unwrap_or(nth) }
     }
 
     /// PO-RA3: a new stream, in the place of the opener's oldest if it has enough, or of the oldest

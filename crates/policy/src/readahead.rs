@@ -188,7 +188,7 @@ impl Streams {
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // PO-RA1
     }
 
-    /// The row to take instead of row `nth`, which may be a request alone that a stream has come to.
+    /// The row to take instead of row `nth`, which may be a request alone that a stream has met.
     fn going_on(&self, nth: usize, start: u64) -> usize {
         let found = &self.rows[nth];
         let is_there = |s: &Stream| {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! On-media structures: encode, decode, checksum, byte map; no I/O. Here those of the native write
-//! cache; in [`dm`] those of the kernel's write cache; in [`zram`] those of a zram device.
+//! cache; in [`dm`] those of the kernel's write cache; in [`zram`] those of a zram device; in
+//! [`objvol`] the objects of a volume on an object store.
 //!
 //! ```text
 //! offset 0      64K      128K     192K     256K
@@ -29,6 +30,7 @@ mod damage;
 pub mod dm;
 mod geometry;
 mod journal;
+pub mod objvol;
 mod quorum;
 mod record;
 mod replaced;

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bytes of objects: as the format page has them, read back, refused where they are wrong.
+use proptest::prelude::*;
+
+use super::*;
+
+const UUID: [u8; 16] = *b"0123456789abcdef";
+const VOLUME: u64 = 1 << 20;
+
+fn identity(epoch: u64, sequence: u64) -> Identity {
+    Identity { uuid: UUID, place: Place { epoch, sequence }, nonce: 0x1122_3344_5566_7788 }
+}
+
+fn record(kind: RecordKind, start: u64, sectors: u32, at: u16, crc: u32) -> Record {
+    Record { kind, start, sectors, at, crc }
+}
+
+/// A segment with one record of each kind, and two sectors of data.
+fn segment() -> (Vec<u8>, SegmentHead) {
+    let moved = RecordKind::Moved { from: Place { epoch: 2, sequence: 5 }, from_at: 9 };
+    let records = vec![
+        record(RecordKind::Data, 16, 1, 1, 0x0a0b_0c0d),
+        record(RecordKind::Zeroes, 0, 70_000, 0, 0),
+        record(moved, 80, 1, 2, 7),
+    ];
+    let header = SegmentHeader {
+        chain_durable: 4,
+        parent: Place { epoch: 3, sequence: 6 },
+        parent_hash: 0xfeed,
+    };
+    let mut object = vec![0x5a; 3 * SECTOR];
+    let hash = header.encode(&identity(3, 7), &records, &mut object);
+    let head = SegmentHead { identity: identity(3, 7), header, sectors: 3, records, hash };
+    (object, head)
+}
+
+fn manifest() -> Manifest {
+    Manifest {
+        identity: identity(3, 0),
+        volume_sectors: VOLUME,
+        opened_at: 1_700_000_000,
+        segment_bytes: 4 << 20,
+        window: 4,
+        lineage: [9; 16],
+        host: "storage-1".into(),
+    }
+}
+
+fn owner() -> Owner {
+    let host = "storage-1".into();
+    Owner { identity: identity(3, 2), cache: [7; 16], state: OwnerState::Clean, host }
+}
+
+fn checkpoint() -> Checkpoint {
+    let segment = |sequence, live| {
+        let place = Place { epoch: 3, sequence };
+        CheckpointSegment { place, sectors: 100, live }
+    };
+    let extent = |start, segment, skip| CheckpointExtent {
+        start,
+        sectors: 8,
+        segment,
+        at: 1,
+        skip,
+        whole: 16,
+        crc: 5,
+    };
+    Checkpoint {
+        header: CheckpointHeader { identity: identity(3, 7), tail_hash: 0xbeef },
+        segments: vec![segment(1, 8), segment(2, 0), segment(7, 8)],
+        extents: vec![extent(0, 2, 8), extent(8, 0, 0)],
+    }
+}
+
+fn decode_segment(object: &[u8]) -> Result<SegmentObject, ObjectDamage> {
+    SegmentObject::decode(object, &UUID, Place { epoch: 3, sequence: 7 })
+}
+
+#[test]
+fn the_bytes_of_a_segment_are_those_of_the_format_page() {
+    let (object, _) = segment();
+    let at = |offset: usize, bytes: &[u8]| {
+        assert_eq!(&object[offset..offset + bytes.len()], bytes, "offset {offset}");
+    };
+    at(0, b"MPOVSEGM\x01\x00\x00\x00");
+    at(16, &UUID);
+    at(32, &[3, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+    at(48, &[216, 0, 0, 0, 0, 0, 0, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+    at(64, &[4, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0xed, 0xfe]);
+    at(96, &[3, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]);
+    at(128, &[2, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+    at(144, &[16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 13, 12, 11, 10, 1, 0, 0, 0, 0, 0, 1, 0]);
+    at(192, &[80, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 2, 0, 9, 0, 0, 0, 3, 0]);
+    at(216, &[0; 296]);
+    at(512, &[0x5a; 1024]);
+    assert_eq!(stated_head_bytes(&object), Ok(216));
+}
+
+#[test]
+fn the_bytes_of_the_other_objects_are_those_of_the_page() {
+    let seal = Seal { identity: identity(3, 7), by_epoch: 5 }.encode();
+    assert_eq!((&seal[..8], &seal[64..72]), (&b"MPOVSEAL"[..], &[5, 0, 0, 0, 0, 0, 0, 0][..]));
+    assert_eq!((seal.len(), is_seal(&seal)), (SEAL_BYTES, true));
+    let manifest = manifest().encode();
+    assert_eq!(&manifest[..8], b"MPOVMANI");
+    assert_eq!(&manifest[64..72], &VOLUME.to_le_bytes());
+    assert_eq!(&manifest[72..80], &1_700_000_000u64.to_le_bytes());
+    assert_eq!(&manifest[80..88], &[0, 0, 64, 0, 4, 0, 9, 0]);
+    assert_eq!(&manifest[88..104], &[9; 16]);
+    assert_eq!(&manifest[128..], b"storage-1");
+    let owner = owner().encode();
+    assert_eq!(&owner[..8], b"MPOVOWNR");
+    assert_eq!(&owner[64..84], &[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 2, 0, 9, 0]);
+    assert_eq!(&owner[128..], b"storage-1");
+    let checkpoint = checkpoint().encode(VOLUME);
+    assert_eq!(&checkpoint[..8], b"MPOVCKPT");
+    assert_eq!(
+        &checkpoint[64..84],
+        &[0xef, 0xbe, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]
+    );
+    assert_eq!(&checkpoint[88..96], &hash(&checkpoint[128..]).to_le_bytes());
+    let first = [3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 8, 0, 0, 0];
+    assert_eq!(&checkpoint[128..152], &first);
+    let extent = [0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 1, 0, 8, 0, 8, 0, 16, 0];
+    assert_eq!(&checkpoint[200..224], &extent);
+}
+
+#[test]
+fn what_is_encoded_is_decoded_again() {
+    let (object, head) = segment();
+    assert_eq!(decode_segment(&object), Ok(SegmentObject::Segment(head)));
+    let seal = Seal { identity: identity(3, 7), by_epoch: 5 };
+    assert_eq!(decode_segment(&seal.encode()), Ok(SegmentObject::Seal(seal)));
+    assert_eq!(Manifest::decode(&manifest().encode(), &UUID, 3), Ok(manifest()));
+    assert_eq!(Manifest::volume_uuid(&manifest().encode()), Some(UUID));
+    assert_eq!(Owner::decode(&owner().encode(), &UUID, Place::new(3, 2)), Ok(owner()));
+    let place = Place { epoch: 3, sequence: 7 };
+    let object = checkpoint().encode(VOLUME);
+    assert_eq!(Checkpoint::decode(&object, &UUID, place, VOLUME), Ok(checkpoint()));
+}
+
+#[test]
+fn any_flipped_bit_is_detected_in_every_object() {
+    let place = Place { epoch: 3, sequence: 7 };
+    let flipped = |object: Vec<u8>, bytes: usize, decodes: &dyn Fn(&[u8]) -> bool| {
+        assert!(decodes(&object));
+        let mut object = object;
+        for bit in 0..bytes * 8 {
+            object[bit / 8] ^= 1 << (bit % 8);
+            assert!(!decodes(&object), "bit {bit}");
+            object[bit / 8] ^= 1 << (bit % 8);
+        }
+    };
+    // The data of a segment have checksums of their own.
+    flipped(segment().0, 216, &|o| decode_segment(o).is_ok());
+    let seal = Seal { identity: identity(3, 7), by_epoch: 5 }.encode();
+    flipped(seal, SEAL_BYTES, &|o| decode_segment(o).is_ok());
+    let object = manifest().encode();
+    let bytes = object.len();
+    flipped(object, bytes, &|o| Manifest::decode(o, &UUID, 3).is_ok());
+    let object = owner().encode();
+    let bytes = object.len();
+    flipped(object, bytes, &|o| Owner::decode(o, &UUID, Place::new(3, 2)).is_ok());
+    let object = checkpoint().encode(VOLUME);
+    let bytes = object.len();
+    flipped(object, bytes, &|o| Checkpoint::decode(o, &UUID, place, VOLUME).is_ok());
+}
+
+#[test]
+fn an_object_is_refused_under_another_name_or_uuid() {
+    let (object, _) = segment();
+    let at = |epoch, sequence| SegmentObject::decode(&object, &UUID, Place { epoch, sequence });
+    assert_eq!(at(3, 8), Err(ObjectDamage::Misplaced { epoch: 3, sequence: 7 }));
+    assert_eq!(at(4, 7), Err(ObjectDamage::Misplaced { epoch: 3, sequence: 7 }));
+    let other = SegmentObject::decode(&object, &[1; 16], Place { epoch: 3, sequence: 7 });
+    assert_eq!(other, Err(ObjectDamage::OtherVolume { found: UUID }));
+}
+
+#[test]
+fn impossible_values_are_refused_despite_good_checksums() {
+    let forged = |offset: usize, bytes: &[u8]| {
+        let (mut object, _) = segment();
+        object[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let crc = crate::checksum_without(&object[..216], CRC);
+        object[CRC].copy_from_slice(&crc.to_le_bytes());
+        decode_segment(&object).unwrap_err()
+    };
+    let record = |index, field| ObjectDamage::Record { index, field };
+    assert_eq!(forged(64, &[7]), ObjectDamage::Field("chain_durable"));
+    assert_eq!(forged(80, &[5]), ObjectDamage::Field("parent"));
+    assert_eq!(forged(72, &[4]), ObjectDamage::Field("parent"));
+    assert_eq!(forged(104, &[0]), ObjectDamage::Field("sectors"));
+    assert_eq!(forged(108, &[1]), ObjectDamage::Field("reserved"));
+    assert_eq!(forged(128, &[4]), record(2, "source"));
+    assert_eq!(forged(152, &[3]), record(0, "at"));
+    assert_eq!(forged(153, &[2]), record(0, "sectors"));
+    assert_eq!(forged(160, &[0]), record(0, "at"));
+    assert_eq!(forged(166, &[4]), record(0, "kind"));
+    assert_eq!(forged(184, &[1]), record(1, "at"));
+    assert_eq!(forged(8, &[2]), ObjectDamage::Version { found: 2, known: 1 });
+    assert_eq!(forged(10, &[1]), ObjectDamage::Field("reserved"));
+    let mut wrong = checkpoint();
+    wrong.segments[0].live = 9;
+    assert!(std::panic::catch_unwind(|| wrong.encode(VOLUME)).is_err());
+}
+
+#[test]
+fn names_order_as_places_do_and_are_read_back() {
+    let place = Place { epoch: 0x0102, sequence: u64::MAX };
+    let name = place_name(SEGMENTS, place);
+    assert_eq!(name, "segment/0000000000000102/ffffffffffffffff");
+    assert_eq!(parse_place_name(SEGMENTS, &name), Some(place));
+    assert_eq!(parse_manifest_name(&manifest_name(17)), Some(17));
+    assert!(place_name(SEGMENTS, Place::new(2, 9)) < place_name(SEGMENTS, Place::new(2, 10)));
+    assert!(place_name(SEGMENTS, Place::new(2, 10)) < place_name(SEGMENTS, Place::new(10, 1)));
+    for name in ["segment/1/2", "segment/0000000000000102/FFFFFFFFFFFFFFFF", "x", "segment/"] {
+        assert_eq!(parse_place_name(SEGMENTS, name), None, "{name}");
+    }
+    assert_eq!(parse_manifest_name("manifest/+000000000000001"), None);
+}
+
+/// Gives bytes a right head, so that what follows the checksum is decoded.
+fn repaired(mut object: Vec<u8>, magic: [u8; 8], place: Place) -> Vec<u8> {
+    if object.len() >= COMMON {
+        let bytes = object.len();
+        finish(&mut object, magic, &Identity { uuid: UUID, place, nonce: 0 }, bytes);
+    }
+    object
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_at_all_are_refused_without_a_panic(
+        bytes in proptest::collection::vec(any::<u8>(), 0..400)
+    ) {
+        let place = Place { epoch: 3, sequence: 7 };
+        prop_assert!(decode_segment(&bytes).is_err());
+        prop_assert!(Manifest::decode(&bytes, &UUID, 3).is_err());
+        prop_assert!(Owner::decode(&bytes, &UUID, place).is_err());
+        prop_assert!(Checkpoint::decode(&bytes, &UUID, place, VOLUME).is_err());
+        let _ = stated_head_bytes(&bytes);
+        let _ = Manifest::volume_uuid(&bytes);
+    }
+
+    #[test]
+    fn fields_with_good_checksums_are_decoded_or_refused(
+        bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 1 => any::<u8>()], 0..400)
+    ) {
+        let place = Place { epoch: 3, sequence: 7 };
+        let _ = decode_segment(&repaired(bytes.clone(), *b"MPOVSEGM", place));
+        let _ = decode_segment(&repaired(bytes.clone(), *b"MPOVSEAL", place));
+        let object = repaired(bytes.clone(), *b"MPOVMANI", Place::new(3, 0));
+        let _ = Manifest::decode(&object, &UUID, 3);
+        let _ = Owner::decode(&repaired(bytes.clone(), *b"MPOVOWNR", place), &UUID, place);
+        let object = repaired(bytes, *b"MPOVCKPT", place);
+        let _ = Checkpoint::decode(&object, &UUID, place, VOLUME);
+    }
+
+    #[test]
+    fn any_records_are_read_back_as_they_were_written(
+        extents in proptest::collection::vec((0u64..5000, 1u32..20, 0u8..3, any::<u32>()), 0..60)
+    ) {
+        let from = |n: u64| Place { epoch: 1, sequence: n % 5 + 1 };
+        let kind_of = |start: u64, kind: u8| match kind {
+            0 => RecordKind::Data,
+            1 => RecordKind::Zeroes,
+            _ => RecordKind::Moved { from: from(start), from_at: 3 },
+        };
+        let mut records: Vec<Record> = extents
+            .iter()
+            .map(|&(at, sectors, kind, crc)| record(kind_of(at, kind), at, sectors, 0, crc))
+            .collect();
+        let mut at = u16::try_from(head_bytes_needed(&records).div_ceil(SECTOR)).unwrap();
+        for record in &mut records {
+            if record.has_data() {
+                record.at = at;
+                at += u16::try_from(record.sectors).unwrap();
+            } else {
+                record.crc = 0;
+            }
+        }
+        let mut object = vec![0xaa; usize::from(at) * SECTOR];
+        let header =
+            SegmentHeader { chain_durable: 0, parent: Place::new(3, 6), parent_hash: 1 };
+        header.encode(&identity(3, 7), &records, &mut object);
+        let Ok(SegmentObject::Segment(head)) = decode_segment(&object) else {
+            panic!("refused: {records:?}");
+        };
+        prop_assert_eq!(head.records, records);
+        prop_assert_eq!(head.header, header);
+    }
+}

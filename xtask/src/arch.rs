@@ -8,7 +8,7 @@
 //!   5        cli loadgen
 //!   4        host reproduce
 //!   3        uring sim  nbd fuse vhost  control handover
-//!   2        dm queue writecache zram pagecache
+//!   2        dm queue writecache zram pagecache objvol
 //!   1        reactor
 //!   0        block format policy
 //! ```
@@ -27,7 +27,7 @@ use crate::metadata::{self, Package};
 const FLOORS: [&[&str]; 7] = [
     &["block", "format", "policy"],
     &["reactor"],
-    &["dm", "queue", "writecache", "zram", "pagecache"],
+    &["dm", "queue", "writecache", "zram", "pagecache", "objvol"],
     &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control", "handover"],
     &["host", "reproduce"],
     &["cli", "loadgen"],

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! objvol: tests of its public items, one file for each subject.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod border;
+mod bucket;

@@ -91,6 +91,7 @@ impl Cache {
         reactor::spawn(Store::commit_when_old_task(Rc::downgrade(store), period));
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
         wb.start_ages();
+        wb.start_naming();
         self.scrub.start();
     }
 
@@ -150,6 +151,7 @@ impl Cache {
         let mut outcome = Ok(());
         // An earlier failure was reported when it happened; this commit may report one.
         if store.health().is_ok() {
+            self.writeback.name_admitted().await;
             store.slots.borrow_mut().close_epoch();
             outcome = outcome.and(store.commit().await);
             outcome = outcome.and(self.writeback.flush_around(Class::Background).await);

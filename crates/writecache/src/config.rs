@@ -29,6 +29,9 @@ const WRITE_BUFFER_DEFAULT: u32 = 32 << 20;
 /// Default memory for reads in the order of slots. Chosen: with half of it at a time, 256 MiB that
 /// were written at random lie close enough to be read in large requests.
 const WRITEBACK_BUFFER_DEFAULT: u32 = 256 << 20;
+/// Default length of a stream of reads that is not admitted to the read cache. Chosen: a disk that
+/// spins reads it in the time of one way of its head.
+const SEQUENTIAL_READ_CUTOFF_DEFAULT: u64 = 1 << 20;
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
 const JOURNAL_CAPACITY: u64 = 1 << 17;
@@ -121,14 +124,34 @@ pub struct Tuning {
     pub gap_fill: bool,
     /// What an error of writeback does.
     pub fail_mode: FailMode,
-    /// Bytes a second that writeback may write to the origin; 0: no limit.
-    pub writeback_rate_max: u64,
-    /// Writeback slows down so that the 99th percentile of the clients' requests stays below this.
-    pub foreground_p99_target: Option<Nanos>,
+    /// Limits of writeback.
+    pub limits: WritebackLimits,
     /// A client's writes in order go around the cache from so many bytes on; 0: never.
     pub sequential_write_cutoff: u64,
     /// Bytes a second of cached blocks that are read in idle time and checked; 0: none.
     pub scrub_rate: u64,
+    /// Which blocks that clients read enter the cache.
+    pub reads: ReadTuning,
+}
+
+/// Limits of writeback for the sake of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WritebackLimits {
+    /// Bytes a second that it may write to the origin; 0: no limit.
+    pub rate_max: u64,
+    /// It slows down so that the 99th percentile of the clients' requests stays below this.
+    pub p99_target: Option<Nanos>,
+}
+
+/// Which blocks that clients read enter the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadTuning {
+    /// Those that are read again, or none.
+    pub enter: bool,
+    /// Not those of streams that are longer, bytes; 0: of any stream.
+    pub sequential_cutoff: u64,
+    /// At most so many bytes of them in any 24 hours; 0: no limit.
+    pub bytes_per_day: u64,
 }
 
 /// A parsed table line.
@@ -225,10 +248,14 @@ impl Config {
                 writeback_buffer: WRITEBACK_BUFFER_DEFAULT,
                 gap_fill: true,
                 fail_mode: FailMode::Retry,
-                writeback_rate_max: 0,
-                foreground_p99_target: None,
+                limits: WritebackLimits::default(),
                 sequential_write_cutoff: 0,
                 scrub_rate: 0,
+                reads: ReadTuning {
+                    enter: false,
+                    sequential_cutoff: SEQUENTIAL_READ_CUTOFF_DEFAULT,
+                    bytes_per_day: 0,
+                },
             },
             planted: Planted::NONE,
             journal_capacity: JOURNAL_CAPACITY,

@@ -17,6 +17,8 @@ pub(crate) enum Combine {
     Largest,
     /// The first that is not zero.
     FirstNotZero,
+    /// The sum of the first of these figures, as percent of the sum of the second.
+    Percent(&'static str, &'static str),
     /// A rule of its own.
     Own,
 }
@@ -66,12 +68,27 @@ const fn text(
     Figure { attr: Attr::read(spec, get), combine: Combine::Own }
 }
 
+const fn percent(
+    name: &'static str,
+    help: &'static str,
+    combine: Combine,
+    get: fn(&Cache) -> Value,
+) -> Figure {
+    number(name, "percent", help, get).combined(combine)
+}
+
+/// A part of a whole, in percent.
+pub(crate) fn share(part: u64, whole: u64) -> u64 {
+    let percent = u128::from(part) * 100 / u128::from(whole.max(1));
+    u64::try_from(percent).unwrap_or(u64::MAX)
+}
+
 fn count(counter: &Counter) -> Value {
     Value::Number(counter.get())
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 65] = [
+pub(crate) static FIGURES: [Figure; 76] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -199,6 +216,64 @@ pub(crate) static FIGURES: [Figure; 65] = [
     .metric(Metric::COUNTER),
     blocks("writes_blocked", "blocks whose writers had to wait for a free slot", |c| {
         count(&c.store.stats.writes_blocked)
+    })
+    .metric(Metric::COUNTER),
+    percent(
+        "read_hit_percent",
+        "read_hits of reads",
+        Combine::Percent("read_hits", "reads"),
+        |c| share(c.store.stats.read_hits.get(), c.store.stats.reads.get()).into(),
+    ),
+    percent(
+        "write_hit_percent",
+        "write_hits of writes",
+        Combine::Percent("write_hits", "writes"),
+        |c| {
+            let stats = &c.store.stats;
+            let hits = stats.write_hits_uncommitted.get() + stats.write_hits_committed.get();
+            share(hits, stats.writes.get()).into()
+        },
+    ),
+    text("read_cache_state", "on, or off, and why", "whether blocks that are read enter", |c| {
+        c.writeback.read_cache.state().into()
+    }),
+    blocks("read_admitted", "blocks that entered the cache because they were read again", |c| {
+        count(&c.store.stats.read_admitted)
+    })
+    .metric(Metric::COUNTER),
+    blocks("read_refused_once", "blocks that missed, and had not been read before", |c| {
+        count(&c.store.stats.read_refused_once)
+    })
+    .metric(Metric::COUNTER),
+    blocks("read_refused_sequential", "blocks that missed in a long stream of reads", |c| {
+        count(&c.store.stats.read_refused_sequential)
+    })
+    .metric(Metric::COUNTER),
+    blocks(
+        "read_refused_budget",
+        "blocks that were read again when the day's budget was spent",
+        |c| count(&c.store.stats.read_refused_budget),
+    )
+    .metric(Metric::COUNTER),
+    blocks(
+        "read_admissions_lost",
+        "those that lost to a write, or for which there was no slot",
+        |c| count(&c.store.stats.read_admissions_lost),
+    )
+    .metric(Metric::COUNTER),
+    number("data_write_bytes", "bytes", "bytes of clients' writes on the cache device", |c| {
+        let (stats, installs) = (&c.store.stats, c.writeback.pacing.installs.get());
+        let buffered = stats.writes_buffered.get() + stats.zeroes_installed.get();
+        let at_once = installs.saturating_sub(buffered) * c.store.block_bytes() as u64;
+        (at_once + stats.buffer_run_bytes.get()).into()
+    })
+    .metric(Metric::COUNTER),
+    number("admitted_write_bytes", "bytes", "bytes of read_admitted on the cache device", |c| {
+        count(&c.store.stats.admitted_write_bytes)
+    })
+    .metric(Metric::COUNTER),
+    number("metadata_write_bytes", "bytes", "bytes of log and checkpoints on it", |c| {
+        count(&c.store.stats.metadata_write_bytes)
     })
     .metric(Metric::COUNTER),
     number("flushes", "", "FLUSHes of clients", |c| count(&c.store.stats.flushes))

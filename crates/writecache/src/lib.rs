@@ -20,6 +20,7 @@
 //!   dm_target, parts     the device mapper's target, whole or divided among cores
 //!   cache                serves bios; starts and ends the background tasks
 //!   writer, reader       clients' requests
+//!   admission            blocks that are read enter the cache
 //!   writeback            dirty blocks to the origin
 //!   store                the cache device: commit, checkpoint
 //!   map                  which block is in which slot: pure, no I/O
@@ -53,12 +54,15 @@
 //!   Writes that were acknowledged and not committed are lost then, and each client gets an error
 //!   (`unflushed`). After an error of the origin the data are still in the cache: they stay dirty
 //!   and are written again (`writeback::retry`); with `fail_mode kernel` the cache fails stop.
+//! - A block that is read enters the cache only as the origin has it: WC-RA1 to WC-RA5 in
+//!   `admission`.
 //! - A request may have any sectors: part of a block is merged (`writer::merge`, WC-MG1 to
 //!   WC-MG4).
 //!
 //! The media format is the room `format`, documented in `docs/format/writecache.md`.
 #![warn(missing_docs)]
 
+mod admission;
 mod allocation;
 mod cache;
 mod config;
@@ -77,6 +81,7 @@ mod pacing;
 mod parts;
 mod planted;
 mod probe;
+mod read_cache;
 mod reader;
 mod recovery;
 mod scrub;
@@ -88,7 +93,9 @@ mod wait_lists;
 mod writeback;
 mod writer;
 
-pub use config::{CacheMode, Config, FailMode, MediaFormat, Mode, Order, Tuning};
+pub use config::{
+    CacheMode, Config, FailMode, MediaFormat, Mode, Order, ReadTuning, Tuning, WritebackLimits,
+};
 pub use dm_target::WriteCache;
 pub use events::{CacheEvent, IgnoredJournal};
 pub use manual::MANUAL;

@@ -64,7 +64,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 27] = [
+pub(crate) static OPTIONS: [Opt; 30] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -289,8 +289,8 @@ pub(crate) static OPTIONS: [Opt; 27] = [
             "0",
             "bytes a second that writeback may write to the origin; 0 for no limit",
         ),
-        |c| c.tuning.writeback_rate_max.into(),
-        |c, v| c.tuning.writeback_rate_max = given(v),
+        |c| c.tuning.limits.rate_max.into(),
+        |c, v| c.tuning.limits.rate_max = given(v),
     ),
     Attr::new(
         value(
@@ -299,9 +299,9 @@ pub(crate) static OPTIONS: [Opt; 27] = [
             "0",
             "writeback slows down so that the clients' 99th percentile stays below; 0 for never",
         ),
-        |c| c.tuning.foreground_p99_target.map_or(0, |p99| p99.0 / MICROSECOND.0).into(),
+        |c| c.tuning.limits.p99_target.map_or(0, |p99| p99.0 / MICROSECOND.0).into(),
         |c, v| {
-            c.tuning.foreground_p99_target = Some(time(v, MICROSECOND)).filter(|p99| p99.0 > 0);
+            c.tuning.limits.p99_target = Some(time(v, MICROSECOND)).filter(|p99| p99.0 > 0);
         },
     ),
     Attr::new(
@@ -323,6 +323,31 @@ pub(crate) static OPTIONS: [Opt; 27] = [
         ),
         |c| c.tuning.scrub_rate.into(),
         |c, v| c.tuning.scrub_rate = given(v),
+    ),
+    Attr::new(
+        value("read_cache", Kind::Flag, "0", "blocks that are read again enter the cache, too"),
+        |c| c.tuning.reads.enter.into(),
+        |c, v| c.tuning.reads.enter = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "sequential_read_cutoff",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "1M",
+            "blocks of reads in order that are longer never enter the cache; 0: all may",
+        ),
+        |c| c.tuning.reads.sequential_cutoff.into(),
+        |c, v| c.tuning.reads.sequential_cutoff = given(v),
+    ),
+    Attr::new(
+        value(
+            "read_admit_bytes_per_day",
+            Kind::Size { min: 0, max: u64::MAX, unit: 1, or: None },
+            "0",
+            "bytes that enter the cache by reads in 24 hours, at most; 0 for no limit",
+        ),
+        |c| c.tuning.reads.bytes_per_day.into(),
+        |c, v| c.tuning.reads.bytes_per_day = given(v),
     ),
 ];
 

@@ -13,6 +13,22 @@ use crate::config::Config;
 pub enum Fault {
     /// A suspend does not wait for the reads of scrub.
     ScrubUnguarded,
+    /// A suspend does not wait for admissions of reads.
+    AdmissionUnguarded,
+    /// A block that was read enters the cache though the origin has changed meanwhile.
+    AdmitBesideChange,
+    /// A block that was read takes the place of a newer version.
+    AdmitOverNewer,
+    /// A block that was read and the log names it before its data are durable.
+    AdmittedNamedEarly,
+    /// The log names a block that was read while the origin may lose what was read.
+    AdmittedBesideVolatile,
+    /// A cache that is emptied takes blocks that are read.
+    AdmitWhenEmptied,
+    /// Blocks that are read take the slots that are kept for writers.
+    AdmitLastSlots,
+    /// A block that is admitted keeps its ghost.
+    GhostKept,
     /// A commit does not wait for data that are in the write buffer.
     FlushForgetsBuffer,
     /// Data of the write buffer that their slot has refused count as written.

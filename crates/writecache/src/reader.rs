@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads: cached blocks from their slots, checked against their checksums; the rest from the
-//! origin. Reads never enter the cache.
+//! origin. Blocks that are read enter the cache only with `read_cache` (`admission`).
 //!
 //! Invariant
 //! - WC-R1 Data that were read from the origin count only if the block is not in the cache when
@@ -10,10 +10,11 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, Class, Sector, Status};
+use block::{Bio, BlockDevice, Bufs, Class, Opener, Sector, Status};
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
+use crate::admission::AdmittedRead;
 use crate::events::CacheEvent;
 use crate::map::{CurrentVersion, SlotRef, Slots, State};
 use crate::planted::Fault;
@@ -26,6 +27,8 @@ struct Piece {
     blocks: Range<usize>,
     /// The versions that it reads, one for each block; empty if it reads the origin.
     slot_ref: SmallVec<[(SlotRef, Option<u32>); 1]>,
+    /// Some of its blocks are to enter the cache: it is read into memory of the cache.
+    admitted: Option<Box<AdmittedRead>>,
     io: BioFuture,
 }
 
@@ -68,8 +71,9 @@ impl Reader {
         let mut outcome = Ok(());
         let (installs, failed_fills) =
             (self.writeback.pacing.installs.get(), self.writeback.fills.failed());
+        let admits = self.admits(bio.opener, first..first + count as u64);
         while done < count {
-            match self.next_piece(bio, first, done..count) {
+            match self.next_piece(bio, first, done..count, admits) {
                 Ok(piece) => {
                     done = piece.blocks.end;
                     pieces.push(piece);
@@ -84,12 +88,19 @@ impl Reader {
         for piece in &mut pieces {
             let read = (&mut piece.io).await;
             let of_origin = piece.slot_ref.is_empty();
+            if let Some(admitted) = piece.admitted.as_ref().filter(|_| read.is_ok()) {
+                let (data, from) = (admitted.data.all().into(), piece.blocks.start * size);
+                bio.bufs.put_from(from, &data, 0, data.len_bytes());
+            }
             let blocks = first + piece.blocks.start as u64..first + piece.blocks.end as u64;
             // WC-SP2
             let must_reread = of_origin
                 && self.writeback.fills.must_reread(blocks, failed_fills, &self.store).await;
             if of_origin && !must_reread {
                 outcome = outcome.and(read);
+                if let Some(admitted) = piece.admitted.take().filter(|_| read.is_ok()) {
+                    reactor::spawn(admitted.finish());
+                }
             }
             // WC-R1. `installs` counts every block that has entered the cache meanwhile.
             if of_origin && (must_reread || self.writeback.pacing.installs.get() != installs) {
@@ -121,7 +132,10 @@ impl Reader {
     }
 
     /// Begins a read of one block.
-    pub(crate) fn begin_block(&self, block: u64, data: &Bufs) -> ReadStart {
+    pub(crate) fn begin_block(&self, block: u64, opener: Opener, data: &Bufs) -> ReadStart {
+        if self.writeback.read_cache.is_on() && self.is_to_be_admitted(block, opener) {
+            return ReadStart::Task;
+        }
         let slots = self.store.slots.borrow();
         let Some(found) = slots.find(block) else {
             let (installs, fills) = (self.writeback.pacing.installs.get(), &self.writeback.fills);
@@ -138,6 +152,31 @@ impl Reader {
             return ReadStart::Done;
         }
         ReadStart::Request(BlockRead::Slot(found.slot_ref, found.crc))
+    }
+
+    /// Whether a read of one block needs a task, because the block is to enter the cache. Counts
+    /// the use of a block that is there, and the miss of another one.
+    #[cold]
+    #[inline(never)]
+    fn is_to_be_admitted(&self, block: u64, opener: Opener) -> bool {
+        let (read_cache, stats) = (&self.writeback.read_cache, &self.store.stats);
+        let is_sequential = read_cache.is_sequential(opener, &(block..block + 1));
+        let found = self.store.slots.borrow().find(block);
+        match found {
+            Some(found) => read_cache.count_use(found.slot_ref.slot),
+            None if is_sequential => stats.read_refused_sequential.add(1),
+            None if read_cache.is_wanted(block) => return true,
+            None => drop(read_cache.miss(block..block + 1, false, stats)),
+        }
+        false
+    }
+
+    /// Whether misses of this read may enter the cache; `None` if there is no read cache. Of a long
+    /// stream none may.
+    #[inline]
+    fn admits(&self, opener: Opener, blocks: Range<u64>) -> Option<bool> {
+        let read_cache = &self.writeback.read_cache;
+        read_cache.is_on().then(|| !read_cache.is_sequential(opener, &blocks))
     }
 
     /// The device that serves the read of `block`, and the sector.
@@ -192,6 +231,7 @@ impl Reader {
         bio: &Bio,
         first: u64,
         range: Range<usize>,
+        admits: Option<bool>,
     ) -> Result<Piece, Result<(), Status>> {
         let size = self.store.block_bytes();
         let slots = self.store.slots.borrow();
@@ -235,7 +275,14 @@ impl Reader {
         // What a device completes inside `submit` may change the map.
         drop(slots);
         let blocks = range.start..end;
-        let data = bio.bufs.slice(blocks.start * size..blocks.end * size);
+        let admitted = match admits {
+            Some(admits) => self.begin_admission(first, &blocks, &slot_ref, admits),
+            None => None,
+        };
+        let data = match &admitted {
+            Some(admitted) => admitted.data.all().into(),
+            None => bio.bufs.slice(blocks.start * size..blocks.end * size),
+        };
         let io = match slot_ref.first() {
             Some((hit, _)) => reactor::read(
                 &*self.store.device,
@@ -249,7 +296,30 @@ impl Reader {
                 reactor::read(&*self.writeback.origin.device, bio.class, at, data)
             }
         };
-        Ok(Piece { blocks, slot_ref, io })
+        Ok(Piece { blocks, slot_ref, admitted, io })
+    }
+
+    /// For the read cache: counts the uses of blocks that are in the cache, or begins the admission
+    /// of others.
+    #[cold]
+    fn begin_admission(
+        &self,
+        first: u64,
+        blocks: &Range<usize>,
+        slot_ref: &[(SlotRef, Option<u32>)],
+        admits: bool,
+    ) -> Option<Box<AdmittedRead>> {
+        let read_cache = &self.writeback.read_cache;
+        if !slot_ref.is_empty() {
+            slot_ref.iter().for_each(|(found, _)| read_cache.count_use(found.slot));
+            return None;
+        }
+        if !admits {
+            self.store.stats.read_refused_sequential.add(blocks.len() as u64);
+            return None;
+        }
+        let blocks = first + blocks.start as u64..first + blocks.end as u64;
+        self.writeback.begin_admission(blocks).map(Box::new)
     }
 
     /// Handles a version that does not match its checksum. A clean one is dropped, and the caller

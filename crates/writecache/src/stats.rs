@@ -52,6 +52,14 @@ pub(crate) struct Stats {
     pub(crate) buffer_write_errors: Counter,
     pub(crate) buffer_waits: Counter,
     pub(crate) buffer_paced_ns: Counter,
+    pub(crate) read_admitted: Counter,
+    pub(crate) read_refused_sequential: Counter,
+    pub(crate) read_refused_once: Counter,
+    pub(crate) read_refused_budget: Counter,
+    pub(crate) read_admissions_lost: Counter,
+    pub(crate) admitted_write_bytes: Counter,
+    pub(crate) metadata_write_bytes: Counter,
+    pub(crate) zeroes_installed: Counter,
 }
 
 impl Stats {

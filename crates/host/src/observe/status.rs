@@ -70,7 +70,12 @@ fn notes(engine: &EngineState) -> Vec<[String; 2]> {
             let mut all = vec![
                 note("cache in use", of(total.saturating_sub(free), total, "blocks")),
                 note("read hits", of(number("read_hits"), number("reads"), "blocks read")),
+                note("write hits", of(number("write_hits"), number("writes"), "blocks written")),
             ];
+            let missed = number("reads").saturating_sub(number("read_hits"));
+            if number("read_admitted") > 0 {
+                all.push(note("admitted", of(number("read_admitted"), missed, "blocks missed")));
+            }
             if number("drain_active") > 0 {
                 let done = of(number("drain_done_blocks"), number("drain_total_blocks"), "blocks");
                 all.push(note("drain", done));

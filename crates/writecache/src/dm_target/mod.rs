@@ -298,6 +298,9 @@ impl WriteCache {
         if old.max_age != new.max_age {
             cache.writeback.restart_ages();
         }
+        if old.reads.enter != new.reads.enter {
+            cache.writeback.start_naming();
+        }
         if old.scrub_rate != new.scrub_rate {
             cache.scrub.start();
         }

@@ -102,7 +102,7 @@ impl WholeCache {
         let (store, reader) = (&self.cache.store, &self.cache.writer.reader);
         let block = bio.sector.0 / store.config.block_sectors();
         let start = match store.changes_begun.get() {
-            true => reader.begin_block(block, &bio.bufs),
+            true => reader.begin_block(block, bio.opener, &bio.bufs),
             false => ReadStart::Task,
         };
         let read = match start {

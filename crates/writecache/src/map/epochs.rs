@@ -145,7 +145,8 @@ impl Slots {
                 // WC-E5: the log may still call it dirty in a pending epoch. In the open epoch that
                 // does no harm: there a newer version replaces an older one.
                 State::Clean => {
-                    let unlogged = self.needs_logging(block);
+                    let named = self.slots[slot as usize].logged;
+                    let unlogged = named && self.needs_logging(block);
                     unlogged && e.phase.as_ref().is_some_and(|p| p.epoch != e.open)
                 }
                 State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
@@ -158,7 +159,8 @@ impl Slots {
 
     /// The block leaves the cache. As [`Slots::supersede`], but without a newer version.
     pub(super) fn remove_version(&mut self, block: u64, slot: u32) {
-        let clean = self.slots[slot as usize].state == State::Clean;
+        let s = &self.slots[slot as usize];
+        let clean = s.state == State::Clean && s.logged;
         let in_phase = self.epochs.as_ref().is_some_and(|e| e.phase.is_some());
         let needed = clean && in_phase && self.needs_logging(block);
         self.keep_or_release(block, slot, needed);

@@ -82,8 +82,9 @@ impl Slots {
                 }
                 continue;
             };
-            let s = &self.slots[slot as usize];
+            let s = &mut self.slots[slot as usize];
             if s.state == State::Clean {
+                s.logged = true;
                 self.unlogged.remove(block);
                 builder.push(Entry { op: Op::Clean, block, slot, crc: s.crc });
             } else if !s.logged {
@@ -191,9 +192,9 @@ impl Slots {
         while dump.slot < self.counts.slots && !builder.is_full() {
             let slot = dump.slot;
             dump.slot = self.after(slot, self.slots[slot as usize].state != State::Free);
-            let s = &mut self.slots[slot as usize];
-            if s.state == State::Clean {
-                s.logged = true;
+            let s = &self.slots[slot as usize];
+            // Of one that the log does not name the data may not be durable yet (WC-RA2).
+            if s.state == State::Clean && s.logged {
                 builder.push(Entry { op: Op::Clean, block: s.block(), slot, crc: s.crc });
                 dump.written.mark(slot);
             }

@@ -192,7 +192,7 @@ fn opening_a_cache_finds_what_it_has_logged() {
                         let crc = u32::try_from(rng.below(1 << 30)).expect("below 2^30");
                         model.slots.install(rng.below(model.blocks), run.start, crc);
                     }
-                    None => drop(model.slots.evict(3)),
+                    None => drop(model.slots.evict(3, None)),
                 },
                 6 => model.slots.close_epoch(),
                 7 => model.commit(),

@@ -5,7 +5,8 @@
 //! ```text
 //!            allocate          install              retire              evict
 //!   Free ──────────────▶ Writing ────▶ Dirty ───────────────▶ Clean ────────────────┐
-//!     ▲                │                 │ superseded, dropped                     │
+//!     ▲                │    └─ admit ─────┼─────────────────────▲                    │
+//!     │                │                 │ superseded, dropped                     │
 //!     └────────────────┼─────────────────┴──── Limbo ◀── the batch that logs it ◀──┘
 //!                      │                 └──── Old: superseded, kept for its epoch (`epochs`)
 //!                      └ Zero: stands for a range of zeroes, until its epoch is over (`zeroes`)
@@ -41,6 +42,7 @@ use crate::map::index::Index;
 mod block_set;
 pub(crate) mod buffered;
 mod chunks;
+mod clean;
 mod entries;
 mod epoch_state;
 mod epochs;
@@ -364,29 +366,6 @@ impl Slots {
         true
     }
 
-    /// Drops up to `max` clean blocks in slot order, so that the free slots are neighbours; the
-    /// next call continues where this one ends. Returns how many.
-    pub(crate) fn evict(&mut self, max: u32) -> u32 {
-        let room = u32::try_from(self.journal_room()).unwrap_or(u32::MAX);
-        let (max, mut evicted) = (max.min(room), 0);
-        for _ in 0..self.counts.slots {
-            if evicted == max || self.counts.clean == 0 {
-                break;
-            }
-            let slot = self.evict_cursor;
-            self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
-            let s = &self.slots[slot as usize];
-            // With epochs a block may leave only when the log has it as clean (WC-E5).
-            let unlogged = self.epochs.is_some() && self.needs_logging(s.block());
-            if s.state == State::Clean && !unlogged {
-                let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
-                self.drop_block(block, slot_ref);
-                evicted += 1;
-            }
-        }
-        evicted
-    }
-
     /// Whether a commit still has to log the block.
     pub(crate) fn needs_logging(&self, block: u64) -> bool {
         let any = self.counts.unlogged > 0;
@@ -565,6 +544,8 @@ impl Slots {
         let op = match s.state {
             // The next start reads an unreadable block again.
             State::Dirty | State::Bad => Op::Write,
+            // Its data may not be durable yet (WC-RA2).
+            State::Clean if !s.logged => return None,
             State::Clean => Op::Clean,
             State::Free | State::Writing | State::Old | State::Zero | State::Limbo => {
                 return None;

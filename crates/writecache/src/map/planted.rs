@@ -35,6 +35,14 @@ impl Slots {
         self.slot_of(block).is_some_and(newer)
     }
 
+    /// Enters a clean block in place of a newer version.
+    pub(crate) fn admit_over(&mut self, block: u64, slot: u32, crc: u32) {
+        if let Some(found) = self.find(block) {
+            self.drop_block(block, found.slot_ref);
+        }
+        self.admit(block, slot, crc);
+    }
+
     /// Reads find no zeroes.
     pub(crate) fn forget_zero_ranges(&mut self) {
         self.zeroes = Default::default();

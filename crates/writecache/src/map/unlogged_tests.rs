@@ -64,7 +64,7 @@ fn every_block_that_differs_from_the_log_is_unlogged() {
                 (8, Some(slot_ref)) => slots.retire(block, slot_ref),
                 (9, Some(slot_ref)) => slots.make_dirty(block, slot_ref),
                 (10, Some(slot_ref)) => drop(slots.drop_block(block, slot_ref)),
-                (11, _) => drop(slots.evict(2)),
+                (11, _) => drop(slots.evict(2, None)),
                 _ => {}
             }
             check(&slots, &log_state);

@@ -14,7 +14,7 @@ use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
 use super::layout::{Layout, area_of_each};
-use crate::config::{Config, MediaFormat, PartOf, Tuning};
+use crate::config::{Config, MediaFormat, PartOf, ReadTuning, Tuning, WritebackLimits};
 use crate::planted::Fault;
 use crate::recovery::area::read_area;
 use crate::recovery::area::{map_memory, no_space, not_initialized};
@@ -72,8 +72,15 @@ pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
     Tuning {
         writeback_jobs: share(whole.writeback_jobs),
         autocommit_blocks: share(whole.autocommit_blocks),
-        writeback_rate_max: share_of_rate(whole.writeback_rate_max, parts),
+        limits: WritebackLimits {
+            rate_max: share_of_rate(whole.limits.rate_max, parts),
+            ..whole.limits
+        },
         scrub_rate: share_of_rate(whole.scrub_rate, parts),
+        reads: ReadTuning {
+            bytes_per_day: share_of_rate(whole.reads.bytes_per_day, parts),
+            ..whole.reads
+        },
         ..whole
     }
 }

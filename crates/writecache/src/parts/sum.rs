@@ -10,6 +10,8 @@
 //! | an error and its sector | the one with the lowest sector |
 //! | lists of sectors | one list, ascending |
 //! | the journal | `none` if a part has none |
+//! | percentages | of the sums |
+//! | the read cache | why a part has none, if one has none |
 //! | the state of a drain | counts and rates summed, the longest time |
 use std::collections::BTreeMap;
 
@@ -18,7 +20,7 @@ use block::{Error, ErrorKind};
 
 use crate::cache::JOURNAL_IN_MEMORY;
 use crate::events::{BAD_LIST_MAX, BadBlocks};
-use crate::figures::{Combine, FIGURES};
+use crate::figures::{Combine, FIGURES, share};
 use crate::status::{StatusFields, status_text};
 use crate::writeback::jobs::DrainProgress;
 
@@ -56,6 +58,11 @@ impl AggregatedStatus {
                     drain(reports).map_or("idle".into(), |state| state.to_string().into())
                 }
                 (Combine::Own, "journal") => journal(reports, nth),
+                (Combine::Own, "read_cache_state") => read_cache_state(reports, nth),
+                (Combine::Percent(part, whole), _) => {
+                    let sum = |name| attributes.get(name).and_then(Value::number).unwrap_or(0);
+                    share(sum(part), sum(whole)).into()
+                }
                 (Combine::Own, _) => lowest_error(reports, nth),
                 (rule, _) => combine(rule, reports.iter().filter_map(|part| part.values.get(nth))),
             };
@@ -108,7 +115,9 @@ fn combine<'a>(rule: Combine, values: impl Iterator<Item = &'a Value>) -> Value 
     let numbers = values.filter_map(Value::number);
     match rule {
         Combine::Largest => numbers.max().unwrap_or(0).into(),
-        Combine::Sum | Combine::FirstNotZero | Combine::Own => numbers.sum::<u64>().into(),
+        Combine::Sum | Combine::FirstNotZero | Combine::Percent(..) | Combine::Own => {
+            numbers.sum::<u64>().into()
+        }
     }
 }
 
@@ -117,6 +126,12 @@ fn journal(reports: &[PartReport], nth: usize) -> Value {
     let in_memory = Value::from(JOURNAL_IN_MEMORY);
     let mut states = reports.iter().filter_map(|part| part.values.get(nth));
     states.find(|state| **state != in_memory).cloned().unwrap_or(in_memory)
+}
+
+/// The value number `nth`, the state of the read cache: the longest one says why a part has none.
+fn read_cache_state(reports: &[PartReport], nth: usize) -> Value {
+    let states = reports.iter().filter_map(|part| part.values.get(nth));
+    states.max_by_key(|state| state.to_string().len()).cloned().unwrap_or_else(|| "off".into())
 }
 
 /// The value number `nth` (an error or its sector) of the part whose error has the lowest sector.

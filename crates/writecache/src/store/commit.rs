@@ -190,6 +190,7 @@ impl Store {
         units: std::ops::Range<usize>,
     ) -> BioFuture {
         let data = buf.slice(units.start * UNIT..units.end * UNIT);
+        self.stats.metadata_write_bytes.add((units.len() * UNIT) as u64);
         let at = self.area_sector(offset);
         reactor::write(&*self.device, Flags::SYNC | Flags::META, Class::Foreground, at, data.into())
     }

@@ -154,6 +154,7 @@ impl Store {
             self.slots.borrow().encode_entries(slots, sectors, batch, writing, entries);
         });
         let at = self.area_sector(bytes.start);
+        self.stats.metadata_write_bytes.add(len as u64);
         reactor::write(&*self.device, flags | Flags::META, Class::Foreground, at, buf.into())
     }
 }

@@ -86,7 +86,7 @@ impl Writeback {
                     break;
                 }
                 self.store.reserve_unlogged(CHANGES_AT_ONCE_MAX).await;
-                self.store.slots.borrow_mut().evict(max);
+                self.store.slots.borrow_mut().evict(max, None);
                 self.store.commit().await.ok();
                 continue;
             };

@@ -86,7 +86,7 @@ impl Writeback {
             let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
             let changed = if ignored { 0 } else { self.store.counts().unlogged };
             let room = self.store.unlogged_max.saturating_sub(changed);
-            self.store.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX));
+            self.store.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX), None);
             if self.store.has_fault(Fault::CleanKeptInLog) {
                 self.store.slots.borrow_mut().forget_drops();
             }

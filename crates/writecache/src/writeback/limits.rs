@@ -32,13 +32,13 @@ impl Writeback {
     /// The lower of the latency targets of the option and of a drain.
     fn p99_target(&self) -> Option<Nanos> {
         let drain = self.jobs.drain.borrow().as_ref().and_then(|d| d.limits.p99);
-        self.store.tuning().foreground_p99_target.into_iter().chain(drain).min()
+        self.store.tuning().limits.p99_target.into_iter().chain(drain).min()
     }
 
     /// The lower of the rates of the option and of a drain; 0: no limit.
     fn rate_max(&self) -> u64 {
         let drain = self.jobs.drain.borrow().as_ref().map_or(0, |d| d.limits.rate);
-        [self.store.tuning().writeback_rate_max, drain]
+        [self.store.tuning().limits.rate_max, drain]
             .into_iter()
             .filter(|r| *r > 0)
             .min()

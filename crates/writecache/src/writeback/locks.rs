@@ -8,12 +8,17 @@
 //!
 //! No block of an awaited range is picked, so that a direct write does not wait forever. Locks are
 //! taken by block number, and only this file changes them.
-use std::cell::{Ref, RefCell};
+//!
+//! A range that is watched is one that is read from the origin for the read cache (`admission`):
+//! whoever locks a block of it changes the origin, and what was read is given up. Nobody waits for
+//! a watched range.
+use std::cell::{Cell, Ref, RefCell};
 use std::ops::Range;
 
 use block::Status;
 use policy::Run;
 use roaring::RoaringTreemap;
+use slab::Slab;
 
 use crate::store::Store;
 
@@ -22,6 +27,9 @@ use crate::store::Store;
 pub(crate) struct Locks {
     busy: RefCell<RoaringTreemap>,
     awaited: RefCell<Vec<Range<u64>>>,
+    /// Watched ranges, and whether a block was locked since.
+    watched: RefCell<Slab<(Range<u64>, bool)>>,
+    watched_count: Cell<usize>,
 }
 
 impl Locks {
@@ -49,6 +57,9 @@ impl Locks {
     /// Locks a run, which is free. Scattered blocks are runs of one block: inserting a block costs
     /// a third of a range.
     pub(super) fn lock_run(&self, run: Run) {
+        if self.watched_count.get() > 0 {
+            self.end_watches(&(run.start..run.end));
+        }
         let mut busy = self.busy.borrow_mut();
         if run.blocks() == 1 {
             busy.insert(run.start);
@@ -85,8 +96,39 @@ impl Locks {
             awaited.swap_remove(mine);
         }
         store.health()?;
+        if self.watched_count.get() > 0 {
+            self.end_watches(&range);
+        }
         self.busy.borrow_mut().insert_range(range);
         Ok(())
+    }
+
+    /// Watches a range, unless a block of it is locked.
+    pub(crate) fn watch(&self, range: Range<u64>) -> Option<usize> {
+        if !self.is_free(&range) {
+            return None;
+        }
+        self.watched_count.set(self.watched_count.get() + 1);
+        Some(self.watched.borrow_mut().insert((range, false)))
+    }
+
+    /// Whether a block of the watched range was locked since.
+    pub(crate) fn was_locked(&self, watch: usize) -> bool {
+        self.watched.borrow()[watch].1
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&self, watch: usize) {
+        self.watched.borrow_mut().remove(watch);
+        self.watched_count.set(self.watched_count.get() - 1);
+    }
+
+    #[cold]
+    fn end_watches(&self, locked: &Range<u64>) {
+        let mut watched = self.watched.borrow_mut();
+        for (_, (range, was_locked)) in watched.iter_mut() {
+            *was_locked |= range.start < locked.end && locked.start < range.end;
+        }
     }
 
     /// Unlocks a range, and wakes the tasks that wait for it.

@@ -66,6 +66,7 @@ use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
 use crate::origin::Origin;
 use crate::pacing::{Pacing, reclaim_reserve};
+use crate::read_cache::ReadCache;
 use crate::store::Store;
 
 /// Origin writes in flight: more than any drive's queue holds, few enough to bound memory.
@@ -197,6 +198,7 @@ pub(crate) struct Writeback {
     destage: Destage,
     slot_reads: SlotReads,
     pub(crate) fills: Fills,
+    pub(crate) read_cache: ReadCache,
 }
 
 impl Writeback {
@@ -208,6 +210,7 @@ impl Writeback {
         Writeback {
             settling: Settling::new(batch_max, store.config.block_size),
             destage: Destage::new(store.config.assumed_costs),
+            read_cache: ReadCache::new(store.config.planted),
             store,
             origin,
             pacing,
@@ -227,7 +230,8 @@ impl Writeback {
         if let Some(batch_max) = self.pacing.tune(u64::from(self.store.geometry.slots), &tuning) {
             self.set_batch_max(batch_max);
         }
-        if self.store.set_tuning(tuning).writeback_rate_max != tuning.writeback_rate_max {
+        self.read_cache.tune(&tuning, self.store.geometry.slots, self.store.config.block_size);
+        if self.store.set_tuning(tuning).limits.rate_max != tuning.limits.rate_max {
             self.limits.reset();
         }
         self.recheck();

@@ -137,7 +137,8 @@ impl Writeback {
             let room = self.store.unlogged_max.saturating_sub(c.unlogged);
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.store.tuning().cleaner { room } else { scarce.min(room) };
-            self.store.slots.borrow_mut().evict(u32::try_from(want).unwrap_or(u32::MAX));
+            let want = u32::try_from(want).unwrap_or(u32::MAX);
+            self.read_cache.with_uses(|uses| self.store.slots.borrow_mut().evict(want, uses));
             if self.store.has_fault(Fault::EvictDirty) {
                 self.store.slots.borrow_mut().evict_dirty();
             }

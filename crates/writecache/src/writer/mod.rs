@@ -411,6 +411,7 @@ impl Writer {
                     .await?;
             }
             self.store.stats.writes.add(end - at);
+            self.store.stats.zeroes_installed.add(1);
             self.writeback.pacing.installs.set(self.writeback.pacing.installs.get() + 1);
             self.store.waits.blocks_changed();
             at = end;

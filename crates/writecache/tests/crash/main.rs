@@ -11,6 +11,7 @@ mod lost_writes;
 mod native;
 mod ordered;
 mod parts;
+mod read_cache;
 mod recover_killed;
 mod reload;
 mod replace;

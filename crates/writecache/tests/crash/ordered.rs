@@ -56,6 +56,8 @@ struct Plan {
     write_buffer: u32,
     /// Of 1000 writes so many fail, with faults.
     write_errors: &'static [u32],
+    /// Blocks that are read enter the cache.
+    reads: bool,
 }
 
 impl Plan {
@@ -67,6 +69,7 @@ impl Plan {
         journal: JournalPlan::None,
         write_buffer: 0,
         write_errors: &[0, 5, 20],
+        reads: false,
     };
     const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..Plan::USUAL };
 }
@@ -101,6 +104,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
     config.write_buffer = plan.write_buffer;
+    config.tuning.reads.enter = plan.reads;
+    config.tuning.reads.sequential_cutoff = 0;
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     config.set_zeroes_as_data_max(w.rng.pick(&[0, 0, 1024, 1 << 20]));
     let unit = if plan.by_sectors { 512 } else { block_size as usize };
@@ -393,6 +398,17 @@ fn another_directory_of_journals_does_not_break_the_order() {
         let by_sectors = seed.is_multiple_of(3);
         simulate(seed, Plan { by_sectors, ..plan }, &coverage)
     });
+}
+
+#[test]
+fn the_order_holds_beside_blocks_that_enter_by_reads() {
+    let coverage = Rc::default();
+    let plan = Plan { reads: true, ..Plan::USUAL };
+    seeds::run(30, |seed| simulate(seed, plan, &coverage));
+    seeds::run(20, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
+    seeds::run(15, |seed| simulate(seed, Plan { reads: true, ..Plan::JOURNAL }, &coverage));
+    let buffered = Plan { write_buffer: BUFFER, ..plan };
+    seeds::run(15, |seed| simulate(seed, buffered, &coverage));
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

@@ -64,6 +64,8 @@ struct Plan {
     journal: JournalPlan,
     /// Bytes of the write buffer.
     write_buffer: u32,
+    /// Blocks that are read enter the cache.
+    reads: bool,
 }
 
 const USUAL: Plan = Plan {
@@ -73,6 +75,7 @@ const USUAL: Plan = Plan {
     disk_block: 512,
     journal: JournalPlan::None,
     write_buffer: 0,
+    reads: false,
 };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..USUAL };
@@ -116,6 +119,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
     config.write_buffer = plan.write_buffer;
+    config.tuning.reads.enter = plan.reads;
+    config.tuning.reads.sequential_cutoff = 0;
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     config.set_chunk(Sector(w.rng.pick(&[1, 2, 3, 8, 40]) * u64::from(block_size) / 512));
     // Gaps may be as long as a chunk, and longer.
@@ -292,6 +297,13 @@ fn journals_of_parts_beside_errors_lose_nothing_flushed() {
 fn journals_of_parts_in_another_directory_are_not_believed() {
     const PLAN: Plan = Plan { journal: JournalPlan::Moved, ..USUAL };
     seeds::run(30, |seed| simulate(seed, PLAN));
+}
+
+#[test]
+fn parts_admit_no_block_that_is_older_than_a_write() {
+    seeds::run(30, |seed| simulate(seed, Plan { reads: true, ..USUAL }));
+    seeds::run(30, |seed| simulate(seed, Plan { reads: true, ..BAD }));
+    seeds::run(15, |seed| simulate(seed, Plan { reads: true, ..JOURNAL }));
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

@@ -32,6 +32,8 @@ thread_local! {
     pub(crate) static AROUND: Cell<u64> = const { Cell::new(0) };
     /// Blocks that scrub has checked.
     pub(crate) static SCRUBBED_BLOCKS: Cell<u64> = const { Cell::new(0) };
+    /// Blocks that entered the cache because they were read.
+    pub(crate) static READ_ADMITTED: Cell<u64> = const { Cell::new(0) };
     /// Reads of spans.
     pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
@@ -298,6 +300,7 @@ impl Engine for Lives {
         GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
         AROUND.set(AROUND.get() + number(&cache, "writes_around"));
         SCRUBBED_BLOCKS.set(SCRUBBED_BLOCKS.get() + number(&cache, "scrubbed_blocks"));
+        READ_ADMITTED.set(READ_ADMITTED.get() + number(&cache, "read_admitted"));
         SLOT_READS.set(SLOT_READS.get() + number(&cache, "slot_reads"));
         EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());
         worked?;

@@ -29,6 +29,7 @@ mod pacing;
 mod parts;
 mod planted;
 mod probe;
+mod read_cache;
 mod regressions;
 mod scrub;
 mod sectors;

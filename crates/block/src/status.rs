@@ -28,6 +28,8 @@ pub enum Status {
     Again,
     /// The device takes no writes.
     ReadOnly,
+    /// Somebody else has taken the device over: nothing that it says counts any more.
+    Stale,
 }
 
 impl Status {
@@ -59,6 +61,7 @@ impl Status {
             Status::NoDevice => 19,
             Status::Again => 11,
             Status::ReadOnly => 30,
+            Status::Stale => 116,
         }
     }
 
@@ -73,6 +76,7 @@ impl Status {
             6 | 19 => Status::NoDevice,
             11 => Status::Again,
             30 => Status::ReadOnly,
+            116 => Status::Stale,
             _ => Status::Io,
         }
     }
@@ -97,6 +101,7 @@ impl fmt::Display for Status {
             Status::NoDevice => "no such device",
             Status::Again => "resource temporarily unavailable",
             Status::ReadOnly => "read-only device",
+            Status::Stale => "taken over by somebody else",
         })
     }
 }
@@ -138,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_worst_status_is_the_first_real_failure() {
-        const ALL: [Status; 10] = [
+        const ALL: [Status; 11] = [
             Status::Ok,
             Status::NotSupported,
             Status::Io,
@@ -149,6 +154,7 @@ mod tests {
             Status::NoDevice,
             Status::Again,
             Status::ReadOnly,
+            Status::Stale,
         ];
         let rank = |status| [Status::Ok, Status::NotSupported].iter().position(|s| *s == status);
         let rank = |status| rank(status).unwrap_or(2);

@@ -96,7 +96,9 @@ impl Errno {
     pub fn from_status(status: Status) -> Option<Errno> {
         match status {
             Status::Ok => None,
-            Status::Io | Status::Checksum | Status::Timeout | Status::NoDevice => Some(Errno::Io),
+            Status::Io | Status::Checksum | Status::Timeout | Status::NoDevice | Status::Stale => {
+                Some(Errno::Io)
+            }
             Status::NoSpace => Some(Errno::NoSpace),
             Status::NotSupported => Some(Errno::NotSupported),
             Status::Invalid => Some(Errno::Invalid),

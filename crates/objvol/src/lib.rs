@@ -1,12 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! objvol: a log-structured block volume on an object store.
 //!
-//! This is the beginning of an engine that nothing uses yet. There is: the border to a store
-//! ([`ObjectStore`]), a store in the simulator that lies (`tests/it/bucket.rs`), and the format of
-//! the objects (`format::objvol`, `docs/format/objvol.md`). There is not: the volume itself, a
-//! client of a real store, a table line.
+//! ```text
+//!        bio
+//!   ┌─────▼──────────────────── Volume ───────────────────────────────┐
+//!   │ write ─▶ log: gathered segment, segments in flight, map         │  takeover: open, history
+//!   │ read  ◀─ map ─▶ memory, or merged ranges of segments            │  background: watch,
+//!   │ flush ─▶ the chain of segments is in the store up to here       │   checkpoint, collect
+//!   └─────┬───────────────────────────────────────────────────────────┘
+//!         │ put-if-absent, get a range, list, delete; repeated until the outcome is known
+//!   ┌─────▼─────── ObjectStore ────────┐
+//!   │ manifest/  segment/  checkpoint/ │   whoever creates the manifest of an epoch is its
+//!   │ owner/                           │   only writer; it seals all epochs before
+//!   └──────────────────────────────────┘
+//! ```
+//!
+//! An *epoch* is the time of one writer. Everything that is durable is a chain of immutable
+//! segments; any prefix of it is a state that the volume had, in the order of the writes. Nobody is
+//! asked whether a writer still lives: it loses its epoch by a seal in the place of its next
+//! segment, and learns it there.
+//!
+//! Each rule is the answer to a counter-example that loses data. They are invariants of the modules
+//! that keep them:
+//!
+//! | rule | invariants |
+//! |---|---|
+//! | requests are repeated until decided; 412 may be one's own | OV-R in `requests` |
+//! | FLUSH is the unbroken chain; later writes lie behind it | OV-W in `write` |
+//! | the map follows the log; the window; moved data | OV-L in `log`, OV-M in `map` |
+//! | epochs without gaps, owners, what an opening reads and when | OV-O in `open` |
+//! | every epoch below is sealed; a hole is damage; which checkpoints count | OV-H in `history` |
+//! | checkpoints lie in the durable chain, and in the own epoch | OV-K in `checkpoint` |
+//! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
+//! | who is fenced stays fenced, reads too | OV-F in `shared` |
+//! | data are checked; what was moved is looked up again | OV-RD in `read` |
+//!
+//! The bytes are `format::objvol` and `docs/format/objvol.md`. `tests/it` has a store that lies,
+//! writers that fight, and planted faults (`docs/mutations.md`).
+//!
+//! Not there yet, so nothing above uses this room: a client of a real store, a table line and the
+//! verb that makes a volume; a probe whether a store has conditional writes; snapshots, read-ahead,
+//! resize; incremental checkpoints (a checkpoint writes the whole map); defragmentation by garbage
+//! collection; deletion of what lies behind seals; `inspect` and `check`; the owner record of a
+//! write cache above, and cost counters. Heads of segments are read one after the other at an
+//! opening.
 #![warn(missing_docs)]
 
+mod checkpoint;
+mod collect;
+mod config;
+mod history;
+mod join;
+mod log;
+mod map;
+mod open;
+mod planted;
+mod read;
+mod requests;
+mod shared;
 mod store;
+mod volume;
+mod write;
 
+pub use config::{Geometry, OpenOptions};
+pub use open::create;
+#[cfg(feature = "planted")]
+pub use planted::Fault;
+pub use shared::Fence;
 pub use store::{Listing, ObjectStore, StoreError};
+pub use volume::{Volume, VolumeStatus};

@@ -4,3 +4,10 @@
 
 mod border;
 mod bucket;
+mod crash;
+mod fixture;
+mod judge;
+mod planted;
+mod takeover;
+mod volume;
+mod writer;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a volume is made with, and what it is opened with.
+use block::{Error, Nanos, Planted, Sector};
+use format::objvol::{
+    HOST_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, VOLUME_SECTORS_MAX, WINDOW_MAX,
+};
+
+use crate::planted::Fault;
+
+/// What a volume is for its whole life.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Its size.
+    pub sectors: Sector,
+    /// Bytes of data of a full segment: 4 KiB to 16 MiB, whole sectors. Less than 4 MiB costs many
+    /// requests.
+    pub segment_bytes: u32,
+    /// Segments in flight at most: 1 to 256.
+    pub window: u16,
+}
+
+impl Geometry {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let sectors = self.sectors.0;
+        if !(1..=VOLUME_SECTORS_MAX).contains(&sectors) {
+            return Err(Error::invalid(format!(
+                "objvol: {sectors} sectors, allowed are 1 to {VOLUME_SECTORS_MAX}"
+            )));
+        }
+        let bytes = self.segment_bytes;
+        let is_whole = bytes.is_multiple_of(512);
+        if !is_whole || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes) {
+            return Err(Error::invalid(format!(
+                "objvol: segment_size {bytes}, allowed are multiples of 512 from \
+                 {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+            )));
+        }
+        if !(1..=WINDOW_MAX).contains(&self.window) {
+            return Err(Error::invalid(format!(
+                "objvol: window {}, allowed are 1 to {WINDOW_MAX}",
+                self.window
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Who opens a volume, and how it works meanwhile.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Name of this host, at most 255 bytes: whoever is fenced by this opening learns it.
+    pub host: String,
+    /// Wall-clock time, seconds since 1970: an engine has no such clock. For people only.
+    pub opened_at: u64,
+    /// The size that the caller expects; another one is refused. `None`: any.
+    pub sectors: Option<Sector>,
+    /// Take the volume although its owner record says that another host has it.
+    pub take_over: bool,
+    /// A checkpoint is written after so many segments; at least 1.
+    pub checkpoint_every: u64,
+    /// Segments with a smaller share of live sectors are collected; percent, 0 (never) to 90.
+    pub gc_threshold: u32,
+    /// Largest map, bytes, at 24 each extent: writes beyond it fail with `NoSpace`.
+    pub map_memory: u64,
+    /// Garbage is deleted so long after the checkpoint that lists it.
+    pub grace: Nanos,
+    #[doc(hidden)]
+    pub planted: Planted<Fault>,
+}
+
+impl OpenOptions {
+    /// The usual options, for a host.
+    pub fn new(host: &str, opened_at: u64) -> OpenOptions {
+        OpenOptions {
+            host: host.to_owned(),
+            opened_at,
+            sectors: None,
+            take_over: false,
+            // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
+            checkpoint_every: 256,
+            gc_threshold: 60,
+            map_memory: 256 << 20,
+            grace: Nanos::from_secs(60),
+            planted: Planted::NONE,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.host.len() > HOST_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "objvol: the host's name has {} bytes, at most {HOST_BYTES_MAX} are allowed",
+                self.host.len()
+            )));
+        }
+        if self.checkpoint_every == 0 {
+            return Err(Error::invalid("objvol: checkpoint_every 0, at least 1 is needed"));
+        }
+        if self.gc_threshold > 90 {
+            return Err(Error::invalid(format!(
+                "objvol: gc_threshold {}, allowed are 0 to 90 percent",
+                self.gc_threshold
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The history of a volume below an epoch: every epoch is sealed, then its segments are read.
+//!
+//! ```text
+//!   newest checkpoint   segments of its epoch behind it   seal   next epoch …   own epoch
+//!          ■────────────────▶ ■ ■ ■ ■ ■                    ▣      ■ ■ ▣           (empty)
+//!                                       ▲ the first name that is free: sealed, with 2W more
+//! ```
+//!
+//! Invariants
+//! - OV-H1 Every epoch below is sealed, in ascending order, before the map is made of it, not only
+//!   the newest: a writer that has slept through two take-overs is an epoch like any other.
+//! - OV-H2 An epoch ends at its lowest seal, and every name below that is a segment: a seal is
+//!   found by walking from the checkpoint, and whatever lies behind it is garbage for ever.
+//! - OV-H3 2W names from the first free one on are sealed at once, so that a writer that is at work
+//!   cannot run ahead of the seals for ever.
+//! - OV-H4 A free name is damage, not the end, if a segment W or more behind it exists, or a
+//!   segment says that it was durable, or a later epoch has a segment. Then nothing is sealed. It
+//!   is looked at once more after the proof was seen: a listing is not one moment.
+//! - OV-H5 A checkpoint is believed only if no seal of its epoch lies at or before its place.
+//! - OV-H6 What has gone while it was read was garbage of a newer checkpoint: again from that one.
+//! - OV-H7 Each segment names the one before it, and its hash: there is one history.
+use std::collections::BTreeMap;
+
+use block::{Buf, Error, ErrorKind, Planted};
+use format::objvol::{
+    CHECKPOINTS, Checkpoint, Identity, Manifest, Place, SEAL_BYTES, SEGMENTS, Seal, SegmentHead,
+    SegmentObject, manifest_name, parse_place_name, place_name,
+};
+
+use crate::join::{Pending, join_all};
+use crate::planted::Fault;
+use crate::requests::{Creation, Denial, Requests};
+
+/// How often history is read from the beginning because something went meanwhile. Chosen: a writer
+/// that deletes beside an opening is fenced by it after one time.
+const ATTEMPTS_MAX: u32 = 16;
+
+/// Who reads the history.
+pub(crate) struct Reader<'a> {
+    pub(crate) requests: &'a Requests,
+    pub(crate) uuid: [u8; 16],
+    /// Own epoch, of which the manifest exists.
+    pub(crate) epoch: u64,
+    pub(crate) nonce: u64,
+    pub(crate) volume_sectors: u64,
+    pub(crate) planted: Planted<Fault>,
+}
+
+/// What the map is made of.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// All segments behind it, in order.
+    pub(crate) heads: Vec<SegmentHead>,
+    /// The seals at which the epochs end, from the checkpoint on.
+    pub(crate) seals: Vec<Place>,
+}
+
+/// Why a reading did not end well.
+enum Interruption {
+    /// Something has gone that was there (OV-H6).
+    Gone(String),
+    Failed(Error),
+}
+
+impl From<Error> for Interruption {
+    fn from(error: Error) -> Interruption {
+        Interruption::Failed(error)
+    }
+}
+
+type Reading<T> = Result<T, Interruption>;
+
+/// An epoch as it was found.
+struct Epoch {
+    number: u64,
+    /// First sequence behind the checkpoint.
+    first: u64,
+    window: u64,
+    objects: BTreeMap<u64, SegmentObject>,
+}
+
+impl Epoch {
+    /// The first sequence that is no segment, and the seal there, if there is one.
+    fn end(&self) -> (u64, Option<Seal>) {
+        let mut sequence = self.first;
+        loop {
+            match self.objects.get(&sequence) {
+                Some(SegmentObject::Segment(_)) => sequence += 1,
+                Some(SegmentObject::Seal(seal)) => return (sequence, Some(*seal)),
+                None => return (sequence, None),
+            }
+        }
+    }
+
+    /// A segment of the epoch that proves that `hole` was a segment (OV-H4).
+    fn evidence(&self, hole: u64) -> Option<String> {
+        self.objects.iter().find_map(|(&sequence, object)| match object {
+            SegmentObject::Segment(_) if sequence >= hole.saturating_add(self.window) => Some(
+                format!("segment {sequence} exists, and at most {} are in flight", self.window),
+            ),
+            SegmentObject::Segment(head) if head.header.chain_durable >= hole => Some(format!(
+                "segment {sequence} says that all up to {} were durable",
+                head.header.chain_durable
+            )),
+            SegmentObject::Segment(_) | SegmentObject::Seal(_) => None,
+        })
+    }
+
+    fn into_heads(self, end: u64) -> Vec<SegmentHead> {
+        let segment = |(sequence, object)| match object {
+            SegmentObject::Segment(head) if sequence < end => Some(head),
+            SegmentObject::Segment(_) | SegmentObject::Seal(_) => None,
+        };
+        self.objects.into_iter().filter_map(segment).collect()
+    }
+}
+
+impl Reader<'_> {
+    /// Seals every epoch below the own one and reads the history.
+    pub(crate) async fn read(&self) -> Result<History, Error> {
+        let mut gone = String::new();
+        for _ in 0..ATTEMPTS_MAX {
+            match self.try_read().await {
+                Ok(history) => return Ok(history),
+                Err(Interruption::Gone(what)) => gone = what,
+                Err(Interruption::Failed(error)) => return Err(error),
+            }
+        }
+        Err(self.damage(format!("{gone} was there and has gone, {ATTEMPTS_MAX} times")))
+    }
+
+    fn damage(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
+    }
+
+    fn denied(&self, Denial(why): &Denial) -> Error {
+        Error::new(ErrorKind::Denied, format!("{}: {why}", self.requests.store_name()))
+    }
+
+    async fn try_read(&self) -> Reading<History> {
+        let checkpoint = self.newest_checkpoint().await?;
+        let header = checkpoint.as_ref().map(|checkpoint| checkpoint.header);
+        let from = header.map_or(Place::default(), |header| header.identity.place);
+        let mut before = (from, header.map_or(0, |header| header.tail_hash));
+        let mut history = History { checkpoint, ..History::default() };
+        // OV-H1
+        for number in from.epoch.max(1)..self.epoch {
+            let first = if number == from.epoch { from.sequence + 1 } else { 1 };
+            let window = self.window_of(number).await?;
+            let epoch = Epoch { number, first, window, objects: BTreeMap::new() };
+            let (heads, seal) = self.read_epoch(epoch, from).await?;
+            for head in &heads {
+                // OV-H7
+                if (head.header.parent, head.header.parent_hash) != before {
+                    return Err(self
+                        .damage(format!(
+                            "segment {} follows {}, and the one before it is {}, or has changed",
+                            head.identity.place, head.header.parent, before.0
+                        ))
+                        .into());
+                }
+                before = (head.identity.place, head.hash);
+            }
+            history.heads.extend(heads);
+            history.seals.extend(seal);
+        }
+        Ok(history)
+    }
+
+    async fn window_of(&self, epoch: u64) -> Reading<u64> {
+        let name = manifest_name(epoch);
+        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
+        let object = object.ok_or_else(|| self.damage(format!("{name} is missing")))?;
+        let manifest = object.read(|object| Manifest::decode(object, &self.uuid, epoch));
+        let manifest = manifest.map_err(|damage| self.damage(format!("{name}: {damage}")))?;
+        Ok(u64::from(manifest.window))
+    }
+
+    /// The newest checkpoint that is believed.
+    async fn newest_checkpoint(&self) -> Reading<Option<Checkpoint>> {
+        let names = self.requests.list(CHECKPOINTS, "").await.map_err(|d| self.denied(&d))?;
+        for (name, _) in names.iter().rev() {
+            let Some(place) = parse_place_name(CHECKPOINTS, name) else {
+                return Err(self.damage(format!("{name} is not an object of a volume")).into());
+            };
+            if place.epoch >= self.epoch {
+                continue; // of a writer that has taken over since
+            }
+            let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
+            let object = object.ok_or_else(|| Interruption::Gone(name.clone()))?;
+            let decode =
+                |object: &[u8]| Checkpoint::decode(object, &self.uuid, place, self.volume_sectors);
+            let checkpoint =
+                object.read(decode).map_err(|damage| self.damage(format!("{name}: {damage}")))?;
+            if self.is_sealed_before(place).await? && !self.planted.is(Fault::BelieveBeyondSeal) {
+                continue; // OV-H5
+            }
+            return Ok(Some(checkpoint));
+        }
+        Ok(None)
+    }
+
+    /// Whether a seal lies at `place` or before it in its epoch.
+    async fn is_sealed_before(&self, place: Place) -> Reading<bool> {
+        let folder = place_name(SEGMENTS, Place::new(place.epoch, 0));
+        let folder = &folder[..folder.len() - 16];
+        let names = self.requests.list(folder, "").await.map_err(|d| self.denied(&d))?;
+        for (name, bytes) in names {
+            let Some(at) = parse_place_name(SEGMENTS, &name).filter(|at| *at <= place) else {
+                continue;
+            };
+            if bytes == SEAL_BYTES as u64
+                && let Some(SegmentObject::Seal(_)) = self.object_at(at).await?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What lies under the name of a segment.
+    async fn object_at(&self, place: Place) -> Reading<Option<SegmentObject>> {
+        let name = place_name(SEGMENTS, place);
+        let Some(head) = self.requests.head(&name).await.map_err(|d| self.denied(&d))? else {
+            return Ok(None);
+        };
+        let object = head.read(|head| SegmentObject::decode(head, &self.uuid, place));
+        Ok(Some(object.map_err(|damage| self.damage(format!("{name}: {damage}")))?))
+    }
+
+    /// Reads an epoch to its end, which it makes if there is none.
+    async fn read_epoch(
+        &self,
+        mut epoch: Epoch,
+        from: Place,
+    ) -> Reading<(Vec<SegmentHead>, Option<Place>)> {
+        loop {
+            self.read_objects(&mut epoch).await?;
+            let (end, seal) = epoch.end();
+            if seal.is_some() {
+                let seal = Place::new(epoch.number, end);
+                return Ok((epoch.into_heads(end), Some(seal))); // OV-H2
+            }
+            if let Some(evidence) = self.evidence(&epoch, end).await? {
+                // OV-H4
+                let hole = Place::new(epoch.number, end);
+                if !self.planted.is(Fault::HoleSeenOnce)
+                    && let Some(object) = self.object_at(hole).await?
+                {
+                    epoch.objects.insert(end, object);
+                    continue;
+                }
+                let newest = self.newest_checkpoint().await?;
+                if newest.is_some_and(|newest| newest.header.identity.place > from) {
+                    return Err(Interruption::Gone(format!("segment {hole}")));
+                }
+                let what = format!("segment {hole} is missing: {evidence}; nothing was changed");
+                return Err(self.damage(what).into());
+            }
+            let is_newest = epoch.number + 1 == self.epoch;
+            if self.planted.is(Fault::SkipSeal)
+                || self.planted.is(Fault::SealNewestOnly) && !is_newest
+            {
+                return Ok((epoch.into_heads(end), None));
+            }
+            self.seal(&epoch, end).await?;
+        }
+    }
+
+    /// Lists the epoch and reads the heads that are new.
+    async fn read_objects(&self, epoch: &mut Epoch) -> Reading<()> {
+        let last = place_name(SEGMENTS, Place::new(epoch.number, epoch.first - 1));
+        let folder = &last[..last.len() - 16];
+        let names = self.requests.list(folder, &last).await.map_err(|d| self.denied(&d))?;
+        for (name, _) in names {
+            let Some(place) = parse_place_name(SEGMENTS, &name) else {
+                return Err(self.damage(format!("{name} is not an object of a volume")).into());
+            };
+            if epoch.objects.contains_key(&place.sequence) {
+                continue;
+            }
+            let object = self.object_at(place).await?;
+            let object = object.ok_or(Interruption::Gone(name))?;
+            epoch.objects.insert(place.sequence, object);
+        }
+        Ok(())
+    }
+
+    /// OV-H4: what proves that a free name of the epoch was a segment.
+    async fn evidence(&self, epoch: &Epoch, hole: u64) -> Reading<Option<String>> {
+        if self.planted.is(Fault::HoleIsEnd) {
+            return Ok(None);
+        }
+        if let Some(evidence) = epoch.evidence(hole) {
+            return Ok(Some(evidence));
+        }
+        let last = place_name(SEGMENTS, Place::new(epoch.number, u64::MAX));
+        let later = self.requests.list(SEGMENTS, &last).await.map_err(|d| self.denied(&d))?;
+        for (name, bytes) in later {
+            // Nearly all are told apart by their length.
+            if let Some(place) = parse_place_name(SEGMENTS, &name)
+                && bytes != SEAL_BYTES as u64
+                && let Some(SegmentObject::Segment(_)) = self.object_at(place).await?
+            {
+                return Ok(Some(format!("segment {place} was written after the epoch had ended")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// OV-H3: puts seals under 2W names from the first free one on, where nothing is.
+    async fn seal(&self, epoch: &Epoch, first: u64) -> Reading<()> {
+        let mut seals: Vec<Pending<'_, Result<Creation, Denial>>> = Vec::new();
+        for sequence in first..first.saturating_add(2 * epoch.window) {
+            if epoch.objects.contains_key(&sequence) {
+                continue;
+            }
+            let place = Place::new(epoch.number, sequence);
+            let identity = Identity { uuid: self.uuid, place, nonce: self.nonce };
+            let seal = Seal { identity, by_epoch: self.epoch };
+            let (name, object) = (place_name(SEGMENTS, place), Buf::copy_of(&seal.encode()));
+            seals
+                .push(Box::pin(async move { self.requests.put(&name, &object, SEAL_BYTES).await }));
+        }
+        for outcome in join_all(seals).await {
+            // Own, or somebody else's: the next listing says what counts.
+            outcome.map_err(|d| self.denied(&d))?;
+        }
+        Ok(())
+    }
+}

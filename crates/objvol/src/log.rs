@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The log of one opening in memory: the segment that is gathered, those in flight, the table of
+//! all segments, and the map. Changes at once; no I/O.
+//!
+//! ```text
+//!   write ─▶ gathered segment ─ close ─▶ in flight (at most W ahead) ─ landed ─▶ durable chain
+//!                  │                                                          0..=durable
+//!                  └──▶ map: in the order of the log, at the moment of the write
+//! ```
+//!
+//! Invariants
+//! - OV-L1 The map follows the order of the log, never that of completions: replay of the log gives
+//!   the same map. (LSVD followed completions, and overlapping writes diverged after a crash.)
+//! - OV-L2 A segment is closed only while it is at most W behind the end of the durable chain; so
+//!   of a chain that is durable up to `d` nothing lies beyond `d + W`.
+//! - OV-L3 The bytes of a closed segment never change.
+//! - OV-L4 Moved data count only for sectors that the map still has at the place that they were
+//!   copied from.
+//! - OV-L5 `live` of a segment is the number of its sectors that the map has.
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use block::{Buf, Planted};
+use format::checksum;
+use format::objvol::{
+    Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, EXTENT_SECTORS_MAX,
+    Identity, Place, Record, RecordKind, SECTOR, SegmentHead, SegmentHeader, head_bytes_needed,
+};
+use slab::Slab;
+
+use crate::map::{Extent, ExtentMap, SegmentId};
+use crate::planted::Fault;
+
+/// Records of a gathered segment at most. Chosen: a segment of 16 MiB in sectors of 512 bytes.
+const RECORDS_MAX: usize = 32_768;
+
+/// Where the data of a segment are.
+#[derive(Debug)]
+enum Data {
+    /// In the segment that is gathered.
+    Gathered,
+    /// In memory, until the object is in the store.
+    InFlight(Buf),
+    /// In the store only.
+    Stored,
+}
+
+#[derive(Debug)]
+struct Segment {
+    place: Place,
+    /// Length of the object in sectors; 0 while it is gathered.
+    sectors: u32,
+    live: u32,
+    /// Sectors before the place that `Extent::at` counts from.
+    data_at: u16,
+    data: Data,
+}
+
+#[derive(Debug, Default)]
+struct Gather {
+    /// None before the first record.
+    id: Option<SegmentId>,
+    data: Vec<u8>,
+    /// Their `at` counts from the first byte of data.
+    records: Vec<Record>,
+}
+
+/// A closed segment that must be sent.
+#[derive(Debug)]
+pub(crate) struct ClosedSegment {
+    pub(crate) id: SegmentId,
+    pub(crate) place: Place,
+    pub(crate) object: Buf,
+    pub(crate) head_bytes: usize,
+}
+
+/// Where the whole of an extent, as it was written, lies in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StoredExtent {
+    pub(crate) place: Place,
+    /// First sector in the object.
+    pub(crate) at: u32,
+    pub(crate) sectors: u16,
+    pub(crate) crc: u32,
+}
+
+/// A segment that may be worth collecting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentUse {
+    pub(crate) id: SegmentId,
+    pub(crate) place: Place,
+    pub(crate) sectors: u32,
+    pub(crate) live: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Log {
+    segments: Slab<Segment>,
+    ids: BTreeMap<Place, SegmentId>,
+    map: ExtentMap,
+    gather: Gather,
+    epoch: u64,
+    /// Sequence of the segment that is gathered.
+    next: u64,
+    /// The last closed segment, and the hash of its head.
+    tail: Place,
+    tail_hash: u64,
+    durable: u64,
+    landed: BTreeSet<u64>,
+    planted: Planted<Fault>,
+}
+
+impl Log {
+    /// An empty log of an epoch.
+    pub(crate) fn new(epoch: u64, planted: Planted<Fault>) -> Log {
+        Log {
+            segments: Slab::new(),
+            ids: BTreeMap::new(),
+            map: ExtentMap::default(),
+            gather: Gather::default(),
+            epoch,
+            next: 1,
+            tail: Place::default(),
+            tail_hash: 0,
+            durable: 0,
+            landed: BTreeSet::new(),
+            planted,
+        }
+    }
+
+    /// Takes over the map of a checkpoint.
+    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) {
+        let ids: Vec<SegmentId> = checkpoint
+            .segments
+            .iter()
+            .map(|segment| self.add_segment(segment.place, segment.sectors, Data::Stored))
+            .collect();
+        for extent in &checkpoint.extents {
+            let segment = ids[extent.segment as usize];
+            let CheckpointExtent { start, sectors, at, skip, whole, crc, .. } = *extent;
+            self.put(start, Extent { segment, crc, at, sectors, skip, whole });
+        }
+        self.tail = checkpoint.header.identity.place;
+        self.tail_hash = checkpoint.header.tail_hash;
+    }
+
+    /// Applies a segment of history.
+    pub(crate) fn replay(&mut self, head: &SegmentHead) {
+        let segment = self.add_segment(head.identity.place, head.sectors, Data::Stored);
+        for record in &head.records {
+            let sectors =
+                u16::try_from(record.sectors.min(EXTENT_SECTORS_MAX)).expect("at most 512");
+            let (at, crc) = (record.at, record.crc);
+            let extent = Extent { segment, crc, at, sectors, skip: 0, whole: sectors };
+            match record.kind {
+                RecordKind::Data => self.put(record.start, extent),
+                RecordKind::Zeroes => {
+                    self.cut(record.start..record.start + u64::from(record.sectors));
+                }
+                RecordKind::Moved { from, from_at } => {
+                    let from = self.ids.get(&from).copied();
+                    self.put_moved(record.start, extent, from, u32::from(from_at));
+                }
+            }
+        }
+        self.tail = head.identity.place;
+        self.tail_hash = head.hash;
+    }
+
+    fn add_segment(&mut self, place: Place, sectors: u32, data: Data) -> SegmentId {
+        let segment = Segment { place, sectors, live: 0, data_at: 0, data };
+        let id = u32::try_from(self.segments.insert(segment)).expect("fewer than 2^32 segments");
+        self.ids.insert(place, id);
+        id
+    }
+
+    fn segment(&self, id: SegmentId) -> &Segment {
+        &self.segments[id as usize]
+    }
+
+    fn put(&mut self, start: u64, extent: Extent) {
+        let segments = &mut self.segments;
+        let gone = |id: SegmentId, sectors| segments[id as usize].live -= sectors;
+        self.map.insert(start, extent, gone);
+        self.segments[extent.segment as usize].live += u32::from(extent.sectors);
+    }
+
+    fn cut(&mut self, range: Range<u64>) {
+        let segments = &mut self.segments;
+        self.map.cut(range, |id, sectors| segments[id as usize].live -= sectors);
+    }
+
+    /// First sector of a run in its object.
+    fn sector_of(&self, extent: &Extent) -> u32 {
+        let data_at = self.segment(extent.segment).data_at;
+        u32::from(data_at) + u32::from(extent.at) + u32::from(extent.skip)
+    }
+
+    /// The runs of `range` that the map has in the segment `from`, at the sectors that a copy from
+    /// `from_at` on took (OV-L4).
+    fn unmoved(&self, range: Range<u64>, from: Option<SegmentId>, from_at: u32) -> Vec<(u64, u16)> {
+        let start = range.start;
+        let pieces = self.map.pieces(range).into_iter();
+        let is_there = |&(at, extent): &(u64, Extent)| {
+            Some(extent.segment) == from
+                && u64::from(self.sector_of(&extent)) == u64::from(from_at) + (at - start)
+        };
+        pieces.filter(is_there).map(|(at, extent)| (at, extent.sectors)).collect()
+    }
+
+    fn put_moved(&mut self, start: u64, extent: Extent, from: Option<SegmentId>, from_at: u32) {
+        if self.planted.is(Fault::MoveOverNewer) {
+            return self.put(start, extent);
+        }
+        let range = start..start + u64::from(extent.sectors);
+        for (at, sectors) in self.unmoved(range, from, from_at) {
+            let skip = u16::try_from(at - start).expect("within an extent");
+            self.put(at, Extent { sectors, skip, ..extent });
+        }
+    }
+
+    /// Whether one more record with so many bytes of data fits into the gathered segment.
+    pub(crate) fn has_room(&self, bytes: usize, segment_bytes: usize) -> bool {
+        let used = self.gather.data.len();
+        let fits = used + bytes <= segment_bytes || used == 0 && self.gather.records.is_empty();
+        fits && self.gather.records.len() < RECORDS_MAX
+    }
+
+    fn gathered(&mut self) -> SegmentId {
+        if let Some(id) = self.gather.id {
+            return id;
+        }
+        let id = self.add_segment(Place::new(self.epoch, self.next), 0, Data::Gathered);
+        self.gather.id = Some(id);
+        id
+    }
+
+    fn append(&mut self, kind: RecordKind, start: u64, data: &[u8]) -> Extent {
+        let segment = self.gathered();
+        assert!(data.len().is_multiple_of(SECTOR), "{} bytes", data.len());
+        let narrow = |n: usize| u16::try_from(n).expect("segments are below 64 Ki sectors");
+        let (at, sectors) = (narrow(self.gather.data.len() / SECTOR), narrow(data.len() / SECTOR));
+        assert!((1..=EXTENT_SECTORS_MAX).contains(&u32::from(sectors)), "{sectors} sectors");
+        let crc = checksum(data);
+        self.gather.data.extend_from_slice(data);
+        self.gather.records.push(Record { kind, start, sectors: u32::from(sectors), at, crc });
+        Extent { segment, crc, at, sectors, skip: 0, whole: sectors }
+    }
+
+    /// A client's write of at most [`EXTENT_SECTORS_MAX`] sectors; `has_room` said yes.
+    pub(crate) fn write(&mut self, start: u64, data: &[u8]) {
+        let extent = self.append(RecordKind::Data, start, data);
+        self.put(start, extent); // OV-L1
+    }
+
+    /// The sectors read as zeroes from now on; `has_room` said yes for no bytes.
+    pub(crate) fn zero(&mut self, range: Range<u64>) {
+        self.gathered();
+        self.cut(range.clone());
+        let mut start = range.start;
+        while start < range.end {
+            let sectors = u32::try_from(range.end - start).unwrap_or(u32::MAX);
+            let kind = RecordKind::Zeroes;
+            self.gather.records.push(Record { kind, start, sectors, at: 0, crc: 0 });
+            start += u64::from(sectors);
+        }
+    }
+
+    /// Data of `start` and on, copied from sector `from_at` of the segment `from`. False, and
+    /// nothing is done, if the map has none of it there any more.
+    pub(crate) fn move_data(
+        &mut self,
+        start: u64,
+        data: &[u8],
+        from: SegmentId,
+        from_at: u32,
+    ) -> bool {
+        let end = start + (data.len() / SECTOR) as u64;
+        let is_gone = self.unmoved(start..end, Some(from), from_at).is_empty();
+        if is_gone && !self.planted.is(Fault::MoveOverNewer) {
+            return false;
+        }
+        let place = self.segment(from).place;
+        let source_at = u16::try_from(from_at).expect("segments are below 64 Ki sectors");
+        let kind = RecordKind::Moved { from: place, from_at: source_at };
+        let extent = self.append(kind, start, data);
+        self.put_moved(start, extent, Some(from), from_at);
+        true
+    }
+
+    /// Whether something is gathered.
+    pub(crate) fn is_gathering(&self) -> bool {
+        self.gather.id.is_some()
+    }
+
+    /// Whether the window has room for the gathered segment (OV-L2).
+    pub(crate) fn may_close(&self, window: u16) -> bool {
+        self.next <= self.durable + u64::from(window) || self.planted.is(Fault::IgnoreWindow)
+    }
+
+    /// Ends the gathered segment, if there is one; the caller sends it.
+    pub(crate) fn close(&mut self, uuid: [u8; 16], nonce: u64) -> Option<ClosedSegment> {
+        let id = self.gather.id?;
+        let Gather { data, mut records, .. } = std::mem::take(&mut self.gather);
+        let head_bytes = head_bytes_needed(&records);
+        let data_at = head_bytes.div_ceil(SECTOR);
+        let narrow = u16::try_from(data_at).expect("heads are below 64 Ki sectors");
+        for record in records.iter_mut().filter(|record| record.has_data()) {
+            record.at += narrow;
+        }
+        let place = Place::new(self.epoch, self.next);
+        let header = SegmentHeader {
+            chain_durable: self.durable,
+            parent: self.tail,
+            parent_hash: self.tail_hash,
+        };
+        let object = Buf::alloc(data_at * SECTOR + data.len());
+        let hash = object.write(|object| {
+            object[data_at * SECTOR..].copy_from_slice(&data);
+            header.encode(&Identity { uuid, place, nonce }, &records, object)
+        });
+        let segment = &mut self.segments[id as usize];
+        segment.data_at = narrow;
+        segment.sectors = u32::try_from(object.len() / SECTOR).expect("below 64 Ki sectors");
+        segment.data = Data::InFlight(object.clone()); // OV-L3
+        self.tail = place;
+        self.tail_hash = hash;
+        self.next += 1;
+        Some(ClosedSegment { id, place, object, head_bytes })
+    }
+
+    /// The object of a segment is in the store.
+    pub(crate) fn land(&mut self, id: SegmentId) {
+        let segment = &mut self.segments[id as usize];
+        segment.data = Data::Stored;
+        self.landed.insert(segment.place.sequence);
+        while self.landed.remove(&(self.durable + 1)) {
+            self.durable += 1;
+        }
+    }
+
+    /// The last segment of the unbroken chain of this epoch that is in the store.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Whether a segment is in the store, although the chain may be broken before it.
+    pub(crate) fn has_landed(&self, sequence: u64) -> bool {
+        sequence <= self.durable || self.landed.contains(&sequence)
+    }
+
+    /// The sequence of the gathered segment: those below are closed.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The last segment of history that is closed.
+    pub(crate) fn tail(&self) -> Place {
+        self.tail
+    }
+
+    /// Number of entries of the map.
+    pub(crate) fn extents(&self) -> usize {
+        self.map.len()
+    }
+
+    /// The runs of `range` that have data.
+    pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<(u64, Extent)> {
+        self.map.pieces(range)
+    }
+
+    /// Runs `f` on the data of a run, if they are in memory.
+    pub(crate) fn in_memory<R>(&self, extent: &Extent, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let bytes = usize::from(extent.sectors) * SECTOR;
+        match &self.segment(extent.segment).data {
+            Data::Gathered => {
+                let at = (usize::from(extent.at) + usize::from(extent.skip)) * SECTOR;
+                Some(f(&self.gather.data[at..at + bytes]))
+            }
+            Data::InFlight(object) => {
+                let at = self.sector_of(extent) as usize * SECTOR;
+                Some(object.read(|object| f(&object[at..at + bytes])))
+            }
+            Data::Stored => None,
+        }
+    }
+
+    /// Where the whole extent of a run lies in the store.
+    pub(crate) fn stored(&self, extent: &Extent) -> StoredExtent {
+        let segment = self.segment(extent.segment);
+        StoredExtent {
+            place: segment.place,
+            at: u32::from(segment.data_at) + u32::from(extent.at),
+            sectors: extent.whole,
+            crc: extent.crc,
+        }
+    }
+
+    /// All segments that are in the store.
+    pub(crate) fn uses(&self) -> Vec<SegmentUse> {
+        let stored = |(id, segment): (usize, &Segment)| {
+            let Segment { place, sectors, live, .. } = *segment;
+            let id = SegmentId::try_from(id).expect("it was made of one");
+            matches!(segment.data, Data::Stored).then_some(SegmentUse { id, place, sectors, live })
+        };
+        self.segments.iter().filter_map(stored).collect()
+    }
+
+    /// The runs of the map in these segments, ascending.
+    pub(crate) fn runs_in(&self, segments: &BTreeSet<SegmentId>) -> Vec<(u64, Extent)> {
+        self.map.iter().filter(|(_, extent)| segments.contains(&extent.segment)).collect()
+    }
+
+    /// A segment has been deleted from the store.
+    pub(crate) fn forget(&mut self, place: Place) {
+        let Some(id) = self.ids.get(&place).copied() else { return };
+        if self.segment(id).live > 0 {
+            // Only a planted fault deletes what the map needs; the reader finds out.
+            return;
+        }
+        self.ids.remove(&place);
+        self.segments.remove(id as usize);
+    }
+
+    /// The map as of the last closed segment, which is of this epoch; nothing is gathered.
+    pub(crate) fn image(&self, uuid: [u8; 16], nonce: u64) -> Checkpoint {
+        assert!(!self.is_gathering() && self.tail > Place::default(), "the image of a segment");
+        let mut index = vec![0u32; self.segments.iter().map(|(id, _)| id + 1).max().unwrap_or(0)];
+        let mut segments = Vec::with_capacity(self.ids.len());
+        for (&place, &id) in &self.ids {
+            index[id as usize] = u32::try_from(segments.len()).expect("fewer than 2^32 segments");
+            let segment = self.segment(id);
+            let Segment { sectors, live, .. } = *segment;
+            segments.push(CheckpointSegment { place, sectors, live });
+        }
+        let extent = |(start, extent): (u64, Extent)| CheckpointExtent {
+            start,
+            sectors: extent.sectors,
+            segment: index[extent.segment as usize],
+            at: self.segment(extent.segment).data_at + extent.at,
+            skip: extent.skip,
+            whole: extent.whole,
+            crc: extent.crc,
+        };
+        let identity = Identity { uuid, place: self.tail, nonce };
+        Checkpoint {
+            header: CheckpointHeader { identity, tail_hash: self.tail_hash },
+            segments,
+            extents: self.map.iter().map(extent).collect(),
+        }
+    }
+}

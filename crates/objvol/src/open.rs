@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Making and opening a volume.
+//!
+//! ```text
+//!   owner record ─▶ manifest of the next epoch ─▶ seals, history ─▶ owner record ─▶ first segment
+//!   ours, or clean     put-if-absent: from here      (history.rs)       attached
+//!   or take_over       on it is our epoch
+//! ```
+//!
+//! Invariants
+//! - OV-O1 The manifest of an epoch is created by put-if-absent, and epochs have no gaps: each has
+//!   one writer, and every writer that was ever there is an epoch below.
+//! - OV-O2 Everything that decides (checkpoints, segments, seals) is read after the own manifest
+//!   is durable: from then on no earlier writer deletes (OV-G2).
+//! - OV-O3 A volume of another host is opened only with `take_over`, or when its owner had closed
+//!   it. The own owner record is durable before the first request is served.
+//! - OV-O4 A prefix in which something else lies is refused, and nothing is written to it.
+//! - OV-O5 When everything has been read, a look shows that the own epoch is still the newest. If
+//!   it is not, a later writer may have deleted what the reading missed, and the map may be wrong;
+//!   if it is, nobody has deleted anything meanwhile (OV-G2).
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use block::{Buf, Error, ErrorKind, Planted, Sector};
+use format::objvol::{
+    CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, Place, SEGMENTS,
+    manifest_name, parse_manifest_name, parse_place_name, place_name,
+};
+use reactor::WaitList;
+
+use crate::config::{Geometry, OpenOptions};
+use crate::history::{History, Reader};
+use crate::log::Log;
+use crate::planted::Fault;
+use crate::requests::{Creation, Denial, Requests};
+use crate::shared::Shared;
+use crate::store::ObjectStore;
+
+/// How often an opening tries the next epoch because somebody else was first.
+const RACES_MAX: u32 = 16;
+
+fn random_16() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&reactor::random().to_le_bytes());
+    bytes[8..].copy_from_slice(&reactor::random().to_le_bytes());
+    bytes
+}
+
+/// Makes an empty volume under a prefix where nothing is.
+///
+/// # Errors
+/// `Invalid` for a geometry that is not allowed; `Exists` if something lies there; `Denied` if the
+/// store refuses. It waits out an outage.
+pub async fn create(
+    store: Rc<dyn ObjectStore>,
+    geometry: &Geometry,
+    options: &OpenOptions,
+) -> Result<(), Error> {
+    geometry.check()?;
+    options.check()?;
+    let requests = Requests::new(store, options.planted);
+    let place = Place::new(1, 0);
+    let manifest = Manifest {
+        identity: Identity { uuid: random_16(), place, nonce: reactor::random() },
+        volume_sectors: geometry.sectors.0,
+        opened_at: options.opened_at,
+        segment_bytes: geometry.segment_bytes,
+        window: geometry.window,
+        lineage: random_16(),
+        host: options.host.clone(),
+    };
+    let denied = |denial: Denial| denied(&requests, &denial);
+    let there = requests.list("", "").await.map_err(denied)?;
+    if let Some((name, _)) = there.first() {
+        let text = format!(
+            "{}: there are {} objects, {name} is the first: a volume takes an empty prefix",
+            requests.store_name(),
+            there.len()
+        );
+        return Err(Error::new(ErrorKind::Exists, text)); // OV-O4
+    }
+    match put_whole(&requests, &manifest_name(1), &manifest.encode()).await.map_err(denied)? {
+        Creation::Own => Ok(()),
+        Creation::Other(_) => {
+            let text = format!("{}: a volume was made there meanwhile", requests.store_name());
+            Err(Error::new(ErrorKind::Exists, text))
+        }
+    }
+}
+
+async fn put_whole(requests: &Requests, name: &str, object: &[u8]) -> Result<Creation, Denial> {
+    requests.put(name, &Buf::copy_of(object), object.len()).await
+}
+
+fn denied(requests: &Requests, Denial(why): &Denial) -> Error {
+    Error::new(ErrorKind::Denied, format!("{}: {why}", requests.store_name()))
+}
+
+/// An opening under way.
+struct Opening {
+    requests: Requests,
+    options: OpenOptions,
+    nonce: u64,
+}
+
+impl Opening {
+    fn damage(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
+    }
+
+    fn denied(&self, denial: &Denial) -> Error {
+        denied(&self.requests, denial)
+    }
+
+    /// The newest manifest.
+    async fn newest_manifest(&self) -> Result<Manifest, Error> {
+        let names = self.requests.list(MANIFESTS, "").await.map_err(|d| self.denied(&d))?;
+        for ((name, _), epoch) in names.iter().zip(1..) {
+            if parse_manifest_name(name) != Some(epoch) {
+                // OV-O1
+                let what = format!("{name} is there, and {} is not", manifest_name(epoch));
+                return Err(self.damage(what));
+            }
+        }
+        let epoch = names.len() as u64;
+        if epoch == 0 {
+            let text = format!("{}: there is no volume", self.requests.store_name());
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+        let name = manifest_name(epoch);
+        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
+        let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
+        object.read(|object| {
+            let uuid = Manifest::volume_uuid(object)
+                .ok_or_else(|| self.damage(format!("{name} is no manifest of a volume")))?;
+            Manifest::decode(object, &uuid, epoch)
+                .map_err(|damage| self.damage(format!("{name}: {damage}")))
+        })
+    }
+
+    /// The newest owner record.
+    async fn newest_owner(&self, uuid: &[u8; 16]) -> Result<Option<Owner>, Error> {
+        let names = self.requests.list(OWNERS, "").await.map_err(|d| self.denied(&d))?;
+        let Some((name, _)) = names.last() else { return Ok(None) };
+        let place = parse_place_name(OWNERS, name)
+            .ok_or_else(|| self.damage(format!("{name} is not an object of a volume")))?;
+        let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
+        let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
+        let owner = object.read(|object| Owner::decode(object, uuid, place));
+        Ok(Some(owner.map_err(|damage| self.damage(format!("{name}: {damage}")))?))
+    }
+
+    /// OV-O3.
+    async fn check_owner(&self, uuid: &[u8; 16]) -> Result<(), Error> {
+        let Some(owner) = self.newest_owner(uuid).await? else { return Ok(()) };
+        let is_ours = owner.host == self.options.host || owner.state == OwnerState::Clean;
+        if is_ours || self.options.take_over {
+            return Ok(());
+        }
+        let text = format!(
+            "{}: host {} has the volume open, or died with it (epoch {}); `take_over` takes it",
+            self.requests.store_name(),
+            owner.host,
+            owner.identity.place.epoch
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Makes the next epoch our own; returns its manifest (OV-O1).
+    async fn take_epoch(&self) -> Result<Manifest, Error> {
+        for _ in 0..RACES_MAX {
+            let newest = self.newest_manifest().await?;
+            let has = Sector(newest.volume_sectors);
+            if let Some(wanted) = self.options.sectors.filter(|wanted| *wanted != has) {
+                let text = format!(
+                    "{}: the volume has {has} sectors, not {wanted}",
+                    self.requests.store_name()
+                );
+                return Err(Error::invalid(text));
+            }
+            self.check_owner(&newest.identity.uuid).await?;
+            let place = Place::new(newest.identity.place.epoch + 1, 0);
+            let manifest = Manifest {
+                identity: Identity { place, nonce: self.nonce, ..newest.identity },
+                opened_at: self.options.opened_at,
+                host: self.options.host.clone(),
+                ..newest
+            };
+            let name = manifest_name(place.epoch);
+            let put = put_whole(&self.requests, &name, &manifest.encode()).await;
+            if let Creation::Own = put.map_err(|d| self.denied(&d))? {
+                return Ok(manifest);
+            }
+        }
+        let text = format!("{}: others open the volume all the time", self.requests.store_name());
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// OV-O5: fails if a later epoch exists.
+    async fn check_newest(&self, epoch: u64) -> Result<(), Error> {
+        if self.options.planted.is(Fault::OpenUnlooked) {
+            return Ok(());
+        }
+        let own = manifest_name(epoch);
+        let later = self.requests.list(MANIFESTS, &own).await.map_err(|d| self.denied(&d))?;
+        let Some((name, _)) = later.last() else { return Ok(()) };
+        let text = format!(
+            "{}: taken over while it was opened as epoch {epoch}, by {name}",
+            self.requests.store_name()
+        );
+        Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// Seals and reads what was there before (OV-O2).
+    async fn read_history(&self, manifest: &Manifest) -> Result<History, Error> {
+        let reader = Reader {
+            requests: &self.requests,
+            uuid: manifest.identity.uuid,
+            epoch: manifest.identity.place.epoch,
+            nonce: self.nonce,
+            volume_sectors: manifest.volume_sectors,
+            planted: self.options.planted,
+        };
+        let history = reader.read().await;
+        // OV-O5: also when it has failed, since what is missing may have been deleted.
+        self.check_newest(manifest.identity.place.epoch).await?;
+        let history = history?;
+        if self.options.planted.is(Fault::DeleteSeals) {
+            for seal in &history.seals {
+                let name = place_name(SEGMENTS, *seal);
+                self.requests.delete(&name).await.map_err(|d| self.denied(&d))?;
+            }
+        }
+        Ok(history)
+    }
+}
+
+/// Opens a volume for reading and writing: takes it over from whoever had it.
+///
+/// # Errors
+/// `NotFound` where there is no volume; `Invalid` for another size; `Busy` if it belongs to another
+/// host (OV-O3); `Io` for damage, which is then left as it is; `Denied` if the store refuses. It
+/// waits out an outage.
+pub(crate) async fn open(
+    store: Rc<dyn ObjectStore>,
+    options: OpenOptions,
+) -> Result<Rc<Shared>, Error> {
+    options.check()?;
+    let planted: Planted<Fault> = options.planted;
+    let requests = Requests::new(store, planted);
+    let opening = Opening { requests, options, nonce: reactor::random() };
+    let manifest = opening.take_epoch().await?;
+    let epoch = manifest.identity.place.epoch;
+    let history = opening.read_history(&manifest).await?;
+    let mut log = Log::new(epoch, planted);
+    if let Some(checkpoint) = &history.checkpoint {
+        log.load(checkpoint);
+    }
+    for head in &history.heads {
+        log.replay(head);
+    }
+    let names = opening.requests.list(CHECKPOINTS, "").await.map_err(|d| opening.denied(&d))?;
+    let places = names.iter().filter_map(|(name, _)| parse_place_name(CHECKPOINTS, name));
+    let checkpoints = places.filter(|place| place.epoch < epoch).collect();
+    let Opening { requests, options, .. } = opening;
+    let shared = Rc::new(Shared {
+        requests,
+        manifest,
+        options,
+        log: RefCell::new(log),
+        changed: WaitList::new(),
+        fence: RefCell::default(),
+        is_closing: Cell::default(),
+        tasks: Cell::default(),
+        checkpointed: Cell::default(),
+        is_checkpointing: Cell::default(),
+        checkpoints: RefCell::new(checkpoints),
+        garbage: RefCell::new(VecDeque::new()),
+        denial: RefCell::default(),
+    });
+    // OV-O3
+    shared.put_owner(1, OwnerState::Attached).await?;
+    shared.start();
+    Ok(shared)
+}
+
+impl Shared {
+    /// Writes the owner record `sequence` of this epoch.
+    pub(crate) async fn put_owner(&self, sequence: u64, state: OwnerState) -> Result<(), Error> {
+        let place = Place::new(self.epoch(), sequence);
+        let owner = Owner {
+            identity: Identity { uuid: self.uuid(), place, nonce: self.nonce() },
+            cache: [0; 16],
+            state,
+            host: self.options.host.clone(),
+        };
+        let put = put_whole(&self.requests, &place_name(OWNERS, place), &owner.encode()).await;
+        match put.map_err(|d| denied(&self.requests, &d))? {
+            Creation::Own => Ok(()),
+            Creation::Other(_) => {
+                let text = format!(
+                    "{}: somebody else writes as epoch {}",
+                    self.requests.store_name(),
+                    self.epoch()
+                );
+                Err(Error::new(ErrorKind::Io, text))
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Planted faults: known bugs that tests switch on, to prove that the tests find them. Only with
+//! the cargo feature `planted`.
+
+/// One bug each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A FLUSH completes when its own segment is durable, although one before it is not.
+    AckBeforeChain,
+    /// An object that exists already is taken for the writer's own.
+    BelieveExists,
+    /// A take-over seals no epoch.
+    SkipSeal,
+    /// A take-over seals only the newest epoch below its own.
+    SealNewestOnly,
+    /// A take-over deletes its seals when it has read the map.
+    DeleteSeals,
+    /// An opening does not look whether it was taken over while it read.
+    OpenUnlooked,
+    /// A hole in the chain is taken for its end although a segment behind it proves that it is not.
+    HoleIsEnd,
+    /// A checkpoint is written before the segments that it includes are durable.
+    CheckpointBeforeChain,
+    /// A writer that has not written anything writes a checkpoint, at the place of another epoch.
+    CheckpointOfOtherEpoch,
+    /// A free name is taken for damage without a second look at it.
+    HoleSeenOnce,
+    /// A checkpoint counts although its place lies behind the seal of its epoch.
+    BelieveBeyondSeal,
+    /// Segments are garbage if the map in memory does not point to them.
+    GarbageByMemory,
+    /// Garbage is deleted without a look whether the epoch is the newest.
+    DeleteUnlooked,
+    /// Moved data count although their sectors were written meanwhile.
+    MoveOverNewer,
+    /// Segments are sent without regard to the window.
+    IgnoreWindow,
+    /// A read takes data without checking their checksum.
+    SkipChecksum,
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Requests to a store, repeated until their outcome is known.
+//!
+//! Invariants
+//! - OV-R1 A request is repeated with the same bytes until the store has decided about it. An
+//!   outage has no end that a request does not wait for.
+//! - OV-R2 "It exists" is no failure and no success: what is there is read back and compared. It is
+//!   the writer's own if the whole head is the same, the nonce of the opening included.
+use std::rc::Rc;
+
+use block::{Buf, Nanos, Planted};
+use format::objvol::stated_head_bytes;
+
+use crate::planted::Fault;
+use crate::store::{ObjectStore, StoreError};
+
+/// The first wait before a request is repeated. Chosen: about one round trip to a bucket.
+const BACKOFF_FIRST_NS: u64 = 50_000_000;
+/// The longest wait. Chosen: an outage that has ended is noticed within seconds, and a thousand
+/// volumes that wait send a hundred requests a second.
+const BACKOFF_MAX_NS: u64 = 10_000_000_000;
+/// What is read of an object before its head's length is known, bytes. Chosen: the head of a
+/// segment of 4 MiB in extents of 16 KiB.
+const HEAD_GUESS: u64 = 8192;
+
+/// The store refuses, for a reason that repeating does not change: the text is for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Denial(pub(crate) String);
+
+/// Outcome of a put-if-absent.
+#[derive(Debug)]
+pub(crate) enum Creation {
+    /// The object is there, and it is the one that was to be put.
+    Own,
+    /// Another object is there: its head.
+    Other(Buf),
+}
+
+/// A store whose requests are repeated.
+pub(crate) struct Requests {
+    store: Rc<dyn ObjectStore>,
+    planted: Planted<Fault>,
+}
+
+/// The waits between attempts.
+#[derive(Default)]
+struct Backoff(u32);
+
+impl Backoff {
+    /// Waits twice as long as the time before, with jitter: half to all of it.
+    async fn wait(&mut self) {
+        let most = BACKOFF_FIRST_NS.saturating_mul(1 << self.0.min(20)).min(BACKOFF_MAX_NS);
+        self.0 += 1;
+        let jitter = reactor::random() % (most / 2 + 1);
+        reactor::sleep(Nanos(most - jitter)).await;
+    }
+}
+
+impl Requests {
+    pub(crate) fn new(store: Rc<dyn ObjectStore>, planted: Planted<Fault>) -> Requests {
+        Requests { store, planted }
+    }
+
+    /// The store's name for users.
+    pub(crate) fn store_name(&self) -> &str {
+        self.store.name()
+    }
+
+    /// Creates an object, or finds out what is there instead. `head_bytes` of it are compared.
+    pub(crate) async fn put(
+        &self,
+        name: &str,
+        object: &Buf,
+        head_bytes: usize,
+    ) -> Result<Creation, Denial> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.put_absent(name, object.clone()).await {
+                Ok(()) => return Ok(Creation::Own),
+                Err(StoreError::Exists) => {
+                    if self.planted.is(Fault::BelieveExists) {
+                        return Ok(Creation::Own);
+                    }
+                    // OV-R2. None: deleted meanwhile, or the store was wrong.
+                    if let Some(there) = self.head(name).await? {
+                        let is_own = there.read(|there| {
+                            let same = |own: &[u8]| there.get(..head_bytes) == Some(own);
+                            object.read(|own| same(&own[..head_bytes]))
+                        });
+                        return Ok(if is_own { Creation::Own } else { Creation::Other(there) });
+                    }
+                }
+                Err(StoreError::Denied(why)) => return Err(Denial(why)),
+                Err(StoreError::NotFound) => return Err(Denial("no such bucket".into())),
+                // OV-R1
+                Err(StoreError::Conflict | StoreError::Unknown | StoreError::Throttled) => {}
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// The first bytes of an object, with all of its head; `None` if there is no object.
+    pub(crate) async fn head(&self, name: &str) -> Result<Option<Buf>, Denial> {
+        let Some(begin) = self.get(name, 0..HEAD_GUESS).await? else { return Ok(None) };
+        // A damaged head states anything; its decoder says so.
+        match begin.read(stated_head_bytes) {
+            Ok(bytes) if bytes > begin.len() as u64 && begin.len() as u64 == HEAD_GUESS => {
+                self.get(name, 0..bytes).await
+            }
+            Ok(_) | Err(_) => Ok(Some(begin)),
+        }
+    }
+
+    /// A whole object; `None` if there is none.
+    pub(crate) async fn object(&self, name: &str) -> Result<Option<Buf>, Denial> {
+        self.get(name, 0..u64::MAX).await
+    }
+
+    /// Bytes of an object; `None` if there is no object, or it ends before them.
+    pub(crate) async fn get(
+        &self,
+        name: &str,
+        range: std::ops::Range<u64>,
+    ) -> Result<Option<Buf>, Denial> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.get(name, range.clone()).await {
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(StoreError::NotFound) => return Ok(None),
+                Err(StoreError::Denied(why)) => return Err(Denial(why)),
+                Err(_) => {}
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// All names that begin with `prefix` and come after `after`, with the lengths of the objects.
+    pub(crate) async fn list(
+        &self,
+        prefix: &str,
+        after: &str,
+    ) -> Result<Vec<(String, u64)>, Denial> {
+        let (mut all, mut after) = (Vec::new(), after.to_owned());
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.list(prefix, &after).await {
+                Ok(page) => {
+                    backoff = Backoff::default();
+                    all.extend(page.objects);
+                    match all.last() {
+                        Some((last, _)) if page.has_more => after.clone_from(last),
+                        Some(_) | None => return Ok(all),
+                    }
+                }
+                Err(StoreError::Denied(why)) => return Err(Denial(why)),
+                Err(StoreError::NotFound) => return Err(Denial("no such bucket".into())),
+                Err(_) => backoff.wait().await,
+            }
+        }
+    }
+
+    /// Deletes an object, if it is there.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), Denial> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.delete(name).await {
+                Ok(()) | Err(StoreError::NotFound) => return Ok(()),
+                Err(StoreError::Denied(why)) => return Err(Denial(why)),
+                Err(_) => backoff.wait().await,
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `Shared`: what all tasks of an opened volume have in common, and how it is fenced.
+//!
+//! Invariants
+//! - OV-F1 A volume that is fenced stays so: no request of it succeeds any more, reads neither.
+//! - OV-F2 Whoever deletes or has been idle looks at the manifests first: one above the own epoch
+//!   fences.
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Nanos, Status};
+use format::objvol::{
+    MANIFESTS, Manifest, Place, SegmentObject, manifest_name, parse_manifest_name,
+};
+use reactor::WaitList;
+
+use crate::config::OpenOptions;
+use crate::log::Log;
+use crate::requests::{Denial, Requests};
+
+/// How often a volume looks whether somebody has taken it over. The longest time for which a fenced
+/// volume may return old data.
+pub(crate) const LOOK_EVERY: Nanos = Nanos::from_secs(5);
+
+/// A background task notices so soon that the volume is being closed.
+const PAUSE_STEP: Nanos = Nanos::from_secs(1);
+
+/// How long a task waits after a refusal of the store that nobody is waiting for.
+const DENIED_WAIT: Nanos = Nanos::from_secs(10);
+
+/// Who has taken a volume over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its host; empty when its manifest could not be read.
+    pub host: String,
+    /// When it opened the volume, by its own clock: seconds since 1970.
+    pub opened_at: u64,
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fenced by epoch {}, host {}, at {}", self.epoch, self.host, self.opened_at)
+    }
+}
+
+/// Objects that may be deleted from a time on.
+#[derive(Debug)]
+pub(crate) struct GarbageList {
+    pub(crate) due: Nanos,
+    pub(crate) segments: Vec<Place>,
+    pub(crate) checkpoints: Vec<Place>,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) requests: Requests,
+    pub(crate) manifest: Manifest,
+    pub(crate) options: OpenOptions,
+    pub(crate) log: RefCell<Log>,
+    /// Woken when a segment landed, when one was closed, and when the volume is fenced or closed.
+    pub(crate) changed: WaitList,
+    pub(crate) fence: RefCell<Option<Fence>>,
+    pub(crate) is_closing: Cell<bool>,
+    /// Background tasks that have not ended.
+    pub(crate) tasks: Cell<u32>,
+    /// Sequence of the newest durable checkpoint of this epoch; 0: none.
+    pub(crate) checkpointed: Cell<u64>,
+    pub(crate) is_checkpointing: Cell<bool>,
+    /// Durable checkpoints that are not the newest, or will not be after the next one.
+    pub(crate) checkpoints: RefCell<Vec<Place>>,
+    pub(crate) garbage: RefCell<VecDeque<GarbageList>>,
+    /// The last refusal of the store, for the status.
+    pub(crate) denial: RefCell<Option<String>>,
+}
+
+impl Shared {
+    pub(crate) fn epoch(&self) -> u64 {
+        self.manifest.identity.place.epoch
+    }
+
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        self.manifest.identity.uuid
+    }
+
+    pub(crate) fn nonce(&self) -> u64 {
+        self.manifest.identity.nonce
+    }
+
+    /// `Stale` once the volume is fenced (OV-F1).
+    pub(crate) fn check_fence(&self) -> Result<(), Status> {
+        if self.fence.borrow().is_some() { Err(Status::Stale) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fence.borrow().is_some()
+    }
+
+    /// Somebody of a later epoch has the volume.
+    pub(crate) async fn fence_by(&self, epoch: u64) {
+        if self.is_fenced() {
+            return;
+        }
+        // First, so that no request succeeds while the manifest is read.
+        *self.fence.borrow_mut() = Some(Fence { epoch, host: String::new(), opened_at: 0 });
+        self.changed.wake_all();
+        let Ok(Some(object)) = self.requests.object(&manifest_name(epoch)).await else { return };
+        if let Ok(manifest) = object.read(|o| Manifest::decode(o, &self.uuid(), epoch)) {
+            let Manifest { host, opened_at, .. } = manifest;
+            *self.fence.borrow_mut() = Some(Fence { epoch, host, opened_at });
+        }
+    }
+
+    /// Another object lies where this opening wanted to put one.
+    pub(crate) async fn fence_by_object(&self, there: &block::Buf, place: Place) {
+        let object = there.read(|there| SegmentObject::decode(there, &self.uuid(), place));
+        let epoch = match object {
+            Ok(SegmentObject::Seal(seal)) => seal.by_epoch,
+            // Nobody else writes segments of this epoch: a copy of this opening goes on elsewhere.
+            Ok(SegmentObject::Segment(_)) | Err(_) => self.epoch(),
+        };
+        self.fence_by(epoch).await;
+    }
+
+    /// OV-F2: whether the own epoch is the newest; fences if not.
+    pub(crate) async fn look(&self) -> bool {
+        loop {
+            let own = manifest_name(self.epoch());
+            match self.requests.list(MANIFESTS, &own).await {
+                Ok(later) => {
+                    let newest = later.last().and_then(|(name, _)| parse_manifest_name(name));
+                    match newest {
+                        Some(epoch) => self.fence_by(epoch).await,
+                        None => return !self.is_fenced(),
+                    }
+                    return false;
+                }
+                Err(denial) => self.wait_out(denial).await,
+            }
+            if self.is_closing.get() {
+                return false;
+            }
+        }
+    }
+
+    /// The store refuses what must be done: the operator must help, and then it goes on.
+    pub(crate) async fn wait_out(&self, Denial(why): Denial) {
+        *self.denial.borrow_mut() = Some(why);
+        reactor::sleep(DENIED_WAIT).await;
+    }
+
+    /// Starts a task that ends when the volume is closed or fenced.
+    pub(crate) fn spawn(self: &Rc<Self>, work: impl Future<Output = ()> + 'static) {
+        self.tasks.set(self.tasks.get() + 1);
+        let this = self.clone();
+        reactor::spawn(async move {
+            work.await;
+            this.tasks.set(this.tasks.get() - 1);
+            this.changed.wake_all();
+        });
+    }
+
+    /// Sleeps, but no longer than the volume is open. Whether it still is.
+    pub(crate) async fn pause(&self, time: Nanos) -> bool {
+        let until = reactor::now() + time;
+        while !self.is_closing.get() && !self.is_fenced() {
+            let left = until.saturating_sub(reactor::now());
+            if left == Nanos::ZERO {
+                return true;
+            }
+            reactor::sleep(left.min(PAUSE_STEP)).await;
+        }
+        false
+    }
+}

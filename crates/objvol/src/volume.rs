@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `Volume`: an opened volume as a block device.
+use std::fmt;
+use std::rc::Rc;
+
+use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Status};
+use format::objvol::OwnerState;
+
+use crate::config::OpenOptions;
+use crate::open;
+use crate::shared::{Fence, Shared};
+use crate::store::ObjectStore;
+
+/// Largest request, bytes.
+const IO_BYTES_MAX: u32 = 32 << 20;
+
+/// An opened volume. It keeps the border contract of `block`: a FLUSH makes durable what had
+/// completed before; a crash keeps a prefix of what was written, in the order of the log.
+///
+/// Lifecycle: [`Volume::open`]; requests; [`Volume::close`] when none is in flight. A volume that
+/// is dropped without `close` goes on with its background tasks.
+pub struct Volume {
+    shared: Rc<Shared>,
+    limits: Limits,
+}
+
+/// The state of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// Its own epoch.
+    pub epoch: u64,
+    /// Segments of this epoch that were sent, or are gathered.
+    pub segments: u64,
+    /// Those of them that are in the store, in an unbroken chain.
+    pub durable: u64,
+    /// Entries of the map.
+    pub extents: u64,
+    /// Why the store refuses, if it does.
+    pub denial: Option<String>,
+    /// Who has taken it over.
+    pub fence: Option<Fence>,
+}
+
+impl Volume {
+    /// Opens the volume in `store`, and takes it over from whoever has it open.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no volume; `Invalid` for options that are not allowed or another
+    /// size; `Busy` if it belongs to another host and `take_over` is not set; `Io` for damage;
+    /// `Denied` if the store refuses. It waits until an outage has ended.
+    pub async fn open(
+        store: Rc<dyn ObjectStore>,
+        options: OpenOptions,
+    ) -> Result<Rc<Volume>, Error> {
+        let shared = open::open(store, options).await?;
+        let limits = Limits {
+            max_io_bytes: IO_BYTES_MAX,
+            discard_granularity_bytes: 512,
+            write_zeroes: true,
+            survives_kill: false,
+            ..Limits::new(Sector(shared.manifest.volume_sectors))
+        };
+        Ok(Rc::new(Volume { shared, limits }))
+    }
+
+    /// Its state now.
+    pub fn status(&self) -> VolumeStatus {
+        let log = self.shared.log.borrow();
+        VolumeStatus {
+            epoch: self.shared.epoch(),
+            segments: log.next() - u64::from(!log.is_gathering()),
+            durable: log.durable(),
+            extents: log.extents() as u64,
+            denial: self.shared.denial.borrow().clone(),
+            fence: self.shared.fence.borrow().clone(),
+        }
+    }
+
+    /// Writes a checkpoint of what was written before the call, unless there is nothing new.
+    ///
+    /// # Errors
+    /// `Busy` if the volume is fenced.
+    pub async fn checkpoint(&self) -> Result<(), Error> {
+        let written = self.shared.checkpoint().await;
+        written.map_err(|status| self.fenced(status))
+    }
+
+    /// Makes everything durable, writes a checkpoint, marks the volume as clean and ends its tasks.
+    /// It waits until an outage has ended.
+    ///
+    /// # Errors
+    /// `Busy` if somebody has taken it over: then what was not flushed is lost. `Denied` if the
+    /// store refuses.
+    pub async fn close(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let flushed = shared.flush().await;
+        let written = if flushed.is_ok() { shared.checkpoint().await } else { flushed };
+        shared.is_closing.set(true);
+        shared.changed.wake_all();
+        shared.changed.wait_for(|| shared.tasks.get() == 0).await;
+        written.and(shared.check_fence()).map_err(|status| self.fenced(status))?;
+        shared.put_owner(2, OwnerState::Clean).await
+    }
+
+    fn fenced(&self, status: Status) -> Error {
+        let name = self.shared.requests.store_name();
+        match &*self.shared.fence.borrow() {
+            Some(fence) => Error::new(ErrorKind::Busy, format!("{name}: {fence}")),
+            None => Error::new(ErrorKind::Io, format!("{name}: {status}")),
+        }
+    }
+}
+
+impl Shared {
+    async fn serve(self: &Rc<Self>, bio: &Bio) -> Result<(), Status> {
+        self.check_fence()?;
+        let range = bio.sector.0..bio.end().0;
+        match bio.op {
+            Op::Read => return self.read(range.start, &bio.bufs).await,
+            Op::Flush => return self.flush().await,
+            Op::Write => self.write(range.start, &bio.bufs).await?,
+            Op::Discard | Op::WriteZeroes => self.zero(range).await?,
+        }
+        if bio.flags.contains(Flags::FUA) { self.flush().await } else { Ok(()) }
+    }
+}
+
+impl BlockDevice for Volume {
+    fn name(&self) -> &str {
+        self.shared.requests.store_name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        if let Err(status) = self.limits.check(&bio) {
+            return bio.complete(status);
+        }
+        let shared = self.shared.clone();
+        reactor::spawn(async move {
+            let served = shared.serve(&bio).await;
+            bio.complete(served.into());
+        });
+    }
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Volume({}, {:?})", self.name(), self.status())
+    }
+}

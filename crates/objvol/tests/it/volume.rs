@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A volume, step by step: what it refuses, what it costs, what it survives.
+use block::{ErrorKind, Nanos, Sector, Status};
+use objvol::{Geometry, OpenOptions};
+
+use crate::fixture::{Fixture, SECTORS, options};
+
+const HOUR: Nanos = Nanos::from_secs(3600);
+
+#[test]
+fn what_was_closed_is_there_when_it_is_opened_again() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    assert_eq!(fixture.read(&volume, 0, SECTORS).unwrap(), vec![0; 1024]);
+    fixture.write(&volume, 10, 100, 1).unwrap();
+    fixture.write(&volume, 50, 3, 2).unwrap();
+    fixture.discard(&volume, 51, 1).unwrap();
+    let found = fixture.read(&volume, 9, 102).unwrap();
+    assert_eq!((found[0], found[1], found[41], found[42], found[43]), (0, 1, 2, 0, 2));
+    fixture.run(async move { volume.close().await }).unwrap();
+    let volume = fixture.open("a", None);
+    assert_eq!(fixture.read(&volume, 9, 102).unwrap(), found);
+}
+
+#[test]
+fn a_fenced_volume_refuses_all_and_says_by_whom() {
+    let fixture = Fixture::new();
+    let old = fixture.open("a", None);
+    fixture.write(&old, 0, 8, 1).unwrap();
+    fixture.flush(&old).unwrap();
+    let new = fixture.try_open(OpenOptions { opened_at: 77, ..options("b", None) }).unwrap();
+    fixture.write(&old, 0, 8, 2).unwrap();
+    assert_eq!(fixture.flush(&old), Err(Status::Stale), "its segment met a seal");
+    assert_eq!(fixture.read(&old, 0, 1), Err(Status::Stale));
+    assert_eq!(fixture.write(&old, 0, 1, 3), Err(Status::Stale));
+    assert_eq!(fixture.discard(&old, 0, 1), Err(Status::Stale));
+    fixture.sleep(Nanos::from_secs(1));
+    let fence = old.status().fence.unwrap();
+    assert_eq!((fence.epoch, fence.host.as_str(), fence.opened_at), (3, "b", 77));
+    let closing = old.clone();
+    let error = fixture.run(async move { closing.close().await }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.chain().contains("fenced by epoch 3, host b, at 77"), "{}", error.chain());
+    assert_eq!(fixture.read(&new, 0, 1).unwrap(), [1]);
+}
+
+#[test]
+fn an_idle_writer_notices_that_it_was_fenced() {
+    let fixture = Fixture::new();
+    let old = fixture.open("a", None);
+    let _new = fixture.open("b", None);
+    assert_eq!(fixture.read(&old, 0, 1).unwrap(), [0]);
+    fixture.sleep(Nanos::from_secs(6));
+    assert_eq!(fixture.read(&old, 0, 1), Err(Status::Stale));
+}
+
+#[test]
+fn a_volume_of_another_host_takes_take_over_unless_clean() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    let plain = |host| OpenOptions { take_over: false, ..options(host, None) };
+    let error = fixture.try_open(plain("b")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.chain().contains("host a has the volume open"), "{}", error.chain());
+    assert_eq!(fixture.names("manifest/").len(), 2, "a refusal changes nothing");
+    fixture.run(async move { volume.close().await }).unwrap();
+    let volume = fixture.try_open(plain("b")).unwrap();
+    drop(volume);
+    fixture.try_open(plain("b")).expect("a host opens its own volume after a crash");
+}
+
+#[test]
+fn wrong_prefixes_and_sizes_are_refused() {
+    let fixture = Fixture::new();
+    let geometry = Geometry { sectors: Sector(8), segment_bytes: 4096, window: 1 };
+    assert_eq!(fixture.create(&geometry).unwrap_err().kind(), ErrorKind::Exists);
+    let wrong = OpenOptions { sectors: Some(Sector(8)), ..options("a", None) };
+    let error = fixture.try_open(wrong).unwrap_err();
+    assert!(error.chain().contains("the volume has 1024 sectors, not 8"), "{}", error.chain());
+    fixture.bucket.borrow_mut().force("manifest/0000000000000001", None);
+    assert_eq!(fixture.try_open(options("a", None)).unwrap_err().kind(), ErrorKind::NotFound);
+    fixture.bucket.borrow_mut().force("somebody's", Some(vec![1]));
+    assert_eq!(fixture.create(&geometry).unwrap_err().kind(), ErrorKind::Exists);
+    for wrong in [
+        Geometry { sectors: Sector(0), ..geometry.clone() },
+        Geometry { segment_bytes: 4097, ..geometry.clone() },
+        Geometry { segment_bytes: 32 << 20, ..geometry.clone() },
+        Geometry { window: 0, ..geometry.clone() },
+    ] {
+        assert_eq!(fixture.create(&wrong).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn a_map_beyond_its_memory_takes_no_more_writes() {
+    let fixture = Fixture::new();
+    let small = OpenOptions { map_memory: 10 * 24, ..options("a", None) };
+    let volume = fixture.try_open(small).unwrap();
+    for n in 0..10 {
+        fixture.write(&volume, n * 4, 1, 1).unwrap();
+    }
+    assert_eq!(fixture.write(&volume, 80, 1, 1), Err(Status::NoSpace));
+    fixture.discard(&volume, 0, 8).unwrap();
+    fixture.write(&volume, 80, 1, 1).unwrap();
+    fixture.flush(&volume).unwrap();
+}
+
+#[test]
+fn flushes_that_wait_together_cost_one_segment() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    fixture.write(&volume, 0, 4, 1).unwrap();
+    let before = fixture.bucket.borrow().counts().puts;
+    let device: std::rc::Rc<dyn block::BlockDevice> = volume.clone();
+    fixture.run(async move {
+        let flushes: Vec<_> =
+            (0..8).map(|_| reactor::flush(&*device, block::Class::Foreground)).collect();
+        for flush in flushes {
+            flush.await.unwrap();
+        }
+    });
+    assert_eq!(fixture.bucket.borrow().counts().puts, before + 1);
+    fixture.flush(&volume).unwrap();
+    assert_eq!(fixture.bucket.borrow().counts().puts, before + 1, "there is nothing new");
+}
+
+#[test]
+fn neighbours_are_read_by_one_request_and_a_discard_is_small() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    for n in 0..8 {
+        fixture.write(&volume, 100 - n * 2, 1, 1).unwrap();
+    }
+    fixture.flush(&volume).unwrap();
+    let before = fixture.bucket.borrow().counts();
+    assert_eq!(
+        fixture.read(&volume, 86, 15).unwrap(),
+        [1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    );
+    assert_eq!(fixture.bucket.borrow().counts().gets, before.gets + 1);
+    fixture.discard(&volume, 0, SECTORS).unwrap();
+    fixture.flush(&volume).unwrap();
+    assert_eq!(fixture.bucket.borrow().counts().puts, before.puts + 1);
+    let last = fixture.names("segment/").pop().unwrap();
+    assert_eq!(fixture.bucket.borrow_mut().object(&last).unwrap().len(), 512);
+    assert_eq!(volume.status().extents, 0);
+}
+
+#[test]
+fn an_outage_of_an_hour_costs_no_byte() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    fixture.write(&volume, 0, 8, 1).unwrap();
+    let until = fixture.world.borrow().now() + HOUR;
+    fixture.bucket.borrow_mut().set_outage(until);
+    // Until the window and the gathered segment are full: 5 of 8 KiB.
+    for n in 0..4 {
+        fixture.write(&volume, 8 + n * 16, 16, 2).unwrap();
+    }
+    assert!(fixture.world.borrow().now() < until, "writes need no store while there is room");
+    fixture.write(&volume, 200, 128, 3).unwrap();
+    assert!(fixture.world.borrow().now() >= until, "a writer waits for the store");
+    fixture.flush(&volume).unwrap();
+    drop(volume);
+    let volume = fixture.open("a", None);
+    assert_eq!(fixture.read(&volume, 0, 8).unwrap(), [1; 8]);
+    assert_eq!(fixture.read(&volume, 8, 64).unwrap(), [2; 64]);
+    assert_eq!(fixture.read(&volume, 200, 128).unwrap(), [3; 128]);
+}
+
+#[test]
+fn garbage_is_collected_and_deleted() {
+    let fixture = Fixture::new();
+    let busy = OpenOptions { checkpoint_every: 8, gc_threshold: 60, ..options("a", None) };
+    let volume = fixture.try_open(busy).unwrap();
+    fixture.write(&volume, 900, 1, 9).unwrap();
+    for round in 0..30 {
+        for n in 0..20 {
+            fixture.write(&volume, n * 16, 16, round).unwrap();
+        }
+        fixture.flush(&volume).unwrap();
+        fixture.sleep(Nanos::from_secs(2));
+    }
+    fixture.sleep(Nanos::from_secs(20));
+    // 600 segments were written; 20 are live.
+    let left = fixture.names("segment/").len();
+    assert!(left < 60, "{left} segments");
+    assert!(fixture.names("checkpoint/").len() <= 2);
+    drop(volume);
+    let volume = fixture.open("a", None);
+    assert_eq!(fixture.read(&volume, 0, 320).unwrap(), [29; 320]);
+    assert_eq!(fixture.read(&volume, 900, 1).unwrap(), [9]);
+}

@@ -194,8 +194,11 @@ impl Bucket {
 
     /// Sends a change; returns when its answer comes, and what the answer is: that of an arrival,
     /// or one that no arrival has given.
-    fn send(&mut self, make: &dyn Fn() -> Change) -> (Nanos, Answer) {
-        let (now, lies) = (self.now(), self.lies);
+    fn send(&mut self, make: &dyn Fn() -> Change, late_segments: u32) -> (Nanos, Answer) {
+        let (now, mut lies) = (self.now(), self.lies);
+        if matches!(make(), Change::Put { name, .. } if name.starts_with("segment/")) {
+            lies.late = (lies.late + late_segments).min(950);
+        }
         let arrival = now + self.latency();
         let answer = arrival + self.latency();
         let outcome = Outcome::default();
@@ -258,16 +261,24 @@ enum Answer {
 pub(crate) struct Connection {
     bucket: BucketRef,
     paused_until: Rc<Cell<Nanos>>,
+    /// So many of its segments and seals are late, in thousandths, beside the bucket's lies.
+    late_segments: Rc<Cell<u32>>,
 }
 
 impl Connection {
     pub(crate) fn new(bucket: &BucketRef) -> Connection {
-        Connection { bucket: bucket.clone(), paused_until: Rc::default() }
+        let (paused_until, late_segments) = Default::default();
+        Connection { bucket: bucket.clone(), paused_until, late_segments }
     }
 
     /// Until then it sends nothing and hears nothing; what it has sent is on its way.
     pub(crate) fn pause_until(&self, time: Nanos) {
         self.paused_until.set(time);
+    }
+
+    /// From now on so many of its segments and seals are late, in thousandths.
+    pub(crate) fn delay_segments(&self, per_mille: u32) {
+        self.late_segments.set(per_mille);
     }
 
     /// Waits until `time`, and until the pause has ended.
@@ -283,7 +294,7 @@ impl Connection {
 
     async fn change(&self, make: impl Fn() -> Change) -> Result<(), StoreError> {
         self.wait(Nanos::ZERO).await;
-        let (at, answer) = self.bucket.borrow_mut().send(&make);
+        let (at, answer) = self.bucket.borrow_mut().send(&make, self.late_segments.get());
         self.wait(at).await;
         self.bucket.borrow_mut().settle();
         match answer {

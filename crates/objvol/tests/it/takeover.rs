@@ -20,7 +20,7 @@ const WRITERS_MAX: u64 = 6;
 /// Longer than any request is late.
 const QUIET: Nanos = Nanos::from_secs(3 * 3600);
 /// Virtual time after which a seed hangs.
-const HANGS: Nanos = Nanos::from_secs(24 * 3600);
+const HANGS: Nanos = Nanos::from_secs(72 * 3600);
 
 enum Event {
     Kill(usize),
@@ -30,7 +30,7 @@ enum Event {
 
 fn draw_events(world: &WorldRef, writers: usize) -> Vec<(Nanos, Event)> {
     let rng = &mut world.borrow_mut().rng;
-    let span = rng.pick(&[5_000_000_000, 60_000_000_000, 600_000_000_000]);
+    let span = rng.pick(&[5_000_000_000, 60_000_000_000, 600_000_000_000, 3600 * 1_000_000_000]);
     let mut events = Vec::new();
     for _ in 0..rng.below(12) {
         let at = Nanos(rng.below(span));
@@ -67,12 +67,15 @@ pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let writers: Vec<Rc<Writer>> = (0..count)
         .map(|n| Writer::new(&world, &bucket, setup, &format!("host{n}"), &stamps))
         .collect();
-    let span = world.borrow_mut().rng.pick(&[1, 5_000_000_000, 100_000_000_000]);
+    let span =
+        world.borrow_mut().rng.pick(&[1, 5_000_000_000, 100_000_000_000, 7200 * 1_000_000_000]);
     for (core, writer) in (1..).zip(&writers) {
         let (start, requests, closes) = {
             let rng = &mut world.borrow_mut().rng;
             (Nanos(rng.below(span)), rng.range(1, 150), rng.chance_per_mille(300))
         };
+        let late = world.borrow_mut().rng.pick(&[0, 0, 0, 0, 500, 900]);
+        writer.connection.delay_segments(late);
         let writer = writer.clone();
         machine.spawn(core, async move {
             reactor::sleep(start).await;

@@ -34,7 +34,13 @@ impl Setup {
             window: rng.pick(&[1, 2, 4, 7]),
             checkpoint_every: rng.pick(&[2, 5, 20]),
             grace: rng.pick(&[Nanos::ZERO, Nanos::from_secs(2), Nanos::from_secs(60)]),
-            think: rng.pick(&[Nanos::ZERO, Nanos::from_millis(100), Nanos::from_secs(3)]),
+            // With the longest, writers are at work while what is hours late lands.
+            think: rng.pick(&[
+                Nanos::ZERO,
+                Nanos::from_millis(100),
+                Nanos::from_secs(3),
+                Nanos::from_secs(200),
+            ]),
             fault,
         }
     }

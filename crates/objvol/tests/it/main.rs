@@ -5,6 +5,7 @@
 mod border;
 mod bucket;
 mod crash;
+mod exhaustive;
 mod fixture;
 mod judge;
 mod planted;

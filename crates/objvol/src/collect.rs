@@ -28,6 +28,8 @@ use crate::shared::{GarbageList, LOOK_EVERY, Shared};
 const HOUSEKEEPING_EVERY: Nanos = Nanos::from_secs(1);
 /// Segments that are collected in one round. Chosen: at most 64 MiB are read into memory.
 const VICTIMS_MAX: usize = 4;
+/// Rounds until the next checkpoint. Chosen: a quarter of the segments between two checkpoints.
+const ROUNDS_MAX: u32 = 16;
 
 impl Shared {
     /// Starts the tasks of an opened volume.
@@ -55,7 +57,14 @@ impl Shared {
 
     async fn keep_house(self: Rc<Self>) {
         while self.pause(HOUSEKEEPING_EVERY).await {
-            let has_moved = self.collect().await.unwrap_or(false);
+            let mut has_moved = false;
+            for _ in 0..ROUNDS_MAX {
+                // An error is that of a fence, or damage that readers find, too.
+                if self.is_closing.get() || !self.collect().await.unwrap_or(false) {
+                    break;
+                }
+                has_moved = true;
+            }
             let behind = self.log.borrow().next() - 1 - self.checkpointed.get();
             if has_moved || behind >= self.options.checkpoint_every {
                 // An error is that of a fence.

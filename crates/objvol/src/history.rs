@@ -36,6 +36,9 @@ use crate::requests::{Creation, Denial, Requests};
 /// that deletes beside an opening is fenced by it after one time.
 const ATTEMPTS_MAX: u32 = 16;
 
+/// Heads of segments that are read at once. Chosen: at 50 ms a request 640 a second.
+const HEADS_AT_ONCE: usize = 32;
+
 /// Who reads the history.
 pub(crate) struct Reader<'a> {
     pub(crate) requests: &'a Requests,
@@ -274,16 +277,22 @@ impl Reader<'_> {
         let last = place_name(SEGMENTS, Place::new(epoch.number, epoch.first - 1));
         let folder = &last[..last.len() - 16];
         let names = self.requests.list(folder, &last).await.map_err(|d| self.denied(&d))?;
+        let mut new = Vec::new();
         for (name, _) in names {
             let Some(place) = parse_place_name(SEGMENTS, &name) else {
                 return Err(self.damage(format!("{name} is not an object of a volume")).into());
             };
-            if epoch.objects.contains_key(&place.sequence) {
-                continue;
+            if !epoch.objects.contains_key(&place.sequence) {
+                new.push(place);
             }
-            let object = self.object_at(place).await?;
-            let object = object.ok_or(Interruption::Gone(name))?;
-            epoch.objects.insert(place.sequence, object);
+        }
+        for places in new.chunks(HEADS_AT_ONCE) {
+            let read = |place: &Place| -> Pending<'_, _> { Box::pin(self.object_at(*place)) };
+            let objects = join_all(places.iter().map(read).collect()).await;
+            for (place, object) in places.iter().zip(objects) {
+                let gone = || Interruption::Gone(format!("segment {place}"));
+                epoch.objects.insert(place.sequence, object?.ok_or_else(gone)?);
+            }
         }
         Ok(())
     }

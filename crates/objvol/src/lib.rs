@@ -42,8 +42,7 @@
 //! verb that makes a volume; a probe whether a store has conditional writes; snapshots, read-ahead,
 //! resize; incremental checkpoints (a checkpoint writes the whole map); defragmentation by garbage
 //! collection; deletion of what lies behind seals; `inspect` and `check`; the owner record of a
-//! write cache above, and cost counters. Heads of segments are read one after the other at an
-//! opening.
+//! write cache above, and cost counters.
 #![warn(missing_docs)]
 
 mod checkpoint;

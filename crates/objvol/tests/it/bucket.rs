@@ -87,6 +87,7 @@ pub(crate) struct Bucket {
     lies: Lies,
     outage_until: Nanos,
     counts: Counts,
+    segment_bytes: u64,
 }
 
 pub(crate) type BucketRef = Rc<RefCell<Bucket>>;
@@ -104,6 +105,7 @@ impl Bucket {
             lies: Lies::default(),
             outage_until: Nanos::ZERO,
             counts: Counts::default(),
+            segment_bytes: 0,
         }))
     }
 
@@ -119,6 +121,11 @@ impl Bucket {
 
     pub(crate) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Bytes of all segments and seals that were ever created.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
     }
 
     /// All names now.
@@ -165,6 +172,9 @@ impl Bucket {
                 Change::Put { name, object } => match self.objects.entry(name) {
                     std::collections::btree_map::Entry::Occupied(_) => Err(StoreError::Exists),
                     std::collections::btree_map::Entry::Vacant(free) => {
+                        if free.key().starts_with("segment/") {
+                            self.segment_bytes += object.len() as u64;
+                        }
                         free.insert(object);
                         Ok(())
                     }

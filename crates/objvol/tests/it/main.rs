@@ -4,6 +4,7 @@
 
 mod border;
 mod bucket;
+mod collection;
 mod crash;
 mod exhaustive;
 mod fixture;

@@ -28,6 +28,8 @@ use crate::shared::{GarbageList, LOOK_EVERY, Shared};
 const HOUSEKEEPING_EVERY: Nanos = Nanos::from_secs(1);
 /// Segments that are collected in one round. Chosen: at most 64 MiB are read into memory.
 const VICTIMS_MAX: usize = 4;
+/// A segment with a larger share of live data, in thousandths, is not worth its move.
+const SHARE_MAX: u64 = 900;
 /// Rounds until the next checkpoint. Chosen: a quarter of the segments between two checkpoints.
 const ROUNDS_MAX: u32 = 16;
 
@@ -74,18 +76,20 @@ impl Shared {
         }
     }
 
-    /// Segments worth collecting, those with the smallest share of live data first. Only those that
-    /// a checkpoint includes: younger ones are still being overwritten.
+    /// Segments worth collecting, those with the smallest share of live data first: none while
+    /// enough of all segments is live. Only those that a checkpoint includes: younger ones are
+    /// still being overwritten. Segments without live data are as good as deleted.
     fn victims(&self) -> Vec<SegmentUse> {
         let last = Place::new(self.epoch(), self.checkpointed.get());
         let mut uses = self.log.borrow().uses();
-        uses.retain(|segment| {
-            let share = u64::from(segment.live) * 100;
-            segment.place <= last
-                && segment.live > 0
-                && share < u64::from(self.options.gc_threshold) * u64::from(segment.sectors)
-        });
-        uses.sort_by_key(|segment| u64::from(segment.live) * 1000 / u64::from(segment.sectors));
+        uses.retain(|segment| segment.live > 0);
+        let sum = |of: fn(&SegmentUse) -> u32| uses.iter().map(|s| u64::from(of(s))).sum::<u64>();
+        let (live, all) = (sum(|segment| segment.live), sum(|segment| segment.sectors));
+        if live * 100 >= all * u64::from(self.options.gc_threshold) {
+            return Vec::new();
+        }
+        uses.retain(|segment| segment.place <= last && segment.share_per_mille() < SHARE_MAX);
+        uses.sort_by_key(SegmentUse::share_per_mille);
         uses.truncate(VICTIMS_MAX);
         uses
     }

@@ -58,7 +58,8 @@ pub struct OpenOptions {
     pub take_over: bool,
     /// A checkpoint is written after so many segments; at least 1.
     pub checkpoint_every: u64,
-    /// Segments with a smaller share of live sectors are collected; percent, 0 (never) to 90.
+    /// Segments are collected, the emptiest first, while a smaller share of all of them is live;
+    /// percent, 0 (never) to 90.
     pub gc_threshold: u32,
     /// Largest map, bytes, at 24 each extent: writes beyond it fail with `NoSpace`.
     pub map_memory: u64,
@@ -78,7 +79,7 @@ impl OpenOptions {
             take_over: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
             checkpoint_every: 256,
-            gc_threshold: 60,
+            gc_threshold: 75,
             map_memory: 256 << 20,
             grace: Nanos::from_secs(60),
             planted: Planted::NONE,

@@ -41,8 +41,8 @@
 //! Not there yet, so nothing above uses this room: a client of a real store, a table line and the
 //! verb that makes a volume; a probe whether a store has conditional writes; snapshots, read-ahead,
 //! resize; incremental checkpoints (a checkpoint writes the whole map); defragmentation by garbage
-//! collection; deletion of what lies behind seals; `inspect` and `check`; the owner record of a
-//! write cache above, and cost counters.
+//! collection, and slower writers while it does not keep up; deletion of what lies behind seals;
+//! `inspect` and `check`; the owner record of a write cache above, and cost counters.
 #![warn(missing_docs)]
 
 mod checkpoint;

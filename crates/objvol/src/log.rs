@@ -93,6 +93,13 @@ pub(crate) struct SegmentUse {
     pub(crate) live: u32,
 }
 
+impl SegmentUse {
+    /// Live sectors of all, in thousandths.
+    pub(crate) fn share_per_mille(&self) -> u64 {
+        u64::from(self.live) * 1000 / u64::from(self.sectors)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Log {

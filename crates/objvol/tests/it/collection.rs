@@ -32,7 +32,7 @@ fn overwrite(gc_threshold: u32, writes: u64, next: impl Fn(&mut Rng) -> u64 + 's
         segment_bytes: SEGMENT_BYTES,
         window: 8,
     };
-    let options = OpenOptions { gc_threshold, checkpoint_every: 64, ..options("host", None) };
+    let options = OpenOptions { gc_threshold, checkpoint_every: 8, ..options("host", None) };
     let store = Rc::new(Connection::new(&bucket));
     let (sent, mut rng) = (bucket.clone(), world.borrow_mut().rng.fork());
     let sent_bytes = move || sent.borrow().segment_bytes();
@@ -98,14 +98,15 @@ fn zipf() -> impl Fn(&mut Rng) -> u64 {
 
 /// The goals of the design: 2.4 at 75 % live for uniform overwrites, and 1.5 at 60 %. Heads of
 /// segments are part of what is written. For zipf 0.99 the goal is 1.5 at 75 %, which is not
-/// reached: moved data lie in segments with new ones.
+/// reached: 1.95. Segments of their own for moved data, and a choice of victims by age, made no
+/// difference (tried on 2026-11-27).
 #[test]
-fn collection_costs_what_its_threshold_says() {
+fn collection_costs_what_the_live_share_allows() {
     let uniform = |rng: &mut Rng| rng.below(BLOCKS);
+    let costs = overwrite(75, 30_000, uniform);
+    assert!(costs.written_per_cent <= 205 && costs.live_per_cent >= 74, "{costs:?}");
     let costs = overwrite(60, 30_000, uniform);
-    assert!(costs.written_per_cent <= 240 && costs.live_per_cent >= 75, "{costs:?}");
-    let costs = overwrite(33, 30_000, uniform);
-    assert!(costs.written_per_cent <= 150 && costs.live_per_cent >= 60, "{costs:?}");
-    let costs = overwrite(60, 30_000, zipf());
-    assert!(costs.written_per_cent <= 200 && costs.live_per_cent >= 75, "{costs:?}");
+    assert!(costs.written_per_cent <= 150 && costs.live_per_cent >= 59, "{costs:?}");
+    let costs = overwrite(75, 30_000, zipf());
+    assert!(costs.written_per_cent <= 210 && costs.live_per_cent >= 74, "{costs:?}");
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Bufs, Class, Flags, LocalFuture, Op, Sector};
+use block::{BlockDevice, Buf, Bufs, Class, Flags, LocalFuture, Nanos, Op, Sector};
 use objvol::{Fault, Geometry, Listing, ObjectStore, OpenOptions, StoreError, Volume, create};
 use reactor::WaitList;
 use sim::{Machine, RunEnd, World, seeds};
@@ -25,6 +25,18 @@ use crate::judge::{self, BLOCK_BYTES, BLOCK_SECTORS, Change, WriterLog, fill, st
 
 const WRITERS: usize = 3;
 const BLOCKS: u64 = 3;
+
+/// What each writer does once it has read the volume.
+#[derive(Clone, Copy, Debug)]
+struct Script {
+    /// The blocks that it writes, each flushed; the first beside the second.
+    writes: &'static [u64],
+    /// Whether it writes a checkpoint then, and deletes what that makes garbage.
+    collects: bool,
+}
+
+const FLUSHES: Script = Script { writes: &[0, 1, 2], collects: false };
+const GARBAGE: Script = Script { writes: &[0, 0, 1], collects: true };
 
 enum Request {
     Put { name: String, object: Rc<[u8]> },
@@ -174,14 +186,20 @@ struct Progress {
 fn options(writer: usize, fault: Option<Fault>) -> OpenOptions {
     OpenOptions {
         take_over: true,
+        grace: Nanos::ZERO,
         planted: fault.into(),
         ..OpenOptions::new(&format!("host{writer}"), 0)
     }
 }
 
-/// Opens the volume, reads it, and writes each block once, with a FLUSH beside the second write.
-async fn work(store: Rc<StepStore>, writer: usize, fault: Option<Fault>, progress: Rc<Progress>) {
-    let worked = try_work(store, writer, fault, progress.clone()).await;
+/// Opens the volume, reads it, and does what the script says.
+async fn work(
+    store: Rc<StepStore>,
+    writer: usize,
+    (script, fault): (Script, Option<Fault>),
+    progress: Rc<Progress>,
+) {
+    let worked = try_work(store, writer, (script, fault), progress.clone()).await;
     if let Err(why) = worked {
         *progress.failure.borrow_mut() = why;
     }
@@ -192,7 +210,7 @@ async fn work(store: Rc<StepStore>, writer: usize, fault: Option<Fault>, progres
 async fn try_work(
     store: Rc<StepStore>,
     writer: usize,
-    fault: Option<Fault>,
+    (script, fault): (Script, Option<Fault>),
     progress: Rc<Progress>,
 ) -> Result<(), Option<String>> {
     let opened = Volume::open(Rc::new(Connection { store, writer }), options(writer, fault)).await;
@@ -210,8 +228,8 @@ async fn try_work(
         log.epoch = volume.status().epoch;
         log.view = Some(buf.read(|data| stamps(data, 0)).map_err(Some)?);
     }
-    for block in 0..BLOCKS {
-        let stamp = writer as u64 * BLOCKS + block + 1;
+    for (nth, &block) in (0..).zip(script.writes) {
+        let stamp = writer as u64 * 10 + nth + 1;
         let data = Buf::alloc(BLOCK_BYTES);
         data.write(|data| fill(data, block, stamp));
         let changes = {
@@ -233,12 +251,17 @@ async fn try_work(
             }
             flushed.map_err(|_| None)
         };
-        if block == 0 {
+        if nth == 0 {
             // The second segment is sent beside the first.
             reactor::spawn(async move { drop(flush.await) });
         } else {
             flush.await?;
         }
+    }
+    if script.collects {
+        volume.checkpoint().await.map_err(|_| None)?;
+        // The housekeeping task deletes.
+        reactor::sleep(Nanos::from_secs(2)).await;
     }
     Ok(())
 }
@@ -247,7 +270,7 @@ async fn try_work(
 type Trace = Vec<(usize, usize)>;
 
 /// Runs with these choices, then with the first ones.
-fn run(choices: &[usize], fault: Option<Fault>) -> (Trace, Result<(), String>) {
+fn run(choices: &[usize], script: Script, fault: Option<Fault>) -> (Trace, Result<(), String>) {
     let world = World::calm(1);
     let machine = Machine::boot(&world, u16::try_from(WRITERS).unwrap() + 1);
     let store = Rc::new(StepStore::default());
@@ -262,7 +285,7 @@ fn run(choices: &[usize], fault: Option<Fault>) -> (Trace, Result<(), String>) {
     let all: Vec<Rc<Progress>> = (0..WRITERS).map(|_| Rc::default()).collect();
     for (writer, progress) in all.iter().enumerate() {
         let core = u16::try_from(writer).unwrap();
-        machine.spawn(core, work(store.clone(), writer, fault, progress.clone()));
+        machine.spawn(core, work(store.clone(), writer, (script, fault), progress.clone()));
     }
     let mut trace = Trace::new();
     let mut writer = 0;
@@ -289,7 +312,7 @@ fn run(choices: &[usize], fault: Option<Fault>) -> (Trace, Result<(), String>) {
     }
     store.is_open.set(true);
     let reader = Rc::new(Progress::default());
-    machine.spawn(3, work(store.clone(), WRITERS, None, reader.clone()));
+    machine.spawn(3, work(store.clone(), WRITERS, (FLUSHES, None), reader.clone()));
     machine.run(|| reader.has_ended.get());
     let failure = |progress: &Rc<Progress>| progress.failure.borrow().clone();
     if let Some(why) = all.iter().chain([&reader]).find_map(failure) {
@@ -301,12 +324,12 @@ fn run(choices: &[usize], fault: Option<Fault>) -> (Trace, Result<(), String>) {
 }
 
 /// All runs with at most so many switches; the number of runs, or the first that fails.
-fn explore(switches_max: usize, fault: Option<Fault>) -> Result<u64, String> {
+fn explore(switches_max: usize, script: Script, fault: Option<Fault>) -> Result<u64, String> {
     let mut runs = 0;
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new()];
     while let Some(choices) = waiting.pop() {
         runs += 1;
-        let (trace, result) = run(&choices, fault);
+        let (trace, result) = run(&choices, script, fault);
         result.map_err(|why| format!("choices {choices:?}: {why}"))?;
         if choices.iter().filter(|&&choice| choice > 0).count() == switches_max {
             continue;
@@ -322,27 +345,33 @@ fn explore(switches_max: usize, fault: Option<Fault>) -> Result<u64, String> {
     Ok(runs)
 }
 
-/// With `MILLPOND_SEEDS` above 1000 one switch more.
+/// With `MILLPOND_SEEDS` above 1000 one switch more, and with few of them one less.
 #[test]
 fn no_interleaving_of_three_writers_loses_what_was_flushed() {
-    let switches = if seeds::count(0) > 1000 { 3 } else { 2 };
-    let runs = explore(switches, None).unwrap();
-    assert!(runs > 1000, "{runs} runs");
-    eprintln!("{runs} runs");
+    let (flushes, garbage) = match seeds::count(100) {
+        0..100 => (1, 1),
+        100..=1000 => (2, 2),
+        _ => (3, 2),
+    };
+    for (script, switches) in [(FLUSHES, flushes), (GARBAGE, garbage)] {
+        let runs = explore(switches, script, None).unwrap();
+        eprintln!("{script:?}: {runs} runs with {switches} switches");
+        assert!(runs > 100, "{script:?}: {runs} runs");
+    }
 }
 
 #[test]
 fn few_switches_find_planted_faults() {
     let faults = [
-        Fault::AckBeforeChain,
-        Fault::BelieveExists,
-        Fault::SkipSeal,
-        Fault::SealNewestOnly,
-        Fault::DeleteSeals,
+        (FLUSHES, Fault::AckBeforeChain),
+        (FLUSHES, Fault::BelieveExists),
+        (FLUSHES, Fault::SkipSeal),
+        (FLUSHES, Fault::SealNewestOnly),
+        (FLUSHES, Fault::DeleteSeals),
+        (GARBAGE, Fault::DeleteUnlooked),
+        (GARBAGE, Fault::OpenUnlooked),
     ];
-    for fault in faults {
-        let found = explore(2, Some(fault));
-        eprintln!("{fault:?}: {found:?}");
-        assert!(found.is_err(), "{fault:?} is not found");
+    for (script, fault) in faults {
+        assert!(explore(2, script, Some(fault)).is_err(), "{fault:?} is not found");
     }
 }

@@ -56,6 +56,9 @@ pub struct OpenOptions {
     pub sectors: Option<Sector>,
     /// Take the volume although its owner record says that another host has it.
     pub take_over: bool,
+    /// Take a store without conditional writes, too: it is not asked. The caller promises that
+    /// nobody else opens the volume, ever: two writers would destroy it without noticing.
+    pub single_writer: bool,
     /// A checkpoint is written after so many segments; at least 1.
     pub checkpoint_every: u64,
     /// Segments are collected, the emptiest first, while a smaller share of all of them is live;
@@ -77,6 +80,7 @@ impl OpenOptions {
             opened_at,
             sectors: None,
             take_over: false,
+            single_writer: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
             checkpoint_every: 256,
             gc_threshold: 75,

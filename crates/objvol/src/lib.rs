@@ -39,12 +39,11 @@
 //! writers that fight, and planted faults (`docs/mutations.md`).
 //!
 //! Not there yet, so nothing above uses this room: a client of a real store, a table line and the
-//! verb that makes a volume; a probe whether a store has conditional writes; snapshots, read-ahead,
-//! resize; incremental checkpoints (a checkpoint writes the whole map); defragmentation by garbage
-//! collection, and slower writers while it does not keep up; deletion of what lies behind seals;
-//! `inspect` and `check`; the owner record of a write cache above; cost counters. An opening reads
-//! something of each epoch since the newest checkpoint: a volume that is opened a thousand times
-//! without a write opens slowly.
+//! verb that makes a volume; snapshots, read-ahead, resize; incremental checkpoints (a checkpoint
+//! writes the whole map); defragmentation by garbage collection, and slower writers while it does
+//! not keep up; deletion of what lies behind seals; `inspect` and `check`; the owner record of a
+//! write cache above; cost counters. An opening reads something of each epoch since the newest
+//! checkpoint: a volume that is opened a thousand times without a write opens slowly.
 #![warn(missing_docs)]
 
 mod checkpoint;

@@ -18,14 +18,16 @@
 //! - OV-O5 When everything has been read, a look shows that the own epoch is still the newest. If
 //!   it is not, a later writer may have deleted what the reading missed, and the map may be wrong;
 //!   if it is, nobody has deleted anything meanwhile (OV-G2).
+//! - OV-O6 A store that creates the same object twice has no conditional writes, and is refused
+//!   before anything of the volume is written.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use block::{Buf, Error, ErrorKind, Planted, Sector};
 use format::objvol::{
-    CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, Place, SEGMENTS,
-    manifest_name, parse_manifest_name, parse_place_name, place_name,
+    CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, PROBES, Place, SEGMENTS,
+    manifest_name, parse_manifest_name, parse_place_name, place_name, probe_name,
 };
 use reactor::WaitList;
 
@@ -50,8 +52,8 @@ fn random_16() -> [u8; 16] {
 /// Makes an empty volume under a prefix where nothing is.
 ///
 /// # Errors
-/// `Invalid` for a geometry that is not allowed; `Exists` if something lies there; `Denied` if the
-/// store refuses. It waits out an outage.
+/// `Invalid` for a geometry that is not allowed; `Exists` if something lies there; `NotSupported`
+/// for a store without conditional writes; `Denied` if the store refuses. It waits out an outage.
 pub async fn create(
     store: Rc<dyn ObjectStore>,
     geometry: &Geometry,
@@ -71,7 +73,8 @@ pub async fn create(
         host: options.host.clone(),
     };
     let denied = |denial: Denial| denied(&requests, &denial);
-    let there = requests.list("", "").await.map_err(denied)?;
+    let mut there = requests.list("", "").await.map_err(denied)?;
+    there.retain(|(name, _)| !name.starts_with(PROBES)); // of an opening that was cut off
     if let Some((name, _)) = there.first() {
         let text = format!(
             "{}: there are {} objects, {name} is the first: a volume takes an empty prefix",
@@ -80,6 +83,7 @@ pub async fn create(
         );
         return Err(Error::new(ErrorKind::Exists, text)); // OV-O4
     }
+    probe(&requests, options).await?;
     match put_whole(&requests, &manifest_name(1), &manifest.encode()).await.map_err(denied)? {
         Creation::Own => Ok(()),
         Creation::Other(_) => {
@@ -95,6 +99,29 @@ async fn put_whole(requests: &Requests, name: &str, object: &[u8]) -> Result<Cre
 
 fn denied(requests: &Requests, Denial(why): &Denial) -> Error {
     Error::new(ErrorKind::Denied, format!("{}: {why}", requests.store_name()))
+}
+
+/// OV-O6: creates an object twice.
+async fn probe(requests: &Requests, options: &OpenOptions) -> Result<(), Error> {
+    if options.single_writer {
+        return Ok(());
+    }
+    let name = probe_name(reactor::random());
+    let denied = |denial: Denial| denied(requests, &denial);
+    put_whole(requests, &name, &[1]).await.map_err(denied)?;
+    let again = put_whole(requests, &name, &[2]).await.map_err(denied)?;
+    requests.delete(&name).await.map_err(denied)?;
+    match again {
+        Creation::Other(_) => Ok(()),
+        Creation::Own => {
+            let text = format!(
+                "{}: the store has no conditional writes (If-None-Match: *), by which a volume \
+                 keeps two writers apart; `single_writer` takes it where there is only one",
+                requests.store_name()
+            );
+            Err(Error::new(ErrorKind::NotSupported, text))
+        }
+    }
 }
 
 /// An opening under way.
@@ -249,6 +276,7 @@ pub(crate) async fn open(
     options.check()?;
     let planted: Planted<Fault> = options.planted;
     let requests = Requests::new(store, planted);
+    probe(&requests, &options).await?;
     let opening = Opening { requests, options, nonce: reactor::random() };
     let manifest = opening.take_epoch().await?;
     let epoch = manifest.identity.place.epoch;

@@ -47,7 +47,8 @@ impl Volume {
     /// # Errors
     /// `NotFound` where there is no volume; `Invalid` for options that are not allowed or another
     /// size; `Busy` if it belongs to another host and `take_over` is not set; `Io` for damage;
-    /// `Denied` if the store refuses. It waits until an outage has ended.
+    /// `NotSupported` for a store without conditional writes and without `single_writer`; `Denied`
+    /// if the store refuses. It waits until an outage has ended.
     pub async fn open(
         store: Rc<dyn ObjectStore>,
         options: OpenOptions,

@@ -33,8 +33,8 @@ pub use checkpoint::{Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointS
 pub use damage::ObjectDamage;
 pub use manifest::{HOST_BYTES_MAX, Manifest, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, WINDOW_MAX};
 pub use name::{
-    CHECKPOINTS, MANIFESTS, OWNERS, Place, SEGMENTS, manifest_name, parse_manifest_name,
-    parse_place_name, place_name,
+    CHECKPOINTS, MANIFESTS, OWNERS, PROBES, Place, SEGMENTS, manifest_name, parse_manifest_name,
+    parse_place_name, place_name, probe_name,
 };
 pub use owner::{Owner, OwnerState};
 pub use segment::{

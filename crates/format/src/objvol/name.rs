@@ -6,6 +6,7 @@
 //! segment/EPOCH/SEQUENCE         is that of epochs and sequences; a seal has the name
 //! checkpoint/EPOCH/SEQUENCE      of the segment in whose place it lies
 //! owner/EPOCH/SEQUENCE
+//! probe/NUMBER
 //! ```
 
 /// Folder of manifests.
@@ -16,6 +17,9 @@ pub const SEGMENTS: &str = "segment/";
 pub const CHECKPOINTS: &str = "checkpoint/";
 /// Folder of owner records.
 pub const OWNERS: &str = "owner/";
+
+/// Folder of objects by which an opening finds out whether the store has conditional writes.
+pub const PROBES: &str = "probe/";
 
 const DIGITS: usize = 16;
 
@@ -53,6 +57,12 @@ impl std::fmt::Display for Place {
 #[must_use]
 pub fn manifest_name(epoch: u64) -> String {
     format!("{MANIFESTS}{epoch:016x}")
+}
+
+/// Name of a probe.
+#[must_use]
+pub fn probe_name(number: u64) -> String {
+    format!("{PROBES}{number:016x}")
 }
 
 /// Name of the object at `place` in one of the other folders.

@@ -88,6 +88,7 @@ pub(crate) struct Bucket {
     outage_until: Nanos,
     counts: Counts,
     segment_bytes: u64,
+    overwrites: bool,
 }
 
 pub(crate) type BucketRef = Rc<RefCell<Bucket>>;
@@ -106,6 +107,7 @@ impl Bucket {
             outage_until: Nanos::ZERO,
             counts: Counts::default(),
             segment_bytes: 0,
+            overwrites: false,
         }))
     }
 
@@ -121,6 +123,11 @@ impl Bucket {
 
     pub(crate) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// From now on it has no conditional writes: a PUT replaces what is there.
+    pub(crate) fn set_overwrites(&mut self) {
+        self.overwrites = true;
     }
 
     /// Bytes of all segments and seals that were ever created.
@@ -169,6 +176,10 @@ impl Bucket {
             }
             let (change, outcome) = entry.remove();
             let result = match change {
+                Change::Put { name, object } if self.overwrites => {
+                    self.objects.insert(name, object);
+                    Ok(())
+                }
                 Change::Put { name, object } => match self.objects.entry(name) {
                     std::collections::btree_map::Entry::Occupied(_) => Err(StoreError::Exists),
                     std::collections::btree_map::Entry::Vacant(free) => {

@@ -186,6 +186,7 @@ struct Progress {
 fn options(writer: usize, fault: Option<Fault>) -> OpenOptions {
     OpenOptions {
         take_over: true,
+        single_writer: true, // no steps for the probe
         grace: Nanos::ZERO,
         planted: fault.into(),
         ..OpenOptions::new(&format!("host{writer}"), 0)

@@ -25,6 +25,7 @@ pub(crate) fn options(host: &str, fault: Option<Fault>) -> OpenOptions {
         gc_threshold: 0,
         grace: Nanos::ZERO,
         take_over: true,
+        single_writer: fault == Some(Fault::BelieveExists),
         planted: fault.into(),
         ..OpenOptions::new(host, 1_700_000_000)
     }

@@ -92,6 +92,23 @@ fn wrong_prefixes_and_sizes_are_refused() {
 }
 
 #[test]
+fn a_store_without_conditional_writes_is_refused() {
+    let fixture = Fixture::new();
+    fixture.bucket.borrow_mut().set_overwrites();
+    let before = fixture.names("");
+    let error = fixture.try_open(options("a", None)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert_eq!(fixture.names(""), before, "nothing is left");
+    let alone = OpenOptions { single_writer: true, ..options("a", None) };
+    let volume = fixture.try_open(alone.clone()).unwrap();
+    fixture.write(&volume, 0, 8, 1).unwrap();
+    fixture.flush(&volume).unwrap();
+    drop(volume);
+    let volume = fixture.try_open(alone).unwrap();
+    assert_eq!(fixture.read(&volume, 0, 8).unwrap(), [1; 8]);
+}
+
+#[test]
 fn a_map_beyond_its_memory_takes_no_more_writes() {
     let fixture = Fixture::new();
     let small = OpenOptions { map_memory: 10 * 24, ..options("a", None) };

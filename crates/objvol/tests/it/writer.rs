@@ -56,6 +56,8 @@ impl Setup {
     pub(crate) fn options(&self, host: &str) -> OpenOptions {
         OpenOptions {
             take_over: true,
+            // A writer with this fault would take each store for one without conditional writes.
+            single_writer: self.fault == Some(Fault::BelieveExists),
             checkpoint_every: self.checkpoint_every,
             grace: self.grace,
             planted: self.fault.into(),

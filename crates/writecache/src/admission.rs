@@ -24,7 +24,8 @@
 //!   (`reclaim_reserve`), and no writer waits; reclaim drops clean blocks before it comes to that.
 //! - WC-RA4 What enters was read into memory of the cache: a client may change its own while it
 //!   reads.
-//! - WC-RA5 After a suspend nothing of it is under way.
+//! - WC-RA5 After a suspend nothing of it is under way, and once a suspend has begun nothing
+//!   enters: after one with a flush the origin may be used without the cache.
 //!
 //! Cost: a write of the cache device for each run of admitted blocks, a copy of the data, and one
 //! flush of either device for all that was admitted in `autocommit_time`.
@@ -111,6 +112,7 @@ impl Writeback {
         let is_refused = store.health().is_err()
             || emptied
             || store.life.is_about_to_stop()
+            || self.read_cache.is_closed.get()
             || self.read_cache.unnamed.borrow().len() >= UNNAMED_MAX;
         if is_refused {
             return 0;
@@ -172,7 +174,8 @@ impl AdmittedRead {
             !wb.locks.was_locked(self.watch) || store.has_fault(Fault::AdmitBesideChange);
         let is_flushed = wb.origin_flush_errors() == self.flush_errors;
         // WC-RA1
-        let is_valid = written.is_ok() && is_unlocked && is_flushed && store.health().is_ok();
+        let is_open = !wb.read_cache.is_closed.get() && store.health().is_ok();
+        let is_valid = written.is_ok() && is_unlocked && is_flushed && is_open;
         let at = usize::try_from(block - self.blocks.start).expect("within the read");
         let crc = store.checksum_of(&self.data.all().into(), at);
         let mut slots = store.slots.borrow_mut();

@@ -91,6 +91,7 @@ impl Cache {
         reactor::spawn(Store::commit_when_old_task(Rc::downgrade(store), period));
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
         wb.start_ages();
+        wb.read_cache.is_closed.set(false);
         wb.start_naming();
         self.scrub.start();
     }
@@ -141,6 +142,8 @@ impl Cache {
     /// blocks are written back first.
     pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
         let (store, wb, life) = (&self.store, &self.writeback, &self.store.life);
+        // What a flush leaves in the cache would be old if the origin is used without it.
+        wb.read_cache.is_closed.set(!store.has_fault(Fault::AdmitAfterFlush));
         let flushed = if with_flush { wb.write_back_all().await } else { Ok(()) };
         life.stopping.set(true);
         store.waits.wake_all();

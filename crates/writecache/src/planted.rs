@@ -25,6 +25,8 @@ pub enum Fault {
     AdmittedBesideVolatile,
     /// A cache that is emptied takes blocks that are read.
     AdmitWhenEmptied,
+    /// A block that was read enters a cache that is flushed by its suspend.
+    AdmitAfterFlush,
     /// Blocks that are read take the slots that are kept for writers.
     AdmitLastSlots,
     /// A block that is admitted keeps its ghost.

@@ -47,6 +47,8 @@ pub(crate) struct ReadCache {
     /// Longest stream of which blocks are admitted, bytes; 0: any.
     cutoff: Cell<u64>,
     pub(crate) in_flight_bytes: Cell<u64>,
+    /// A suspend has begun: nothing enters any more.
+    pub(crate) is_closed: Cell<bool>,
     pub(crate) unnamed: RefCell<Vec<UnnamedBlock>>,
     /// The number of the task that lets the log name them.
     pub(crate) task: Cell<u64>,
@@ -61,6 +63,7 @@ impl ReadCache {
             state: RefCell::new(OFF.to_owned()),
             cutoff: Cell::default(),
             in_flight_bytes: Cell::default(),
+            is_closed: Cell::default(),
             unnamed: RefCell::default(),
             task: Cell::default(),
             planted,

@@ -131,11 +131,19 @@ impl Reader {
         outcome
     }
 
-    /// Begins a read of one block.
-    pub(crate) fn begin_block(&self, block: u64, opener: Opener, data: &Bufs) -> ReadStart {
-        if self.writeback.read_cache.is_on() && self.is_to_be_admitted(block, opener) {
+    /// Begins a read of one block where `Store::plain_reads` is not set.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn begin_counted(&self, block: u64, opener: Opener, data: &Bufs) -> ReadStart {
+        if !self.store.changes_begun.get() || self.is_to_be_admitted(block, opener) {
             return ReadStart::Task;
         }
+        self.begin_block(block, data)
+    }
+
+    /// Begins a read of one block.
+    #[inline(always)]
+    pub(crate) fn begin_block(&self, block: u64, data: &Bufs) -> ReadStart {
         let slots = self.store.slots.borrow();
         let Some(found) = slots.find(block) else {
             let (installs, fills) = (self.writeback.pacing.installs.get(), &self.writeback.fills);
@@ -156,8 +164,6 @@ impl Reader {
 
     /// Whether a read of one block needs a task, because the block is to enter the cache. Counts
     /// the use of a block that is there, and the miss of another one.
-    #[cold]
-    #[inline(never)]
     fn is_to_be_admitted(&self, block: u64, opener: Opener) -> bool {
         let (read_cache, stats) = (&self.writeback.read_cache, &self.store.stats);
         let is_sequential = read_cache.is_sequential(opener, &(block..block + 1));

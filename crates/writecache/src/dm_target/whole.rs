@@ -101,9 +101,9 @@ impl WholeCache {
     fn read_block(self: &Rc<Self>, bio: Bio) {
         let (store, reader) = (&self.cache.store, &self.cache.writer.reader);
         let block = bio.sector.0 / store.config.block_sectors();
-        let start = match store.changes_begun.get() {
-            true => reader.begin_block(block, bio.opener, &bio.bufs),
-            false => ReadStart::Task,
+        let start = match store.plain_reads.get() {
+            true => reader.begin_block(block, &bio.bufs),
+            false => reader.begin_counted(block, bio.opener, &bio.bufs),
         };
         let read = match start {
             ReadStart::Task => return self.prompt.push(bio),

@@ -23,6 +23,7 @@ impl Store {
     pub(crate) fn expect_changes(&self) {
         // Where no process has shared memory, none has a journal.
         self.changes_begun.set(!reactor::others_share_memory());
+        self.set_plain_reads();
     }
 
     /// To be called if `changes_begun` is not set, before anything is read or changes: before data
@@ -41,6 +42,7 @@ impl Store {
         if self.changes_begun.replace(true) {
             return Ok(()); // another client was first
         }
+        self.set_plain_reads();
         if let (Ok(memory), Media::Native(native)) = (&self.journal.memory, &self.media) {
             let journal = memory.begin(
                 &native.superblock.borrow(),

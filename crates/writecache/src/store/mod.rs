@@ -58,6 +58,10 @@ pub(crate) struct Store {
     pub(crate) journal: OpenJournal,
     /// Whether a client has read or changed anything since the last resume (`begin_changes`).
     pub(crate) changes_begun: Cell<bool>,
+    /// Reads of one block need nothing but the read: changes have begun, and no read cache counts
+    /// them.
+    pub(crate) plain_reads: Cell<bool>,
+    counts_reads: Cell<bool>,
     pub(crate) life: Lifecycle,
     pub(crate) stats: Stats,
     pub(crate) waits: WaitLists,
@@ -93,6 +97,8 @@ impl Store {
             unflushed: UnflushedWrites::default(),
             journal,
             changes_begun: Cell::new(false),
+            plain_reads: Cell::new(false),
+            counts_reads: Cell::new(false),
             life: Lifecycle::default(),
             stats: Stats::default(),
             waits: WaitLists::default(),
@@ -148,6 +154,16 @@ impl Store {
         self.waits.wake_all();
         self.buffer.wake_all();
         self.media.wake_all();
+    }
+
+    /// Whether reads are to be counted, for a read cache.
+    pub(crate) fn count_reads(&self, counts: bool) {
+        self.counts_reads.set(counts);
+        self.set_plain_reads();
+    }
+
+    fn set_plain_reads(&self) {
+        self.plain_reads.set(self.changes_begun.get() && !self.counts_reads.get());
     }
 
     pub(crate) fn sector_of(&self, block: u64) -> Sector {

@@ -231,6 +231,7 @@ impl Writeback {
             self.set_batch_max(batch_max);
         }
         self.read_cache.tune(&tuning, self.store.geometry.slots, self.store.config.block_size);
+        self.store.count_reads(self.read_cache.is_on());
         if self.store.set_tuning(tuning).limits.rate_max != tuning.limits.rate_max {
             self.limits.reset();
         }

@@ -458,6 +458,39 @@ fn a_suspend_that_does_not_wait_for_admissions_is_caught() {
     assert!(suspend_overtakes_an_admission(Some(Fault::AdmissionUnguarded)));
 }
 
+/// Clean blocks that a cache still has after a suspend that flushed it.
+fn left_by_a_flush(fault: Option<Fault>) -> u64 {
+    let left = Rc::new(Cell::new(0));
+    let seen = left.clone();
+    held(&fixture("", fault), async move |cache, _, device| {
+        device.hold(|bio| bio.op == Op::Write && bio.class == Class::Background);
+        expect(&*cache, 7..8, 1).await;
+        millis(5).await;
+        assert_eq!(device.count(), 1, "the data are on their way to their slot");
+        say(&cache, "flush_on_suspend").await.unwrap();
+        let later = device.clone();
+        reactor::spawn(async move {
+            millis(100).await;
+            later.release();
+        });
+        suspend(&cache).await;
+        cache.clone().resume().await.unwrap();
+        seen.set(number(&cache, "used_blocks"));
+    });
+    left.get()
+}
+
+/// The origin may be used without its cache then, and what the cache has would be old.
+#[test]
+fn nothing_enters_after_the_flush_of_a_suspend() {
+    assert_eq!(left_by_a_flush(None), 0);
+}
+
+#[test]
+fn a_block_that_enters_after_the_flush_of_a_suspend_is_caught() {
+    assert_eq!(left_by_a_flush(Some(Fault::AdmitAfterFlush)), 1);
+}
+
 /// Blocks that enter by one read, after they were admitted and have left the cache.
 fn enter_by_one_read(fault: Option<Fault>) -> u64 {
     let fixture = fixture("", fault);

@@ -11,6 +11,7 @@ pub mod compressed;
 pub mod counted;
 pub mod counting_core;
 pub mod doors;
+pub mod eviction_models;
 pub mod files;
 pub mod mixed_load;
 pub mod output;

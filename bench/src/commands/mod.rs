@@ -12,6 +12,7 @@ mod noclone;
 mod paths;
 mod peers;
 mod pmem_copy;
+mod read_cache;
 mod wbt;
 mod wbt_sim;
 mod zram;
@@ -34,6 +35,7 @@ pub(crate) enum Command {
     Paths(paths::Args),
     Peers(peers::Args),
     PmemCopy(pmem_copy::Args),
+    ReadCache(read_cache::Args),
     Wbt(wbt::Args),
     WbtSim(wbt_sim::Args),
     Zram(zram::Args),
@@ -54,6 +56,7 @@ impl Command {
             Command::Paths(args) => paths::main(args),
             Command::Peers(args) => peers::main(args),
             Command::PmemCopy(args) => pmem_copy::main(args),
+            Command::ReadCache(args) => read_cache::main(args),
             Command::Wbt(args) => wbt::main(args),
             Command::WbtSim(args) => wbt_sim::main(args),
             Command::Zram(args) => zram::main(args),

@@ -27,6 +27,8 @@ pub struct Measured {
     pub write_iops: f64,
     /// Reads a second.
     pub read_iops: f64,
+    /// Half of the reads took less; of the first job.
+    pub read_p50_us: f64,
 }
 
 /// A run that is under way.
@@ -122,6 +124,11 @@ fn complaint(ended: &Ended, report: &str) -> String {
     format!("{}: exit code {}{lines}", ended.name, ended.code)
 }
 
+/// 0 where nothing was read.
+fn p50_us(direction: &Value) -> f64 {
+    direction["clat_ns"]["percentile"]["50.000000"].as_f64().unwrap_or(0.0) / 1000.0
+}
+
 fn measured(report: &str) -> Option<Measured> {
     // Messages may stand before the JSON.
     let json = &report[report.find('{')?..];
@@ -133,5 +140,6 @@ fn measured(report: &str) -> Option<Measured> {
         reads: sum("read", "total_ios")? as u64,
         write_iops: sum("write", "iops")?,
         read_iops: sum("read", "iops")?,
+        read_p50_us: p50_us(&jobs.first()?["read"]),
     })
 }

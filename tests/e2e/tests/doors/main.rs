@@ -18,6 +18,7 @@ mod load;
 mod mount;
 mod nbd_origin;
 mod nbd_tcp;
+mod read_cache;
 mod readonly;
 mod sectors;
 mod soak;

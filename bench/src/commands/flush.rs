@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use reproduce::flush::{BLOCK_BYTES, Reads, Scale, Strategy};
 use reproduce::scenario::writecache::local::{Options, READ_STRATEGIES, run};
 
-/// Whether the origin is taken for a disk that moves a head: gaps are filled only there.
+/// Whether the origin is taken for a disk that moves a head.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rotational {
     /// As the disk says.

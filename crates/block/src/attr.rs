@@ -32,6 +32,17 @@ pub enum Kind {
         /// What is counted: `blocks`, `percent`; empty for nothing in particular.
         unit: &'static str,
     },
+    /// The same, or a word.
+    NumberOr {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+        /// What is counted.
+        unit: &'static str,
+        /// The word that is taken too: `auto`.
+        or: &'static str,
+    },
     /// A time, as a whole number of `unit`.
     Time {
         /// In which unit it is printed, and taken when none is given.
@@ -77,6 +88,11 @@ impl Kind {
     pub fn parse(&self, what: &str, text: &str) -> Result<Value, Error> {
         match *self {
             Kind::Number { min, max, .. } => {
+                let number = value::number(what, text, min..=max);
+                number.map(Value::Number).map_err(|_| self.refused(what, text))
+            }
+            Kind::NumberOr { or, .. } if or.eq_ignore_ascii_case(text) => Ok(Value::from(or)),
+            Kind::NumberOr { min, max, .. } => {
                 let number = value::number(what, text, min..=max);
                 number.map(Value::Number).map_err(|_| self.refused(what, text))
             }
@@ -133,6 +149,7 @@ impl fmt::Display for Kind {
                 }
                 if unit.is_empty() { Ok(()) } else { write!(f, " {unit}") }
             }
+            Kind::NumberOr { min, max, unit, or } => write!(f, "{or}, or {min} to {max} {unit}"),
             Kind::Time { unit, min, max, or } => {
                 if let Some(word) = or {
                     write!(f, "{word}, or ")?;

@@ -78,6 +78,7 @@ fn every_kind_prints_what_it_takes() {
         (Kind::Size { min: 1, max: u64::MAX, unit: 1, or: Some(0) }, "0, or 1 and more bytes"),
         (Kind::Choice(&["sorted", "lru"]), "sorted or lru"),
         (Kind::Number { min: 0, max: u64::MAX, unit: "" }, "a number from 0"),
+        (Kind::NumberOr { min: 0, max: 9, unit: "percent", or: "auto" }, "auto, or 0 to 9 percent"),
     ];
     for (kind, text) in table {
         assert_eq!(kind.to_string(), text);

@@ -99,6 +99,7 @@ fn values(spec: &Spec) -> String {
         Kind::Number { unit, .. } if !spec.access.writes() => unit.to_owned(),
         Kind::Flag => "0 or 1".to_owned(),
         Kind::Number { .. }
+        | Kind::NumberOr { .. }
         | Kind::Time { .. }
         | Kind::Size { .. }
         | Kind::Seconds { .. }

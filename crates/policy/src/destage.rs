@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The costs of writeback on an origin that seeks, learnt from measurements; and which gaps between
-//! dirty blocks are worth filling, so that runs merge into one command.
+//! The costs of requests to an origin, learnt from those that have ended: what a command costs, and
+//! what its bytes, reads and writes apart; and on a disk that seeks what it costs to skip a gap.
 //!
 //! ```text
 //!   sweep over dirty runs:   time = a * commands + b * bytes that pass under the head
@@ -8,27 +8,26 @@
 //!
 //!   gap of g bytes filled:   saves a; costs g/R_read, and the runs beside it are read with it
 //!   its contents are known:  saves a; costs g * c: it passes anyway, but has to be copied
+//!
+//!   without a head:          a skipped gap costs nothing, a written one its bytes as well
 //! ```
 //! `c` is zero where the contents are copied while the disk passes the gap. On a fast origin it is
 //! the time of streams with copies beyond that of streams without.
 //!
-//! `b` is 1/R_write, learnt from streams; `a` is the time of a sweep beyond that. So streams and
-//! sweeps are compared per byte passed: a device without seeks takes longer for a byte of a stream
-//! than for a byte that a sweep passes, and `a` is zero. With the time to skip a gap, t_cmd = a +
-//! g/R_write, the rule is: fill a gap if g * (1/R_read + 1/R_write) < t_cmd. The cost of a skip
-//! depends on the gap, because the head has to pass it.
+//! On a disk that says that it rotates `b` is 1/R_write, learnt from streams; `a` is the time of a
+//! sweep beyond that. So streams and sweeps are compared per byte passed: a device without seeks
+//! takes longer for a byte of a stream than for a byte that a sweep passes, and `a` is zero. Such
+//! a device, and one that does not say that it rotates, has the costs of [`RequestCosts`].
 //!
-//! A read pays only if it is long: a gap left open between filled ones costs one more command for
-//! the reads and one for the writes. So the gaps of a stretch are decided together ([`fill`]).
+//! Which gaps are worth being filled at these costs is decided in `gap_plan`.
 //!
 //! Invariants
-//! - PO-D1 No gap is filled before commands were measured ([`SAMPLES_FIRST`] samples), and no gap
-//!   longer than the caller allows.
-//! - PO-D2 More commands, slower commands or faster reads never fill less.
+//! - PO-D1 No costs are known before commands were measured ([`SAMPLES_FIRST`] samples).
 //! - PO-D3 One sample, however long the device stalled, at most doubles the estimated time of a
 //!   command, or of a byte.
-//! - PO-D4 Cached gaps are filled only while streams, including copies, pass a byte in less time
-//!   than the measured sweeps.
+//! - PO-D4 Cached gaps are filled on a disk that rotates only while streams, including copies, pass
+//!   a byte in less time than the measured sweeps.
+use crate::request_costs::{RequestCost, RequestCosts};
 
 const MIB: u64 = 1 << 20;
 
@@ -52,43 +51,72 @@ const STREAMED_BYTES: u64 = 512 << 10;
 const PASSED_BYTES_MAX: u64 = 256 << 10;
 /// Sweeps and streams of one device, measured at different times, differ by 1/5 by chance. Chosen.
 const CHANCE_PART: u64 = 5;
+/// A disk whose sweeps take less than this a command moves no head, if streams pass no more in that
+/// time. Chosen: rotating disks take 200 to 500 us (`docs/hdd-model.md`), virtual ones 10 to 20 us.
+const HEAD_NS_MIN: u64 = 100_000;
 /// A stream with at least 1/4 of its bytes copied into gaps is a sample of copies, else of the
 /// rate.
 const COPIED_PART: u64 = 4;
 /// Cost of changing from writing to reading and back, once per stretch: two seeks and two half
 /// turns (disk models: 11 to 16 ms).
 const TURNAROUND_NS: u64 = 16_000_000;
-/// Reads of a stretch must save this much: the turnaround, and the wait for all earlier writes.
-/// Chosen on the models: with less, 10 % of a span take longer than without reads.
+/// Reads of a stretch must save this much on a disk with a head: the turnaround, and the wait for
+/// all earlier writes. Chosen on the models: with less, 10 % of a span take longer than without
+/// reads.
 const WORTH_NS: u64 = 48_000_000;
+/// The same without a head: the queue runs empty twice. Chosen: two requests to a volume of a
+/// cloud.
+const WORTH_NS_FLAT: u64 = 2_000_000;
 /// Each sample of commands moves the average rate by 1/128 towards [`RATE_FIRST`], and that of
 /// copies towards zero, so that a bad value is measured again later.
 const RELAX: u64 = 128;
 
-/// The costs of writes to an origin.
+/// The costs of requests to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Cost of one more command of a sweep, without the time in which its bytes and the gap pass.
-    pub command_ns: u64,
-    /// Reading in order, time of a MiB.
-    pub read_ns_per_mib: u64,
-    /// Writing in order, time of a MiB.
-    pub write_ns_per_mib: u64,
+    /// Of writes: one more command, without the time in which its bytes and the gap pass.
+    pub write: RequestCost,
+    /// Of reads.
+    pub read: RequestCost,
+    /// Skipping a MiB between two writes: as long as a head needs to pass it.
+    pub skip_ns_per_mib: u64,
     /// Copying a MiB for cached gaps, as far as writes wait for it.
     pub copy_ns_per_mib: u64,
+    /// The reads of a stretch must save so much in all.
+    pub reads_worth_ns: u64,
 }
 
 impl Costs {
+    /// Of a disk with a head, which passes gaps whether they are written or not.
+    #[must_use]
+    pub const fn with_head(command_ns: u64, read_ns_per_mib: u64, write_ns_per_mib: u64) -> Costs {
+        let side_by_side = false;
+        Costs {
+            write: RequestCost { command_ns, ns_per_mib: write_ns_per_mib, side_by_side },
+            read: RequestCost { command_ns, ns_per_mib: read_ns_per_mib, side_by_side },
+            skip_ns_per_mib: write_ns_per_mib,
+            copy_ns_per_mib: 0,
+            reads_worth_ns: WORTH_NS,
+        }
+    }
+
+    /// Of a disk without one.
+    #[must_use]
+    pub const fn without_head(read: RequestCost, write: RequestCost) -> Costs {
+        let (skip_ns_per_mib, copy_ns_per_mib, reads_worth_ns) = (0, 0, WORTH_NS_FLAT);
+        Costs { write, read, skip_ns_per_mib, copy_ns_per_mib, reads_worth_ns }
+    }
+
     /// The rate of reading in order.
     #[must_use]
     pub fn read_bytes_per_s(&self) -> u64 {
-        MIB * 1_000_000_000 / self.read_ns_per_mib.max(1)
+        MIB * 1_000_000_000 / self.read.ns_per_mib.max(1)
     }
 
     /// The rate of writing in order.
     #[must_use]
     pub fn write_bytes_per_s(&self) -> u64 {
-        MIB * 1_000_000_000 / self.write_ns_per_mib.max(1)
+        MIB * 1_000_000_000 / self.write.ns_per_mib.max(1)
     }
 }
 
@@ -98,7 +126,7 @@ pub fn ns_per_mib(bytes_per_s: u64) -> u64 {
     MIB * 1_000_000_000 / bytes_per_s.max(1)
 }
 
-fn time_ns(bytes: u64, ns_per_mib: u64) -> u64 {
+pub(crate) fn time_ns(bytes: u64, ns_per_mib: u64) -> u64 {
     let ns = u128::from(bytes) * u128::from(ns_per_mib) / u128::from(MIB);
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
@@ -166,14 +194,13 @@ pub struct CostModel {
     swept: Option<SweepCost>,
     /// Samples of commands so far.
     samples: u32,
+    /// Requests as they are on a disk without a head.
+    reads: RequestCosts,
+    writes: RequestCosts,
+    /// The disk says that it rotates.
+    rotates: bool,
     /// Fixed costs: the model does not learn.
     fixed: Option<Costs>,
-}
-
-impl Default for CostModel {
-    fn default() -> CostModel {
-        CostModel::new()
-    }
 }
 
 /// The average, moved towards a sample (PO-D3).
@@ -187,9 +214,9 @@ fn mean(average: u64, sample: u64) -> u64 {
 }
 
 impl CostModel {
-    /// A model that knows nothing.
+    /// A model that knows nothing but whether the disk says that it rotates.
     #[must_use]
-    pub fn new() -> CostModel {
+    pub fn new(rotates: bool) -> CostModel {
         let rate = ns_per_mib(RATE_FIRST);
         CostModel {
             read_ns_per_mib: rate,
@@ -198,6 +225,9 @@ impl CostModel {
             copy_samples: 0,
             swept: None,
             samples: 0,
+            reads: RequestCosts::of_any_disk(),
+            writes: RequestCosts::of_any_disk(),
+            rotates,
             fixed: None,
         }
     }
@@ -205,25 +235,57 @@ impl CostModel {
     /// A model that knows `costs` and never learns.
     #[must_use]
     pub fn fixed(costs: Costs) -> CostModel {
-        CostModel { fixed: Some(costs), ..CostModel::new() }
+        CostModel { fixed: Some(costs), ..CostModel::new(false) }
     }
 
-    /// Whether commands have been measured.
+    /// Whether the sweeps of a disk that says that it rotates have been measured.
     #[must_use]
-    pub fn is_known(&self) -> bool {
-        self.fixed.is_some() || self.samples >= SAMPLES_FIRST
+    pub fn are_sweeps_known(&self) -> bool {
+        self.fixed.is_some() || !self.rotates || self.samples >= SAMPLES_FIRST
+    }
+
+    /// Whether the disk moves a head, as far as is known.
+    #[must_use]
+    pub fn moves_a_head(&self) -> bool {
+        let is_slow = |swept: SweepCost| {
+            swept.ns >= HEAD_NS_MIN || swept.certain_command_ns(self.write_ns_per_mib) > 0
+        };
+        let is_shown = self.swept.is_none_or(is_slow) || self.samples < SAMPLES_FIRST;
+        self.fixed.map_or(self.rotates && is_shown, |costs| costs.skip_ns_per_mib > 0)
     }
 
     /// The costs; `None` before they are known.
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
-        let learnt = || {
-            let CostModel { read_ns_per_mib, write_ns_per_mib, copy_ns_per_mib, .. } = *self;
-            let command_ns = self.swept?.certain_command_ns(write_ns_per_mib);
-            let costs = Costs { command_ns, read_ns_per_mib, write_ns_per_mib, copy_ns_per_mib };
-            self.is_known().then_some(costs)
-        };
-        self.fixed.or_else(learnt)
+        if self.fixed.is_some() || !self.are_sweeps_known() {
+            return self.fixed;
+        }
+        if !self.moves_a_head() {
+            let is_measured = self.reads.is_measured() && self.writes.is_measured();
+            let costs = || Costs::without_head(self.reads.costs(), self.writes.costs());
+            return is_measured.then(costs);
+        }
+        let CostModel { read_ns_per_mib, write_ns_per_mib, copy_ns_per_mib, .. } = *self;
+        let command_ns = self.swept?.certain_command_ns(write_ns_per_mib);
+        let costs = Costs::with_head(command_ns, read_ns_per_mib, write_ns_per_mib);
+        Some(Costs { copy_ns_per_mib, ..costs })
+    }
+
+    /// Writes in flight side by side took so long.
+    pub fn writes_took(&mut self, commands: u64, bytes: u64, elapsed_ns: u64) {
+        self.writes.observe(commands, bytes, elapsed_ns);
+    }
+
+    /// Reads in flight side by side took so long.
+    pub fn reads_took(&mut self, commands: u64, bytes: u64, elapsed_ns: u64) {
+        self.reads.observe(commands, bytes, elapsed_ns);
+    }
+
+    /// What it would take to read and to write so many bytes in order, as far as is known.
+    #[must_use]
+    pub fn stream_ns(&self, bytes: u64) -> u64 {
+        let ns_per_mib = self.reads.costs().ns_per_mib + self.writes.costs().ns_per_mib;
+        time_ns(bytes, ns_per_mib)
     }
 
     /// A batch has taken so long, its flush included. Many small commands show what a command
@@ -298,110 +360,13 @@ impl CostModel {
     }
 }
 
-fn per_mib(ns: u64, bytes: u64) -> u64 {
-    let per_mib = u128::from(ns) * u128::from(MIB) / u128::from(bytes.max(1));
-    u64::try_from(per_mib).unwrap_or(u64::MAX).max(1)
-}
-
-/// A dirty run of a stretch and the gap before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Bytes of the run.
-    pub run: u64,
-    /// Bytes between the run before and this one.
-    pub gap: u64,
-    /// What the gap may be filled with.
-    pub contents: Contents,
-}
-
-/// Where the contents of a gap would come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contents {
-    /// The cache has them.
-    Known,
-    /// The origin has to be read.
-    Unknown,
-    /// It must not be filled.
-    Closed,
-}
-
-/// How a gap is treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fill {
-    /// Left as it is.
-    Skip,
-    /// Filled from the cache.
-    Copy,
-    /// Filled with what was read from the origin.
-    Read,
-}
-
-const FILLS: [Fill; 3] = [Fill::Skip, Fill::Copy, Fill::Read];
-
-/// Decides all gaps of a stretch, of which `steps` are in ascending order: the gap of the first is
-/// that before the stretch, and never filled. The best of all ways by these costs, in one pass:
-///
-/// | from, to | saves | costs |
-/// |---|---|---|
-/// | gap skipped | | |
-/// | gap known, filled | a command | copying the gap |
-/// | gap unknown, filled | a command | reading gap and run |
-/// | the same, after one that was not read | | a command, and reading the run before |
-///
-/// If the reads of a stretch do not save [`WORTH_NS`] in all, only known gaps are filled.
-#[must_use]
-pub fn fill(costs: Costs, steps: &[Step]) -> Vec<Fill> {
-    let (fills, saved_ns) = best(costs, steps, true);
-    let reads = fills.contains(&Fill::Read);
-    if !reads {
-        return fills;
-    }
-    let (copies, saved_by_copies_ns) = best(costs, steps, false);
-    let worth = saved_ns.saturating_sub(saved_by_copies_ns) > clamp(WORTH_NS);
-    if worth { fills } else { copies }
-}
-
-fn clamp(ns: u64) -> i64 {
+pub(crate) fn clamp(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// The best way, and what it saves.
-fn best(costs: Costs, steps: &[Step], with_reads: bool) -> (Vec<Fill>, i64) {
-    const NEVER: i64 = i64::MIN / 4;
-    let command = clamp(costs.command_ns);
-    let read = |bytes| clamp(time_ns(bytes, costs.read_ns_per_mib));
-    let copy = |bytes| clamp(time_ns(bytes, costs.copy_ns_per_mib));
-    // What was saved up to here, by how the last gap was treated.
-    let mut saved = [0, NEVER, NEVER];
-    let mut ways: Vec<[usize; 3]> = vec![[0; 3]; steps.len()];
-    for (n, step) in steps.iter().enumerate().skip(1) {
-        let before = saved;
-        for (to, fill) in FILLS.iter().enumerate() {
-            let gain = |from: usize| match (fill, step.contents) {
-                (Fill::Skip, _) => 0,
-                (Fill::Copy, Contents::Known) => command - copy(step.gap),
-                (Fill::Read, Contents::Unknown) if with_reads => {
-                    let begins = FILLS[from] != Fill::Read;
-                    let entry = if begins { command + read(steps[n - 1].run) } else { 0 };
-                    command - read(step.gap + step.run) - entry
-                }
-                (Fill::Copy | Fill::Read, _) => NEVER,
-            };
-            let of = |from: usize| before[from].saturating_add(gain(from)).max(NEVER);
-            // The first of equals: the least is filled.
-            let from = (0..3).rev().max_by_key(|&from| of(from)).expect("three of them");
-            ways[n][to] = from;
-            saved[to] = of(from);
-        }
-    }
-    let mut at = (0..3).rev().max_by_key(|&to| saved[to]).expect("three of them");
-    let total = saved[at];
-    let mut fills = vec![Fill::Skip; steps.len()];
-    for n in (1..steps.len()).rev() {
-        fills[n] = FILLS[at];
-        at = ways[n][at];
-    }
-    (fills, total)
+fn per_mib(ns: u64, bytes: u64) -> u64 {
+    let per_mib = u128::from(ns) * u128::from(MIB) / u128::from(bytes.max(1));
+    u64::try_from(per_mib).unwrap_or(u64::MAX).max(1)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod destage;
 mod dirty;
 mod errseq;
 mod evict;
+pub mod gap_plan;
 mod idle;
 mod pacer;
 mod rate;

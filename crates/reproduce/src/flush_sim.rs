@@ -239,6 +239,21 @@ mod tests {
         }
     }
 
+    /// Without gaps filled it took 1.9 times the bound at 49 %.
+    #[test]
+    fn a_flush_to_a_volume_of_a_cloud_is_near_its_bound() {
+        let (scale, disk) = (Scale::divided(4), Disk::Cloud);
+        for fill_percent in [PUBLISHED_PERCENT, 90] {
+            let seconds = |strategy| {
+                let case = Case { disk, strategy, fill_percent, reader: false };
+                run(scale, case).unwrap().seconds()
+            };
+            let (s, bound_s) = (seconds(Strategy::GapFill), disk.bound_s(scale, fill_percent));
+            assert!(s <= 1.2 * bound_s, "{fill_percent} %: {s} s, bound {bound_s} s");
+            assert!(s <= 1.02 * seconds(Strategy::Sorted), "{fill_percent} %: {s} s");
+        }
+    }
+
     #[test]
     fn a_reader_is_seen_before_and_during_the_flush() {
         let (strategy, fill_percent) = (Strategy::Sorted, PUBLISHED_PERCENT);

@@ -120,8 +120,8 @@ pub struct Tuning {
     pub writeback_io_bytes: u32,
     /// Memory in which dirty blocks are read in the order of their slots, bytes; 0: none.
     pub writeback_buffer: u32,
-    /// Whether writeback fills gaps between dirty blocks where that is faster.
-    pub gap_fill: bool,
+    /// What is done with gaps between dirty blocks.
+    pub gaps: GapRules,
     /// What an error of writeback does.
     pub fail_mode: FailMode,
     /// Limits of writeback.
@@ -152,6 +152,16 @@ pub struct ReadTuning {
     pub sequential_cutoff: u64,
     /// At most so many bytes of them in any 24 hours; 0: no limit.
     pub bytes_per_day: u64,
+}
+
+/// What writeback does with gaps between dirty blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GapRules {
+    /// Whether it fills them where that is faster (`gap_fill`).
+    pub fill: bool,
+    /// They take at most so many percent of the dirty bytes that it writes (`gap_write_percent`);
+    /// `None`: no limit on an origin that rotates and for a `flush`, else none are filled.
+    pub write_percent: Option<u32>,
 }
 
 /// A parsed table line.
@@ -246,7 +256,7 @@ impl Config {
                 writeback_order: Order::Sorted,
                 writeback_io_bytes: 1 << 20,
                 writeback_buffer: WRITEBACK_BUFFER_DEFAULT,
-                gap_fill: true,
+                gaps: GapRules { fill: true, write_percent: None },
                 fail_mode: FailMode::Retry,
                 limits: WritebackLimits::default(),
                 sequential_write_cutoff: 0,

@@ -88,7 +88,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 76] = [
+pub(crate) static FIGURES: [Figure; 77] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -326,6 +326,10 @@ pub(crate) static FIGURES: [Figure; 76] = [
     number("gap_bytes_read", "bytes", "bytes read of the origin to fill gaps", |c| {
         count(&c.store.stats.gap_bytes_read)
     }),
+    number("gap_bytes_written", "bytes", "bytes written to the origin to fill gaps", |c| {
+        count(&c.store.stats.gap_bytes_written)
+    })
+    .metric(Metric::COUNTER),
     number("slot_reads", "", "reads of the cache device that took the slots of many blocks", |c| {
         count(&c.store.stats.slot_reads)
     }),
@@ -333,7 +337,7 @@ pub(crate) static FIGURES: [Figure; 76] = [
         count(&c.store.stats.slot_read_bytes)
     }),
     number("origin_command_ns", "ns", "measured: what a command costs the origin", |c| {
-        c.writeback.costs().map_or(0, |costs| costs.command_ns).into()
+        c.writeback.costs().map_or(0, |costs| costs.write.command_ns).into()
     })
     .combined(Combine::Largest),
     number("origin_read_rate", "bytes a second", "measured: how fast the origin reads", |c| {

@@ -94,7 +94,8 @@ mod writeback;
 mod writer;
 
 pub use config::{
-    CacheMode, Config, FailMode, MediaFormat, Mode, Order, ReadTuning, Tuning, WritebackLimits,
+    CacheMode, Config, FailMode, GapRules, MediaFormat, Mode, Order, ReadTuning, Tuning,
+    WritebackLimits,
 };
 pub use dm_target::WriteCache;
 pub use events::{CacheEvent, IgnoredJournal};

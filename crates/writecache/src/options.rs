@@ -41,6 +41,9 @@ const fn fixed(spec: Spec) -> Spec {
     spec.access(Access::Read)
 }
 
+/// A hundred times what is dirty.
+const GAP_WRITE_PERCENT_MAX: u64 = 10_000;
+
 const fn number(max: u64, unit: &'static str) -> Kind {
     Kind::Number { min: 0, max, unit }
 }
@@ -64,7 +67,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 30] = [
+pub(crate) static OPTIONS: [Opt; 31] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -263,8 +266,19 @@ pub(crate) static OPTIONS: [Opt; 30] = [
     ),
     Attr::new(
         value("gap_fill", Kind::Flag, "1", "fills gaps between dirty blocks where that is faster"),
-        |c| c.tuning.gap_fill.into(),
-        |c, v| c.tuning.gap_fill = is_on(v),
+        |c| c.tuning.gaps.fill.into(),
+        |c, v| c.tuning.gaps.fill = is_on(v),
+    ),
+    Attr::new(
+        value(
+            "gap_write_percent",
+            Kind::NumberOr { min: 0, max: GAP_WRITE_PERCENT_MAX, unit: "percent", or: "auto" },
+            "auto",
+            "most bytes of gaps that writeback writes, beside dirty ones; auto: on an origin that \
+             does not rotate none but for a flush, else no limit",
+        ),
+        |c| c.tuning.gaps.write_percent.map_or_else(|| "auto".into(), Value::from),
+        |c, v| c.tuning.gaps.write_percent = v.number().and_then(|n| u32::try_from(n).ok()),
     ),
     Attr::new(
         value(

@@ -125,6 +125,8 @@ pub enum Fault {
     GapFillUnlocked,
     /// What was read of a clean copy for a gap is taken whatever its slot holds by then.
     GapFillUnchecked,
+    /// Gaps are filled without counting those that were filled before against the limit.
+    GapsBeyondRoom,
     /// Checksums of data look at the beginning of each sector: enough where a power cut leaves
     /// sectors whole, as disks do and persistent memory does not.
     TrustSectors,

@@ -37,6 +37,7 @@ pub(crate) struct Stats {
     pub(crate) gap_blocks_filled: Counter,
     pub(crate) gap_blocks_copied: Counter,
     pub(crate) gap_bytes_read: Counter,
+    pub(crate) gap_bytes_written: Counter,
     pub(crate) slot_reads: Counter,
     pub(crate) slot_read_bytes: Counter,
     pub(crate) checksum_errors: Counter,

@@ -218,7 +218,7 @@ fn live(daemon: &Daemon, mode: &str) -> String {
 }
 
 /// Options with a value: two that are accepted, one that is not, and its error.
-const VALUES: [(&str, [&str; 2], &str, &str); 19] = [
+const VALUES: [(&str, [&str; 2], &str, &str); 20] = [
     ("high_watermark", ["70", "100"], "101", "0 to 100 percent"),
     ("low_watermark", ["0", "50"], "x", "0 to 100 percent"),
     ("writeback_jobs", ["16", "0"], "4294967296", "0 to 4294967295 blocks"),
@@ -229,6 +229,7 @@ const VALUES: [(&str, [&str; 2], &str, &str); 19] = [
     ("writeback_order", ["lru", "sorted"], "random", "sorted or lru"),
     ("writeback_io_bytes", ["4096", "16777216"], "5000", "multiple of the block size 4096"),
     ("gap_fill", ["0", "1"], "2", "0 or 1"),
+    ("gap_write_percent", ["20", "auto"], "10001", "auto, or 0 to 10000 percent"),
     ("fail_mode", ["kernel", "retry"], "stop", "retry or kernel"),
     ("writeback_rate_max", ["1000000", "0"], "fast", "0 and more bytes"),
     ("foreground_p99_target", ["5000", "0"], "60000001", "0 to 60000000 us"),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gap filling: on a rotating disk it can be faster to write the blocks between dirty ones too than
-//! to skip them.
+//! Gap filling: it can be faster to write the blocks between dirty ones too than to skip them: on a
+//! disk with a head, and where commands are dear.
 //!
 //! ```text
-//!   sweep ─▶ look ahead over a stretch ─▶ policy::destage: which gaps? ─▶ extents, locked
+//!   sweep ─▶ look ahead over a stretch ─▶ policy::gap_plan: which gaps? ─▶ extents, locked
 //!                                                                          │
 //!        all writes out and flushed ─▶ read the extents, in order ─────────┘
 //!                                          │
@@ -13,7 +13,10 @@
 //! A stretch is read completely before any of it is written, when no other write is in flight. Each
 //! change between reading and writing costs a seek and half a rotation, and a disk with a cache of
 //! its own would mix the reads with its cached writes. Extents that were cut from one filled range
-//! are adjacent, so that the disk writes them without waiting for a rotation.
+//! are adjacent, so that the disk writes them without waiting for a rotation. Without a head the
+//! reads of a stretch show what reads cost, and its writes what writes cost, because nothing else
+//! is in flight meanwhile. The costs of such an origin are learnt from a short stretch in which
+//! gaps of all lengths are filled, once writes have taken long enough for that.
 //!
 //! While clients read from the origin no stretch is begun, and the reading of one is stopped:
 //! clients would wait for such large transfers.
@@ -24,16 +27,19 @@
 //! - WC-GF2 The data of a gap come from the origin, or from a clean copy with a correct checksum
 //!   that was still in its slot after it was read. Without either the write has a hole. If the
 //!   write fails the data of the gaps are kept (`failed_gaps`).
-//! - WC-GF3 Gaps are filled only on a rotating disk (`Limits::rotational`), where measured costs
-//!   say that it is faster, and none is longer than a quarter of the largest write.
+//! - WC-GF3 Gaps are filled only where measured costs say that it is faster, or to measure them.
+//!   None is longer than a quarter of the largest write.
 //! - WC-GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing
 //!   there.
+//! - WC-GF5 With `gap_write_percent` all gaps that were ever locked to be filled take at most so
+//!   many percent of the dirty bytes that were written before. Without it none are filled on an
+//!   origin that does not rotate, but for a `flush` and in a cache that is being emptied.
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use block::{Buf, Class, Limits};
 use policy::Run;
-use policy::destage::{Contents, Fill, Step, fill};
+use policy::gap_plan::{Contents, Fill, Step, explore, fill};
 
 use super::Writeback;
 use super::gaps::{Extent, Source};
@@ -49,6 +55,14 @@ const STRETCH_RUNS_MAX: usize = 1 << 14;
 /// Reads in flight while a stretch is read: one that the disk executes, the next one, and two more
 /// for slow hosts. A client's read waits for all of them.
 const READS_IN_FLIGHT: usize = 4;
+/// The same without a head, and bytes of them. Chosen: enough for the queue of any disk.
+const READS_IN_FLIGHT_FLAT: usize = 32;
+const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
+/// In so many parts a stretch is read without a head, one after the other; each shows what reads of
+/// its sizes cost.
+const READ_PARTS: usize = 4;
+/// The longest short gap where costs are learnt.
+const SHORT_GAP_BYTES: u64 = 8 << 10;
 /// The longest gap is the largest write divided by this.
 const GAP_PART: u64 = 4;
 /// If a client has read from the origin within this time, more reads are expected. The same time as
@@ -66,11 +80,24 @@ fn unit(io_bytes: u32, block_size: u32, origin: &Limits) -> u64 {
 impl Writeback {
     fn fills_gaps(&self) -> bool {
         let tuning = self.store.tuning();
-        let moves_a_head =
-            self.origin.limits.rotational || self.store.config.assumed_costs.is_some();
         // With epochs a stretch would have to end with its epoch: not implemented.
         let sorted = tuning.writeback_order == Order::Sorted && !self.store.config.ordered;
-        tuning.gap_fill && moves_a_head && sorted
+        tuning.gaps.fill && sorted && self.gap_room() > 0
+    }
+
+    /// WC-GF5: bytes of gaps that may be written now.
+    fn gap_room(&self) -> u64 {
+        let rotates = self.origin.limits.rotational || self.store.config.assumed_costs.is_some();
+        let is_asked_for = || self.jobs.flush.borrow().is_some() || self.is_emptied();
+        let Some(percent) = self.store.tuning().gaps.write_percent else {
+            return if rotates || is_asked_for() { u64::MAX } else { 0 };
+        };
+        let stats = &self.store.stats;
+        let dirty = stats.origin_write_bytes.get().saturating_sub(stats.gap_bytes_written.get());
+        let most = u128::from(dirty) * u128::from(percent) / 100;
+        let ignored = self.store.has_fault(Fault::GapsBeyondRoom);
+        let locked = if ignored { 0 } else { self.destage.gap_bytes.get() };
+        u64::try_from(most).unwrap_or(u64::MAX).saturating_sub(locked)
     }
 
     /// Whether batches must be large because costs are being measured for the first time.
@@ -86,7 +113,7 @@ impl Writeback {
     /// Whether costs are being measured; not while writers are slowed: batches are small then, and
     /// must not wait.
     fn is_measuring(&self) -> bool {
-        let is_known = self.destage.model.borrow().is_known();
+        let is_known = self.destage.model.borrow().are_sweeps_known();
         self.fills_gaps() && !is_known && !self.in_batches()
     }
 
@@ -108,10 +135,14 @@ impl Writeback {
     /// Decides which gaps of the next stretch of the sweep to fill (of at most `dirty_max` dirty
     /// blocks); locks these extents and reads their gaps. Ends early when `stop` returns true.
     pub(super) async fn plan_stretch(&self, dirty_max: u64, stop: &impl Fn() -> bool) {
-        let Some(costs) = self.destage.costs().filter(|_| self.fills_gaps() && self.is_calm())
-        else {
+        if !self.fills_gaps() || !self.is_calm() {
             return;
-        };
+        }
+        let is_learning = self.destage.wants_exploring();
+        let costs = self.destage.costs();
+        if costs.is_none() && !is_learning {
+            return;
+        }
         // A block that the origin refuses is written alone, so that its neighbours succeed.
         if self.destage.has_stretch() || self.retry.blocks() > 0 {
             return;
@@ -123,7 +154,9 @@ impl Writeback {
         if self.next_from().as_ref().is_none_or(is_decided) {
             return;
         }
-        self.begin_or_end_measuring(stop).await;
+        if costs.is_some() {
+            self.begin_or_end_measuring(stop).await;
+        }
         let Some((from, start)) = self.next_from().filter(|_| !stop()) else { return };
         let mut runs = self.runs_ahead(from, start, dirty_max);
         let plain_left = self.destage.plain_left.get();
@@ -133,19 +166,17 @@ impl Writeback {
         if let Some(left) = plain_left {
             return self.destage.plain_left.set(Some(left.saturating_sub(runs.len().max(1))));
         }
-        let bytes_of = |blocks: u64| blocks * u64::from(self.store.config.block_size);
         self.destage.from.set(from);
-        let steps: Vec<Step> = runs
-            .iter()
-            .enumerate()
-            .map(|(n, run)| {
-                let before = n.checked_sub(1).map_or(run.start, |m| runs[m].end);
-                let gap = before..run.start;
-                let bytes = bytes_of(gap.end - gap.start);
-                Step { run: bytes_of(run.blocks()), gap: bytes, contents: self.contents(&gap) }
-            })
-            .collect();
-        let fills = fill(costs, &steps);
+        let (steps, room) = (self.steps(&runs), self.gap_room());
+        let fills = match costs.filter(|_| !is_learning) {
+            Some(costs) => fill(&costs, &steps, room),
+            None => explore(&steps, SHORT_GAP_BYTES, room),
+        };
+        if is_learning {
+            self.destage.explores();
+        } else {
+            self.destage.planned(fills.contains(&Fill::Read));
+        }
         let mut at = 0;
         while at < runs.len() {
             let same = fills[at + 1..].iter().take_while(|fill| **fill != Fill::Skip).count();
@@ -161,6 +192,18 @@ impl Writeback {
         if self.destage.stretch.borrow().iter().any(|extent| extent.reads) {
             self.read_stretch(stop).await;
         }
+    }
+
+    /// The runs, and the gaps before them.
+    fn steps(&self, runs: &[Run]) -> Vec<Step> {
+        let bytes_of = |blocks: u64| blocks * u64::from(self.store.config.block_size);
+        let step = |(n, run): (usize, &Run)| {
+            let before = n.checked_sub(1).map_or(run.start, |m| runs[m].end);
+            let gap = before..run.start;
+            let bytes = bytes_of(gap.end - gap.start);
+            Step { run: bytes_of(run.blocks()), gap: bytes, contents: self.contents(&gap) }
+        };
+        runs.iter().enumerate().map(step).collect()
     }
 
     /// When commands have not been measured for long, some runs are written without filling gaps,
@@ -190,7 +233,8 @@ impl Writeback {
 
     /// The dirty runs of a stretch that begins at `start`.
     fn runs_ahead(&self, from: Source, start: u64, dirty_max: u64) -> Vec<Run> {
-        let end_max = start + STRETCH_BYTES / u64::from(self.store.config.block_size);
+        let bytes = self.destage.stretch_bytes(STRETCH_BYTES);
+        let end_max = start + (bytes / u64::from(self.store.config.block_size)).max(1);
         let (mut runs, mut dirty) = (Vec::<Run>::new(), 0);
         let mut at = start;
         while let Some(block) = self.next_eligible(from, at)
@@ -252,6 +296,8 @@ impl Writeback {
                 extent.reads |= **fill == Fill::Read;
             }
             let filled: u64 = extent.gaps.iter().map(|gap| gap.end - gap.start).sum();
+            let gap_bytes = filled * u64::from(self.store.config.block_size);
+            self.destage.gap_bytes.set(self.destage.gap_bytes.get() + gap_bytes); // WC-GF5
             self.locks.lock_run(Run { start: at, end: cut });
             if self.store.has_fault(Fault::GapFillUnlocked) {
                 extent.gaps.iter().for_each(|gap| self.locks.remove(gap));
@@ -266,36 +312,64 @@ impl Writeback {
 
     /// Reads the extents that need it, in their order, when no write is in flight.
     async fn read_stretch(&self, stop: &impl Fn() -> bool) {
-        self.quiet(stop).await;
+        let moves_a_head = self.destage.model.borrow().moves_a_head();
+        if moves_a_head {
+            self.quiet(stop).await;
+        } else {
+            let ended = || self.in_flight.runs.get() == 0;
+            self.store.waits.writes_ended.wait_for(|| ended() || stop()).await;
+        }
         let ranges: Vec<(usize, Run)> = {
             let stretch = self.destage.stretch.borrow();
             let reads = stretch.iter().enumerate().filter(|(_, extent)| extent.reads);
             reads.map(|(n, extent)| (n, extent.run)).collect()
         };
-        let (began, mut bytes) = (reactor::now().0, 0);
-        let mut ranges = ranges.into_iter();
+        let parts = if moves_a_head { 1 } else { READ_PARTS };
+        for part in ranges.chunks(ranges.len().div_ceil(parts).max(1)) {
+            let began = reactor::now().0;
+            let (reads, bytes) = self.read_extents(part, moves_a_head, stop).await;
+            self.store.stats.gap_bytes_read.add(bytes);
+            let (mut model, elapsed_ns) =
+                (self.destage.model.borrow_mut(), reactor::now().0 - began);
+            model.read(bytes, elapsed_ns);
+            model.reads_took(reads, bytes, elapsed_ns);
+        }
+    }
+
+    /// Reads these extents of the stretch; returns how many it has read, and bytes.
+    async fn read_extents(
+        &self,
+        ranges: &[(usize, Run)],
+        moves_a_head: bool,
+        stop: &impl Fn() -> bool,
+    ) -> (u64, u64) {
+        let most = if moves_a_head { READS_IN_FLIGHT } else { READS_IN_FLIGHT_FLAT };
+        let (mut reads, mut bytes, mut bytes_in_flight) = (0, 0, 0);
+        let mut ranges = ranges.iter();
         let mut reading = VecDeque::new();
         loop {
-            while reading.len() < READS_IN_FLIGHT
+            while reading.len() < most
+                && bytes_in_flight < READ_BYTES_IN_FLIGHT
                 && self.is_calm()
                 && !stop()
-                && let Some((n, run)) = ranges.next()
+                && let Some(&(n, run)) = ranges.next()
             {
                 let len = usize::try_from(run.blocks()).expect("at most writeback_io_bytes");
                 let buf = Buf::alloc(len * self.store.block_bytes());
                 let (at, all) = (self.store.sector_of(run.start), buf.all().into());
                 let io = reactor::read(&*self.origin.device, Class::Background, at, all);
+                bytes_in_flight += buf.len();
                 reading.push_back((n, buf, io));
             }
             let Some((n, buf, io)) = reading.pop_front() else { break };
+            bytes_in_flight -= buf.len();
             // A gap that can't be read is not filled. A client that reads it gets the error.
             if io.await.is_ok() {
-                bytes += buf.len() as u64;
+                (reads, bytes) = (reads + 1, bytes + buf.len() as u64);
                 self.destage.stretch.borrow_mut()[n].origin = Some(buf);
             }
         }
-        self.store.stats.gap_bytes_read.add(bytes);
-        self.destage.model.borrow_mut().read(bytes, reactor::now().0 - began);
+        (reads, bytes)
     }
 
     /// While there is a stretch: the source of its runs, and the next extent if the sweep has

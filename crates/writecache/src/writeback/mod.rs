@@ -13,7 +13,7 @@
 //! flush each: 16 blocks at first, then twice as many each time, up to what writers can wait for
 //! (`policy::Pacer`).
 //!
-//! On a rotating disk gaps between the runs may be written too: `extent`. Slots of many runs are
+//! Gaps between the runs may be written too: `extent`. Slots of many runs are
 //! read together where that is cheaper: `slot_reads`.
 //!
 //! Invariants
@@ -44,6 +44,7 @@ mod retry;
 mod run;
 mod settle;
 mod slot_reads;
+mod write_window;
 mod zeroes;
 
 use std::cell::{Cell, RefCell};
@@ -209,7 +210,7 @@ impl Writeback {
         let batch_max = pacing.pacer.borrow().batch_max();
         Writeback {
             settling: Settling::new(batch_max, store.config.block_size),
-            destage: Destage::new(store.config.assumed_costs),
+            destage: Destage::new(store.config.assumed_costs, origin.limits.rotational),
             read_cache: ReadCache::new(store.config.planted),
             store,
             origin,

@@ -101,13 +101,14 @@ impl Writeback {
                 if self.write_zeroes_of_phase().await {
                     continue;
                 }
+                // Before a stretch, whose blocks are locked: they may be in the span.
+                if let Some(span) = self.plan_span() {
+                    spans.push(span);
+                }
                 // A planned stretch is locked, and must not wait for a limit; and its large reads
                 // of the origin would delay clients, which a latency target forbids.
                 if !self.is_limited() {
                     self.plan_stretch(self.batch_room(), &stop).await;
-                }
-                if let Some(span) = self.plan_span() {
-                    spans.push(span);
                 }
                 let Some((run, extent)) = self.pick() else {
                     exhausted = Some(state());

@@ -58,6 +58,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         store.stats.origin_writes.add(1);
         store.stats.origin_write_bytes.add(bytes);
         store.stats.gap_blocks_filled.add(part.filled());
+        store.stats.gap_bytes_written.add(part.filled() * size as u64);
         let class = Class::Background;
         let flags = if fua { Flags::BACKGROUND | Flags::FUA } else { Flags::BACKGROUND };
         let gap = wb.destage.sent(sector.bytes(), bytes);
@@ -67,7 +68,10 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
     wb.in_flight.send_order.advance(ticket);
     for (part, gap, io) in parts {
         let blocks = good.blocks[part.dirty.clone()].iter();
-        match io.await {
+        let outcome = io.await;
+        let part_bytes = (part.range.end - part.range.start) * size as u64;
+        wb.destage.ended(part_bytes, outcome.is_ok());
+        match outcome {
             Err(status) if !store.has_fault(Fault::ForgetWriteError) => {
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
                     failed = true;
@@ -82,9 +86,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
             _ => {
                 wb.settling.volatile.set(wb.settling.volatile.get() || !fua);
                 let copied = if good.copied { part.filled() } else { 0 };
-                let bytes_of = |blocks: u64| blocks * size as u64;
-                let written_blocks = part.range.end - part.range.start;
-                wb.destage.wrote(bytes_of(written_blocks), bytes_of(copied), gap);
+                wb.destage.wrote(part_bytes, copied * size as u64, gap);
                 let one = |&(block, slot_ref): &(u64, SlotRef)| WrittenBlock {
                     block,
                     slot_ref,
@@ -182,9 +184,9 @@ impl Writeback {
         let origin = extent.and_then(|extent| extent.origin.clone());
         let mut known = if origin.is_some() { gaps.to_vec() } else { Vec::new() };
         let wants_copies = origin.is_none();
-        let span = span.filter(|_| extent.is_none()).and_then(|span| span.find(run, size));
-        let data = match &span {
-            Some(span) => span.data.clone(),
+        let in_place = span.filter(|_| extent.is_none()).and_then(|span| span.find(run, size));
+        let data = match &in_place {
+            Some(in_place) => in_place.data.clone(),
             None => origin.unwrap_or_else(|| Buf::alloc(count * size)).all(),
         };
         let blocks = self.to_gather(run, gaps, wants_copies);
@@ -196,9 +198,14 @@ impl Writeback {
             is_there && !self.store.has_fault(Fault::WritebackPastBuffer)
         };
         let in_span = |n: usize| {
-            let (block, slot_ref, ..): (u64, SlotRef, Option<u32>, bool) = blocks[n];
-            let nth = || usize::try_from(block - run.start).expect("within the run");
-            span.as_ref().is_some_and(|span| span.has(nth(), slot_ref, &self.store))
+            let (block, slot_ref, _, in_gap): (u64, SlotRef, Option<u32>, bool) = blocks[n];
+            match &in_place {
+                Some(in_place) => in_place.has(place(block) / size, slot_ref, &self.store),
+                // The blocks of an extent lie beside what was read for its gaps.
+                None => span.filter(|_| extent.is_some() && !in_gap).is_some_and(|span| {
+                    span.copy((block, slot_ref), &data, place(block), size, &self.store)
+                }),
+            }
         };
         let mut at = 0;
         while at < blocks.len() {

@@ -73,6 +73,14 @@ struct SpanBlock {
     is_read: Cell<bool>,
 }
 
+impl SpanBlock {
+    /// Whether the data of this version are in memory (WC-SR1).
+    fn holds(&self, slot_ref: SlotRef, store: &Store) -> bool {
+        let is_version = self.slot_ref == slot_ref || store.has_fault(Fault::SpanNotCompared);
+        is_version && self.is_read.get()
+    }
+}
+
 /// See the module.
 pub(super) struct Span {
     blocks: Vec<SpanBlock>,
@@ -97,9 +105,7 @@ pub(super) struct SpanRun<'a> {
 impl SpanRun<'_> {
     /// Whether the data of this version of block `nth` of the run are in memory (WC-SR1).
     pub(super) fn has(&self, nth: usize, slot_ref: SlotRef, store: &Store) -> bool {
-        let found = &self.blocks[nth];
-        let is_version = found.slot_ref == slot_ref || store.has_fault(Fault::SpanNotCompared);
-        is_version && found.is_read.get()
+        self.blocks[nth].holds(slot_ref, store)
     }
 }
 
@@ -116,6 +122,27 @@ impl Span {
             blocks,
             data: self.chunks[first.chunk as usize].slice(at..at + count * block_bytes),
         })
+    }
+
+    /// Copies a version of a block, if it is in memory (WC-SR1).
+    pub(super) fn copy(
+        &self,
+        (block, slot_ref): (u64, SlotRef),
+        to: &Slice,
+        at: usize,
+        block_bytes: usize,
+        store: &Store,
+    ) -> bool {
+        let nth = self.blocks.partition_point(|b| b.block < block);
+        let Some(found) = self.blocks.get(nth).filter(|b| b.block == block) else { return false };
+        if !found.holds(slot_ref, store) {
+            return false;
+        }
+        let from = found.at as usize;
+        let data = self.chunks[found.chunk as usize].slice(from..from + block_bytes);
+        let to = to.slice(at..at + block_bytes);
+        data.read(|block| to.write(|out| out.copy_from_slice(block)));
+        true
     }
 
     fn end(&self) -> u64 {

@@ -75,6 +75,9 @@ pub(crate) async fn change(
         8 => ("pause_writeback", rng.pick(&["0", "2", "3000"]).to_owned()),
         9 => ("writeback_rate_max", rng.pick(&["0", RATES[0], RATES[1]]).to_owned()),
         10 => ("foreground_p99_target", rng.pick(&["0", P99S[0], P99S[1]]).to_owned()),
+        11 if percent > 50 => {
+            ("gap_write_percent", rng.pick(&["auto", "auto", "0", "30", "10000"]).to_owned())
+        }
         11 => ("gap_fill", rng.pick(&["0", "1"]).to_owned()),
         12 => ("fail_mode", rng.pick(&["retry", "retry", "kernel"]).to_owned()),
         13 => return refused(cache, rng).await,

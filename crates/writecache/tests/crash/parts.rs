@@ -24,12 +24,7 @@ const LIVES: u32 = 4;
 /// Longest zeroes that the cache takes; see docs/writecache.md.
 const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 /// An origin on which every gap is worth being filled.
-const EAGER: Costs = Costs {
-    command_ns: 1_000_000_000,
-    read_ns_per_mib: 1,
-    write_ns_per_mib: 1,
-    copy_ns_per_mib: 0,
-};
+const EAGER: Costs = Costs::with_head(1_000_000_000, 1, 1);
 
 thread_local! {
     /// Lives of this thread's seeds with parts on another core, and blocks of gaps filled in them.

@@ -17,13 +17,9 @@ use crate::common::operator::Operator;
 use crate::common::suspend_gate::GatedTarget;
 use crate::common::{kernel, number, random_options};
 
-/// An origin on which every gap is worth being filled.
-const EAGER: Costs = Costs {
-    command_ns: 1_000_000_000,
-    read_ns_per_mib: 1,
-    write_ns_per_mib: 1,
-    copy_ns_per_mib: 0,
-};
+/// Origins on which every gap is worth being filled: one with a head, and one without.
+const EAGER: Costs = Costs::with_head(1_000_000_000, 1, 1);
+const EAGER_FLAT: Costs = Costs::without_head(EAGER.read, EAGER.write);
 
 thread_local! {
     /// Blocks of gaps that were written in the lives of this thread's seeds.
@@ -176,7 +172,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     }
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
-    config.assume_costs((!blocks.is_multiple_of(3)).then_some(EAGER));
+    config.assume_costs([None, Some(EAGER), Some(EAGER_FLAT)][(blocks % 3) as usize]);
     Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
 }
 

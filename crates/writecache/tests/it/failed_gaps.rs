@@ -16,12 +16,7 @@ const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 36000
 /// An origin of 40 blocks of version 1, on which every gap is worth being filled.
 fn filling_lab(cache_kib: u64, fault: Option<Fault>) -> Fixture {
     let mut fixture = Fixture::new(4096, cache_kib, MANUAL);
-    fixture.config.assume_costs(Some(Costs {
-        command_ns: 1_000_000_000,
-        read_ns_per_mib: 1,
-        write_ns_per_mib: 1,
-        copy_ns_per_mib: 0,
-    }));
+    fixture.config.assume_costs(Some(Costs::with_head(1_000_000_000, 1, 1)));
     fixture.config.plant(fault);
     for block in 0..40 {
         fixture.world.borrow_mut().poke(fixture.origin, common::at(block), &pattern(block, 1));

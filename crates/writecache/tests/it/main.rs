@@ -17,6 +17,7 @@ mod dm;
 mod errors;
 mod failed_flush;
 mod failed_gaps;
+mod gap_budget;
 mod golden_dm;
 mod journal;
 mod limits;

@@ -156,6 +156,7 @@ impl Contents {
                 log_start_link: 0,
             },
             part: None,
+            guards_origin: false,
         };
         let mut unit = [0; UNIT];
         for copy in 0..SUPERBLOCK_COPIES {

@@ -50,6 +50,8 @@ const OUTSIDE_OF_ROOM: &[(&str, &str)] = &[
     ("rustix", "block"),
     // How similar two names are, for errors about an unknown one.
     ("strsim", "block"),
+    // The images of an origin's superblocks.
+    ("lz4_flex", "format"),
     // Its compression: the two in C run on the caller's thread and do nothing else.
     ("flate2", "zram"),
     ("lz4", "zram"),

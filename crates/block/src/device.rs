@@ -277,6 +277,19 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async move { Err(e) })
     }
 
+    /// Gives the device below back to others: from then on that alone has what clients see. The
+    /// target holds nothing then, and no bio comes any more, but after a `resume`. By default the
+    /// device below always has what the target does not hold.
+    fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// The target has taken the place of another one, which has given the device below back: it
+    /// may keep others from using that.
+    fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
     /// Its cache takes the place of another one: the `resume` that opens it fails, and changes
     /// nothing, if its cache device holds blocks. They would be older than what clients have
     /// written to the other one.

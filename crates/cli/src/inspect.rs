@@ -11,6 +11,7 @@ use host::{Format, Listing, print};
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
 
+use crate::inspect_guard as guard_of_origin;
 use crate::inspect_journal as journal;
 use crate::offline::{self, Access};
 
@@ -23,16 +24,19 @@ pub(crate) const SHOWN: usize = 20;
 /// kernel's), the superblocks and whether they agree, the blocks, the log, which sectors of the
 /// origin are dirty, and every damage with its offset. The journal in memory that a killed daemon
 /// left in its run directory counts (`--run-dir`). Such a journal, a file `journal-UUID` there, can
-/// be shown itself.
+/// be shown itself; and so can an origin that a cache guards (table option `guard_origin`): whose
+/// it is, and what to do with it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond inspect /srv/cache.img
   millpond inspect /dev/nvme0n1p4 --start-sector 2048 --all
   millpond inspect /srv/cache.img --data -o json
+  millpond inspect /dev/sdb                       # an origin that a cache guards
   millpond inspect /run/millpond/journal-0123456789abcdef0123456789abcdef
 
-Exit codes: 0 a sound cache, or blank; 1 damaged, or no cache; 2 usage; 3 no such file; 4 in use.")]
+Exit codes: 0 a sound cache, a guarded origin, or blank; 1 damaged, or no cache; 2 usage; 3 no \
+such file; 4 in use.")]
 pub struct InspectArgs {
     /// The cache device, its image, or a journal
     pub(crate) image: PathBuf,
@@ -58,7 +62,14 @@ pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Fail
     let device = offline::open(&files, &args.image, Access::Read)?;
     let start = Sector(args.start_sector);
     let depth = if args.data { Depth::Data } else { Depth::Metadata };
-    let report = reactor.block_on(writecache::probe(device, start, depth))?;
+    let look = device.clone();
+    let report = reactor.block_on(writecache::probe(look, start, depth))?;
+    if matches!(report.contents, Contents::Unknown) && args.start_sector == 0 {
+        let found = reactor.block_on(async move { writecache::find_guard(&*device).await })?;
+        if let Some(guard) = found {
+            return guard_of_origin::show(args, &guard);
+        }
+    }
     let shown = if args.all { usize::MAX } else { SHOWN };
     match args.listing.format {
         Format::Text => print(&text(&offline::place(&args.image, start), &report, shown))?,
@@ -177,7 +188,11 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
 
 /// Version of its superblock.
 fn version(cache: &NativeCache) -> u8 {
-    if cache.superblock.part.is_some() { 2 } else { 1 }
+    match (cache.superblock.part.is_some(), cache.superblock.guards_origin) {
+        (true, _) => 2,
+        (false, true) => 3,
+        (false, false) => 1,
+    }
 }
 
 fn native(line: &mut impl FnMut(&str, String), cache: &NativeCache) {
@@ -185,7 +200,8 @@ fn native(line: &mut impl FnMut(&str, String), cache: &NativeCache) {
     let generation = s.generation;
     line("superblock", format!("generation {generation}, {} of 4 agree", cache.agreeing));
     let known = if s.origin_id == [0; 16] { "unknown".into() } else { hex(&s.origin_id) };
-    line("origin", format!("{} sectors, identity {known}", s.origin_sectors));
+    let guarded = if s.guards_origin { ", guarded" } else { "" };
+    line("origin", format!("{} sectors, identity {known}{guarded}", s.origin_sectors));
     let c = &s.checkpoint;
     line(
         "checkpoint",
@@ -277,7 +293,8 @@ fn native_value(value: &mut Value, cache: &NativeCache) {
         "copies": copies.collect::<Vec<_>>(),
     });
     let identity = (s.origin_id != [0; 16]).then(|| hex(&s.origin_id));
-    value["origin"] = json!({ "sectors": s.origin_sectors, "identity": identity });
+    value["origin"] =
+        json!({ "sectors": s.origin_sectors, "identity": identity, "guarded": s.guards_origin });
     value["checkpoint"] = json!({
         "id": s.checkpoint.id, "area": s.checkpoint.area, "units": s.checkpoint.units,
     });

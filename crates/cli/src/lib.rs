@@ -19,6 +19,7 @@ mod columns;
 pub mod dmsetup;
 mod drain;
 mod inspect;
+mod inspect_guard;
 mod inspect_journal;
 mod offline;
 mod process;
@@ -37,7 +38,7 @@ mod upgrade;
 mod verbs;
 mod wipe;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
 use control::{EXIT_DONE, Failure, manual};
@@ -60,9 +61,10 @@ pub fn inspect(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure
 
 /// `millpond recover`. Returns the exit code.
 pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let images = [args.cache.clone(), args.origin.clone()];
+    let images = [args.cache.clone(), args.origin.clone(), args.without_cache.clone()];
+    let images: Vec<&Path> = images.iter().flatten().map(PathBuf::as_path).collect();
     let done = offline::run(|| recover::run(args, run_dir));
-    let done = done.map_err(|f| offline::name_user(f, &[&images[0], &images[1]], run_dir));
+    let done = done.map_err(|f| offline::name_user(f, &images, run_dir));
     done.map_err(|f| f.within("recover"))
 }
 

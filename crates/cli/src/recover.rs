@@ -28,6 +28,7 @@ use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
 
 use crate::columns::utc;
+use crate::inspect::hex;
 use crate::offline::{self, Access, refusal};
 use crate::progress::Meter;
 
@@ -38,6 +39,9 @@ const EVERY: Nanos = Nanos::from_secs(1);
 /// Lost blocks that are listed.
 const LOST_SHOWN: usize = 20;
 
+/// The arguments that name a cache and what it is.
+const WITH_CACHE: [&str; 4] = ["cache", "origin", "start_sector", "force"];
+
 /// Write a cache's dirty blocks back to its origin, without a daemon
 ///
 /// Takes caches of our format and of the kernel's. Blocks go out in ascending order, those with
@@ -46,22 +50,30 @@ const LOST_SHOWN: usize = 20;
 /// memory that a killed daemon left in its run directory is applied first (`--run-dir`). An origin
 /// of another size or identity is refused with a token, and so is a journal that can't be used:
 /// `--force TOKEN` goes on all the same.
+///
+/// A guarded origin (table option `guard_origin`) whose cache is lost is given back by
+/// `--without-cache`: it is as it was when the cache last wrote to it. What only the cache held is
+/// lost. The cache refuses the origin from then on, if it turns up again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   millpond recover --cache /srv/cache.img --origin /srv/origin.img --dry-run
   millpond recover --cache /srv/cache.img --origin /srv/origin.img
   millpond recover --cache /dev/nvme0n1p4 --start-sector 2048 --origin /dev/sdb
+  millpond recover --without-cache /dev/sdb    # the cache is lost, the origin was guarded
 
 Exit codes: 0 the origin has everything; 1 failed, refused, or blocks are lost; 2 usage; 3 no such \
 file; 4 in use.")]
 pub struct RecoverArgs {
     /// The cache device, or its image
-    #[arg(long, value_name = "IMAGE")]
-    pub(crate) cache: PathBuf,
+    #[arg(long, value_name = "IMAGE", required_unless_present = "without_cache")]
+    pub(crate) cache: Option<PathBuf>,
     /// The origin: what is written to
-    #[arg(long, value_name = "DEV")]
-    pub(crate) origin: PathBuf,
+    #[arg(long, value_name = "DEV", required_unless_present = "without_cache")]
+    pub(crate) origin: Option<PathBuf>,
+    /// The cache is lost: take its guard from this origin, which then is as it last was
+    #[arg(long, value_name = "DEV", conflicts_with_all = WITH_CACHE)]
+    pub(crate) without_cache: Option<PathBuf>,
     /// Where the cache begins on its device
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) start_sector: u64,
@@ -82,20 +94,74 @@ pub(crate) fn run(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failu
 }
 
 async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
+    if let Some(origin) = &args.without_cache {
+        return recover_without_cache(args, origin, files).await;
+    }
+    let (Some(cache), Some(origin)) = (&args.cache, &args.origin) else {
+        unreachable!("the command line requires both");
+    };
+    recover_with_cache(args, &Images { cache, origin }, files).await
+}
+
+/// Takes the guard of a lost cache from its origin.
+async fn recover_without_cache(
+    args: &RecoverArgs,
+    origin: &Path,
+    files: &Files,
+) -> Result<u8, Failure> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
-    let (start, cache) = (Sector(args.start_sector), offline::open(files, &args.cache, access)?);
+    let device = offline::open(files, origin, access)?;
+    let guard = match args.dry_run {
+        false => writecache::restore_origin(device).await?,
+        true => writecache::find_guard(&*device).await?.ok_or_else(|| {
+            let text = format!("{}: no write cache guards it", origin.display());
+            Failure::new(ErrorKind::Invalid, text)
+        })?,
+    };
+    let what = if args.dry_run { "would be given back" } else { "was given back" };
+    let (name, cache) = (origin.display(), plain(&guard.cache));
+    print(&match args.listing.format {
+        Format::Text => format!(
+            "{name} {what} as it last was: the cache {cache} (uuid {}) may have held newer blocks, \
+             which are lost\n",
+            hex(&guard.uuid)
+        ),
+        Format::Json => {
+            let value = json!({
+                "origin": path(origin), "dry_run": args.dry_run, "cache": guard.cache,
+                "uuid": hex(&guard.uuid), "ranges": guard.ranges,
+            });
+            format!("{value:#}\n")
+        }
+    })?;
+    Ok(EXIT_DONE)
+}
+
+/// Where a cache and its origin are.
+struct Images<'a> {
+    cache: &'a Path,
+    origin: &'a Path,
+}
+
+async fn recover_with_cache(
+    args: &RecoverArgs,
+    images: &Images<'_>,
+    files: &Files,
+) -> Result<u8, Failure> {
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let (start, cache) = (Sector(args.start_sector), offline::open(files, images.cache, access)?);
     let report = writecache::probe(cache.clone(), start, Depth::Metadata).await?;
-    let place = offline::place(&args.cache, start);
+    let place = offline::place(images.cache, start);
     let found = contents(&report, &place)?;
-    let origin = offline::open(files, &args.origin, access)?;
+    let origin = offline::open(files, images.origin, access)?;
     let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
     let plan = Plan::of(found);
     if args.dry_run {
-        print_result(args, &plan, "would be written back")?;
+        print_result(args, images, &plan, "would be written back")?;
         return Ok(EXIT_DONE);
     }
     let mut config =
-        Config::new(Mode::Ssd, path(&args.origin), path(&args.cache), found.block_size);
+        Config::new(Mode::Ssd, path(images.origin), path(images.cache), found.block_size);
     config.start_sector = start;
     config.adopt_origin = adopts;
     config.write_buffer = 0; // no client writes
@@ -123,7 +189,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
         let message = format!(
             "{lost} blocks can't be read and stay in {place}, all others are on {}; to give them \
              up, `millpond wipe` the cache",
-            args.origin.display()
+            images.origin.display()
         );
         eprintln!("millpond: recover: {}", plain(&message));
         return Ok(EXIT_FAILED);
@@ -131,7 +197,7 @@ async fn recover(args: &RecoverArgs, files: &Files) -> Result<u8, Failure> {
     flushed.and(settled.map(|()| String::new())).map_err(|e| {
         Failure::from(e).within("stopped; run it again when the device is repaired: it continues")
     })?;
-    print_result(args, &plan, "written back")?;
+    print_result(args, images, &plan, "written back")?;
     Ok(EXIT_DONE)
 }
 
@@ -249,10 +315,6 @@ fn identity_text(identity: &str) -> String {
     made.unwrap_or_else(|| identity.to_owned())
 }
 
-fn hex(id: &[u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The work to do.
 #[derive(Debug)]
 struct Plan {
@@ -268,18 +330,23 @@ impl Plan {
     }
 }
 
-fn print_result(args: &RecoverArgs, plan: &Plan, what: &str) -> Result<(), Failure> {
+fn print_result(
+    args: &RecoverArgs,
+    images: &Images<'_>,
+    plan: &Plan,
+    what: &str,
+) -> Result<(), Failure> {
     let Plan { blocks, bytes, ranges } = plan;
     match args.listing.format {
         Format::Text => print(&format!(
             "{blocks} blocks ({}) in {ranges} ranges {what} from {} to {}\n",
             block::size_text(*bytes),
-            args.cache.display(),
-            args.origin.display()
+            images.cache.display(),
+            images.origin.display()
         )),
         Format::Json => {
             let value = json!({
-                "cache": path(&args.cache), "origin": path(&args.origin), "dry_run": args.dry_run,
+                "cache": path(images.cache), "origin": path(images.origin), "dry_run": args.dry_run,
                 "blocks": blocks, "bytes": bytes, "ranges": ranges,
             });
             print(&format!("{value:#}\n"))

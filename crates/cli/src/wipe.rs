@@ -12,7 +12,7 @@ use clap::Args;
 use control::Failure;
 use format::ReplacedMark;
 use host::print;
-use writecache::{Contents, Depth, ProbeReport};
+use writecache::{Contents, Depth, NativeCache, ProbeReport};
 
 use crate::offline::{self, Access, refusal};
 
@@ -86,7 +86,15 @@ fn loss(report: &ProbeReport) -> Option<String> {
                  writes them back",
                 o.dirty
             );
-            (o.dirty + o.bad > 0).then_some(dirty)
+            if o.dirty + o.bad > 0 {
+                return Some(dirty);
+            }
+            let guards = |cache: &NativeCache| cache.superblock.guards_origin;
+            matches!(&report.contents, Contents::Native(cache) if guards(cache)).then(|| {
+                "guards its origin, which has a signature in the place of its superblocks: \
+                 `millpond recover` gives the origin back"
+                    .into()
+            })
         }
     }
 }

@@ -92,6 +92,9 @@ impl Dm {
             }
             return Err(self.in_use(&device));
         }
+        if !has_blocks {
+            device.release_origins().await?;
+        }
         let result = device.retire(&guard).await;
         drop(guard);
         let unsaved = result?;

@@ -29,6 +29,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 mod damage;
 pub mod dm;
 mod geometry;
+mod guard;
 mod journal;
 pub mod objvol;
 mod quorum;
@@ -39,6 +40,10 @@ pub mod zram;
 
 pub use damage::Damage;
 pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
+pub use guard::{
+    GUARD_HEAD_BYTES, GUARD_RANGES, GUARD_RECORD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardRecord,
+    GuardSlot, GuardState, guard_record_offset, sector_crcs,
+};
 pub use journal::{
     FRAME_TAG_BYTES, FRAMES_MAX, FRAMES_PREFIX, FrameTag, JOURNAL_CAPACITY_MAX,
     JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, Journal, JournalChange, JournalEntry, JournalHeader,

@@ -19,6 +19,8 @@ const MAGIC: [u8; 8] = *b"MPWCSUPR";
 /// Version of a cache in one part, and of one part of several.
 const VERSION: u16 = 1;
 const VERSION_PART: u16 = 2;
+/// Version of a cache that guards its origin: older programs would read the guard's bytes as data.
+const VERSION_GUARD: u16 = 3;
 /// Parts that a cache may have.
 pub const PARTS_MAX: u8 = 16;
 
@@ -45,6 +47,8 @@ pub struct Superblock {
     pub checkpoint: CheckpointRef,
     /// The part, of a cache in several parts; `None` of a cache in one part.
     pub part: Option<Part>,
+    /// The area may have records of a guarded origin. A part has none.
+    pub guards_origin: bool,
 }
 
 /// A part of a cache in several parts: an area of its own, for its share of the origin's chunks.
@@ -132,7 +136,11 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
-        let version = if self.part.is_some() { VERSION_PART } else { VERSION };
+        let version = match (self.part.is_some(), self.guards_origin) {
+            (true, _) => VERSION_PART,
+            (false, true) => VERSION_GUARD,
+            (false, false) => VERSION,
+        };
         let none = Part { nth: 0, of: 0, chunk_sectors: 0, area_sectors: 0 };
         let part = self.part.unwrap_or(none);
         let media = SuperblockMedia {
@@ -168,7 +176,7 @@ impl Superblock {
 
     /// Decodes the unit read from the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_PART)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_GUARD)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
@@ -204,6 +212,7 @@ impl Superblock {
                 log_start_link: media.log_start_link.get(),
             },
             part: is_part.then_some(part),
+            guards_origin: media.version.get() == VERSION_GUARD,
         };
         match superblock.wrong_field() {
             None => Ok(superblock),
@@ -244,6 +253,9 @@ impl Superblock {
         }
         if self.checkpoint.units > self.checkpoint_units {
             return Some("checkpoint_written_units");
+        }
+        if self.part.is_some() && self.guards_origin {
+            return Some("guards_origin");
         }
         self.part.and_then(|part| part.wrong_field(&self.geometry()))
     }

@@ -25,6 +25,7 @@ fn example() -> Superblock {
             log_start_link: 0xdead_beef,
         },
         part: None,
+        guards_origin: false,
     }
 }
 
@@ -114,7 +115,7 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 2 }));
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 3 }));
 }
 
 #[test]
@@ -186,6 +187,7 @@ fn bytes_are_where_the_byte_map_says() {
             log_start_link: 0xcafe_f00d,
         },
         part: None,
+        guards_origin: false,
     };
     let is_golden = |superblock: &Superblock, golden: &[u8]| {
         let written = encoded(superblock, 2);
@@ -199,7 +201,20 @@ fn bytes_are_where_the_byte_map_says() {
     golden[8] = 2;
     golden[12..16].copy_from_slice(b"\xdf\x73\xfd\x00");
     golden.extend_from_slice(b"\x02\x03\x00\x00\x00\x01\x00\x00\x00\x78\x56\x34\x12\x00\x00");
-    is_golden(&Superblock { part: Some(part), ..superblock }, &golden);
+    is_golden(&Superblock { part: Some(part), ..superblock.clone() }, &golden);
+    // The same of a cache that guards its origin: another version and checksum.
+    let guards = Superblock { guards_origin: true, ..superblock };
+    let unit = encoded(&guards, 2);
+    let mut plain = GOLDEN.concat();
+    plain[8] = 3;
+    plain[12..16].copy_from_slice(&unit[12..16]);
+    assert_eq!(unit[..plain.len()], plain);
+    assert_eq!(Superblock::decode(2, &unit), Ok(guards));
+}
+
+#[test]
+fn a_part_guards_no_origin() {
+    assert_eq!(forged_of(&divided(), 8, &[3, 0]), Err(Damage::Field("parts")));
 }
 
 const GOLDEN: [&[u8]; 11] = [
@@ -273,7 +288,7 @@ proptest! {
         area_bytes in (1u64 << 20)..(1 << 44), shift in 9u32..=12,
         origin_sectors in 0u64..1 << 48, area in 0u8..2, fill in any::<u32>(),
         id in any::<u64>(), log_start_seq in any::<u64>(), log_start_link in any::<u32>(),
-        copy in 0u8..4, of in proptest::option::of(2u8..=PARTS_MAX),
+        copy in 0u8..4, of in proptest::option::of(2u8..=PARTS_MAX), guards in any::<bool>(),
     ) {
         let geometry = Geometry::compute(area_bytes, 1 << shift).unwrap();
         let units = fill % (geometry.checkpoint_units + 1);
@@ -290,6 +305,7 @@ proptest! {
                 chunk_sectors: (fill % 1000 + 1) * 8,
                 area_sectors: area_bytes.div_ceil(4096) * 8,
             }),
+            guards_origin: guards && of.is_none(),
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

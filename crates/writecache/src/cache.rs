@@ -10,6 +10,7 @@ use block::{Bio, BlockDevice, Class, Error, Limits, Op, Reservation, Sector, Sta
 
 use crate::config::{Tuning, ZEROES_CACHED_BYTES_MAX};
 use crate::events::io_failed;
+use crate::guard::{Guard, GuardedOrigin};
 use crate::origin::Origin;
 use crate::planted::Fault;
 use crate::recovery::RecoveredCache;
@@ -27,6 +28,8 @@ pub(crate) struct Cache {
     pub(crate) writeback: Rc<Writeback>,
     pub(crate) writer: Writer,
     pub(crate) scrub: Rc<Scrub>,
+    /// The guard of the origin; `None` where there was none to look for.
+    pub(crate) guard: Option<Rc<Guard>>,
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
     /// The memory of the map, reserved from the core's budget.
@@ -36,15 +39,23 @@ pub(crate) struct Cache {
 impl Cache {
     /// The cache that recovery has found, for `origin`.
     pub(crate) fn new(recovered: RecoveredCache, origin: Rc<dyn BlockDevice>) -> Cache {
-        let RecoveredCache { config, device, blocks, media, slots, memory, journal } = recovered;
+        let RecoveredCache { config, device, blocks, media, slots, memory, journal, guard } =
+            recovered;
+        let origin = match &guard {
+            Some(guard) => Rc::new(GuardedOrigin::new(guard.clone())),
+            None => origin,
+        };
         let capacity = Sector(blocks * config.block_sectors());
         let limits = crate::device_limits::limits(&config, &*origin, &*device, capacity);
         let store =
             Rc::new_cyclic(|this| Store::new(config, device, media, slots, journal, this.clone()));
         let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin)));
+        if let Some(guard) = &guard {
+            guard.set_writeback(&writeback);
+        }
         let writer = Writer::new(writeback.clone());
         let scrub = Rc::new(Scrub::new(writeback.clone()));
-        Cache { store, writeback, writer, scrub, limits, _memory: memory }
+        Cache { store, writeback, writer, scrub, guard, limits, _memory: memory }
     }
 
     pub(crate) fn tuning(&self) -> Tuning {

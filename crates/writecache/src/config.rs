@@ -187,6 +187,8 @@ pub struct Config {
     pub parts: Option<u8>,
     /// The cache adopts this origin, even if it had another one.
     pub adopt_origin: bool,
+    /// The guard of the origin.
+    pub guard: GuardPlan,
     /// What a live device may change.
     pub tuning: Tuning,
     /// A planted fault, for tests.
@@ -207,6 +209,17 @@ pub struct Config {
     pub(crate) part: Option<PartOf>,
     /// The options that the table line has, to show it again.
     pub(crate) given: Options,
+}
+
+/// What a cache does about a guard of its origin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardPlan {
+    /// The origin shows a signature in the place of its superblocks.
+    pub is_wanted: bool,
+    /// The guard is put on the origin later: another cache has the origin still.
+    pub(crate) is_late: bool,
+    /// A new cache does not ask whether another one guards its origin; only tests set it.
+    pub(crate) is_origin_trusted: bool,
 }
 
 /// Which part of which divided cache.
@@ -235,6 +248,7 @@ impl Config {
             ordered: false,
             parts: None,
             adopt_origin: false,
+            guard: GuardPlan::default(),
             tuning: Tuning {
                 high_watermark: 50,
                 low_watermark: 45,
@@ -403,6 +417,12 @@ impl Config {
                  epochs",
             ));
         }
+        if self.guard.is_wanted && self.format == Some(MediaFormat::Dm) {
+            return Err(Error::invalid(
+                "Invalid optional argument: guard_origin needs the native format, format dm has no \
+                 room for its records",
+            ));
+        }
         let is_given = self.given.words().iter().any(|word| word == "write_buffer");
         if is_given && self.write_buffer > 0 && self.format == Some(MediaFormat::Dm) {
             return Err(Error::invalid(
@@ -424,6 +444,8 @@ impl Config {
             "mode `p`: use mode `s`"
         } else if self.format == Some(MediaFormat::Dm) {
             "format dm: the kernel knows no parts"
+        } else if self.guard.is_wanted {
+            "guard_origin: the guard is kept by one engine"
         } else {
             return Ok(());
         };

@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, Nanos, Sector, Status};
+use block::{Error, ErrorKind, Nanos, Sector, Status};
 
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
@@ -39,6 +39,31 @@ impl fmt::Display for IgnoredJournal {
             IgnoredJournal::Newer => "the cache device is older than it: a copy of an earlier time",
             IgnoredJournal::OtherCache => "it is of another cache",
         })
+    }
+}
+
+/// Why a range of an origin has no guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnguardedReason {
+    /// The origin is too small.
+    SmallOrigin,
+    /// What the range holds does not compress enough.
+    Incompressible,
+    /// A device has failed.
+    Failed(ErrorKind),
+}
+
+impl fmt::Display for UnguardedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnguardedReason::SmallOrigin => f.write_str("it is smaller than 136 KiB"),
+            UnguardedReason::Incompressible => {
+                f.write_str("what they hold does not compress to less than half")
+            }
+            UnguardedReason::Failed(kind) => {
+                write!(f, "an error of a device ({kind:?}); the next open tries again")
+            }
+        }
     }
 }
 
@@ -123,6 +148,13 @@ pub enum CacheEvent {
         /// The first sector of what may be lost.
         sector: Sector,
     },
+    /// A range of the origin has no guard, although the table asks for one.
+    Unguarded {
+        /// The first sector of the range.
+        sector: Sector,
+        /// Why.
+        why: UnguardedReason,
+    },
     /// The cache device can't read a block of which it has the only copy.
     BadBlock {
         /// The error.
@@ -165,6 +197,7 @@ impl CacheEvent {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Unguarded { .. }
             | CacheEvent::Recovered => None,
         }
     }
@@ -181,7 +214,8 @@ impl CacheEvent {
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
             | CacheEvent::NoJournal
-            | CacheEvent::NoBuffer => true,
+            | CacheEvent::NoBuffer
+            | CacheEvent::Unguarded { .. } => true,
             CacheEvent::Failed { .. }
             | CacheEvent::Lost { .. }
             | CacheEvent::Bug { .. }
@@ -270,6 +304,11 @@ impl fmt::Display for CacheEvent {
                 "writecache: the origin refused a write at sector {sector} ({status}) over blocks \
                  that were on the origin alone, and the cache has no free slot to keep them: what \
                  the origin holds there is not defined until it is written again"
+            ),
+            CacheEvent::Unguarded { sector, why } => write!(
+                f,
+                "writecache: the origin's sectors from {sector} on have no guard: {why}; take care \
+                 that nobody uses the origin without its cache"
             ),
             CacheEvent::BadBlock { status, sector } => write!(
                 f,

@@ -88,7 +88,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 77] = [
+pub(crate) static FIGURES: [Figure; 78] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -364,6 +364,10 @@ pub(crate) static FIGURES: [Figure; 77] = [
         count(&c.store.stats.scrub_passes)
     })
     .metric(Metric::COUNTER),
+    number("guarded_ranges", "", "ranges of the origin that have a signature: 2, or less", |c| {
+        c.guard.as_ref().map_or(0, |guard| guard.guarded_ranges()).into()
+    })
+    .metric(Metric::GAUGE),
     number("throttled_us", "us", "how long writers were slowed down", |c| {
         (c.store.stats.throttled_ns.get() / 1000).into()
     })

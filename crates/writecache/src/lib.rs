@@ -70,6 +70,7 @@ mod device_limits;
 mod dm_target;
 mod events;
 mod figures;
+mod guard;
 mod lifecycle;
 mod manual;
 mod map;
@@ -94,11 +95,12 @@ mod writeback;
 mod writer;
 
 pub use config::{
-    CacheMode, Config, FailMode, GapRules, MediaFormat, Mode, Order, ReadTuning, Tuning,
+    CacheMode, Config, FailMode, GapRules, GuardPlan, MediaFormat, Mode, Order, ReadTuning, Tuning,
     WritebackLimits,
 };
 pub use dm_target::WriteCache;
-pub use events::{CacheEvent, IgnoredJournal};
+pub use events::{CacheEvent, IgnoredJournal, UnguardedReason};
+pub use guard::{OriginGuard, find_guard, restore_origin};
 pub use manual::MANUAL;
 pub use missing::StaleOrigin;
 pub use parts::{DeviceFactory, ShareDevice};

@@ -67,7 +67,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 31] = [
+pub(crate) static OPTIONS: [Opt; 32] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -200,6 +200,14 @@ pub(crate) static OPTIONS: [Opt; 31] = [
         fixed(flag("adopt_origin", "takes the origin for the cache's own, whatever it was before")),
         |c| c.adopt_origin.into(),
         |c, v| c.adopt_origin = is_on(v),
+    ),
+    Attr::new(
+        fixed(flag(
+            "guard_origin",
+            "the origin shows a signature instead of its superblocks, so that nobody uses it alone",
+        )),
+        |c| c.guard.is_wanted.into(),
+        |c, v| c.guard.is_wanted = is_on(v),
     ),
     Attr::new(
         fixed(value(

@@ -237,6 +237,22 @@ pub enum Fault {
     JournalBlankedEarly,
     /// Journal: it stays when the cache has failed.
     JournalKeptAfterFailure,
+    /// Guard: the origin is written to before the record of its front half.
+    GuardedBeforeRecord,
+    /// Guard: the front half goes back to the origin before its record.
+    DetachedBeforeRecord,
+    /// Guard: the origin is not flushed before the record of what it has.
+    GuardUnflushed,
+    /// Guard: a slot is written while the other one is not durable.
+    SlotsUnflushed,
+    /// Guard: a detach writes over a slot that is the newest.
+    OldSlotKept,
+    /// Guard: an origin that was used without its cache is taken as it is.
+    UsedOriginTaken,
+    /// Guard: a flush of the guard that fails is not one of the cache.
+    GuardFlushErrorKept,
+    /// Guard: a write ends before a slot has it.
+    ImageNotWritten,
 }
 
 #[cfg(feature = "planted")]
@@ -250,6 +266,11 @@ impl Config {
     /// filled whatever the origin is.
     pub fn assume_costs(&mut self, costs: Option<policy::destage::Costs>) {
         self.assumed_costs = costs;
+    }
+
+    /// A new cache does not read its origin: it was never another one's. What seeds do stays.
+    pub fn trust_origin(&mut self) {
+        self.guard.is_origin_trusted = true;
     }
 
     /// Gives the journal in memory room for so many entries.

@@ -32,6 +32,8 @@
 //!   made another one live meanwhile.
 //! - DM-R5 A cache that comes in holds nothing when it is opened: its blocks, dirty ones and clean
 //!   copies, would be older than what clients have written meanwhile.
+//! - DM-R6 The new table is opened when the origins are as clients see them: a cache that guards
+//!   its origin has given it back. After an error it guards it again.
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
@@ -184,6 +186,13 @@ impl MappedDevice {
         Ok(())
     }
 
+    /// Before a removal: the caches hold nothing that their origins lack, and give them back.
+    pub(crate) async fn release_origins(&self) -> Result<(), Error> {
+        let Some(live) = self.live() else { return Ok(()) };
+        let released = release_origins(&live).await;
+        released.map_err(|e| e.within(format!("{}: to give its origin back", self.name())))
+    }
+
     async fn replace(
         self: &Rc<Self>,
         dm: &Dm,
@@ -223,6 +232,9 @@ impl MappedDevice {
             Ok(()) => self.open_new(dm, guard, &live, new).await,
             Err(e) => Err(e),
         };
+        if opened.is_ok() {
+            claim_origins(new).await;
+        }
         if let Err(e) = opened {
             self.check_guard(guard)?;
             // DM-R3
@@ -249,6 +261,7 @@ impl MappedDevice {
         new: &Rc<Table>,
     ) -> Result<(), Error> {
         self.check_hidden(new, false, None).await?; // DM-R1
+        release_origins(live).await?; // DM-R6
         // DM-R5: a cache that is not open yet does not track dirty blocks, so all are asked.
         for entry in new.entries.iter().filter(|entry| !dm.keeps_its_cache(entry, live)) {
             entry.target.require_empty();
@@ -290,6 +303,21 @@ async fn empty(table: &Table) -> Result<(), Error> {
         written.map_err(|e| e.within(entry.label()))?;
     }
     Ok(())
+}
+
+/// The origins of the caches of a table have what clients see (DM-R6).
+pub(super) async fn release_origins(table: &Table) -> Result<(), Error> {
+    for entry in table.entries.iter().filter(|e| e.target.tracks_dirty()) {
+        let released = entry.target.clone().release_origin().await;
+        released.map_err(|e| e.within(entry.label()))?;
+    }
+    Ok(())
+}
+
+async fn claim_origins(table: &Table) {
+    for entry in &table.entries {
+        entry.target.clone().claim_origin().await;
+    }
 }
 
 /// The name of the cache device of a line.

@@ -303,7 +303,7 @@ fn what_only_a_table_sets_is_shown_and_refused_with_that_text() {
     let daemon = Daemon::start();
     let head = live(&daemon, "s");
     for (option, shown) in
-        [("start_sector", "0"), ("format", "native"), ("ordered", "0"), ("adopt_origin", "0")]
+        [("start_sector", "0"), ("format", "native"), ("ordered", "0"), ("guard_origin", "0")]
     {
         assert_eq!(daemon.cli(&["get", "wc", option]).ok(), format!("{shown}\n"));
         let text = format!("wc: writecache: {option} can't be changed on a live device: load a");

@@ -16,7 +16,7 @@ impl WriteCache {
         }
         let (origin, device) = (self.origin.clone(), self.device.clone());
         reactor::spawn(async move {
-            let opened = recovery::open(config, &*origin, device, self.sectors).await;
+            let opened = recovery::open(config, &origin, device, self.sectors).await;
             *self.early.borrow_mut() = match opened {
                 Ok(AreaContents::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
                 Ok(AreaContents::Divided(_)) | Err(_) => None,

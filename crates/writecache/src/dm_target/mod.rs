@@ -407,6 +407,14 @@ impl Target for WriteCache {
         Box::pin(self.mark(successor))
     }
 
+    fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.release().await })
+    }
+
+    fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move { self.guard_origin().await })
+    }
+
     fn require_empty(&self) {
         self.must_be_empty.set(true);
     }
@@ -472,6 +480,7 @@ impl Target for WriteCache {
             if self.live.borrow().is_none() {
                 return self.open_and_begin().await;
             }
+            self.guard_origin().await;
             self.begin().await;
             Ok(())
         })

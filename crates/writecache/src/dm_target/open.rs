@@ -84,7 +84,9 @@ impl WriteCache {
 
     /// Opens the cache, with all its parts, and does not start it.
     pub(super) async fn open(&self) -> Result<(), Error> {
-        let config = self.config.borrow().clone();
+        let mut config = self.config.borrow().clone();
+        // The cache whose place it takes gives the origin back only when this one is open.
+        config.guard.is_late = self.must_be_empty.get();
         let (origin, device) = (self.origin.clone(), self.device.clone());
         #[cfg(feature = "planted")]
         let early = self.take_early();
@@ -95,7 +97,7 @@ impl WriteCache {
         } else if config.parts.is_some_and(|parts| parts > 1) {
             self.open_parts(&config, None).await?
         } else {
-            match recovery::open(config.clone(), &*origin, device, self.sectors).await? {
+            match recovery::open(config.clone(), &origin, device, self.sectors).await? {
                 AreaContents::Whole(found) => {
                     self.open_whole(Rc::new(Cache::new(*found, origin))).await?
                 }
@@ -110,7 +112,7 @@ impl WriteCache {
     pub(crate) async fn open_part(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();
         let (origin, device) = (self.origin.clone(), self.device.clone());
-        let found = match recovery::open_native(config, &*origin, device, self.sectors).await? {
+        let found = match recovery::open_native(config, &origin, device, self.sectors).await? {
             AreaContents::Whole(found) => found,
             AreaContents::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
         };
@@ -138,6 +140,13 @@ impl WriteCache {
     async fn open_whole(&self, cache: Rc<Cache>) -> Result<OpenCache, Error> {
         cache.prepare(self.tuning()).await.map_err(io_failed)?;
         cache.store.health.on_event.replace(self.on_event.borrow().clone());
+        if let Some(guard) = &cache.guard {
+            guard.set_on_event(self.on_event.borrow().clone());
+            match cache.store.config.guard.is_late {
+                true => guard.attach_later(),
+                false => guard.attach().await?,
+            }
+        }
         if let Some((why, changes)) = cache.store.journal.lost {
             cache.store.notify(CacheEvent::JournalIgnored { changes, why });
         }

@@ -29,6 +29,34 @@ impl WriteCache {
         }
     }
 
+    /// Takes the guard from the origin, if it has one. The cache then holds nothing: a clean block
+    /// would be older than what others write to the origin.
+    pub(super) async fn release(&self) -> Result<(), Error> {
+        let Some(cache) = self.cache() else { return Ok(()) };
+        let Some(guard) = cache.guard.clone() else { return Ok(()) };
+        if !cache.is_stopping() {
+            cache.writeback.write_back_all().await?;
+        }
+        let c = cache.store.counts();
+        let held = c.slots - c.free - c.limbo;
+        if held > 0 {
+            let text = format!(
+                "writecache {}: its cache device holds {held} blocks: the guard of its origin \
+                 stays",
+                self.name
+            );
+            return Err(Error::busy(text));
+        }
+        guard.detach().await
+    }
+
+    /// Puts the guard on the origin, where it was taken away, or another cache had the origin.
+    pub(super) async fn guard_origin(&self) {
+        if let Some(guard) = self.cache().and_then(|cache| cache.guard.clone()) {
+            guard.attach_again().await;
+        }
+    }
+
     fn is_first_part(&self) -> bool {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }

@@ -127,6 +127,7 @@ impl EventForwarder {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Unguarded { .. }
             | CacheEvent::GapLost { .. } => before,
         };
         self.origin_failing.set(after);
@@ -147,6 +148,7 @@ impl EventForwarder {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Unguarded { .. }
             | CacheEvent::GapLost { .. } => true,
         };
         if let Some(on_event) = self.on_event.as_ref().filter(|_| is_news) {

@@ -46,6 +46,13 @@ pub(crate) async fn open(
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<RecoveredCache, Error> {
+    if config.guard.is_wanted {
+        return Err(Error::invalid(format!(
+            "Invalid optional argument: guard_origin: cache device {} holds a cache in the \
+             kernel's format, which has no room for a guard's records; nothing was changed",
+            config.cache
+        )));
+    }
     let area = config.area_bytes(&*device);
     let smallest = Geometry::of(config.block_size, 1).expect("one block").end_bytes();
     if area < smallest {
@@ -89,7 +96,8 @@ pub(crate) async fn open(
     flush_area(&config, &*device).await?;
     let why = "the kernel's format has none".to_owned();
     let journal = OpenJournal { memory: Err(why), applied: 0, lost: None, lost_blocks: 0 };
-    Ok(RecoveredCache { config, device, blocks, media: Media::Dm(dm), slots, memory, journal })
+    let (media, guard) = (Media::Dm(dm), None);
+    Ok(RecoveredCache { config, device, blocks, media, slots, memory, journal, guard })
 }
 
 /// The first unit of the area, or all of a smaller one.

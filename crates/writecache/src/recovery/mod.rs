@@ -45,6 +45,7 @@ use self::superblock::{
 };
 use crate::config::{Config, MediaFormat};
 use crate::events::IgnoredJournal;
+use crate::guard::{self, FoundGuard, Guard, Place, refuse_guarded};
 use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
@@ -80,7 +81,7 @@ pub(crate) struct LogEnd {
 /// Opens the cache, formatting a blank device. `sectors` is the length of the mapped device.
 pub(crate) async fn open(
     config: Config,
-    origin: &dyn BlockDevice,
+    origin: &Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<AreaContents, Error> {
@@ -94,7 +95,7 @@ pub(crate) async fn open(
 
 pub(crate) async fn open_native(
     config: Config,
-    origin: &dyn BlockDevice,
+    origin: &Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<AreaContents, Error> {
@@ -111,7 +112,8 @@ pub(crate) async fn open_native(
             let geometry = Geometry::compute(area, config.block_size);
             let geometry = geometry.map_err(|e| no_space(&config, &e))?;
             reserved = Some(map_memory(&config, geometry.slots.into())?);
-            let formatted = format_device(&config, origin, &*device, area, sectors).await;
+            refuse_guarded(&config, &**origin).await?;
+            let formatted = format_device(&config, &**origin, &*device, area, sectors).await;
             (formatted.map_err(not_initialized)?, true)
         }
     };
@@ -121,7 +123,8 @@ pub(crate) async fn open_native(
     let had = superblock.origin_sectors / config.block_sectors();
     let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
     let LoadedMap { mut slots, end, mut memory, mut journal, applied } = loaded;
-    let adopts = ownership(&config, &superblock, origin, sectors, &slots)?;
+    let adopts = ownership(&config, &superblock, &**origin, sectors, &slots)?;
+    let found = guard::find(&config, &**origin, &*device, &superblock, sectors).await?;
     let buffer = u64::from(buffer_blocks(&config, superblock.slots)) * u64::from(config.block_size);
     memory.grow_to(memory.bytes() + buffer, format!("the write buffer of {}", config.cache))?;
     // Nothing was written so far: a refused cache is not changed.
@@ -135,6 +138,7 @@ pub(crate) async fn open_native(
             write_copies(&config, &*device, &superblock).await?;
         }
     }
+    let guard = open_guard(&config, origin, &device, &mut superblock, (sectors, found)).await?;
     let cut_off = end.cut_off && !config.planted.is(Fault::TailKept);
     if cut_off || (end.torn && !config.planted.is(Fault::TornTailKept)) {
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
@@ -168,7 +172,46 @@ pub(crate) async fn open_native(
         slots,
         memory,
         journal,
+        guard,
     })))
+}
+
+/// Ends what a crash has interrupted in the guard of the origin. The superblock names the guard
+/// before anything of it is written, and until nothing of it is left.
+async fn open_guard(
+    config: &Config,
+    origin: &Rc<dyn BlockDevice>,
+    device: &Rc<dyn BlockDevice>,
+    superblock: &mut Superblock,
+    (sectors, found): (Sector, FoundGuard),
+) -> Result<Option<Rc<Guard>>, Error> {
+    let is_needed = found.is_needed(config);
+    if is_needed && !superblock.guards_origin {
+        write_guards_origin(config, device, superblock, true).await?;
+    }
+    let mut guard = None;
+    if is_needed {
+        let (origin, device, config) = (origin.clone(), device.clone(), config.clone());
+        let device = Some(device);
+        let place = Place { origin, device, config, uuid: superblock.uuid, sectors };
+        guard = Some(found.settle(place).await?);
+    }
+    if superblock.guards_origin && !config.guard.is_wanted {
+        write_guards_origin(config, device, superblock, false).await?;
+        guard = None;
+    }
+    Ok(guard)
+}
+
+async fn write_guards_origin(
+    config: &Config,
+    device: &Rc<dyn BlockDevice>,
+    superblock: &mut Superblock,
+    guards_origin: bool,
+) -> Result<(), Error> {
+    superblock.guards_origin = guards_origin;
+    superblock.generation += 1;
+    write_copies(config, &**device, superblock).await
 }
 
 /// Blanks a unit. It first clears the magic, which is one word, so that a torn write of the rest
@@ -202,6 +245,8 @@ pub(crate) struct RecoveredCache {
     /// What the slots have of the core's budget.
     pub(crate) memory: Reservation,
     pub(crate) journal: OpenJournal,
+    /// The guard of the origin, if there is, or was, one.
+    pub(crate) guard: Option<Rc<Guard>>,
 }
 
 /// The map from checkpoint, log and journal.

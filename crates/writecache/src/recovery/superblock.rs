@@ -127,6 +127,7 @@ pub(crate) async fn format_device(
         origin_id: origin.identity().map_or(NO_ORIGIN, |known| format::origin_id(&known)),
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
         part: config.part.map(|of| of.part),
+        guards_origin: false,
     };
     begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;

@@ -53,6 +53,12 @@ fn errors_of_origin_and_cache_lose_no_acknowledged_write() {
     seeds::run(60, |seed| simulate(seed, Plan::FAULTS));
 }
 
+/// Slots of a guard are refused, torn, and lost by failed flushes.
+#[test]
+fn errors_of_a_guarded_origin_lose_no_acknowledged_write() {
+    seeds::run(60, |seed| simulate(seed, Plan::GUARDED));
+}
+
 /// Requests smaller than a block were refused; a door that merged them by itself undid completed
 /// writes that came by another one, as an attack from outside showed.
 #[test]
@@ -285,6 +291,11 @@ fn counting_blocks_as_written_after_a_failed_flush_is_caught() {
 fn writing_back_what_the_cache_device_could_not_read_is_caught() {
     let (fault, cache_read_errors) = (Some(Fault::WriteBackUnreadable), &[200]);
     is_caught_by(Plan { fault, cache_read_errors, write_errors: &[0], ..Plan::FAULTS });
+}
+
+#[test]
+fn a_guards_failed_flush_that_the_cache_forgets_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::GuardFlushErrorKept), ..Plan::GUARDED });
 }
 
 #[test]

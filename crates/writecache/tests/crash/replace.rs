@@ -48,6 +48,8 @@ struct Setup {
     /// The size of the device at first.
     first_len: Sector,
     options: String,
+    /// Whether tables ask for a guard of the origin; it changes from life to life.
+    guards: Option<Rc<Cell<bool>>>,
     formats: [&'static str; 2],
     chunk: Sector,
     origin: FileId,
@@ -56,14 +58,16 @@ struct Setup {
 }
 
 impl Setup {
-    fn draw(world: &WorldRef, fault: Option<Fault>) -> Setup {
+    fn draw(world: &WorldRef, fault: Option<Fault>, is_guarded: bool) -> Setup {
         let mut w = world.borrow_mut();
-        let block_size: u32 = w.rng.pick(&[512, 4096]);
-        let blocks = w.rng.range(4, 60);
+        let guards = is_guarded.then(|| Rc::new(Cell::new(true)));
+        let block_size: u32 = if is_guarded { 4096 } else { w.rng.pick(&[512, 4096]) };
+        // A guard needs 34 blocks.
+        let blocks = if is_guarded { w.rng.range(34, 80) } else { w.rng.range(4, 60) };
         let unit = u64::from(block_size) / 512;
         let sectors = Sector(blocks * unit);
         let first_len = Sector(w.rng.range(blocks / 2, blocks + 1) * unit);
-        let parts = if w.rng.below(4) == 0 { " parts 2" } else { "" };
+        let parts = if !is_guarded && w.rng.below(4) == 0 { " parts 2" } else { "" };
         let area = Sector(2 * if parts.is_empty() { w.rng.pick(&[416, 1024]) } else { 1024 });
         let mut cache = |name| match parts.is_empty() && w.rng.below(4) == 0 {
             true => w.add_swarm_memory(name, area),
@@ -80,7 +84,7 @@ impl Setup {
         let words = if ordered { " ordered" } else { "" };
         let options =
             format!("high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}");
-        let native_only = ordered || !parts.is_empty();
+        let native_only = ordered || is_guarded || !parts.is_empty();
         let formats = [0, 1].map(|_| match native_only {
             true => "native",
             false => w.rng.pick(&["native", "native", "dm"]),
@@ -95,6 +99,7 @@ impl Setup {
             sectors,
             first_len,
             options,
+            guards,
             formats,
             chunk,
             origin,
@@ -105,7 +110,9 @@ impl Setup {
 
     fn table(&self, Shape { stack, len }: Shape) -> String {
         let Stack::Cached(nth) = stack else { return format!("0 {len} linear origin 0") };
-        let options = format!("format {} {}", self.formats[nth], self.options);
+        let is_guarded = self.guards.as_ref().is_some_and(|guards| guards.get());
+        let guard = if is_guarded { " guard_origin" } else { "" };
+        let options = format!("format {} {}{guard}", self.formats[nth], self.options);
         let count = options.split_whitespace().count();
         let (cache, size) = (CACHES[nth], self.block_size);
         format!("0 {len} writecache s origin {cache} {size} {count} {options}")
@@ -305,6 +312,11 @@ impl Lives {
             }
             (_, None) => (now.stack, None),
         };
+        if self.setup.guards.is_some() && now.stack == Stack::Direct && first != now.stack {
+            // From the first step of its open on the origin is the cache's.
+            let next = next.or(Some(now.with(first)));
+            self.progress.set(Progress { now, next, marked, wiping });
+        }
         let stack = match (self.create(machine, dm, first)?, second) {
             (Ok(len), _) => Ok((first, len)),
             (Err(e), Some(second)) if e.contains("has put") => {
@@ -355,6 +367,9 @@ impl Engine for Lives {
 
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
+        if let Some(guards) = &setup.guards {
+            guards.set(setup.world.borrow_mut().rng.below(4) > 0);
+        }
         let dm = setup.dm();
         self.open(machine, &dm)?;
         let device: Rc<dyn BlockDevice> = dm.get("d").map_err(|e| e.chain())?;
@@ -385,8 +400,21 @@ impl Engine for Lives {
 }
 
 fn simulate(seed: u64, fault: Option<Fault>, journal: JournalPlan) -> Result<(), String> {
+    simulate_with(seed, fault, journal, false)
+}
+
+fn simulate_guarded(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    simulate_with(seed, fault, JournalPlan::None, true)
+}
+
+fn simulate_with(
+    seed: u64,
+    fault: Option<Fault>,
+    journal: JournalPlan,
+    is_guarded: bool,
+) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = Setup::draw(&world, fault);
+    let setup = Setup::draw(&world, fault, is_guarded);
     let memory = Memory::of(&world, journal);
     let bytes = setup.block_size as usize;
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
@@ -409,6 +437,12 @@ fn a_device_grown_or_recached_in_use_loses_nothing() {
     }
 }
 
+/// The origin is guarded in most lives, is given back, and gets the guard of the other cache.
+#[test]
+fn a_guarded_origin_loses_nothing_at_any_step() {
+    seeds::run(100, |seed| simulate_guarded(seed, None));
+}
+
 /// Each cache has its journal; a cache that was replaced, or was away for a while, has an old one.
 #[test]
 fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
@@ -417,8 +451,11 @@ fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
 }
 
 fn is_found(fault: Fault) {
-    let found =
-        seeds::first_failure(0..2000, |seed| simulate(seed, Some(fault), JournalPlan::None));
+    is_found_by(fault, |seed| simulate(seed, Some(fault), JournalPlan::None));
+}
+
+fn is_found_by(fault: Fault, simulate: impl FnMut(u64) -> Result<(), String>) {
+    let found = seeds::first_failure(0..2000, simulate);
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
@@ -438,4 +475,42 @@ fn a_mark_that_is_not_durable_in_time_is_found() {
 #[test]
 fn a_length_that_the_cache_does_not_adopt_is_found() {
     is_found(Fault::SizeNotAdopted);
+}
+
+/// The front half of a range is written, and nothing has what it held.
+#[test]
+fn a_guard_that_is_put_there_before_its_record_is_found() {
+    is_found_by(Fault::GuardedBeforeRecord, |seed| {
+        simulate_guarded(seed, Some(Fault::GuardedBeforeRecord))
+    });
+}
+
+#[test]
+fn a_guard_that_is_taken_away_before_its_record_is_found() {
+    is_found_by(Fault::DetachedBeforeRecord, |seed| {
+        simulate_guarded(seed, Some(Fault::DetachedBeforeRecord))
+    });
+}
+
+#[test]
+fn a_guard_that_is_not_flushed_before_its_record_is_found() {
+    is_found_by(Fault::GuardUnflushed, |seed| simulate_guarded(seed, Some(Fault::GuardUnflushed)));
+}
+
+/// A power cut takes both slots.
+#[test]
+fn a_slot_beside_one_that_is_not_durable_is_found() {
+    is_found_by(Fault::SlotsUnflushed, |seed| simulate_guarded(seed, Some(Fault::SlotsUnflushed)));
+}
+
+#[test]
+fn a_newest_slot_that_a_detach_overwrites_is_found() {
+    is_found_by(Fault::OldSlotKept, |seed| simulate_guarded(seed, Some(Fault::OldSlotKept)));
+}
+
+#[test]
+fn a_write_that_ends_before_a_slot_has_it_is_found() {
+    is_found_by(Fault::ImageNotWritten, |seed| {
+        simulate_guarded(seed, Some(Fault::ImageNotWritten))
+    });
 }

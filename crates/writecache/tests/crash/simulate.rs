@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{BlockDevice, Sector};
+use block::{BlockDevice, Sector, Target};
 use policy::destage::Costs;
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, Step};
@@ -109,6 +109,9 @@ impl Plan {
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
+    /// The origin has a guard in most lives, and shows in the others what clients see.
+    pub(crate) const GUARDED: Plan =
+        Plan { options: " guard_origin", block_sizes: &[4096], ..Plan::FAULTS };
     /// Gaps are filled wherever there are some, and failed writes leave rubbish: one life, for what
     /// a filled write spoils is in memory alone for a moment.
     pub(crate) const RUBBISH: Plan =
@@ -163,6 +166,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    config.trust_origin();
     if !options.contains("write_buffer") {
         config.write_buffer = 0;
     }
@@ -184,6 +188,9 @@ impl Setup {
         if self.config.ordered {
             self.config.tuning.writeback_order = Order::Sorted;
         }
+        if self.plan.options == Plan::GUARDED.options {
+            self.config.guard.is_wanted = rng.below(4) > 0;
+        }
         if self.plan.through {
             let mode = ["cache_mode", rng.pick(&["writeback", "writethrough"])];
             self.config = self.config.with_option(mode[0], mode[1]).expect("a mode");
@@ -193,7 +200,9 @@ impl Setup {
     /// Whether failed writes of the origin may leave rubbish. Beside filled writes a power cut must
     /// not come.
     fn may_ruin(&self) -> bool {
-        self.config.assumed_costs().is_none() || self.plan.rounds == 1
+        // A slot of a guard with rubbish in the place of its first bytes is a used origin.
+        let is_guarded = self.plan.options == Plan::GUARDED.options;
+        !is_guarded && (self.config.assumed_costs().is_none() || self.plan.rounds == 1)
     }
 
     fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
@@ -343,6 +352,8 @@ impl Lives {
                     return Err("the kernel finds blocks after a flush".to_owned());
                 }
             }
+            let released = cache.clone().release_origin().await;
+            released.map_err(|e| format!("the guard stays: {}", e.chain()))?;
             let origin = world.borrow().leaf(setup.origin);
             life::read_origin(origin, &load).await
         });

@@ -6,6 +6,7 @@
 mod bare_origin; // takes longest: tests begin in the order of their names
 mod buffered;
 mod dmsetup;
+mod guard;
 mod journal;
 mod offline;
 mod pmem;

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an origin and the records of its cache say about its guard, before anything is written; and
+//! what follows from it (WC-GU5, WC-GU6).
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, Sector};
+use format::{GuardRange, GuardRecord, GuardSlot, GuardState, Superblock, UNIT};
+
+use super::attach::FoundSlots;
+use super::record::{read_record, write_record};
+use super::{Guard, Place};
+use crate::config::Config;
+use crate::planted::Fault;
+use crate::recovery::owner::{NO_ORIGIN, hex};
+
+/// What a range of the origin has.
+enum FoundRange {
+    /// Slots.
+    Guarded { image: Vec<u8>, slots: FoundSlots },
+    /// The first slot is whole, and the record does not know it yet.
+    FirstSlot { image: Vec<u8>, slots: FoundSlots },
+    /// The first slot is not whole.
+    Guarding { image: Vec<u8> },
+    /// The front half may not be whole.
+    Detaching { front: Vec<u8> },
+}
+
+/// The guard of an origin as it was found.
+#[derive(Default)]
+pub(crate) struct FoundGuard {
+    ranges: Vec<(GuardRange, FoundRange)>,
+    /// Records, of which one copy is missing or old.
+    incomplete: Vec<GuardRecord>,
+    /// The sequence of the newest record of each range.
+    records: [u64; format::GUARD_RANGES as usize],
+}
+
+/// What is read of one range.
+struct Reading<'a> {
+    config: &'a Config,
+    uuid: [u8; 16],
+    range: GuardRange,
+    bytes: Vec<u8>,
+}
+
+/// Reads what there is of a guard: nothing, if neither the table nor the superblock has one.
+///
+/// # Errors
+/// `EINVAL` if the origin is guarded by another cache, or was used without this one.
+pub(crate) async fn find(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    sectors: Sector,
+) -> Result<FoundGuard, Error> {
+    let mut found = FoundGuard::default();
+    if !superblock.guards_origin && !config.guard.is_wanted {
+        return Ok(found);
+    }
+    let wanted = GuardRange::of_origin(sectors.0);
+    for nth in 0..format::GUARD_RANGES {
+        let mut record = None;
+        if superblock.guards_origin {
+            let read = read_record(config, device, &superblock.uuid, nth).await?;
+            found.incomplete.extend(read.record.clone().filter(|_| !read.is_whole));
+            record = read.record;
+        }
+        found.records[usize::from(nth)] = record.as_ref().map_or(0, |record| record.sequence);
+        let of_record = record.as_ref().map(|record| record.range);
+        let range = of_record.or_else(|| wanted.iter().copied().find(|range| range.nth == nth));
+        let Some(range) = range else { continue };
+        let end = range.start.saturating_add((range.bytes / 512) as u64);
+        let is_gone = matches!(record.as_ref().map(|r| r.state), None | Some(GuardState::Detached));
+        if end > origin.limits().capacity.0 {
+            if is_gone || config.adopt_origin {
+                continue;
+            }
+            return Err(used(config, range, "lie behind its end"));
+        }
+        let bytes = read_origin(config, origin, range).await?;
+        let reading = Reading { config, uuid: superblock.uuid, range, bytes };
+        if let Some(range_found) = reading.interpret(record.as_ref())? {
+            if !is_gone {
+                check_no_copy(config, origin, superblock)?;
+            }
+            found.ranges.push((range, range_found));
+        }
+    }
+    Ok(found)
+}
+
+async fn read_origin(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    range: GuardRange,
+) -> Result<Vec<u8>, Error> {
+    let buf = Buf::alloc(range.bytes);
+    let at = Sector(range.start);
+    let read = reactor::read(origin, Class::Foreground, at, buf.all().into()).await;
+    read.map_err(|status| {
+        let text = format!("origin {}: read of its guard: sector {at}: {status}", config.origin);
+        Error::io(text)
+    })?;
+    Ok(buf.read(<[u8]>::to_vec))
+}
+
+/// Refuses an origin that a cache guards, for a cache that was not its own before. What can't be
+/// read can't be checked: the cache will get the same error.
+///
+/// # Errors
+/// `EINVAL`; the text names the cache.
+pub(crate) async fn refuse_guarded(config: &Config, origin: &dyn BlockDevice) -> Result<(), Error> {
+    let unit = Sector::from_bytes(UNIT as u64);
+    if config.guard.is_origin_trusted || origin.limits().capacity < unit {
+        return Ok(());
+    }
+    let buf = Buf::alloc(UNIT);
+    let read = reactor::read(origin, Class::Foreground, Sector::ZERO, buf.all().into()).await;
+    match buf.read(GuardSlot::owner).filter(|_| read.is_ok()) {
+        Some(owner) => Err(guarded_by_another(config, &owner)),
+        None => Ok(()),
+    }
+}
+
+impl Reading<'_> {
+    /// What the range has; `None` if it is not guarded.
+    fn interpret(self, record: Option<&GuardRecord>) -> Result<Option<FoundRange>, Error> {
+        let half = self.range.slot_bytes();
+        let (front, rear) = self.bytes.split_at(half);
+        let owners = [front, rear].map(GuardSlot::owner);
+        if let Some(other) = owners.iter().flatten().find(|owner| **owner != self.uuid) {
+            return Err(guarded_by_another(self.config, other)); // WC-GU6
+        }
+        let newest = self.newest_slot();
+        let state = record.map_or(GuardState::Detached, |record| record.state);
+        match state {
+            // A record that was lost, or an origin of an earlier time: the slots count.
+            GuardState::Detached => match newest {
+                Some((image, slots)) => Ok(Some(FoundRange::Guarded { image, slots })),
+                None if owners[0].is_some() => Err(self.damaged()),
+                None => Ok(None),
+            },
+            GuardState::Guarded => match newest {
+                // A slot that is torn has its first bytes: they do not change.
+                Some((image, slots)) if self.are_slots_ours(owners) => {
+                    Ok(Some(FoundRange::Guarded { image, slots }))
+                }
+                None if owners[0].is_some() => Err(self.damaged()),
+                Some(_) | None => self.used("do not have the guard that its cache wrote there"),
+            },
+            GuardState::Guarding => match newest {
+                Some((image, slots)) => Ok(Some(FoundRange::FirstSlot { image, slots })),
+                None => match record.filter(|record| is_between(record, front)) {
+                    Some(record) => {
+                        let image = [&record.front[..], rear].concat();
+                        Ok(Some(FoundRange::Guarding { image }))
+                    }
+                    None => self.used("were written while the guard was put there"),
+                },
+            },
+            GuardState::Detaching => match record.filter(|record| is_between(record, front)) {
+                Some(record) => Ok(Some(FoundRange::Detaching { front: record.front.clone() })),
+                None => self.used("were written while the guard was taken away"),
+            },
+        }
+    }
+
+    /// The image of the newest slot that is whole.
+    fn newest_slot(&self) -> Option<(Vec<u8>, FoundSlots)> {
+        let half = self.range.slot_bytes();
+        let slot = |number: u8| {
+            let bytes = &self.bytes[usize::from(number) * half..][..half];
+            let (slot, image) = GuardSlot::decode(self.range.nth, number, bytes).ok()?;
+            let is_ours = slot.uuid == self.uuid && slot.range == self.range;
+            is_ours.then_some((number, slot.sequence, image))
+        };
+        let slots = [slot(0), slot(1)];
+        let is_other_whole = slots.iter().all(Option::is_some);
+        let newest = slots.into_iter().flatten().max_by_key(|(_, sequence, _)| *sequence);
+        let (newest, sequence, image) = newest?;
+        Some((image, FoundSlots { newest, sequence, is_other_whole }))
+    }
+
+    /// Whether both places begin as slots of this cache do; the rear one may be free if slot 0 says
+    /// so.
+    fn are_slots_ours(&self, owners: [Option<[u8; 16]>; 2]) -> bool {
+        let half = self.range.slot_bytes();
+        let first = GuardSlot::decode(self.range.nth, 0, &self.bytes[..half]);
+        let is_alone = first.is_ok_and(|(slot, _)| slot.is_alone);
+        owners[0].is_some() && (owners[1].is_some() || is_alone)
+    }
+
+    /// The answer where somebody has used the origin: with `adopt_origin` it is as it is.
+    fn used(&self, what: &str) -> Result<Option<FoundRange>, Error> {
+        if self.config.adopt_origin || self.config.planted.is(Fault::UsedOriginTaken) {
+            return Ok(None);
+        }
+        Err(used(self.config, self.range, what))
+    }
+
+    fn damaged(&self) -> Error {
+        Error::io(format!(
+            "origin {}: the guard of the sectors from {} on is damaged: what they held is in \
+             neither of its two slots; nothing was changed",
+            self.config.origin, self.range.start
+        ))
+    }
+}
+
+/// Whether each sector of the front half is one of the record's, or of the slot that took its place
+/// (WC-GU5).
+fn is_between(record: &GuardRecord, front: &[u8]) -> bool {
+    let sectors = front.chunks(512).zip(record.front.chunks(512));
+    let crcs = format::sector_crcs(front);
+    sectors
+        .zip(crcs.iter().zip(&record.slot_crcs))
+        .all(|((now, then), (crc, slot))| now == then || crc == slot)
+}
+
+fn check_no_copy(
+    config: &Config,
+    origin: &dyn BlockDevice,
+    superblock: &Superblock,
+) -> Result<(), Error> {
+    let Some(identity) = origin.identity() else { return Ok(()) };
+    let (own, id) = (superblock.origin_id, format::origin_id(&identity));
+    if config.adopt_origin || own == NO_ORIGIN || own == id {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "origin {}: it is a copy of the one that cache device {} guards, which has identity {}; \
+         this one has {} ({identity}). If it does take the place of the cache's own, say so by the \
+         option adopt_origin; nothing was changed",
+        config.origin,
+        config.cache,
+        hex(&own),
+        hex(&id),
+    )))
+}
+
+fn used(config: &Config, range: GuardRange, what: &str) -> Error {
+    let (origin, cache) = (&config.origin, &config.cache);
+    Error::invalid(format!(
+        "origin {origin}: its sectors from {} on {what}: it was used, or restored, without its \
+         cache on {cache}, and what that holds may not fit to it any more. If the origin counts as \
+         it is now, `millpond wipe {cache}` gives up what the cache holds; to write that over the \
+         origin, add the option adopt_origin; nothing was changed",
+        range.start
+    ))
+}
+
+fn guarded_by_another(config: &Config, owner: &[u8; 16]) -> Error {
+    let origin = &config.origin;
+    Error::invalid(format!(
+        "origin {origin}: the write cache with the UUID {} guards it, not the one on {}: use the \
+         device of that cache (`millpond inspect {origin}` names it). If that cache is lost, \
+         `millpond recover --without-cache {origin}` gives the origin back as it last was; nothing \
+         was changed",
+        hex(owner),
+        config.cache
+    ))
+}
+
+impl FoundGuard {
+    /// Whether the superblock must name a guard.
+    pub(crate) fn is_needed(&self, config: &Config) -> bool {
+        config.guard.is_wanted || !self.ranges.is_empty()
+    }
+
+    /// Ends what a crash has interrupted, and gives back ranges that the table does not guard. The
+    /// superblock names the guard, durably.
+    ///
+    /// # Errors
+    /// Those of the devices; the next open goes on.
+    pub(crate) async fn settle(self, place: Place) -> Result<Rc<Guard>, Error> {
+        if let Some(device) = &place.device {
+            for record in &self.incomplete {
+                write_record(&place.config, &**device, record).await?;
+            }
+        }
+        let wanted = match place.config.guard.is_wanted {
+            true => GuardRange::of_origin(place.sectors.0),
+            false => Vec::new(),
+        };
+        let guard = Guard::new(place);
+        for (cell, sequence) in guard.records.iter().zip(self.records) {
+            cell.set(sequence);
+        }
+        for (range, found) in self.ranges {
+            let is_wanted = wanted.contains(&range);
+            match found {
+                FoundRange::Guarded { image, slots } => {
+                    guard.keep_slots(range, image, slots).await?;
+                }
+                FoundRange::FirstSlot { image, slots } => {
+                    guard.finish_attach(range, image, slots).await?;
+                }
+                FoundRange::Guarding { image } if is_wanted => {
+                    guard.attach_image(range, image).await?;
+                }
+                FoundRange::Guarding { image } => {
+                    guard.finish_detach(range, &image[..range.slot_bytes()]).await?;
+                }
+                FoundRange::Detaching { front } => guard.finish_detach(range, &front).await?,
+            }
+            let has = guard.ranges.borrow().iter().find(|has| has.range == range).cloned();
+            if let Some(has) = has.filter(|_| !is_wanted) {
+                guard.detach_range(&has).await?;
+            }
+        }
+        Ok(guard)
+    }
+}

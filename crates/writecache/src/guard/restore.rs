@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guarded origin without its cache: what it is, and how it is given back.
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, Error, Sector};
+use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
+
+use super::attach::FoundSlots;
+use super::{Guard, Place};
+use crate::config::{Config, Mode};
+
+/// The guard of an origin, as the origin alone shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OriginGuard {
+    /// The identity of the cache.
+    pub uuid: [u8; 16],
+    /// The cache device, as its table named it.
+    pub cache: String,
+    /// Sectors of the origin that the cache maps.
+    pub origin_sectors: u64,
+    /// First sectors of the ranges that are guarded.
+    pub ranges: Vec<u64>,
+    /// First sectors of the ranges of which both slots are damaged: what they held is lost without
+    /// the cache.
+    pub damaged: Vec<u64>,
+}
+
+/// A range and its newest slot.
+struct FoundSlot {
+    header: GuardSlot,
+    image: Vec<u8>,
+    slots: FoundSlots,
+}
+
+/// What a range has.
+enum Contents {
+    Nothing,
+    Damaged([u8; 16]),
+    Slot(Box<FoundSlot>),
+}
+
+/// The guard of `origin`, if it has one. Nothing is written.
+///
+/// # Errors
+/// `EIO` if the origin can't be read.
+pub async fn find_guard(origin: &dyn BlockDevice) -> Result<Option<OriginGuard>, Error> {
+    let found = read_ranges(origin).await?;
+    let mut guard: Option<OriginGuard> = None;
+    for (range, contents) in &found {
+        let (uuid, slot) = match contents {
+            Contents::Nothing => continue,
+            Contents::Damaged(uuid) => (*uuid, None),
+            Contents::Slot(found) => (found.header.uuid, Some(&found.header)),
+        };
+        let guard = guard.get_or_insert_with(|| OriginGuard {
+            uuid,
+            cache: String::new(),
+            origin_sectors: 0,
+            ranges: Vec::new(),
+            damaged: Vec::new(),
+        });
+        match slot {
+            Some(header) => {
+                guard.cache.clone_from(&header.cache);
+                guard.origin_sectors = header.origin_sectors;
+                guard.ranges.push(range.start);
+            }
+            None => guard.damaged.push(range.start),
+        }
+    }
+    Ok(guard)
+}
+
+/// Gives a guarded origin back without its cache: as it was when the last write of the cache to it
+/// ended. It is not interrupted, or what a range held may be lost. The cache refuses the origin
+/// from then on.
+///
+/// # Errors
+/// `EINVAL` if the origin is not guarded, or a range is damaged: nothing was changed then. `EIO` of
+/// the origin.
+pub async fn restore_origin(origin: Rc<dyn BlockDevice>) -> Result<OriginGuard, Error> {
+    let name = origin.name().to_owned();
+    let guard = find_guard(&*origin).await?;
+    let guard = guard.ok_or_else(|| {
+        Error::invalid(format!("{name}: no write cache guards it: nothing was changed"))
+    })?;
+    if let Some(sector) = guard.damaged.first() {
+        return Err(Error::invalid(format!(
+            "{name}: the guard of its sectors from {sector} on is damaged: what they held is in \
+             neither of its two slots; nothing was changed"
+        )));
+    }
+    for (range, contents) in read_ranges(&*origin).await? {
+        let Contents::Slot(found) = contents else { continue };
+        let FoundSlot { header, image, slots } = *found;
+        let config = Config::new(Mode::Ssd, name.clone(), header.cache, 4096);
+        let (device, sectors) = (None, Sector(header.origin_sectors));
+        let place = Place { origin: origin.clone(), device, config, uuid: header.uuid, sectors };
+        let guard = Guard::new(place);
+        guard.keep_slots(range, image, slots).await?;
+        guard.detach().await?;
+    }
+    Ok(guard)
+}
+
+/// Reads the range at the beginning, and the one at the end: where the slots of the first say, else
+/// at the end of the device.
+async fn read_ranges(origin: &dyn BlockDevice) -> Result<Vec<(GuardRange, Contents)>, Error> {
+    let capacity = origin.limits().capacity.0;
+    let Some(&head) = GuardRange::of_origin(capacity).first() else { return Ok(Vec::new()) };
+    debug_assert!(head.bytes == GUARD_HEAD_BYTES);
+    let first = read_slots(origin, head).await?;
+    let sectors = match &first {
+        Contents::Slot(found) => found.header.origin_sectors.min(capacity),
+        Contents::Damaged(_) | Contents::Nothing => capacity,
+    };
+    let tail = (GUARD_TAIL_BYTES / 512) as u64;
+    let start = sectors.saturating_sub(tail).max((GUARD_HEAD_BYTES / 512) as u64);
+    let tail = GuardRange { nth: 1, start: start.min(capacity - tail), bytes: GUARD_TAIL_BYTES };
+    let second = read_slots(origin, tail).await?;
+    Ok(vec![(head, first), (tail, second)])
+}
+
+async fn read_slots(origin: &dyn BlockDevice, range: GuardRange) -> Result<Contents, Error> {
+    let buf = Buf::alloc(range.bytes);
+    let at = Sector(range.start);
+    let read = reactor::read(origin, Class::Foreground, at, buf.all().into()).await;
+    read.map_err(|status| Error::io(format!("{}: read of sector {at}: {status}", origin.name())))?;
+    let bytes = buf.read(<[u8]>::to_vec);
+    let half = range.slot_bytes();
+    let slot = |number: u8| {
+        let bytes = &bytes[usize::from(number) * half..][..half];
+        let (header, image) = GuardSlot::decode(range.nth, number, bytes).ok()?;
+        (header.range == range).then_some((number, header, image))
+    };
+    let slots = [slot(0), slot(1)];
+    let is_other_whole = slots.iter().all(Option::is_some);
+    let newest = slots.into_iter().flatten().max_by_key(|(_, header, _)| header.sequence);
+    Ok(match newest {
+        Some((newest, header, image)) => {
+            let slots = FoundSlots { newest, sequence: header.sequence, is_other_whole };
+            Contents::Slot(Box::new(FoundSlot { header, image, slots }))
+        }
+        None => GuardSlot::owner(&bytes).map_or(Contents::Nothing, Contents::Damaged),
+    })
+}

@@ -99,6 +99,7 @@ fn superblock_head(divided: bool) -> [u8; 10] {
         origin_id: [0; 16],
         checkpoint: CheckpointRef::default(),
         part: divided.then_some(part),
+        guards_origin: false,
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

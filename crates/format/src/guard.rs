@@ -158,6 +158,9 @@ impl GuardSlot {
         let length = u32::from_le_bytes([a, b, c, 0]);
         let end = UNIT + usize::try_from(length).unwrap_or(usize::MAX - UNIT);
         let packed = bytes.get(UNIT..end).ok_or(Damage::Field("packed length"))?;
+        if !is_blank(&bytes[CACHE_AT.end..UNIT]) || !is_blank(&bytes[end..]) {
+            return Err(Damage::Field("reserved"));
+        }
         let image = lz4_flex::block::decompress(packed, range.bytes);
         let image = image.map_err(|_| Damage::Field("packed image"))?;
         if image.len() != range.bytes {
@@ -271,17 +274,18 @@ impl GuardRecord {
         check(bytes, RECORD_MAGIC)?;
         let crcs = bytes[CRCS_AT].as_chunks::<4>().0;
         let slot_crcs = crcs.iter().take(front / SECTOR).map(|crc| u32::from_le_bytes(*crc));
-        if !is_blank(&bytes[CRCS_AT.end..UNIT]) {
-            return Err(Damage::Field("reserved"));
-        }
-        Ok(GuardRecord {
+        let record = GuardRecord {
             uuid: bytes[UUID_AT].try_into().expect("16 bytes"),
             sequence: le64(bytes, SEQUENCE_AT),
             state,
             range,
             slot_crcs: slot_crcs.collect(),
             front: bytes[UNIT..].to_vec(),
-        })
+        };
+        match record.encode(copy) == bytes {
+            true => Ok(record),
+            false => Err(Damage::Field("reserved")),
+        }
     }
 }
 

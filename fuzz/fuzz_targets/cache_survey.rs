@@ -111,6 +111,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
         origin_id: [1; 16],
         checkpoint: CheckpointRef { units: 1, id: 1, log_start_seq: 1, ..CheckpointRef::default() },
         part,
+        guards_origin: false,
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);

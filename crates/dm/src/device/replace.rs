@@ -193,6 +193,18 @@ impl MappedDevice {
         released.map_err(|e| e.within(format!("{}: to give its origin back", self.name())))
     }
 
+    /// Before `new` takes the live table's place: caches that it does not have give their origins
+    /// back (DM-R6). The device is suspended.
+    pub(super) async fn release_hidden_origins(&self, new: &Table) -> Result<(), Error> {
+        let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return Ok(()) };
+        let is_hidden = |e: &&Entry| e.target.tracks_dirty() && !dm.keeps_its_cache(e, new);
+        for entry in live.entries.iter().filter(is_hidden) {
+            let released = entry.target.clone().release_origin().await;
+            released.map_err(|e| e.within(format!("{}: {}", self.name(), entry.label())))?;
+        }
+        Ok(())
+    }
+
     async fn replace(
         self: &Rc<Self>,
         dm: &Dm,

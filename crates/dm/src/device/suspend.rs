@@ -86,9 +86,12 @@ impl MappedDevice {
         self.check_settled()?;
         let was_suspended = self.lifecycle.is_suspended();
         self.suspend(guard).await?;
-        let hides = self.check_hidden(&new, was_suspended, force).await;
+        let released = match self.check_hidden(&new, was_suspended, force).await {
+            Ok(()) => self.release_hidden_origins(&new).await,
+            Err(e) => Err(e),
+        };
         self.check_guard(guard)?;
-        if let Err(e) = hides {
+        if let Err(e) = released {
             if !was_suspended {
                 self.resume_live(guard).await?;
             }

@@ -83,8 +83,8 @@ impl MappedDevice {
                  which can still be read"
             ),
             None => format!(
-                "to write them back first, {first}`millpond message {name} 0 flush`, or \
-                 `flush_on_suspend` to do it as the table is swapped"
+                "to write them back first, {first}`millpond message {name} 0 flush_on_suspend`, \
+                 which does it as the table is swapped, or `millpond uncache {name}`"
             ),
         };
         let harm = format!("{name}: the new table would hide {}; {way}", stale(&hidden));

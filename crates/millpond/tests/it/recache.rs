@@ -246,3 +246,31 @@ fn uncache_killed_at_any_moment_loses_nothing() {
 fn replace_cache_killed_at_any_moment_loses_nothing() {
     killed(&["replace-cache", "wc", "./new.img"], ["cache.img", "new.img"]);
 }
+
+/// A guarded origin in a table without its cache has what clients saw.
+#[test]
+fn a_guard_goes_when_another_table_has_the_origin() {
+    let dir = setup();
+    let line = table("cache.img").replace(" 4096 2 ", " 4096 3 guard_origin ");
+    let config = format!("[[device]]\nname = 'wc'\ntable = '{line}'\n");
+    std::fs::write(dir.path().join("pond.toml"), config).unwrap();
+    let daemon = start(dir);
+    daemon.qemu_io("wc", &["write -P 7 0 1M", "write -P 7 15M 1M", "flush"]).ok();
+    assert_eq!(daemon.cli(&["get", "wc", "guarded_ranges"]).ok(), "2\n");
+    let linear = "0 32768 linear ./origin.img 0";
+    daemon.cli(&["load", "wc", "--table", linear]).ok();
+    let refused = daemon.cli(&["resume", "wc"]).failed(4);
+    assert!(refused.contains("would hide"), "{refused}");
+    daemon.cli(&["message", "wc", "0", "flush_on_suspend"]).ok();
+    daemon.cli(&["resume", "wc"]).ok();
+    assert_eq!(kind(&daemon), "linear");
+    expect(&daemon, 7, "0 1M");
+    expect(&daemon, 7, "15M 1M");
+    daemon.cli(&["load", "wc", "--table", &line]).ok();
+    daemon.cli(&["resume", "wc"]).ok();
+    assert_eq!(daemon.cli(&["get", "wc", "guarded_ranges"]).ok(), "2\n");
+    expect(&daemon, 7, "0 1M");
+    daemon.cli(&["remove", "wc"]).ok();
+    let origin = std::fs::read(daemon.dir.path().join("origin.img")).unwrap();
+    assert!(origin[..1 << 20].iter().all(|byte| *byte == 7), "remove gives it back");
+}

@@ -41,8 +41,9 @@ impl WriteCache {
         let held = c.slots - c.free - c.limbo;
         if held > 0 {
             let text = format!(
-                "writecache {}: its cache device holds {held} blocks: the guard of its origin \
-                 stays",
+                "writecache {0}: its cache device holds {held} blocks, so the guard of its origin \
+                 stays: `millpond message {0} 0 flush_on_suspend` empties it as the table is \
+                 swapped, `millpond uncache {0}` does all of it",
                 self.name
             );
             return Err(Error::busy(text));

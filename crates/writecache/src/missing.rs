@@ -6,14 +6,17 @@
 //! Invariants
 //! - WC-MI1 Nothing is written to the origin: when the cache device is back, the cache and its
 //!   origin are as they were, and nothing is lost.
+use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
 use block::{
-    Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, Status, Target, UnsavedBlocks,
+    Bio, BlockDevice, Component, Error, Limits, LocalFuture, Op, Role, Sector, Status, Target,
+    UnsavedBlocks,
 };
 
 use crate::config::Config;
+use crate::guard::view_origin;
 use crate::manual::MANUAL;
 use crate::planted::Fault;
 
@@ -24,6 +27,8 @@ pub struct StaleOrigin {
     /// The name of the cache device when it is there: mode `p` takes a path without `pmem:`, too.
     cache: String,
     origin: Rc<dyn BlockDevice>,
+    /// The origin as clients see it, if it has a guard; from the first resume on.
+    view: RefCell<Rc<dyn BlockDevice>>,
     sectors: Sector,
 }
 
@@ -41,7 +46,8 @@ impl StaleOrigin {
         sectors: Sector,
     ) -> Result<Rc<StaleOrigin>, Error> {
         config.check_length(sectors)?;
-        Ok(Rc::new(StaleOrigin { name: name.into(), config, cache: cache.into(), origin, sectors }))
+        let (name, cache, view) = (name.into(), cache.into(), RefCell::new(origin.clone()));
+        Ok(Rc::new(StaleOrigin { name, config, cache, origin, view, sectors }))
     }
 
     /// What the operator must give to have device `name` without its cache: the same for the same
@@ -81,7 +87,7 @@ impl BlockDevice for StaleOrigin {
 
     fn submit(&self, bio: Bio) {
         match bio.op {
-            Op::Read => self.origin.submit(bio),
+            Op::Read => self.view.borrow().submit(bio),
             Op::Write if self.config.planted.is(Fault::WriteWithoutCache) => {
                 self.origin.submit(bio);
             }
@@ -103,6 +109,14 @@ impl Target for StaleOrigin {
 
     fn status(&self) -> String {
         "missing".into()
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move {
+            let view = view_origin(self.origin.clone()).await?;
+            *self.view.borrow_mut() = view;
+            Ok(())
+        })
     }
 
     fn deps(&self) -> Vec<String> {

@@ -149,14 +149,7 @@ impl Guard {
         // What was read may be in a volatile cache only.
         let durable = if is_other_whole { 1 - newest } else { newest };
         let slots = SlotState { durable, is_other_newer: is_other_whole, written: 0, sequence };
-        let guarded = Rc::new(GuardedRange {
-            range,
-            image: RefCell::new(image),
-            slots: Cell::new(slots),
-            is_rear_free: Cell::new(false),
-            detaching: RefCell::default(),
-        });
-        self.ranges.borrow_mut().push(guarded.clone());
+        let guarded = self.serve_image(range, image, slots);
         if is_other_whole {
             return Ok(());
         }
@@ -165,6 +158,23 @@ impl Guard {
         self.write_image(&guarded, Flags::empty()).await.map_err(failed)?;
         // The first slot of a guard says that it is alone.
         self.write_image(&guarded, Flags::empty()).await.map_err(failed)
+    }
+
+    fn serve_image(&self, range: GuardRange, image: Vec<u8>, slots: SlotState) -> Rc<GuardedRange> {
+        let guarded = Rc::new(GuardedRange {
+            range,
+            image: RefCell::new(image),
+            slots: Cell::new(slots),
+            is_rear_free: Cell::new(false),
+            detaching: RefCell::default(),
+        });
+        self.ranges.borrow_mut().push(guarded.clone());
+        guarded
+    }
+
+    /// Serves reads of a range. Nobody writes.
+    pub(super) fn show_image(&self, range: GuardRange, image: Vec<u8>) {
+        self.serve_image(range, image, SlotState::default());
     }
 
     /// Writes the image to a slot (WC-GU3, WC-GU4). A range whose image does not compress any more

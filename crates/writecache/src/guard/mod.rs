@@ -59,6 +59,7 @@ use reactor::WaitList;
 
 pub(crate) use self::device::GuardedOrigin;
 pub(crate) use self::find::{FoundGuard, find, refuse_guarded};
+pub(crate) use self::restore::view_origin;
 pub use self::restore::{OriginGuard, find_guard, restore_origin};
 use crate::config::Config;
 use crate::events::{CacheEvent, OnEvent, UnguardedReason};
@@ -84,7 +85,7 @@ impl Place {
 }
 
 /// The slots of a range on the origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SlotState {
     /// The slot that is durable.
     durable: u8,

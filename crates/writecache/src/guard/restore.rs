@@ -6,7 +6,7 @@ use block::{BlockDevice, Buf, Class, Error, Sector};
 use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
 
 use super::attach::FoundSlots;
-use super::{Guard, Place};
+use super::{Guard, GuardedOrigin, Place};
 use crate::config::{Config, Mode};
 
 /// The guard of an origin, as the origin alone shows it.
@@ -93,14 +93,41 @@ pub async fn restore_origin(origin: Rc<dyn BlockDevice>) -> Result<OriginGuard, 
     for (range, contents) in read_ranges(&*origin).await? {
         let Contents::Slot(found) = contents else { continue };
         let FoundSlot { header, image, slots } = *found;
-        let config = Config::new(Mode::Ssd, name.clone(), header.cache, 4096);
-        let (device, sectors) = (None, Sector(header.origin_sectors));
-        let place = Place { origin: origin.clone(), device, config, uuid: header.uuid, sectors };
-        let guard = Guard::new(place);
+        let guard = guard_without_cache(&header, &origin);
         guard.keep_slots(range, image, slots).await?;
         guard.detach().await?;
     }
     Ok(guard)
+}
+
+/// The origin as clients see it, for reads: its guard stays, and nothing is written.
+///
+/// # Errors
+/// `EIO` if the origin can't be read, or its guard is damaged.
+pub(crate) async fn view_origin(origin: Rc<dyn BlockDevice>) -> Result<Rc<dyn BlockDevice>, Error> {
+    let name = origin.name().to_owned();
+    let mut view: Option<Rc<Guard>> = None;
+    for (range, contents) in read_ranges(&*origin).await? {
+        let found = match contents {
+            Contents::Nothing => continue,
+            Contents::Damaged(_) => {
+                let text =
+                    format!("{name}: the guard of its sectors from {} on is damaged", range.start);
+                return Err(Error::io(text));
+            }
+            Contents::Slot(found) => found,
+        };
+        let guard = view.get_or_insert_with(|| guard_without_cache(&found.header, &origin));
+        guard.show_image(range, found.image);
+    }
+    Ok(view.map_or(origin, |guard| Rc::new(GuardedOrigin::new(guard))))
+}
+
+/// The guard that a slot is of, without its cache.
+fn guard_without_cache(header: &GuardSlot, origin: &Rc<dyn BlockDevice>) -> Rc<Guard> {
+    let config = Config::new(Mode::Ssd, origin.name(), header.cache.clone(), 4096);
+    let (device, sectors) = (None, Sector(header.origin_sectors));
+    Guard::new(Place { origin: origin.clone(), device, config, uuid: header.uuid, sectors })
 }
 
 /// Reads the range at the beginning, and the one at the end: where the slots of the first say, else

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Op, Sector, Target};
 use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
 use sim::Machine;
-use writecache::{CacheEvent, UnguardedReason, WriteCache, find_guard, restore_origin};
+use writecache::{
+    CacheEvent, StaleOrigin, UnguardedReason, WriteCache, find_guard, restore_origin,
+};
 
 use crate::common::faulty_cache::life;
 use crate::common::{BLOCK, Fixture, at, config, expect, fill, flush, number, say};
@@ -274,6 +276,32 @@ fn an_origin_comes_back_without_its_cache_as_it_last_was() {
     assert_eq!(guard.ranges, [0, fixture.sectors.0 - (GUARD_TAIL_BYTES / 512) as u64]);
     assert_eq!(magics_shown(&fixture), 6, "one was written over");
     assert!(fixture.refusal().contains("it was used, or restored, without its cache"));
+}
+
+#[test]
+fn without_its_cache_device_a_guarded_origin_shows_what_it_has() {
+    let fixture = formatted(GUARDED);
+    fixture
+        .life(async |cache| {
+            put_plain(&*cache, 5..6, 1).await;
+            write_back(&cache).await;
+            put_plain(&*cache, 5..6, 2).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    let before = fixture.peek(fixture.origin, 0, BLOCKS as usize * BLOCK);
+    let (origin, config) = (fixture.leaf(fixture.origin), fixture.config.clone());
+    let stale = StaleOrigin::new("wc", config, "cache", origin, fixture.sectors).unwrap();
+    let machine = Machine::boot(&fixture.world, 1);
+    let read = machine.block_on(async move {
+        stale.clone().resume().await.unwrap();
+        expect_magics(&*stale).await;
+        expect_plain(&*stale, 5..6, 1).await;
+    });
+    machine.kill();
+    read.unwrap();
+    assert!(fixture.peek(fixture.origin, 0, BLOCKS as usize * BLOCK) == before);
+    fixture.life(async |cache| expect_plain(&*cache, 5..6, 2).await).unwrap();
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl BlockSet {
 
     pub(super) fn has_any(&self, range: &Range<u64>) -> bool {
         match self.has_many() {
-            true => self.many.range_cardinality(range.clone()) > 0,
+            true => intersects(&self.many, range),
             false => !self.members(range).is_empty(),
         }
     }
@@ -120,6 +120,14 @@ impl BlockSet {
         }
         other.len = 0;
     }
+}
+
+/// Whether a set has any block of a range. A count would go through all that lies before it in the
+/// same 65,536 blocks.
+pub(crate) fn intersects(set: &RoaringTreemap, range: &Range<u64>) -> bool {
+    let mut from = set.iter();
+    from.advance_to(range.start);
+    from.next().is_some_and(|block| block < range.end)
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ use format::{Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};
 
 use self::block_set::BlockSet;
+pub(crate) use self::block_set::intersects;
 use self::buffered::BufferedSlots;
 use crate::map::free::FreeMap;
 use crate::map::index::Index;

@@ -20,6 +20,7 @@ use policy::Run;
 use roaring::RoaringTreemap;
 use slab::Slab;
 
+use crate::map::intersects;
 use crate::store::Store;
 
 /// See the module.
@@ -45,7 +46,7 @@ impl Locks {
 
     /// Whether no block of the range is locked.
     pub(super) fn is_free(&self, range: &Range<u64>) -> bool {
-        self.busy.borrow().range_cardinality(range.clone()) == 0
+        !intersects(&self.busy.borrow(), range)
     }
 
     /// Whether any block of the range waits to be locked.

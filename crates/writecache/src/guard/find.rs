@@ -78,7 +78,7 @@ pub(crate) async fn find(
             }
             return Err(used(config, range, "lie behind its end"));
         }
-        let bytes = read_origin(config, origin, range).await?;
+        let bytes = read_origin(origin, range).await?;
         let reading = Reading { config, uuid: superblock.uuid, range, bytes };
         if let Some(range_found) = reading.interpret(record.as_ref())? {
             if !is_gone {
@@ -90,8 +90,8 @@ pub(crate) async fn find(
     Ok(found)
 }
 
-async fn read_origin(
-    config: &Config,
+/// What the origin has in a range.
+pub(super) async fn read_origin(
     origin: &dyn BlockDevice,
     range: GuardRange,
 ) -> Result<Vec<u8>, Error> {
@@ -99,10 +99,34 @@ async fn read_origin(
     let at = Sector(range.start);
     let read = reactor::read(origin, Class::Foreground, at, buf.all().into()).await;
     read.map_err(|status| {
-        let text = format!("origin {}: read of its guard: sector {at}: {status}", config.origin);
-        Error::io(text)
+        Error::io(format!("{}: read of its guard: sector {at}: {status}", origin.name()))
     })?;
     Ok(buf.read(<[u8]>::to_vec))
+}
+
+/// The newest slot of a range.
+pub(super) struct NewestSlot {
+    pub(super) header: GuardSlot,
+    pub(super) image: Vec<u8>,
+    pub(super) slots: FoundSlots,
+}
+
+impl NewestSlot {
+    /// The newest slot that is whole, in what the origin has in `range`.
+    pub(super) fn find(range: GuardRange, bytes: &[u8]) -> Option<NewestSlot> {
+        let half = range.slot_bytes();
+        let slot = |number: u8| {
+            let bytes = &bytes[usize::from(number) * half..][..half];
+            let (header, image) = GuardSlot::decode(range.nth, number, bytes).ok()?;
+            (header.range == range).then_some((number, header, image))
+        };
+        let slots = [slot(0), slot(1)];
+        let is_other_whole = slots.iter().all(Option::is_some);
+        let newest = slots.into_iter().flatten().max_by_key(|(_, header, _)| header.sequence);
+        let (newest, header, image) = newest?;
+        let slots = FoundSlots { newest, sequence: header.sequence, is_other_whole };
+        Some(NewestSlot { header, image, slots })
+    }
 }
 
 /// Refuses an origin that a cache guards, for a cache that was not its own before. What can't be
@@ -132,7 +156,9 @@ impl Reading<'_> {
         if let Some(other) = owners.iter().flatten().find(|owner| **owner != self.uuid) {
             return Err(guarded_by_another(self.config, other)); // WC-GU6
         }
-        let newest = self.newest_slot();
+        // All slots are of this cache.
+        let newest = NewestSlot::find(self.range, &self.bytes);
+        let newest = newest.map(|found| (found.image, found.slots));
         let state = record.map_or(GuardState::Detached, |record| record.state);
         match state {
             // A record that was lost, or an origin of an earlier time: the slots count.
@@ -164,22 +190,6 @@ impl Reading<'_> {
                 None => self.used("were written while the guard was taken away"),
             },
         }
-    }
-
-    /// The image of the newest slot that is whole.
-    fn newest_slot(&self) -> Option<(Vec<u8>, FoundSlots)> {
-        let half = self.range.slot_bytes();
-        let slot = |number: u8| {
-            let bytes = &self.bytes[usize::from(number) * half..][..half];
-            let (slot, image) = GuardSlot::decode(self.range.nth, number, bytes).ok()?;
-            let is_ours = slot.uuid == self.uuid && slot.range == self.range;
-            is_ours.then_some((number, slot.sequence, image))
-        };
-        let slots = [slot(0), slot(1)];
-        let is_other_whole = slots.iter().all(Option::is_some);
-        let newest = slots.into_iter().flatten().max_by_key(|(_, sequence, _)| *sequence);
-        let (newest, sequence, image) = newest?;
-        Some((image, FoundSlots { newest, sequence, is_other_whole }))
     }
 
     /// Whether both places begin as slots of this cache do; the rear one may be free if slot 0 says

@@ -2,10 +2,10 @@
 //! A guarded origin without its cache: what it is, and how it is given back.
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Error, Sector};
+use block::{BlockDevice, Error, Sector};
 use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
 
-use super::attach::FoundSlots;
+use super::find::{NewestSlot, read_origin};
 use super::{Guard, GuardedOrigin, Place};
 use crate::config::{Config, Mode};
 
@@ -25,18 +25,11 @@ pub struct OriginGuard {
     pub damaged: Vec<u64>,
 }
 
-/// A range and its newest slot.
-struct FoundSlot {
-    header: GuardSlot,
-    image: Vec<u8>,
-    slots: FoundSlots,
-}
-
 /// What a range has.
 enum Contents {
     Nothing,
     Damaged([u8; 16]),
-    Slot(Box<FoundSlot>),
+    Slot(Box<NewestSlot>),
 }
 
 /// The guard of `origin`, if it has one. Nothing is written.
@@ -92,7 +85,7 @@ pub async fn restore_origin(origin: Rc<dyn BlockDevice>) -> Result<OriginGuard, 
     }
     for (range, contents) in read_ranges(&*origin).await? {
         let Contents::Slot(found) = contents else { continue };
-        let FoundSlot { header, image, slots } = *found;
+        let NewestSlot { header, image, slots } = *found;
         let guard = guard_without_cache(&header, &origin);
         guard.keep_slots(range, image, slots).await?;
         guard.detach().await?;
@@ -149,25 +142,9 @@ async fn read_ranges(origin: &dyn BlockDevice) -> Result<Vec<(GuardRange, Conten
 }
 
 async fn read_slots(origin: &dyn BlockDevice, range: GuardRange) -> Result<Contents, Error> {
-    let buf = Buf::alloc(range.bytes);
-    let at = Sector(range.start);
-    let read = reactor::read(origin, Class::Foreground, at, buf.all().into()).await;
-    read.map_err(|status| Error::io(format!("{}: read of sector {at}: {status}", origin.name())))?;
-    let bytes = buf.read(<[u8]>::to_vec);
-    let half = range.slot_bytes();
-    let slot = |number: u8| {
-        let bytes = &bytes[usize::from(number) * half..][..half];
-        let (header, image) = GuardSlot::decode(range.nth, number, bytes).ok()?;
-        (header.range == range).then_some((number, header, image))
-    };
-    let slots = [slot(0), slot(1)];
-    let is_other_whole = slots.iter().all(Option::is_some);
-    let newest = slots.into_iter().flatten().max_by_key(|(_, header, _)| header.sequence);
-    Ok(match newest {
-        Some((newest, header, image)) => {
-            let slots = FoundSlots { newest, sequence: header.sequence, is_other_whole };
-            Contents::Slot(Box::new(FoundSlot { header, image, slots }))
-        }
+    let bytes = read_origin(origin, range).await?;
+    Ok(match NewestSlot::find(range, &bytes) {
+        Some(found) => Contents::Slot(Box::new(found)),
         None => GuardSlot::owner(&bytes).map_or(Contents::Nothing, Contents::Damaged),
     })
 }

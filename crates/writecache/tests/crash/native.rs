@@ -4,7 +4,7 @@
 //! writes, and recovery that is cut itself; all answers judged by the oracle. And the proof that
 //! the judge is awake: planted faults of the commit protocol are each caught.
 
-use crate::simulate::{AROUND, GAPS, Plan, SCRUBBED_BLOCKS, SLOT_READS, simulate};
+use crate::simulate::{AROUND, GAPS, Plan, SCRUBBED_BLOCKS, SLOT_READS, is_caught_at, simulate};
 use sim::seeds;
 use writecache::Fault;
 
@@ -178,14 +178,7 @@ fn is_caught_in_dm(fault: Option<Fault>) {
 }
 
 pub(crate) fn is_caught_by(plan: Plan) {
-    let fault = plan.fault;
-    let run = |seed| simulate(seed, plan);
-    let planted = fault.expect("a fault is planted");
-    let found = seeds::first_failure_of(&planted, SEEN_AT, 0..4000, run);
-    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
-    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
-    let without = simulate(found.seed, Plan { fault: None, ..plan });
-    assert_eq!(without, Ok(()), "{fault:?}: seed {} fails without it, too", found.seed);
+    is_caught_at(plan, SEEN_AT);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use block::{BlockDevice, Sector, Target};
 use policy::destage::Costs;
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, Step};
-use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef};
+use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
 use crate::common::journal_plan::{JournalPlan, Memory};
@@ -252,6 +252,18 @@ pub(crate) fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     };
     let mode = Rc::default();
     test.run(&mut Lives { world, setup, oracle, mix, mode, memory })
+}
+
+/// The planted fault of `plan` is found, first at a seed that showed it before, and is what makes
+/// that seed fail.
+pub(crate) fn is_caught_at(plan: Plan, seen_at: &[(Fault, u64)]) {
+    let fault = plan.fault;
+    let planted = fault.expect("a fault is planted");
+    let found = seeds::first_failure_of(&planted, seen_at, 0..4000, |seed| simulate(seed, plan));
+    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
+    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
+    let without = simulate(found.seed, Plan { fault: None, ..plan });
+    assert_eq!(without, Ok(()), "{fault:?}: seed {} fails without it, too", found.seed);
 }
 
 /// The cache, over all lives of a seed.

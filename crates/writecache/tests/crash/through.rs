@@ -3,7 +3,7 @@
 //! FLUSH covered; with writethrough no kill undoes a completed write; and from the moment when the
 //! status says that nothing needs the cache, the origin alone has all of it.
 
-use crate::simulate::{EMPTIED, Plan, simulate};
+use crate::simulate::{EMPTIED, Plan, is_caught_at, simulate};
 use sim::seeds;
 use writecache::Fault;
 
@@ -56,13 +56,7 @@ const SEEN_AT: &[(Fault, u64)] = &[
 ];
 
 fn is_caught_by(plan: Plan) {
-    let fault = plan.fault;
-    let planted = fault.expect("a fault is planted");
-    let found = seeds::first_failure_of(&planted, SEEN_AT, 0..4000, |seed| simulate(seed, plan));
-    let found = found.unwrap_or_else(|| panic!("{fault:?} was not caught in 4000 seeds"));
-    eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
-    let without = simulate(found.seed, Plan { fault: None, ..plan });
-    assert_eq!(without, Ok(()), "{fault:?}: seed {} fails without it, too", found.seed);
+    is_caught_at(plan, SEEN_AT);
 }
 
 #[test]

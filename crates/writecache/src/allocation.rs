@@ -109,7 +109,9 @@ impl WriteCache {
         let early = self.has_fault(Fault::ZeroRunsLookEarly);
         // What they look at is looked at when they are awaited.
         let (before, after) = (self.held_blocks(at, len), self.held_blocks(at, len));
-        let origin = self.origin().clone();
+        // As clients see it: behind a guard lie other bytes.
+        let guarded = self.cache().map(|cache| cache.writeback.origin.device.clone());
+        let origin = guarded.unwrap_or_else(|| self.origin().clone());
         Box::pin(async move {
             let Some(mut before) = before.await else { return Runs::new() };
             if late {

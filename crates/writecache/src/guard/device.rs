@@ -2,7 +2,8 @@
 //! The origin as its cache sees it: the image in the place of the guard's bytes.
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, Limits, Op, Sector, Status};
+use block::runs::{Runs, joined, without};
+use block::{Bio, BlockDevice, Bufs, Limits, Op, Sector, Status, ZeroRuns};
 use reactor::{OnDone, spawn};
 use smallvec::SmallVec;
 
@@ -82,6 +83,17 @@ impl BlockDevice for GuardedOrigin {
         self.origin.identity()
     }
 
+    /// What the origin has in a range is not what clients see there: it is left out.
+    fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
+        let (runs, guard) = (self.origin.zero_runs(at, len), self.guard.clone());
+        let mut taken = guard.places();
+        Box::pin(async move {
+            let runs = runs.await;
+            taken.extend(guard.places());
+            without(&runs, &joined(taken))
+        })
+    }
+
     fn writer_throttled(&self) {
         self.origin.writer_throttled();
     }
@@ -113,6 +125,15 @@ impl Guard {
         }
         drop(lock);
         outcome
+    }
+
+    /// Where ranges are guarded.
+    fn places(&self) -> Runs {
+        let place = |guarded: &Rc<GuardedRange>| {
+            let bytes = guarded.range.bytes as u64;
+            (Sector(guarded.range.start), Sector::from_bytes(bytes))
+        };
+        self.ranges.borrow().iter().map(place).collect()
     }
 
     /// The ranges that a request touches.

@@ -2,9 +2,9 @@
 //! The guard of an origin: what others see of it, what clients see, and who may use it.
 use std::rc::Rc;
 
-use block::{BlockDevice, Buf, Class, Flags, Op, Sector, Target};
+use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
 use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
-use sim::Machine;
+use sim::{HoleFinder, Machine};
 use writecache::{
     CacheEvent, StaleOrigin, UnguardedReason, WriteCache, find_guard, restore_origin,
 };
@@ -302,6 +302,27 @@ fn without_its_cache_device_a_guarded_origin_shows_what_it_has() {
     read.unwrap();
     assert!(fixture.peek(fixture.origin, 0, BLOCKS as usize * BLOCK) == before);
     fixture.life(async |cache| expect_plain(&*cache, 5..6, 2).await).unwrap();
+}
+
+/// A slot is full of zeroes where clients see data.
+#[test]
+fn what_a_guard_hides_does_not_count_as_zeroes() {
+    let fixture = formatted(GUARDED);
+    let disk = fixture.world.borrow().leaf(fixture.origin);
+    let origin = HoleFinder::over(&fixture.world, disk, || [Nanos(1), Nanos(1)]);
+    let cache = fixture.leaf(fixture.cache);
+    let config = fixture.config.clone();
+    let cache = WriteCache::new("wc", config, origin, cache, fixture.sectors).unwrap();
+    let machine = Machine::boot(&fixture.world, 1);
+    let runs = machine.block_on(async move {
+        cache.clone().resume().await.unwrap();
+        put_plain(&*cache, 0..18, 1).await;
+        put_plain(&*cache, TAIL..BLOCKS, 1).await;
+        write_back(&cache).await;
+        cache.zero_runs(Sector::ZERO, at(BLOCKS)).await
+    });
+    machine.kill();
+    assert_eq!(runs.unwrap()[..], [(at(18), at(TAIL - 18))], "all but the two ranges");
 }
 
 #[test]

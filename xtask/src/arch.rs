@@ -7,7 +7,7 @@
 //!   6        millpond
 //!   5        cli loadgen
 //!   4        host reproduce
-//!   3        uring sim  nbd fuse vhost  control handover
+//!   3        uring sim  nbd fuse vhost objstore  control handover
 //!   2        dm queue writecache zram pagecache objvol
 //!   1        reactor
 //!   0        block format policy
@@ -28,7 +28,7 @@ const FLOORS: [&[&str]; 7] = [
     &["block", "format", "policy"],
     &["reactor"],
     &["dm", "queue", "writecache", "zram", "pagecache", "objvol"],
-    &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "control", "handover"],
+    &["uring", "sim", "nbd", "fuse", "ublk", "vhost", "objstore", "control", "handover"],
     &["host", "reproduce"],
     &["cli", "loadgen"],
     &["millpond"],
@@ -62,9 +62,11 @@ const OUTSIDE_OF_ROOM: &[(&str, &str)] = &[
 /// Outside crates that belong to few rooms.
 const OF_ROOMS: &[(&str, &[&str])] = &[
     ("io-uring", &["uring", "ublk"]),
-    ("tokio", &["host", "cli"]),
+    ("tokio", &["host", "cli", "objstore"]),
     ("hyper", &["host", "cli"]),
     ("fuser", &["fuse"]),
+    ("object_store", &["objstore"]),
+    ("reqwest", &["objstore"]),
 ];
 
 /// The floor of a room; none for outside crates and for what stands beside.

@@ -26,6 +26,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("LG", "crates/loadgen/"),
     ("ML", "crates/millpond/"),
     ("NB", "crates/nbd/"),
+    ("OC", "crates/objstore/"),
     ("OV", "crates/objvol/"),
     ("PC", "crates/pagecache/"),
     ("PO", "crates/policy/"),

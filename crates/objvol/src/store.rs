@@ -68,6 +68,11 @@ pub trait ObjectStore {
     /// Its name for users: URL of the prefix.
     fn name(&self) -> &str;
 
+    /// Why the last request had no outcome, until one has one again: for the operator.
+    fn last_failure(&self) -> Option<String> {
+        None
+    }
+
     /// Creates the object `name` if there is none. All errors but `NotFound`; an error other than
     /// `Exists`, `Conflict` and `Throttled` says nothing about whether the object is there.
     fn put_absent(&self, name: &str, object: Buf) -> LocalFuture<Result<(), StoreError>>;

@@ -15,6 +15,7 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use crate::file::{self, File, OpenOptions};
 use crate::helpers::DEADLINE;
+use crate::mailbox::Sender;
 use crate::passed_files::PassedFiles;
 use crate::ring::Shared;
 use crate::socket::{self, RemoteEnd, SocketAccess};
@@ -166,8 +167,7 @@ impl Files {
         what: &str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let sender = self.0.borrow().wakeup.mailbox().sender();
-        helpers::call(sender, what, work).await
+        helpers::call(self.sender(), what, work).await
     }
 
     /// Runs `work` on a thread of its own and returns its result, however long that takes, without
@@ -180,8 +180,13 @@ impl Files {
         name: &str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let sender = self.0.borrow().wakeup.mailbox().sender();
-        helpers::call_apart(sender, name, work).await
+        helpers::call_apart(self.sender(), name, work).await
+    }
+
+    /// A handle by which threads that are no cores call this core. The core does not end while one
+    /// exists.
+    pub fn sender(&self) -> Sender {
+        self.0.borrow().wakeup.mailbox().sender()
     }
 
     /// The runs of bytes within `range` for which a regular file has no data; nothing where its

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What each answer of a server means: a server that gives one answer to every request.
+//!
+//! The tests of whole volumes have a server that is an object store (`tests/e2e/src/bucket`).
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::thread::JoinHandle;
+
+use block::Buf;
+use objstore::StoreClient;
+use objvol::{ObjectStore, StoreError};
+use reactor::Reactor;
+
+use crate::client;
+
+/// Answers `requests` requests, each on a connection of its own, with these bytes.
+fn server(answer: String, requests: usize) -> (u16, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serve = move || {
+        let mut heads = Vec::new();
+        for _ in 0..requests {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let (mut head, mut body) = (String::new(), 0);
+            loop {
+                let mut line = String::new();
+                reader.read_line(&mut line).unwrap();
+                let lower = line.to_ascii_lowercase();
+                if let Some(len) = lower.strip_prefix("content-length: ") {
+                    body = len.trim().parse().unwrap();
+                }
+                if line == "\r\n" || line.is_empty() {
+                    break;
+                }
+                head.push_str(&lower);
+            }
+            reader.read_exact(&mut vec![0; body]).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            heads.push(head);
+        }
+        heads
+    };
+    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    let thread = std::thread::spawn(serve);
+    (port, thread)
+}
+
+/// A client of a bucket at this port.
+fn bucket_at(port: u16) -> (Reactor, Rc<StoreClient>) {
+    let variables = [
+        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+        ("AWS_ALLOW_HTTP", "true".into()),
+        ("AWS_ACCESS_KEY_ID", "key".into()),
+        ("AWS_SECRET_ACCESS_KEY", "secret".into()),
+        ("AWS_SESSION_TOKEN", "session".into()),
+    ];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value)).into();
+    client("s3://bucket/a/b", &variables)
+}
+
+fn answer(status: &str, headers: &str, body: &str) -> String {
+    let len = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-length: {len}\r\nconnection: close\r\n{headers}\r\n{body}"
+    )
+}
+
+/// What the three kinds of requests make of an answer.
+fn outcomes(answer: String) -> [Result<(), StoreError>; 3] {
+    let (port, server) = server(answer, 3);
+    let (reactor, store) = bucket_at(port);
+    let outcomes = reactor.block_on(async move {
+        let put = store.put_absent("manifest/01", Buf::copy_of(b"object")).await;
+        let got = store.get("manifest/01", 0..100).await.map(drop);
+        [put, got, store.delete("manifest/01").await]
+    });
+    server.join().unwrap();
+    outcomes
+}
+
+#[test]
+fn every_status_has_its_outcome() {
+    use StoreError::{Conflict, Denied, Exists, NotFound, Throttled, Unknown};
+    let denied = || Err(Denied(String::new()));
+    for (status, put, get, delete) in [
+        ("412 Precondition Failed", Err(Exists), Err(Exists), Err(Exists)),
+        ("409 Conflict", Err(Conflict), Err(Conflict), Err(Conflict)),
+        ("404 Not Found", Err(NotFound), Err(NotFound), Ok(())),
+        ("416 Range Not Satisfiable", Err(NotFound), Err(NotFound), Ok(())),
+        ("429 Too Many Requests", Err(Throttled), Err(Throttled), Err(Throttled)),
+        ("503 Slow Down", Err(Throttled), Err(Throttled), Err(Throttled)),
+        ("500 Internal Server Error", Err(Unknown), Err(Unknown), Err(Unknown)),
+        ("502 Bad Gateway", Err(Unknown), Err(Unknown), Err(Unknown)),
+        ("504 Gateway Timeout", Err(Unknown), Err(Unknown), Err(Unknown)),
+        ("408 Request Timeout", Err(Unknown), Err(Unknown), Err(Unknown)),
+        ("400 Bad Request", denied(), denied(), denied()),
+        ("401 Unauthorized", denied(), denied(), denied()),
+        ("403 Forbidden", denied(), denied(), denied()),
+        ("405 Method Not Allowed", denied(), denied(), denied()),
+        ("501 Not Implemented", denied(), denied(), denied()),
+    ] {
+        let body = "<Error><Code>TheCode</Code></Error>";
+        let found = outcomes(answer(status, "", body)).map(|outcome| match outcome {
+            Err(Denied(why)) => {
+                assert!(why.contains("TheCode") || why.contains(&status[..3]), "{status}: {why}");
+                Err(Denied(String::new()))
+            }
+            other => other,
+        });
+        assert_eq!(found, [put, get, delete], "{status}");
+    }
+}
+
+#[test]
+fn no_answer_and_half_an_answer_prove_nothing() {
+    let unknown = [(); 3].map(|()| Err(StoreError::Unknown));
+    assert_eq!(outcomes(String::new()), unknown);
+    let whole = answer("500 Internal Server Error", "", "the end is missing");
+    assert_eq!(outcomes(whole[..whole.len() - 7].to_owned()), unknown);
+    // Nobody listens.
+    let (port, server) = server(String::new(), 0);
+    server.join().unwrap();
+    let (reactor, store) = bucket_at(port);
+    reactor.block_on(async move {
+        let put = store.put_absent("manifest/01", Buf::copy_of(b"object")).await;
+        assert_eq!(put, Err(StoreError::Unknown));
+        assert!(
+            store.last_failure().unwrap().starts_with("PUT manifest/01: "),
+            "{:?}",
+            store.last_failure()
+        );
+    });
+}
+
+#[test]
+fn a_body_that_is_cut_off_is_no_object() {
+    let headers = "content-range: bytes 0-9/10\r\netag: \"1\"\r\n\
+                   last-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n";
+    let whole = answer("206 Partial Content", headers, "0123456789");
+    for cut in [0, 4] {
+        let (port, server) = server(whole[..whole.len() - cut].to_owned(), 1);
+        let (reactor, store) = bucket_at(port);
+        let got = reactor.block_on(async move { store.get("manifest/01", 0..100).await });
+        let got = got.map(|bytes| bytes.len());
+        assert_eq!(got, if cut == 0 { Ok(10) } else { Err(StoreError::Unknown) });
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn a_put_is_conditional_signed_and_whole() {
+    let (port, server) = server(answer("200 OK", "etag: \"1\"\r\n", ""), 1);
+    let (reactor, store) = bucket_at(port);
+    let put = reactor
+        .block_on(async move { store.put_absent("manifest/01", Buf::copy_of(b"object")).await });
+    assert_eq!(put, Ok(()));
+    let heads = server.join().unwrap();
+    for part in [
+        "put /bucket/a/b/manifest/01 http/1.1",
+        "if-none-match: *",
+        "content-length: 6",
+        "x-amz-security-token: session",
+        "authorization: aws4-hmac-sha256 credential=key/",
+    ] {
+        assert!(heads[0].contains(part), "{part}: {}", heads[0]);
+    }
+}

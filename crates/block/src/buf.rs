@@ -42,6 +42,8 @@ const CLASSES: usize = 9;
 /// What the pool of one size class keeps: enough for a thousand 4 KiB requests or 16 large ones.
 const POOL_BYTES_MAX: usize = 16 << 20;
 const UNPOOLED: u8 = u8::MAX;
+/// A buffer of so many bytes is large: the usual allocator takes fresh pages for it.
+const FRESH_MIN: usize = POOLED_MAX;
 
 struct Raw {
     refs: AtomicU32,
@@ -82,8 +84,9 @@ unsafe impl Sync for Buf {}
 
 /// The layout of an allocation. A large buffer takes one page more and no alignment: then the
 /// allocator returns fresh pages without zeroing them, and pages that are not used take no memory.
-fn layout(class: u8, capacity: usize) -> Layout {
-    let (size, align) = if class == UNPOOLED { (capacity + PAGE, 1) } else { (capacity, PAGE) };
+fn layout(capacity: usize) -> Layout {
+    let is_large = capacity >= FRESH_MIN;
+    let (size, align) = if is_large { (capacity + PAGE, 1) } else { (capacity, PAGE) };
     Layout::from_size_align(size, align).expect("a capacity below 2^32 has a valid layout")
 }
 
@@ -104,7 +107,7 @@ unsafe fn free(raw: NonNull<Raw>) {
     // SAFETY: by the caller's promise this is the only pointer to a leaked box.
     let raw = unsafe { Box::from_raw(raw.as_ptr()) };
     // SAFETY: allocated in `Buf::alloc` with this very layout.
-    unsafe { dealloc(raw.base.as_ptr(), layout(raw.class, raw.capacity)) };
+    unsafe { dealloc(raw.base.as_ptr(), layout(raw.capacity)) };
 }
 
 impl Buf {
@@ -123,7 +126,7 @@ impl Buf {
             unsafe { raw.as_ref() }.refs.store(1, Ordering::Relaxed);
             return Buf { raw, len: len_u32 };
         }
-        let layout = layout(class, capacity);
+        let layout = layout(capacity);
         // SAFETY: the layout has a non-zero size.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };

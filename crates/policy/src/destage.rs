@@ -127,6 +127,10 @@ pub fn ns_per_mib(bytes_per_s: u64) -> u64 {
 }
 
 pub(crate) fn time_ns(bytes: u64, ns_per_mib: u64) -> u64 {
+    // Of usual numbers without a division of 128 bits.
+    if let Some(product) = bytes.checked_mul(ns_per_mib) {
+        return product / MIB;
+    }
     let ns = u128::from(bytes) * u128::from(ns_per_mib) / u128::from(MIB);
     u64::try_from(ns).unwrap_or(u64::MAX)
 }

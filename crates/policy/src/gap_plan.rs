@@ -192,35 +192,44 @@ fn best(costs: &Costs, steps: &[Step], with_reads: bool, price: Price) -> (Vec<F
     };
     // What was saved up to here, by how the last gap was treated.
     let mut saved = [0, NEVER, NEVER];
-    let mut ways: Vec<[usize; 3]> = vec![[0; 3]; steps.len()];
+    let mut ways: Vec<[u8; 3]> = vec![[0; 3]; steps.len()];
     for (n, step) in steps.iter().enumerate().skip(1) {
         let before = saved;
-        for (to, fill) in FILLS.iter().enumerate() {
-            let gain = |from: usize| match (fill, step.contents) {
-                (Fill::Skip, _) => 0,
-                (Fill::Copy, Contents::Known) => command - write(step.gap) - copy(step.gap),
-                (Fill::Read, Contents::Unknown) if with_reads => {
-                    let begins = FILLS[from] != Fill::Read;
-                    let entry = if begins { read_command + read(steps[n - 1].run) } else { 0 };
-                    command - write(step.gap) - read(step.gap + step.run) - entry
-                }
-                (Fill::Copy | Fill::Read, _) => NEVER,
-            };
-            let of = |from: usize| before[from].saturating_add(gain(from)).max(NEVER);
-            // The first of equals: the least is filled.
-            let from = (0..3).rev().max_by_key(|&from| of(from)).expect("three of them");
-            ways[n][to] = from;
-            saved[to] = of(from);
+        let (from, most) = highest(before);
+        (ways[n][0], saved) = (from, [most, NEVER, NEVER]);
+        match step.contents {
+            Contents::Known => {
+                ways[n][1] = from;
+                saved[1] = most.saturating_add(command - write(step.gap) - copy(step.gap));
+            }
+            Contents::Unknown if with_reads => {
+                let entry = read_command + read(steps[n - 1].run);
+                let begun = |saved: i64| saved.saturating_sub(entry);
+                let (from, most) = highest([begun(before[0]), begun(before[1]), before[2]]);
+                let gain = command - write(step.gap) - read(step.gap + step.run);
+                (ways[n][2], saved[2]) = (from, most.saturating_add(gain));
+            }
+            Contents::Unknown | Contents::Closed => {}
         }
     }
-    let mut at = (0..3).rev().max_by_key(|&to| saved[to]).expect("three of them");
-    let total = saved[at];
+    let (mut at, total) = highest(saved);
     let mut fills = vec![Fill::Skip; steps.len()];
     for n in (1..steps.len()).rev() {
-        fills[n] = FILLS[at];
-        at = ways[n][at];
+        fills[n] = FILLS[usize::from(at)];
+        at = ways[n][usize::from(at)];
     }
     (fills, total)
+}
+
+/// The highest of three, and which it is. Of equals the first: the least is filled.
+fn highest(saved: [i64; 3]) -> (u8, i64) {
+    let mut most = (0, saved[0]);
+    for (nth, saved) in [(1, saved[1]), (2, saved[2])] {
+        if saved > most.1 {
+            most = (nth, saved);
+        }
+    }
+    most
 }
 
 #[cfg(test)]

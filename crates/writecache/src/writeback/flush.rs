@@ -2,10 +2,12 @@
 //! `flush`: writes all blocks that are dirty when it begins to the origin, and shows its progress.
 //! It gives up blocks that the origin refuses twice, and reports them.
 use block::{Class, Error, Status};
+use reactor::yield_now;
 use roaring::RoaringTreemap;
 
 use super::Writeback;
 use super::jobs::FlushJob;
+use super::pieces::PIECE_BLOCKS;
 use crate::events::io_failed;
 use crate::planted::Fault;
 
@@ -83,14 +85,34 @@ impl Writeback {
             }
             // WC-LR2. If clients have changed as many blocks as are allowed, the next commit makes
             // room.
-            let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
-            let changed = if ignored { 0 } else { self.store.counts().unlogged };
-            let room = self.store.unlogged_max.saturating_sub(changed);
-            self.store.slots.borrow_mut().evict(u32::try_from(room).unwrap_or(u32::MAX), None);
+            let mut left = self.room_to_drop();
+            while left > 0 {
+                let dropped = self.drop_clean_piece(left);
+                if dropped < PIECE_BLOCKS as u64 {
+                    break;
+                }
+                left -= dropped;
+                yield_now().await;
+            }
             if self.store.has_fault(Fault::CleanKeptInLog) {
                 self.store.slots.borrow_mut().forget_drops();
             }
         }
+    }
+
+    /// How many blocks may change now.
+    fn room_to_drop(&self) -> u64 {
+        let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
+        let changed = if ignored { 0 } else { self.store.counts().unlogged };
+        self.store.unlogged_max.saturating_sub(changed)
+    }
+
+    /// Drops a piece of clean blocks, at most so many, and as far as they may change; returns how
+    /// many.
+    fn drop_clean_piece(&self, most: u64) -> u64 {
+        let piece = most.min(self.room_to_drop()).min(PIECE_BLOCKS as u64);
+        let piece = u32::try_from(piece).expect("at most a piece");
+        u64::from(self.store.slots.borrow_mut().evict(piece, None))
     }
 
     /// WC-A1: makes writes around the cache durable.

@@ -62,11 +62,12 @@ impl Locks {
             self.end_watches(&(run.start..run.end));
         }
         let mut busy = self.busy.borrow_mut();
-        if run.blocks() == 1 {
-            busy.insert(run.start);
+        let locked = if run.blocks() == 1 {
+            u64::from(busy.insert(run.start))
         } else {
-            busy.insert_range(run.start..run.end);
-        }
+            busy.insert_range(run.start..run.end)
+        };
+        assert_eq!(locked, run.blocks(), "WC-WB1: a block of {run:?} is locked already");
     }
 
     /// Unlocks blocks that are locked; returns how many. The caller wakes the tasks that wait.

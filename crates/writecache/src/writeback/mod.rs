@@ -14,7 +14,7 @@
 //! (`policy::Pacer`).
 //!
 //! Gaps between the runs may be written too: `extent`. Slots of many runs are
-//! read together where that is cheaper: `slot_reads`.
+//! read together where that is cheaper: `slot_reads`, `span_plan`.
 //!
 //! Invariants
 //! - Of WC-I3: a block is retired only after an origin flush that began after its write had
@@ -40,10 +40,12 @@ mod origin_errors;
 mod pause;
 mod phase;
 mod pick;
+mod pieces;
 mod retry;
 mod run;
 mod settle;
 mod slot_reads;
+mod span_plan;
 mod write_window;
 mod zeroes;
 

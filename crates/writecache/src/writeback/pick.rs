@@ -102,7 +102,7 @@ impl Writeback {
                     continue;
                 }
                 // Before a stretch, whose blocks are locked: they may be in the span.
-                if let Some(span) = self.plan_span() {
+                if let Some(span) = self.plan_span(&stop).await {
                     spans.push(span);
                 }
                 // A planned stretch is locked, and must not wait for a limit; and its large reads

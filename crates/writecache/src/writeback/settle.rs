@@ -6,7 +6,8 @@ use std::rc::Rc;
 use block::Class;
 
 use super::Writeback;
-use super::{SETTLE_BYTES, of_job};
+use super::pieces::{PIECE_BLOCKS, Pieces};
+use super::{SETTLE_BYTES, WrittenBlock, of_job};
 use crate::lifecycle::TaskGuard;
 use crate::pacing::reclaim_reserve;
 use crate::planted::Fault;
@@ -84,35 +85,50 @@ impl Writeback {
         if self.store.health().is_ok() {
             self.destage.end_flush(sample, self.in_flight.runs.get() > 0);
         }
+        let mut pieces = Pieces::of_blocks();
         // WC-I3: the blocks are durable on the origin now, so they become clean.
         if !good.is_empty() && self.store.health().is_ok() {
             for part in good.chunks(CHANGES_AT_ONCE_MAX) {
                 self.store.reserve_unlogged(part.len()).await;
-                let mut slots = self.store.slots.borrow_mut();
-                for w in part {
-                    let newer = || slots.find(w.block).map(|found| found.slot_ref);
-                    let newer = self.store.has_fault(Fault::RetireNewer).then(newer).flatten();
-                    slots.retire(w.block, newer.unwrap_or(w.slot_ref));
-                }
-                slots.mark_oldest(reactor::now);
+                self.retire(part);
+                pieces.done(part.len()).await;
             }
-            self.each_job(|job| {
-                // A version that was picked before the `flush` began may be older than the one that
-                // the `flush` must write.
-                for w in good.iter().filter(|w| w.job >= job.number) {
-                    job.todo.remove(w.block);
-                }
-            });
+            for part in good.chunks(PIECE_BLOCKS) {
+                self.each_job(|job| {
+                    // A version that was picked before the `flush` began may be older than the one
+                    // that the `flush` must write.
+                    for w in part.iter().filter(|w| w.job >= job.number) {
+                        job.todo.remove(w.block);
+                    }
+                });
+                let settled = of_job(part, flush);
+                self.settling.of_job.set(self.settling.of_job.get() - settled);
+                pieces.done(part.len()).await;
+            }
             self.clear_failing(good.iter().map(|w| w.block));
             self.pacing.pacer.borrow_mut().freed(good.len() as u64, reactor::now().0);
         }
         self.settling.blocks.set(0);
         self.settling.of_job.set(0);
         self.end_settle(began);
-        self.release(written.iter().map(|w| w.block));
+        for part in written.chunks(PIECE_BLOCKS) {
+            self.release(part.iter().map(|w| w.block));
+            pieces.done(part.len()).await;
+        }
         self.store.waits.blocks_changed();
         self.store.waits.writes_ended.wake_all();
         self.store.waits.jobs.wake_all();
+    }
+
+    /// Blocks are durable on the origin.
+    fn retire(&self, written: &[WrittenBlock]) {
+        let mut slots = self.store.slots.borrow_mut();
+        for w in written {
+            let newer = || slots.find(w.block).map(|found| found.slot_ref);
+            let newer = self.store.has_fault(Fault::RetireNewer).then(newer).flatten();
+            slots.retire(w.block, newer.unwrap_or(w.slot_ref));
+        }
+        slots.mark_oldest(reactor::now);
     }
 
     /// A task: keeps some slots free. It drops clean blocks, and commits to free the slots in

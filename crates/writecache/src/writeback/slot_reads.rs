@@ -35,7 +35,6 @@ use policy::{RequestCosts, Run};
 use reactor::BioFuture;
 
 use super::Writeback;
-use super::gaps::Source;
 use crate::config::{Mode, Order};
 use crate::map::SlotRef;
 use crate::planted::Fault;
@@ -45,7 +44,7 @@ use crate::store::Store;
 /// the read of a client may have to wait.
 const READ_BYTES_MAX: usize = 256 << 10;
 /// Longest gap that is read: with half of it a read would still be worth a command of its own.
-const GAP_BYTES_MAX: u64 = 128 << 10;
+pub(super) const GAP_BYTES_MAX: u64 = 128 << 10;
 /// Reads in flight, and bytes of them. Chosen: enough for the queue of any disk.
 const READS_IN_FLIGHT: usize = 128;
 const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
@@ -53,24 +52,17 @@ const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
 const SPAN_BYTES_FIRST: usize = 4 << 20;
 /// A span takes at most this part of the process's memory that is free.
 const FREE_PART: u64 = 4;
-/// Memory of a span is allocated in pieces of so many bytes, or of one origin write.
-const CHUNK_BYTES: usize = 1 << 20;
-/// Fewer blocks are not worth a span.
-const BLOCKS_MIN: usize = 4;
 /// A span is read in at least so many batches, whose gaps may differ.
 const BATCHES: usize = 8;
-/// A span must save at least a quarter of the time, because its first run has to wait for all of
-/// it.
-const SAVED_PART: u64 = 4;
 
 /// A block of a span, the version that is read, and its place in memory.
-struct SpanBlock {
-    block: u64,
-    slot_ref: SlotRef,
-    chunk: u32,
-    at: u32,
+pub(super) struct SpanBlock {
+    pub(super) block: u64,
+    pub(super) slot_ref: SlotRef,
+    pub(super) chunk: u32,
+    pub(super) at: u32,
     /// Its data are in memory.
-    is_read: Cell<bool>,
+    pub(super) is_read: Cell<bool>,
 }
 
 impl SpanBlock {
@@ -83,13 +75,16 @@ impl SpanBlock {
 
 /// See the module.
 pub(super) struct Span {
-    blocks: Vec<SpanBlock>,
-    /// Its memory, and how much of it; nothing before it is clear that the span is read.
-    chunks: Vec<Buf>,
-    chunk_bytes: Vec<usize>,
-    memory: Option<Reservation>,
+    pub(super) blocks: Vec<SpanBlock>,
     /// The blocks that are read, by slot.
-    order: Vec<u32>,
+    pub(super) order: Vec<u32>,
+    pub(super) chunk_bytes: Vec<usize>,
+    /// Its memory; nothing before it is clear that the span is read. A chunk is given back when all
+    /// its blocks are written: all of them at once would take long.
+    pub(super) chunks: RefCell<Vec<Option<Buf>>>,
+    pub(super) memory: Option<Reservation>,
+    /// How many blocks of each chunk are not written yet.
+    left: Vec<Cell<usize>>,
     /// All reads have ended.
     is_done: Cell<bool>,
     /// Counts spans in memory.
@@ -110,6 +105,38 @@ impl SpanRun<'_> {
 }
 
 impl Span {
+    /// A span of `blocks`, of which those in `order` are read; `used`: how many are in each chunk.
+    pub(super) fn new(
+        blocks: Vec<SpanBlock>,
+        order: Vec<u32>,
+        used: Vec<usize>,
+        block_bytes: usize,
+        live: Rc<()>,
+    ) -> Span {
+        let chunk_bytes = used.iter().map(|blocks| blocks * block_bytes).collect();
+        let left = used.into_iter().map(Cell::new).collect();
+        let (chunks, memory, is_done) = (RefCell::default(), None, Cell::new(false));
+        Span { blocks, order, chunk_bytes, chunks, memory, left, is_done, _live: live }
+    }
+
+    /// Memory of a block and those behind it.
+    fn memory_of(&self, block: &SpanBlock, bytes: usize) -> Option<Slice> {
+        let (chunk, at) = (block.chunk as usize, block.at as usize);
+        Some(self.chunks.borrow()[chunk].as_ref()?.slice(at..at + bytes))
+    }
+
+    /// The write of a run has ended.
+    pub(super) fn written(&self, run: Run) {
+        let first = self.blocks.partition_point(|b| b.block < run.start);
+        for block in self.blocks[first..].iter().take_while(|b| b.block < run.end) {
+            let left = &self.left[block.chunk as usize];
+            left.set(left.get().saturating_sub(1)); // 0 where it has failed before
+            if left.get() == 0 {
+                self.chunks.borrow_mut()[block.chunk as usize] = None;
+            }
+        }
+    }
+
     /// The run's part of the span, if all of it lies in one piece.
     pub(super) fn find(&self, run: Run, block_bytes: usize) -> Option<SpanRun<'_>> {
         let count = usize::try_from(run.blocks()).ok()?;
@@ -117,11 +144,10 @@ impl Span {
         let blocks = self.blocks.get(first..first + count)?;
         let (first, last) = (blocks.first()?, blocks.last()?);
         let is_whole = first.block == run.start && last.block + 1 == run.end;
-        let at = first.at as usize;
-        (is_whole && first.chunk == last.chunk).then(|| SpanRun {
-            blocks,
-            data: self.chunks[first.chunk as usize].slice(at..at + count * block_bytes),
-        })
+        if !is_whole || first.chunk != last.chunk {
+            return None;
+        }
+        Some(SpanRun { blocks, data: self.memory_of(first, count * block_bytes)? })
     }
 
     /// Copies a version of a block, if it is in memory (WC-SR1).
@@ -138,19 +164,18 @@ impl Span {
         if !found.holds(slot_ref, store) {
             return false;
         }
-        let from = found.at as usize;
-        let data = self.chunks[found.chunk as usize].slice(from..from + block_bytes);
+        let Some(data) = self.memory_of(found, block_bytes) else { return false };
         let to = to.slice(at..at + block_bytes);
         data.read(|block| to.write(|out| out.copy_from_slice(block)));
         true
     }
 
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.blocks.last().map_or(0, |b| b.block + 1)
     }
 
     /// The end of the read that begins with the slot of `order[at]`, and whether it may go on.
-    fn read_end(&self, at: usize, gap_blocks: u32, blocks_max: u32) -> usize {
+    pub(super) fn read_end(&self, at: usize, gap_blocks: u32, blocks_max: u32) -> usize {
         let slot = |nth: usize| self.blocks[self.order[nth] as usize].slot_ref.slot;
         let (first, mut end) = (slot(at), at + 1);
         while end < self.order.len()
@@ -179,7 +204,7 @@ enum Planned {
 pub(super) struct SlotReads {
     /// Spans whose runs are not all picked; ascending.
     spans: RefCell<VecDeque<Rc<Span>>>,
-    costs: RefCell<RequestCosts>,
+    pub(super) costs: RefCell<RequestCosts>,
     live: Rc<()>,
     /// Spans whose reads have not ended.
     reading: Cell<usize>,
@@ -216,7 +241,8 @@ impl Writeback {
     }
 
     /// Plans the next span of the sweep, if it is time. The caller has it read, and then picks.
-    pub(super) fn plan_span(&self) -> Option<Rc<Span>> {
+    /// Returns none when `stop` returns true meanwhile.
+    pub(super) async fn plan_span(&self, stop: &impl Fn() -> bool) -> Option<Rc<Span>> {
         let reads = &self.slot_reads;
         if !self.wants_span() {
             return None;
@@ -237,13 +263,15 @@ impl Writeback {
         let most = usize::try_from(most.min(memory.free() / FREE_PART)).ok()?;
         let is_measured = reads.costs.borrow().is_measured();
         let most = if is_measured { most } else { most.min(SPAN_BYTES_FIRST) };
-        let span = self.span_from(from, start, most);
+        let span = self.span_from(from, start, most, stop).await;
         let end = span.as_ref().map_or(u64::MAX, Span::end);
         reads.planned.set(Planned::AloneUpTo { round, end });
-        let mut span = span.filter(|span| self.is_worth_reading(span))?;
+        let mut span = span?;
+        if !self.is_worth_reading(&span).await {
+            return None;
+        }
         let bytes = span.chunk_bytes.iter().sum::<usize>() as u64;
-        span.memory = Some(memory.reserve(bytes, "reading dirty blocks").ok()?);
-        span.chunks = span.chunk_bytes.iter().map(|bytes| Buf::alloc(*bytes)).collect();
+        span.allocate(memory.reserve(bytes, "reading dirty blocks").ok()?).await;
         let span = Rc::new(span);
         reads.planned.set(Planned::UpTo { round, end });
         reads.spans.borrow_mut().push_back(span.clone());
@@ -251,96 +279,20 @@ impl Writeback {
         Some(span)
     }
 
+    /// Counts a span in memory while it lives.
+    pub(super) fn live_span(&self) -> Rc<()> {
+        self.slot_reads.live.clone()
+    }
+
     fn parts(&self) -> u64 {
         self.store.config.part.map_or(1, |of| u64::from(of.part.of))
     }
 
-    /// The blocks of a source from `start` on, with at most `bytes` of memory for them.
-    fn span_from(&self, from: Source, start: u64, bytes: usize) -> Option<Span> {
-        let size = self.store.block_bytes();
-        let io_blocks = usize::try_from(self.io_blocks()).ok()?;
-        let chunk_blocks = io_blocks.max(CHUNK_BYTES / size);
-        let chunks_max = bytes / (chunk_blocks * size); // WC-SR2
-        if chunks_max == 0 {
-            return None;
-        }
-        let slots = self.store.slots.borrow();
-        let mut blocks = Vec::<SpanBlock>::new();
-        let (mut order, mut used) = (Vec::new(), vec![0]);
-        // Where the run begins to which the last block belongs.
-        let mut run_first = 0;
-        let mut next = start;
-        while let Some(block) = self.next_eligible(from, next) {
-            next = block + 1;
-            let Some((slot_ref, _)) = slots.to_write(block) else { continue };
-            let goes_on = blocks.last().is_some_and(|last| last.block + 1 == block);
-            if !goes_on || blocks.len() - run_first == io_blocks {
-                run_first = blocks.len();
-            }
-            let mut chunk = used.len() - 1;
-            if used[chunk] == chunk_blocks {
-                if used.len() == chunks_max {
-                    break;
-                }
-                // The run goes into the next chunk as a whole.
-                chunk += 1;
-                used.push(0);
-                for moved in &mut blocks[run_first..] {
-                    moved.chunk = u32::try_from(chunk).ok()?;
-                    moved.at = u32::try_from(used[chunk] * size).ok()?;
-                    used[chunk] += 1;
-                }
-            }
-            if slots.place_of(slot_ref.slot).is_none() {
-                order.push(u32::try_from(blocks.len()).ok()?);
-            }
-            let at = u32::try_from(used[chunk] * size).ok()?;
-            let (chunk, is_read) = (u32::try_from(chunk).ok()?, Cell::new(false));
-            used[chunk as usize] += 1;
-            blocks.push(SpanBlock { block, slot_ref, chunk, at, is_read });
-        }
-        if order.len() < BLOCKS_MIN {
-            return None;
-        }
-        order.sort_unstable_by_key(|nth| blocks[*nth as usize].slot_ref.slot);
-        let chunk_bytes = used.into_iter().map(|blocks| blocks * size).collect();
-        let (chunks, memory, is_done) = (Vec::new(), None, Cell::new(false));
-        let _live = self.slot_reads.live.clone();
-        Some(Span { blocks, chunks, chunk_bytes, memory, order, is_done, _live })
-    }
-
-    /// Whether the span is read in much less time than its runs would be, or shows what it takes.
-    fn is_worth_reading(&self, span: &Span) -> bool {
-        let reads = self.slot_reads.costs.borrow();
-        if !reads.is_measured() {
-            return true;
-        }
-        let cost = reads.costs();
-        let gap_blocks = self.gap_blocks(reads.gap_to_try(0, GAP_BYTES_MAX));
-        let slot = |nth: usize| span.blocks[span.order[nth] as usize].slot_ref.slot;
-        let (mut at, mut requests, mut blocks) = (0, 0, 0);
-        while at < span.order.len() {
-            let end = span.read_end(at, gap_blocks, self.read_blocks_max());
-            blocks += u64::from(slot(end - 1) - slot(at)) + 1;
-            (at, requests) = (end, requests + 1);
-        }
-        // A run reads neighbours whose slots are neighbours, too, in one request.
-        let follows = |two: &[SpanBlock]| {
-            two[0].block + 1 == two[1].block && two[0].slot_ref.slot + 1 == two[1].slot_ref.slot
-        };
-        let joined = span.blocks.windows(2).filter(|two| follows(two)).count();
-        let alone = (span.blocks.len() - joined) as u64;
-        let size = u64::from(self.store.config.block_size);
-        let alone_ns = cost.time_ns(alone, span.blocks.len() as u64 * size);
-        let together_ns = cost.time_ns(requests, blocks * size);
-        together_ns.saturating_add(alone_ns / SAVED_PART) <= alone_ns
-    }
-
-    fn read_blocks_max(&self) -> u32 {
+    pub(super) fn read_blocks_max(&self) -> u32 {
         u32::try_from(READ_BYTES_MAX / self.store.block_bytes()).unwrap_or(1).max(1)
     }
 
-    fn gap_blocks(&self, bytes: u64) -> u32 {
+    pub(super) fn gap_blocks(&self, bytes: u64) -> u32 {
         u32::try_from(bytes / u64::from(self.store.config.block_size)).unwrap_or(0)
     }
 }
@@ -448,8 +400,8 @@ impl Writeback {
             {
                 end += 1;
             }
-            let at = first.at as usize;
-            data.push(span.chunks[first.chunk as usize].slice(at..at + (end - nth) * size));
+            let memory = span.memory_of(first, (end - nth) * size);
+            data.push(memory.expect("a chunk is given back after the span is read"));
             if end < range.end {
                 let gap = block(end).slot_ref.slot - block(end - 1).slot_ref.slot - 1;
                 if gap > 0 {

@@ -47,7 +47,7 @@ SHARE = $(DESTDIR)$(PREFIX)/share
 LIB = $(DESTDIR)$(PREFIX)/lib
 DOC = $(SHARE)/doc/millpond
 # Pages for users link to each other: they keep their places.
-PAGES := $(wildcard docs/*.md) crates/writecache/writecache.md crates/zram/zram.md crates/pagecache/buffered.md
+PAGES := $(wildcard docs/*.md) crates/writecache/writecache.md crates/zram/zram.md crates/pagecache/buffered.md crates/objvol/objvol.md
 MAN_PAGES := $(wildcard docs/man/*.[157])
 COMPLETIONS = $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond \
 	$(SHARE)/fish/vendor_completions.d/millpond.fish

@@ -5,7 +5,7 @@
 //!   args ─▶ verbs ───┐
 //!           dmsetup ─┴─▶ requests ─▶ client ═══ control.sock ═══▶ the daemon
 //!                            └ progress
-//!   inspect, recover, wipe ──▶ offline: a core of their own, on images; no daemon
+//!   inspect, recover, wipe, mkvol ──▶ offline: a core of their own, on images; no daemon
 //!   reproduce ──▶ the scenarios of the room `reproduce`, on a thread of their own
 //! ```
 //!
@@ -21,6 +21,7 @@ mod drain;
 mod inspect;
 mod inspect_guard;
 mod inspect_journal;
+mod mkvol;
 mod offline;
 mod process;
 mod progress;
@@ -46,6 +47,7 @@ use control::{EXIT_DONE, Failure, manual};
 pub use args::ControlVerb;
 pub use client::{Client, runtime};
 pub use inspect::InspectArgs;
+pub use mkvol::MkvolArgs;
 pub use recover::RecoverArgs;
 pub use reproduce::{ReproduceArgs, run as reproduce};
 pub use ublk_verb::UblkArgs;
@@ -66,6 +68,11 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     let done = offline::run(|| recover::run(args, run_dir));
     let done = done.map_err(|f| offline::name_user(f, &images, run_dir));
     done.map_err(|f| f.within("recover"))
+}
+
+/// `millpond mkvol`. Returns the exit code.
+pub fn mkvol(args: &MkvolArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    mkvol::run(args, run_dir).map(|()| EXIT_DONE).map_err(|f| f.within("mkvol"))
 }
 
 /// `millpond ublk`. Returns the exit code.

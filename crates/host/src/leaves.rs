@@ -328,7 +328,7 @@ impl Leaves {
         Ok(leaf)
     }
 
-    fn files(&self) -> Result<&Files, Error> {
+    pub(crate) fn files(&self) -> Result<&Files, Error> {
         let hint = "sockets and files need io_uring; without it mem:SIZE and null:SIZE are allowed";
         self.0.files.as_ref().ok_or_else(|| Error::new(ErrorKind::NotSupported, hint))
     }

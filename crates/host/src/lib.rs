@@ -10,6 +10,7 @@
 //!     └ config, rundir, endpoints, memory      ├ nbd ── exports
 //!   /dev/fuse ═══▶ fuse_host, sysfs ───────────┤ (threads of fuser)
 //!   DIR/NAME.sock ═══▶ vhost_user ─────────────┘ (a thread for each front end)
+//!                     object_volume ──▶ objstore (threads of tokio of its own)
 //!                     secondary, worker_threads, sessions: the other cores, and NBD there
 //!                                  log_queue: the thread that writes the log
 //! ```
@@ -46,6 +47,7 @@ mod log_queue;
 mod memory;
 mod mount_paths;
 mod nbd_uri;
+mod object_volume;
 mod observe;
 mod output;
 mod passed;
@@ -79,6 +81,7 @@ pub use log::start as start_log;
 pub use log_queue::{flush_log, print_error};
 pub use memory::{budget as memory_budget, set_for_tools as set_memory_budget_for_tools};
 pub use nbd_uri::{NbdUri, is_nbd, with_absolute_socket};
+pub use object_volume::{open_store, volume_environment};
 pub use observe::{MetricInfo, metric_catalogue};
 pub use output::{Format, Listing, print, print_as_is};
 pub use run_command::{RunArgs, run as run_command};

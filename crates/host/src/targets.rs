@@ -16,6 +16,7 @@ use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
+use crate::object_volume;
 use crate::zram_factory::{self, ZramFactory};
 
 /// What the constructors of engines need. Clones are the same.
@@ -37,11 +38,20 @@ struct EngineType {
 }
 
 /// All engines.
-static ENGINES: [EngineType; 3] = [
+static ENGINES: [EngineType; 4] = [
     EngineType {
         manual: &pagecache::MANUAL,
         construct: |_, ctx, args| Box::pin(page_cache(ctx, args)),
         whole: Some(|args| Whole::of_device(args, 0, Sector(1))),
+    },
+    EngineType {
+        manual: &objvol::MANUAL,
+        construct: |machine, ctx, args| {
+            Box::pin(async move {
+                object_volume::construct(&machine.claims, &machine.leaves, ctx, args).await
+            })
+        },
+        whole: None,
     },
     EngineType {
         manual: &writecache::MANUAL,

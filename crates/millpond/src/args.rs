@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use cli::{ControlVerb, InspectArgs, RecoverArgs, ReproduceArgs, UblkArgs, WipeArgs};
+use cli::{ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, UblkArgs, WipeArgs};
 use host::{RunArgs, ServeArgs};
 use loadgen::BenchArgs;
 
@@ -48,6 +48,7 @@ pub(crate) enum Verb {
     Inspect(InspectArgs),
     Recover(RecoverArgs),
     Wipe(WipeArgs),
+    Mkvol(MkvolArgs),
     Ublk(UblkArgs),
     #[command(flatten)]
     Control(ControlVerb),

@@ -48,7 +48,9 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let run_dir = cli.run_dir.as_deref();
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
-        Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) => Some(Level::WARN),
+        Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) | Verb::Mkvol(_) => {
+            Some(Level::WARN)
+        }
         Verb::Inspect(_)
         | Verb::Wipe(_)
         | Verb::Ublk(_)
@@ -74,6 +76,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
+        Verb::Mkvol(args) => cli::mkvol(&args, run_dir),
         Verb::Ublk(args) => cli::ublk(&args, run_dir),
         Verb::Help(HelpArgs { topic }) => help(topic.as_deref()),
         Verb::Completions(CompletionsArgs { shell }) => {

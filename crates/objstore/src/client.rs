@@ -112,21 +112,18 @@ impl StoreClient {
     ) -> LocalFuture<Result<T, StoreError>> {
         let (failures, store) = (self.remote.failures.clone(), self.remote.name.clone());
         let text = format!("{what} {name}");
-        let done = request::run(self.runtime, &self.caller, &self.turns, request);
-        Box::pin(async move {
-            let outcome = done.await;
-            match &outcome {
-                Err(e @ (StoreError::Unknown | StoreError::Throttled)) => {
-                    // `reported` has said more, if there was an answer.
-                    if failures.last().is_none() {
-                        failures.begin(&store, &text, &e.to_string());
-                    }
-                }
-                Err(StoreError::Denied(_)) => {}
-                Ok(_) | Err(_) => failures.end(&store),
+        let watched = async move {
+            let Ok(outcome) = tokio::time::timeout(REQUEST_TIME, request).await else {
+                failures.begin(&store, &text, "no answer in time");
+                return Err(StoreError::Unknown);
+            };
+            // `reported` has recorded those; the others are decisions of the store.
+            if !matches!(outcome, Err(StoreError::Unknown | StoreError::Throttled)) {
+                failures.end(&store);
             }
             outcome
-        })
+        };
+        request::run(self.runtime, &self.caller, &self.turns, watched)
     }
 }
 
@@ -228,7 +225,15 @@ impl Remote {
         let mut objects: Vec<(String, u64)> = Vec::new();
         let mut has_more = false;
         while let Some(next) = next_of(&mut pages).await {
-            let meta = next.map_err(|e| self.reported("LIST", &prefix, &e))?;
+            let meta = match next.map_err(|e| self.reported("LIST", &prefix, &e)) {
+                Ok(meta) => meta,
+                // What came before the error is a page: a long listing needs no luck.
+                Err(_) if self.directory.is_none() && !objects.is_empty() => {
+                    has_more = true;
+                    break;
+                }
+                Err(e) => return Err(e),
+            };
             let Some(name) = self.name_of(&meta.location) else { continue };
             if !name.starts_with(&prefix) || *name <= *after {
                 continue;

@@ -12,7 +12,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 struct State {
     last: Option<String>,
+    /// When the last line was logged.
     logged: Option<Instant>,
+    /// A line was logged since a request last succeeded.
+    is_logged: bool,
 }
 
 /// The last failure of a store, until a request has succeeded. Clones are the same.
@@ -27,14 +30,15 @@ impl FailureRecord {
         if state.logged.is_none_or(|at| now.duration_since(at) >= LOG_INTERVAL) {
             tracing::warn!(store, request, why, "a request failed; it is repeated");
             state.logged = Some(now);
+            state.is_logged = true;
         }
         state.last = Some(format!("{request}: {why}"));
     }
 
-    /// A request succeeded.
+    /// The store has decided about a request.
     pub(crate) fn end(&self, store: &str) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.last.take().is_some() && state.logged.take().is_some() {
+        if state.last.take().is_some() && std::mem::take(&mut state.is_logged) {
             tracing::info!(store, "the store answers again");
         }
     }

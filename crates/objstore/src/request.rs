@@ -61,7 +61,8 @@ impl Drop for Name {
     }
 }
 
-/// Starts `request` at the first poll, on the threads of tokio, and waits for it (OC-C2).
+/// Starts `request`, which has a time limit, at the first poll, on the threads of tokio, and waits
+/// for it (OC-C2).
 pub(crate) fn run<T: Send + 'static>(
     runtime: &'static Runtime,
     caller: &CoreCaller,
@@ -75,9 +76,8 @@ pub(crate) fn run<T: Send + 'static>(
         let (place, call) = (name.0, caller());
         runtime.spawn(async move {
             let turn = turns.acquire_owned().await;
-            let timed = tokio::time::timeout(REQUEST_TIME, request).await;
+            let outcome = request.await;
             drop(turn);
-            let outcome = timed.unwrap_or(Err(StoreError::Unknown));
             call(Box::new(move || {
                 if let Some(answer) = place.get::<Answer<T>>() {
                     *answer.outcome.borrow_mut() = Some(outcome);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a volume is made with, and what it is opened with.
+use std::rc::Rc;
+
 use block::{Error, Nanos, Planted, Sector};
 use format::objvol::{
     HOST_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, VOLUME_SECTORS_MAX, WINDOW_MAX,
 };
 
 use crate::planted::Fault;
+use crate::request_counts::RequestCounts;
 
 /// What a volume is for its whole life.
 #[derive(Clone, Debug)]
@@ -20,6 +23,12 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The usual volume of this size.
+    pub fn new(sectors: Sector) -> Geometry {
+        // Chosen: at 50 ms a PUT eight of 4 MiB in flight are 640 MB/s, and 32 MiB of memory.
+        Geometry { sectors, segment_bytes: 4 << 20, window: 8 }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let sectors = self.sectors.0;
         if !(1..=VOLUME_SECTORS_MAX).contains(&sectors) {
@@ -68,6 +77,11 @@ pub struct OpenOptions {
     pub map_memory: u64,
     /// Garbage is deleted so long after the checkpoint that lists it.
     pub grace: Nanos,
+    /// How long an opening, or the making of a volume, repeats a request that the store does not
+    /// answer; `None`: without an end. An opened volume always does.
+    pub patience: Option<Nanos>,
+    /// Where the requests are counted.
+    pub counts: Rc<RequestCounts>,
     #[doc(hidden)]
     pub planted: Planted<Fault>,
 }
@@ -86,6 +100,8 @@ impl OpenOptions {
             gc_threshold: 75,
             map_memory: 256 << 20,
             grace: Nanos::from_secs(60),
+            patience: None,
+            counts: Rc::default(),
             planted: Planted::NONE,
         }
     }

@@ -138,8 +138,8 @@ impl Reader<'_> {
         Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
     }
 
-    fn denied(&self, Denial(why): &Denial) -> Error {
-        Error::new(ErrorKind::Denied, format!("{}: {why}", self.requests.store_name()))
+    fn denied(&self, Denial { kind, why }: &Denial) -> Error {
+        Error::new(*kind, format!("{}: {why}", self.requests.store_name()))
     }
 
     async fn try_read(&self) -> Reading<History> {

@@ -34,16 +34,18 @@
 //! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
 //! | who is fenced stays fenced, reads too | OV-F in `shared` |
 //! | data are checked; what was moved is looked up again | OV-RD in `read` |
+//! | when a volume is open, made, and left to others | OV-TG in `volume_target` |
 //!
 //! The bytes are `format::objvol` and `docs/format/objvol.md`. `tests/it` has a store that lies,
 //! writers that fight, and planted faults (`docs/mutations.md`).
 //!
-//! Not there yet, so nothing above uses this room: a client of a real store, a table line and the
-//! verb that makes a volume; snapshots, read-ahead, resize; incremental checkpoints (a checkpoint
-//! writes the whole map); defragmentation by garbage collection, and slower writers while it does
-//! not keep up; deletion of what lies behind seals; `inspect` and `check`; the owner record of a
-//! write cache above; cost counters. An opening reads something of each epoch since the newest
-//! checkpoint: a volume that is opened a thousand times without a write opens slowly.
+//! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
+//!
+//! Not there yet: snapshots, read-ahead, resize; incremental checkpoints (a checkpoint writes the
+//! whole map); defragmentation by garbage collection, and slower writers while it does not keep
+//! up; deletion of what lies behind seals; `inspect` and `check`; the owner record of a write cache
+//! above. An opening reads something of each epoch since the newest checkpoint: a volume that is
+//! opened a thousand times without a write opens slowly.
 #![warn(missing_docs)]
 
 mod checkpoint;
@@ -56,16 +58,20 @@ mod map;
 mod open;
 mod planted;
 mod read;
+mod request_counts;
 mod requests;
 mod shared;
 mod store;
 mod volume;
+mod volume_target;
 mod write;
 
 pub use config::{Geometry, OpenOptions};
-pub use open::create;
+pub use open::{Contents, contents, create};
 #[cfg(feature = "planted")]
 pub use planted::Fault;
+pub use request_counts::RequestCounts;
 pub use shared::Fence;
 pub use store::{Listing, ObjectStore, StoreError};
 pub use volume::{Volume, VolumeStatus};
+pub use volume_target::{Environment, MANUAL, TargetConfig, VolumeEvent, VolumeTarget};

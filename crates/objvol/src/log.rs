@@ -372,6 +372,13 @@ impl Log {
         self.map.len()
     }
 
+    /// Bytes that the unbroken chain in the store does not have.
+    pub(crate) fn bytes_behind(&self) -> u64 {
+        let behind = self.ids.range(Place::new(self.epoch, self.durable + 1)..);
+        let sectors = behind.map(|(_, id)| u64::from(self.segment(*id).sectors)).sum::<u64>();
+        sectors * SECTOR as u64 + self.gather.data.len() as u64
+    }
+
     /// The runs of `range` that have data.
     pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<(u64, Extent)> {
         self.map.pieces(range)

@@ -61,7 +61,7 @@ pub async fn create(
 ) -> Result<(), Error> {
     geometry.check()?;
     options.check()?;
-    let requests = Requests::new(store, options.planted);
+    let requests = Requests::new(store, options);
     let place = Place::new(1, 0);
     let manifest = Manifest {
         identity: Identity { uuid: random_16(), place, nonce: reactor::random() },
@@ -77,9 +77,8 @@ pub async fn create(
     there.retain(|(name, _)| !name.starts_with(PROBES)); // of an opening that was cut off
     if let Some((name, _)) = there.first() {
         let text = format!(
-            "{}: there are {} objects, {name} is the first: a volume takes an empty prefix",
-            requests.store_name(),
-            there.len()
+            "{}: something lies there, {name}: a volume takes an empty prefix",
+            requests.store_name()
         );
         return Err(Error::new(ErrorKind::Exists, text)); // OV-O4
     }
@@ -93,12 +92,41 @@ pub async fn create(
     }
 }
 
+/// What lies under a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Nothing: a volume may be made there.
+    Nothing,
+    /// A volume.
+    Volume,
+    /// Something else: the name of its first object.
+    Other(String),
+}
+
+/// Looks what lies under a prefix; it writes nothing (OV-O4).
+///
+/// # Errors
+/// `Denied` if the store refuses, `Io` if it does not answer for as long as `options` allow.
+pub async fn contents(
+    store: Rc<dyn ObjectStore>,
+    options: &OpenOptions,
+) -> Result<Contents, Error> {
+    let requests = Requests::new(store, options);
+    let denied = |denial: Denial| denied(&requests, &denial);
+    if !requests.list(MANIFESTS, "").await.map_err(denied)?.is_empty() {
+        return Ok(Contents::Volume);
+    }
+    let there = requests.list("", "").await.map_err(denied)?;
+    let other = there.into_iter().map(|(name, _)| name).find(|name| !name.starts_with(PROBES));
+    Ok(other.map_or(Contents::Nothing, Contents::Other))
+}
+
 async fn put_whole(requests: &Requests, name: &str, object: &[u8]) -> Result<Creation, Denial> {
     requests.put(name, &Buf::copy_of(object), object.len()).await
 }
 
-fn denied(requests: &Requests, Denial(why): &Denial) -> Error {
-    Error::new(ErrorKind::Denied, format!("{}: {why}", requests.store_name()))
+fn denied(requests: &Requests, Denial { kind, why }: &Denial) -> Error {
+    Error::new(*kind, format!("{}: {why}", requests.store_name()))
 }
 
 /// OV-O6: creates an object twice.
@@ -275,7 +303,7 @@ pub(crate) async fn open(
 ) -> Result<Rc<Shared>, Error> {
     options.check()?;
     let planted: Planted<Fault> = options.planted;
-    let requests = Requests::new(store, planted);
+    let requests = Requests::new(store, &options);
     probe(&requests, &options).await?;
     let opening = Opening { requests, options, nonce: reactor::random() };
     let manifest = opening.take_epoch().await?;
@@ -299,6 +327,7 @@ pub(crate) async fn open(
         log: RefCell::new(log),
         changed: WaitList::new(),
         fence: RefCell::default(),
+        is_fence_read: Cell::default(),
         is_closing: Cell::default(),
         tasks: Cell::default(),
         checkpointed: Cell::default(),
@@ -309,6 +338,7 @@ pub(crate) async fn open(
     });
     // OV-O3
     shared.put_owner(1, OwnerState::Attached).await?;
+    shared.requests.wait_for_ever();
     shared.start();
     Ok(shared)
 }

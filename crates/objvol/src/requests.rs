@@ -6,12 +6,17 @@
 //!   outage has no end that a request does not wait for.
 //! - OV-R2 "It exists" is no failure and no success: what is there is read back and compared. It is
 //!   the writer's own if the whole head is the same, the nonce of the opening included.
+//! - OV-R3 Only an opening may give up on a store that does not answer: nothing has been
+//!   acknowledged yet.
+use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Buf, Nanos, Planted};
+use block::{Buf, ErrorKind, Nanos, Planted};
 use format::objvol::stated_head_bytes;
 
+use crate::config::OpenOptions;
 use crate::planted::Fault;
+use crate::request_counts::RequestCounts;
 use crate::store::{ObjectStore, StoreError};
 
 /// The first wait before a request is repeated. Chosen: about one round trip to a bucket.
@@ -23,9 +28,19 @@ const BACKOFF_MAX_NS: u64 = 10_000_000_000;
 /// segment of 4 MiB in extents of 16 KiB.
 const HEAD_GUESS: u64 = 8192;
 
-/// The store refuses, for a reason that repeating does not change: the text is for the operator.
+/// The store refuses, for a reason that repeating does not change, or has not answered for longer
+/// than somebody wants to wait: the text is for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Denial(pub(crate) String);
+pub(crate) struct Denial {
+    pub(crate) kind: ErrorKind,
+    pub(crate) why: String,
+}
+
+impl Denial {
+    fn new(why: impl Into<String>) -> Denial {
+        Denial { kind: ErrorKind::Denied, why: why.into() }
+    }
+}
 
 /// Outcome of a put-if-absent.
 #[derive(Debug)]
@@ -39,26 +54,59 @@ pub(crate) enum Creation {
 /// A store whose requests are repeated.
 pub(crate) struct Requests {
     store: Rc<dyn ObjectStore>,
+    counts: Rc<RequestCounts>,
+    /// How long a request is repeated; `None`: without an end.
+    patience: Cell<Option<Nanos>>,
     planted: Planted<Fault>,
 }
 
 /// The waits between attempts.
-#[derive(Default)]
-struct Backoff(u32);
+struct Backoff {
+    attempts: u32,
+    began: Nanos,
+}
 
 impl Backoff {
-    /// Waits twice as long as the time before, with jitter: half to all of it.
-    async fn wait(&mut self) {
-        let most = BACKOFF_FIRST_NS.saturating_mul(1 << self.0.min(20)).min(BACKOFF_MAX_NS);
-        self.0 += 1;
+    fn begin() -> Backoff {
+        Backoff { attempts: 0, began: reactor::now() }
+    }
+
+    /// Waits twice as long as the time before, with jitter: half to all of it. Fails when the
+    /// request has been repeated for long enough (OV-R3).
+    async fn wait(&mut self, of: &Requests) -> Result<(), Denial> {
+        let waited = reactor::now().saturating_sub(self.began);
+        if of.patience.get().is_some_and(|patience| waited >= patience) {
+            let last = of.store.last_failure().unwrap_or_default();
+            let why = format!("no answer for {} s: {last}", waited.0 / 1_000_000_000);
+            return Err(Denial { kind: ErrorKind::Io, why });
+        }
+        let most = BACKOFF_FIRST_NS.saturating_mul(1 << self.attempts.min(20)).min(BACKOFF_MAX_NS);
+        self.attempts += 1;
+        of.counts.add(|counts| &counts.repeated, 1);
         let jitter = reactor::random() % (most / 2 + 1);
         reactor::sleep(Nanos(most - jitter)).await;
+        Ok(())
     }
 }
 
 impl Requests {
-    pub(crate) fn new(store: Rc<dyn ObjectStore>, planted: Planted<Fault>) -> Requests {
-        Requests { store, planted }
+    pub(crate) fn new(store: Rc<dyn ObjectStore>, options: &OpenOptions) -> Requests {
+        Requests {
+            store,
+            counts: options.counts.clone(),
+            patience: Cell::new(options.patience),
+            planted: options.planted,
+        }
+    }
+
+    /// From now on requests are repeated without an end (OV-R1).
+    pub(crate) fn wait_for_ever(&self) {
+        self.patience.set(None);
+    }
+
+    /// Why the last request has no outcome, until one has one again.
+    pub(crate) fn last_failure(&self) -> Option<String> {
+        self.store.last_failure()
     }
 
     /// The store's name for users.
@@ -73,8 +121,10 @@ impl Requests {
         object: &Buf,
         head_bytes: usize,
     ) -> Result<Creation, Denial> {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::begin();
         loop {
+            self.counts.add(|counts| &counts.puts, 1);
+            self.counts.add(|counts| &counts.put_bytes, object.len() as u64);
             match self.store.put_absent(name, object.clone()).await {
                 Ok(()) => return Ok(Creation::Own),
                 Err(StoreError::Exists) => {
@@ -90,12 +140,12 @@ impl Requests {
                         return Ok(if is_own { Creation::Own } else { Creation::Other(there) });
                     }
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial(why)),
-                Err(StoreError::NotFound) => return Err(Denial("no such bucket".into())),
+                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
+                Err(StoreError::NotFound) => return Err(Denial::new("no such bucket")),
                 // OV-R1
                 Err(StoreError::Conflict | StoreError::Unknown | StoreError::Throttled) => {}
             }
-            backoff.wait().await;
+            backoff.wait(self).await?;
         }
     }
 
@@ -122,15 +172,19 @@ impl Requests {
         name: &str,
         range: std::ops::Range<u64>,
     ) -> Result<Option<Buf>, Denial> {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::begin();
         loop {
+            self.counts.add(|counts| &counts.gets, 1);
             match self.store.get(name, range.clone()).await {
-                Ok(bytes) => return Ok(Some(bytes)),
+                Ok(bytes) => {
+                    self.counts.add(|counts| &counts.get_bytes, bytes.len() as u64);
+                    return Ok(Some(bytes));
+                }
                 Err(StoreError::NotFound) => return Ok(None),
-                Err(StoreError::Denied(why)) => return Err(Denial(why)),
+                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
                 Err(_) => {}
             }
-            backoff.wait().await;
+            backoff.wait(self).await?;
         }
     }
 
@@ -141,32 +195,34 @@ impl Requests {
         after: &str,
     ) -> Result<Vec<(String, u64)>, Denial> {
         let (mut all, mut after) = (Vec::new(), after.to_owned());
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::begin();
         loop {
+            self.counts.add(|counts| &counts.lists, 1);
             match self.store.list(prefix, &after).await {
                 Ok(page) => {
-                    backoff = Backoff::default();
+                    backoff = Backoff::begin();
                     all.extend(page.objects);
                     match all.last() {
                         Some((last, _)) if page.has_more => after.clone_from(last),
                         Some(_) | None => return Ok(all),
                     }
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial(why)),
-                Err(StoreError::NotFound) => return Err(Denial("no such bucket".into())),
-                Err(_) => backoff.wait().await,
+                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
+                Err(StoreError::NotFound) => return Err(Denial::new("no such bucket")),
+                Err(_) => backoff.wait(self).await?,
             }
         }
     }
 
     /// Deletes an object, if it is there.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Denial> {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::begin();
         loop {
+            self.counts.add(|counts| &counts.deletes, 1);
             match self.store.delete(name).await {
                 Ok(()) | Err(StoreError::NotFound) => return Ok(()),
-                Err(StoreError::Denied(why)) => return Err(Denial(why)),
-                Err(_) => backoff.wait().await,
+                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
+                Err(_) => backoff.wait(self).await?,
             }
         }
     }

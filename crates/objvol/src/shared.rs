@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Nanos, Status};
+use block::{Buf, Nanos, Status};
 use format::objvol::{
     MANIFESTS, Manifest, Place, SegmentObject, manifest_name, parse_manifest_name,
 };
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     /// Woken when a segment landed, when one was closed, and when the volume is fenced or closed.
     pub(crate) changed: WaitList,
     pub(crate) fence: RefCell<Option<Fence>>,
+    /// The manifest of whoever has fenced it was read, or could not be.
+    pub(crate) is_fence_read: Cell<bool>,
     pub(crate) is_closing: Cell<bool>,
     /// Background tasks that have not ended.
     pub(crate) tasks: Cell<u32>,
@@ -107,15 +109,18 @@ impl Shared {
         // First, so that no request succeeds while the manifest is read.
         *self.fence.borrow_mut() = Some(Fence { epoch, host: String::new(), opened_at: 0 });
         self.changed.wake_all();
-        let Ok(Some(object)) = self.requests.object(&manifest_name(epoch)).await else { return };
-        if let Ok(manifest) = object.read(|o| Manifest::decode(o, &self.uuid(), epoch)) {
+        let object = self.requests.object(&manifest_name(epoch)).await;
+        let decode = |object: Buf| object.read(|o| Manifest::decode(o, &self.uuid(), epoch)).ok();
+        if let Some(manifest) = object.ok().flatten().and_then(decode) {
             let Manifest { host, opened_at, .. } = manifest;
             *self.fence.borrow_mut() = Some(Fence { epoch, host, opened_at });
         }
+        self.is_fence_read.set(true);
+        self.changed.wake_all();
     }
 
     /// Another object lies where this opening wanted to put one.
-    pub(crate) async fn fence_by_object(&self, there: &block::Buf, place: Place) {
+    pub(crate) async fn fence_by_object(&self, there: &Buf, place: Place) {
         let object = there.read(|there| SegmentObject::decode(there, &self.uuid(), place));
         let epoch = match object {
             Ok(SegmentObject::Seal(seal)) => seal.by_epoch,
@@ -147,7 +152,7 @@ impl Shared {
     }
 
     /// The store refuses what must be done: the operator must help, and then it goes on.
-    pub(crate) async fn wait_out(&self, Denial(why): Denial) {
+    pub(crate) async fn wait_out(&self, Denial { why, .. }: Denial) {
         *self.denial.borrow_mut() = Some(why);
         reactor::sleep(DENIED_WAIT).await;
     }

@@ -4,15 +4,27 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Status};
-use format::objvol::OwnerState;
+use format::objvol::{Manifest, OwnerState, SECTOR};
 
-use crate::config::OpenOptions;
+use crate::config::{Geometry, OpenOptions};
+use crate::log::SegmentUse;
 use crate::open;
 use crate::shared::{Fence, Shared};
 use crate::store::ObjectStore;
 
 /// Largest request, bytes.
 const IO_BYTES_MAX: u32 = 32 << 20;
+
+/// The limits of a volume of this size.
+pub(crate) fn limits(capacity: Sector) -> Limits {
+    Limits {
+        max_io_bytes: IO_BYTES_MAX,
+        discard_granularity_bytes: 512,
+        write_zeroes: true,
+        survives_kill: false,
+        ..Limits::new(capacity)
+    }
+}
 
 /// An opened volume. It keeps the border contract of `block`: a FLUSH makes durable what had
 /// completed before; a crash keeps a prefix of what was written, in the order of the log.
@@ -35,8 +47,16 @@ pub struct VolumeStatus {
     pub durable: u64,
     /// Entries of the map.
     pub extents: u64,
+    /// Bytes that would be lost with this machine: written, and not in that chain.
+    pub behind_bytes: u64,
+    /// Bytes of the segments in the store.
+    pub stored_bytes: u64,
+    /// Those of them that the map points to.
+    pub live_bytes: u64,
     /// Why the store refuses, if it does.
     pub denial: Option<String>,
+    /// Why the last request to it has no outcome, until one has one again.
+    pub last_failure: Option<String>,
     /// Who has taken it over.
     pub fence: Option<Fence>,
 }
@@ -54,27 +74,48 @@ impl Volume {
         options: OpenOptions,
     ) -> Result<Rc<Volume>, Error> {
         let shared = open::open(store, options).await?;
-        let limits = Limits {
-            max_io_bytes: IO_BYTES_MAX,
-            discard_granularity_bytes: 512,
-            write_zeroes: true,
-            survives_kill: false,
-            ..Limits::new(Sector(shared.manifest.volume_sectors))
-        };
+        let limits = limits(Sector(shared.manifest.volume_sectors));
         Ok(Rc::new(Volume { shared, limits }))
     }
 
     /// Its state now.
     pub fn status(&self) -> VolumeStatus {
         let log = self.shared.log.borrow();
+        let uses = log.uses();
+        let bytes = |of: fn(&SegmentUse) -> u32| {
+            uses.iter().map(|segment| u64::from(of(segment))).sum::<u64>() * SECTOR as u64
+        };
         VolumeStatus {
             epoch: self.shared.epoch(),
+            behind_bytes: log.bytes_behind(),
+            stored_bytes: bytes(|segment| segment.sectors),
+            live_bytes: bytes(|segment| segment.live),
+            last_failure: self.shared.requests.last_failure(),
             segments: log.next() - u64::from(!log.is_gathering()),
             durable: log.durable(),
             extents: log.extents() as u64,
             denial: self.shared.denial.borrow().clone(),
             fence: self.shared.fence.borrow().clone(),
         }
+    }
+
+    /// What it was made with.
+    pub fn geometry(&self) -> Geometry {
+        let Manifest { volume_sectors, segment_bytes, window, .. } = self.shared.manifest;
+        Geometry { sectors: Sector(volume_sectors), segment_bytes, window }
+    }
+
+    /// Who has taken it over.
+    pub fn fence(&self) -> Option<Fence> {
+        self.shared.fence.borrow().clone()
+    }
+
+    /// Waits until somebody has taken it over, and returns who; or until it is being closed.
+    pub async fn wait_for_fence(&self) -> Option<Fence> {
+        let shared = &self.shared;
+        let is_over = || shared.is_fence_read.get() || shared.is_closing.get();
+        shared.changed.wait_for(is_over).await;
+        shared.fence.borrow().clone()
     }
 
     /// Writes a checkpoint of what was written before the call, unless there is nothing new.

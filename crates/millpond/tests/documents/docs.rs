@@ -292,7 +292,9 @@ fn pages() -> Vec<PathBuf> {
     let files = folders.iter().flat_map(|f| std::fs::read_dir(f).expect("a folder"));
     let mut pages: Vec<PathBuf> = files.map(|e| e.unwrap().path()).collect();
     pages.retain(|p| p.extension().is_some_and(|e| e == "md"));
-    for page in ["writecache/writecache.md", "zram/zram.md", "pagecache/buffered.md"] {
+    let targets =
+        ["writecache/writecache.md", "zram/zram.md", "pagecache/buffered.md", "objvol/objvol.md"];
+    for page in targets {
         pages.push(root.join("crates").join(page));
     }
     pages

@@ -83,6 +83,7 @@ fn install_puts_each_file_in_its_place() {
         "crates/writecache/writecache.md",
         "crates/zram/zram.md",
         "crates/pagecache/buffered.md",
+        "crates/objvol/objvol.md",
     ];
     let pages = pages.chain(others.map(str::to_owned));
     expected.extend(pages.map(|page| format!("644 usr/share/doc/millpond/{page}")));

@@ -15,7 +15,7 @@ const TABLES: &[Row] = &[
     ("create x --table ''", 1, "create x: |has no line: START_SECTOR LENGTH_SECTORS TARGET_TYPE"),
     ("create x --table foo", 1, "line 1: |`foo` must be START_SECTOR LENGTH_SECTORS TARGET_TYPE"),
     ("create x --table '0 8'", 1, "line 1: |`0 8` must be START_SECTOR LENGTH_SECTORS"),
-    ("create x --table '0 8 nosuch'", 1, "nosuch: unknown target type|linear, striped"),
+    ("create x --table '0 8 nosuch'", 1, "nosuch: unknown target type|linear, objvol, striped"),
     ("create x --table '0 0 zero'", 1, "line 1: zero: |must be at least 1 sector"),
     ("create x --table '8 8 zero'", 1, "line 1: zero: |starts at sector 8, must start at 0"),
     ("create x --table '-1 8 zero'", 1, "start sector `-1`|must be a number of sectors"),

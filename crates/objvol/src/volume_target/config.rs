@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The table line: `URL [<#opt_args> [<option> [<value>]]...]`.
+//!
+//! Invariants
+//! - OV-TC1 [`TargetConfig::table`] names what differs from the defaults, and parses to the same.
+use block::attr::{self, Attr, Kind, OptionForm, Spec};
+use block::value::{TimeUnit, Value};
+use block::{Error, Nanos, Sector};
+use format::objvol::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+
+use crate::config::{Geometry, OpenOptions};
+
+/// The least map: 40,000 extents.
+const MAP_MEMORY_MIN: u64 = 1 << 20;
+const MAP_MEMORY_MAX: u64 = 1 << 40;
+/// A day: a reader of an old checkpoint has long ended then.
+const GRACE_S_MAX: u64 = 86_400;
+
+type Opt = Attr<TargetConfig>;
+
+const fn value(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
+    Spec::new(name, kind, help).option(OptionForm::Value).default(default)
+}
+
+const fn flag(name: &'static str, help: &'static str) -> Spec {
+    Spec::new(name, Kind::Flag, help).option(OptionForm::Name).default("0")
+}
+
+fn number<T: TryFrom<u64>>(value: &Value) -> T {
+    let number = value.number().and_then(|n| T::try_from(n).ok());
+    number.expect("checked by the option's kind")
+}
+
+/// The options, in the order in which a table line shows them.
+pub(crate) static OPTIONS: [Opt; 6] = [
+    Attr::new(
+        value(
+            "segment_size",
+            Kind::Size {
+                min: SEGMENT_BYTES_MIN as u64,
+                max: SEGMENT_BYTES_MAX as u64,
+                unit: 512,
+                or: None,
+            },
+            "4M",
+            "bytes of a full object, of a volume that this line makes; a volume keeps its own",
+        ),
+        |c| c.segment_bytes.into(),
+        |c, v| c.segment_bytes = number(v),
+    ),
+    Attr::new(
+        value(
+            "gc_threshold",
+            Kind::Number { min: 0, max: 90, unit: "percent" },
+            "75",
+            "live data of all that is stored, below which garbage is collected; 0: never",
+        ),
+        |c| c.gc_threshold.into(),
+        |c, v| c.gc_threshold = number(v),
+    ),
+    Attr::new(
+        value(
+            "map_memory",
+            Kind::Size { min: MAP_MEMORY_MIN, max: MAP_MEMORY_MAX, unit: 1, or: None },
+            "256M",
+            "memory of the map at 24 bytes an extent; writes beyond it fail with ENOSPC",
+        ),
+        |c| c.map_memory.into(),
+        |c, v| c.map_memory = number(v),
+    ),
+    Attr::new(
+        value(
+            "grace",
+            Kind::Time { unit: TimeUnit::Second, min: 0, max: GRACE_S_MAX, or: None },
+            "60",
+            "how long garbage stays after the checkpoint that lists it, in seconds",
+        ),
+        |c| c.grace_s.into(),
+        |c, v| c.grace_s = number(v),
+    ),
+    Attr::new(
+        flag(
+            "single_writer",
+            "take a store without conditional writes; no second daemon may ever open the volume",
+        ),
+        |c| c.single_writer.into(),
+        |c, v| c.single_writer = *v == Value::Flag(true),
+    ),
+    Attr::new(
+        flag("take_over", "open the volume although another host has it, or died with it"),
+        |c| c.take_over.into(),
+        |c, v| c.take_over = *v == Value::Flag(true),
+    ),
+];
+
+/// What a table line says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetConfig {
+    pub(crate) url: String,
+    pub(crate) segment_bytes: u32,
+    pub(crate) gc_threshold: u32,
+    pub(crate) map_memory: u64,
+    pub(crate) grace_s: u64,
+    pub(crate) single_writer: bool,
+    pub(crate) take_over: bool,
+}
+
+impl TargetConfig {
+    /// Reads the arguments of a table line.
+    ///
+    /// # Errors
+    /// `Invalid` names what is wrong, and what is allowed.
+    pub fn parse(args: &[&str]) -> Result<TargetConfig, Error> {
+        let Some((url, rest)) = args.split_first() else {
+            return Err(Error::invalid("must be URL [#opt_args [OPTION [VALUE]]...]"));
+        };
+        let mut config = TargetConfig {
+            url: (*url).to_owned(),
+            segment_bytes: 4 << 20,
+            gc_threshold: 75,
+            map_memory: 256 << 20,
+            grace_s: 60,
+            single_writer: false,
+            take_over: false,
+        };
+        let Some((count, words)) = rest.split_first() else { return Ok(config) };
+        attr::check_count(count, words, 2 * OPTIONS.len())?;
+        attr::options(&OPTIONS, words, |option, word| {
+            let value = match option.spec.form {
+                OptionForm::Name => Value::Flag(true),
+                OptionForm::Value | OptionForm::Never => {
+                    option.spec.parse(word.unwrap_or_default())?
+                }
+            };
+            option.set.expect("each option can be set")(&mut config, &value);
+            Ok(())
+        })?;
+        Ok(config)
+    }
+
+    /// The store's URL, as the table line has it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The arguments of a table line (OV-TC1).
+    pub fn table(&self) -> String {
+        let defaults = TargetConfig::parse(&[&self.url]).expect("a URL alone is allowed");
+        let mut words = Vec::new();
+        for option in &OPTIONS {
+            let get = option.get.expect("each option has a value");
+            let value = get(self);
+            if value == get(&defaults) {
+                continue;
+            }
+            words.push(option.spec.name.to_owned());
+            if option.spec.form == OptionForm::Value {
+                words.push(value.to_string());
+            }
+        }
+        match words.len() {
+            0 => self.url.clone(),
+            n => format!("{} {n} {}", self.url, words.join(" ")),
+        }
+    }
+
+    /// What a volume is made with.
+    pub(crate) fn geometry(&self, sectors: Sector) -> Geometry {
+        Geometry { segment_bytes: self.segment_bytes, ..Geometry::new(sectors) }
+    }
+
+    /// What it is opened with.
+    pub(crate) fn open_options(&self, host: &str, now: u64, sectors: Sector) -> OpenOptions {
+        OpenOptions {
+            sectors: Some(sectors),
+            take_over: self.take_over,
+            single_writer: self.single_writer,
+            gc_threshold: self.gc_threshold,
+            map_memory: self.map_memory,
+            grace: Nanos::from_secs(self.grace_s),
+            ..OpenOptions::new(host, now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<TargetConfig, Error> {
+        TargetConfig::parse(&line.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_table_names_what_is_no_default() {
+        for line in [
+            "s3://b/p",
+            "s3://b/p 2 segment_size 8388608",
+            "file:///d 9 gc_threshold 60 map_memory 1048576 grace 0 single_writer take_over x",
+        ] {
+            let line = line.strip_suffix(" x").map_or(line.to_owned(), |l| l.replace(" 9 ", " 8 "));
+            let config = parsed(&line).unwrap();
+            assert_eq!(config.table(), line);
+            assert_eq!(parsed(&config.table()).unwrap(), config);
+        }
+        let defaults = "s3://b/p 8 segment_size 4M gc_threshold 75 map_memory 256M grace 1m";
+        assert_eq!(parsed(defaults).unwrap().table(), "s3://b/p");
+    }
+
+    #[test]
+    fn defaults_are_those_that_help_shows() {
+        let config = parsed("s3://b/p").unwrap();
+        for Attr { spec, get, .. } in &OPTIONS {
+            assert_eq!(spec.parse(spec.default).unwrap(), get.unwrap()(&config), "{}", spec.name);
+        }
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_what_is_allowed() {
+        for (line, why) in [
+            ("", "must be URL"),
+            ("s3://b/p 2 segment_size 3M5", "segment_size: `3M5`: 4K to 16M bytes"),
+            ("s3://b/p 2 segment_size 1K", "segment_size: `1K`: 4K to 16M bytes"),
+            ("s3://b/p 2 gc_threshold 91", "gc_threshold: `91`: a number from 0 to 90 percent"),
+            ("s3://b/p 2 grace 2d", "grace: `2d`: 0 to 86400 s"),
+            ("s3://b/p 1 take", "take"),
+        ] {
+            let e = parsed(line).unwrap_err().to_string();
+            assert!(e.contains(why), "{line}: {e}");
+        }
+    }
+}

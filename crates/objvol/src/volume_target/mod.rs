@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `VolumeTarget`: a volume as the target of a table line.
+//!
+//! ```text
+//!   made ─ resume ─▶ open ─ suspend ─▶ closed ─ resume ─▶ open, in a new epoch
+//!                     └─ somebody takes it over ─▶ fenced: ESTALE, also after a suspend
+//! ```
+//!
+//! Invariants
+//! - OV-TG1 The store is asked for nothing before the first `resume`: until then the table of
+//!   before may write.
+//! - OV-TG2 A suspended target has no volume open: another process may have it, as the successor of
+//!   a live upgrade.
+//! - OV-TG3 A target that was fenced stays so: only a new table takes the volume back, because
+//!   somebody must have decided that.
+//! - OV-TG4 A volume is made only where nothing lies, and the operator is told.
+mod attributes;
+mod config;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use block::attr::Spec;
+use block::value::Value;
+use block::{
+    Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Sector, Status, Target,
+};
+
+use crate::config::{Geometry, OpenOptions};
+use crate::open::{Contents, contents, create};
+use crate::request_counts::RequestCounts;
+use crate::shared::Fence;
+use crate::store::ObjectStore;
+use crate::volume::{Volume, VolumeStatus, limits};
+
+pub use attributes::MANUAL;
+pub use config::TargetConfig;
+
+/// How long a resume waits for a store that does not answer. Chosen: as long as the daemon's end
+/// may take; a bucket that is away for longer is a reason to look.
+const PATIENCE: Nanos = Nanos::from_secs(60);
+
+/// What an engine does not know of the world around it.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// Name of this host: whoever is fenced by it reads it.
+    pub host: String,
+    /// Seconds since 1970, for people.
+    pub clock: fn() -> u64,
+}
+
+/// What an operator should hear of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeEvent {
+    /// A volume was made, since nothing was there.
+    Made(Sector),
+    /// Somebody has taken the volume over.
+    Fenced(Fence),
+    /// It was suspended after that: what was not flushed before is lost.
+    LeftFenced,
+}
+
+impl fmt::Display for VolumeEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VolumeEvent::Made(sectors) => {
+                write!(f, "nothing was there: a volume of {sectors} sectors was made")
+            }
+            VolumeEvent::Fenced(fence) => {
+                write!(f, "{fence}: every request fails with ESTALE; what was flushed is safe")
+            }
+            VolumeEvent::LeftFenced => f.write_str("suspended; somebody else has the volume"),
+        }
+    }
+}
+
+enum State {
+    /// Made, or suspended.
+    Closed,
+    Open(Rc<Volume>),
+    /// OV-TG3.
+    Fenced(Fence),
+}
+
+type OnEvent = Box<dyn Fn(&VolumeEvent)>;
+
+/// See the module.
+pub struct VolumeTarget {
+    name: String,
+    config: TargetConfig,
+    store: Rc<dyn ObjectStore>,
+    environment: Environment,
+    limits: Limits,
+    counts: Rc<RequestCounts>,
+    state: RefCell<State>,
+    on_event: RefCell<Option<OnEvent>>,
+}
+
+impl VolumeTarget {
+    /// The target of a line of this length, of the device `name`. Nothing is asked of the store
+    /// (OV-TG1).
+    ///
+    /// # Errors
+    /// `Invalid` for a length that no volume can have.
+    pub fn new(
+        name: &str,
+        config: TargetConfig,
+        store: Rc<dyn ObjectStore>,
+        len: Sector,
+        environment: Environment,
+    ) -> Result<Rc<VolumeTarget>, Error> {
+        config.geometry(len).check()?;
+        Ok(Rc::new(VolumeTarget {
+            name: name.to_owned(),
+            config,
+            store,
+            environment,
+            limits: limits(len),
+            counts: Rc::default(),
+            state: RefCell::new(State::Closed),
+            on_event: RefCell::default(),
+        }))
+    }
+
+    /// Has `notify` called with what an operator should hear of.
+    pub fn on_event(&self, notify: impl Fn(&VolumeEvent) + 'static) {
+        *self.on_event.borrow_mut() = Some(Box::new(notify));
+    }
+
+    /// The store's URL, in one spelling if the table line had that.
+    pub fn url(&self) -> &str {
+        self.config.url()
+    }
+
+    fn notify(&self, event: &VolumeEvent) {
+        if let Some(notify) = &*self.on_event.borrow() {
+            notify(event);
+        }
+    }
+
+    fn volume(&self) -> Option<Rc<Volume>> {
+        match &*self.state.borrow() {
+            State::Open(volume) => Some(volume.clone()),
+            State::Closed | State::Fenced(_) => None,
+        }
+    }
+
+    /// Who has taken the volume over.
+    fn fence(&self) -> Option<Fence> {
+        match &*self.state.borrow() {
+            State::Open(volume) => volume.fence(),
+            State::Fenced(fence) => Some(fence.clone()),
+            State::Closed => None,
+        }
+    }
+
+    fn volume_status(&self) -> Option<VolumeStatus> {
+        self.volume().map(|volume| volume.status())
+    }
+
+    fn options(&self) -> OpenOptions {
+        let Environment { host, clock } = &self.environment;
+        OpenOptions {
+            patience: Some(PATIENCE),
+            counts: self.counts.clone(),
+            ..self.config.open_options(host, clock(), self.limits.capacity)
+        }
+    }
+
+    /// Opens the volume; makes it where nothing is (OV-TG4).
+    async fn open(&self) -> Result<Rc<Volume>, Error> {
+        let options = self.options();
+        match contents(self.store.clone(), &options).await? {
+            Contents::Volume => {}
+            Contents::Nothing => {
+                let geometry: Geometry = self.config.geometry(self.limits.capacity);
+                create(self.store.clone(), &geometry, &options).await?;
+                self.notify(&VolumeEvent::Made(geometry.sectors));
+            }
+            Contents::Other(name) => {
+                let text = format!(
+                    "{}: something lies there, {name}: a volume takes an empty prefix",
+                    self.store.name()
+                );
+                return Err(Error::new(ErrorKind::Exists, text));
+            }
+        }
+        Volume::open(self.store.clone(), options).await
+    }
+
+    async fn start(self: Rc<Self>) -> Result<(), Error> {
+        if let Some(fence) = self.fence() {
+            let text = format!(
+                "{}: {fence}; only a new table takes it back: `load`, then `resume`",
+                self.store.name()
+            );
+            return Err(Error::busy(text)); // OV-TG3
+        }
+        let volume = self.open().await?;
+        *self.state.borrow_mut() = State::Open(volume.clone());
+        reactor::spawn(async move {
+            if let Some(fence) = volume.wait_for_fence().await {
+                self.notify(&VolumeEvent::Fenced(fence));
+            }
+        });
+        Ok(())
+    }
+
+    /// OV-TG2.
+    async fn stop(&self) -> Result<(), Error> {
+        let Some(volume) = self.volume() else { return Ok(()) };
+        let closed = volume.close().await;
+        let Some(fence) = volume.fence() else {
+            *self.state.borrow_mut() = State::Closed;
+            return closed;
+        };
+        // Nothing can be saved, and every client has heard of it, or will: ESTALE to all.
+        *self.state.borrow_mut() = State::Fenced(fence);
+        self.notify(&VolumeEvent::LeftFenced);
+        Ok(())
+    }
+}
+
+impl BlockDevice for VolumeTarget {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn submit(&self, bio: Bio) {
+        match self.volume() {
+            Some(volume) => volume.submit(bio),
+            None => bio.complete(Status::Stale),
+        }
+    }
+}
+
+impl Target for VolumeTarget {
+    fn kind(&self) -> &'static str {
+        MANUAL.name
+    }
+
+    fn table(&self) -> String {
+        self.config.table()
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn deps(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
+        Box::pin(async move {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let ["checkpoint"] = words[..] else {
+                let words = words.join(" ");
+                let text = format!("unknown message `{words}`: `checkpoint` is allowed");
+                return Err(Error::invalid(text));
+            };
+            let none = || Error::busy(format!("{}: the volume is not open", self.name));
+            self.volume().ok_or_else(none)?.checkpoint().await?;
+            Ok(String::new())
+        })
+    }
+
+    /// Closes the volume: everything is durable, and a checkpoint lets the next opening be short.
+    /// It waits until an outage has ended.
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.stop().await })
+    }
+
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(self.start())
+    }
+
+    fn attributes(&self) -> Vec<&'static Spec> {
+        attributes::specs()
+    }
+
+    fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
+        Box::pin(async move { self.attribute(&name) })
+    }
+
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        _value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.refuse_to_set(&name) })
+    }
+
+    fn metrics(&self) -> Vec<(&'static Spec, u64)> {
+        self.figures()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let fence = self.fence().map(|fence| fence.to_string());
+        let status = self.volume_status();
+        let denial = status.as_ref().and_then(|status| status.denial.clone());
+        let denial = denial.map(|why| format!("the store refuses: {why}"));
+        let failure = status.and_then(|status| status.last_failure);
+        let failure = failure.map(|why| format!("the store does not answer: {why}"));
+        fence.or(denial).or(failure).into_iter().collect()
+    }
+}
+
+impl fmt::Debug for VolumeTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeTarget({})", self.store.name())
+    }
+}

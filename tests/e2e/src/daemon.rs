@@ -39,6 +39,25 @@ fn run_dir_of(dir: &Path) -> PathBuf {
 fn log_of(dir: &Path) -> PathBuf {
     dir.join("daemon.log")
 }
+fn environment_of(dir: &Path) -> PathBuf {
+    dir.join("environment")
+}
+
+/// Variables for all daemons that are started in a folder.
+pub type Variables = [(&'static str, String)];
+
+/// Has the daemons of a folder, and their verbs, started with these variables.
+pub fn set_environment(dir: &Path, variables: &Variables) -> Result<()> {
+    let lines: String = variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    std::fs::write(environment_of(dir), lines).map_err(|e| e.to_string())
+}
+
+/// The variables that were set for a folder.
+fn environment(dir: &Path) -> Vec<(String, String)> {
+    let lines = std::fs::read_to_string(environment_of(dir)).unwrap_or_default(); // seldom there
+    let pair = |line: &str| line.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned()));
+    lines.lines().filter_map(pair).collect()
+}
 
 impl Drop for Daemon {
     fn drop(&mut self) {
@@ -84,6 +103,7 @@ impl Daemon {
         let old = log.metadata().map_err(|e| e.to_string())?.len();
         let mut command = Command::new(program);
         command.arg("--run-dir").arg(run_dir_of(dir));
+        command.envs(environment(dir));
         command.arg("daemon").arg("--config").arg(config_of(dir)).stderr(log);
         let process = Process::start(&mut command)?;
         let daemon = Daemon { program: program.into(), dir: dir.into(), process };
@@ -147,6 +167,7 @@ impl Daemon {
     /// A verb's command line.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
+        command.envs(environment(&self.dir));
         command.arg("--run-dir").arg(run_dir_of(&self.dir)).args(args);
         command
     }

@@ -9,6 +9,7 @@
 //!     ├─ daemon    millpond with a folder of its own: start, kill -9, SIGTERM, verbs
 //!     ├─ fio       runs of fio over NBD, and what they measured
 //!     ├─ origin    other people's NBD servers, which our devices stand on
+//!     ├─ bucket    an object store that has bad days
 //!     ├─ mounted   devices as files
 //!     ├─ stamp     self-describing blocks; knows what a crash may leave of them
 //!     ├─ client    a small NBD client for stamps, and for malformed requests
@@ -25,6 +26,7 @@
 use std::time::Duration;
 
 pub mod binary;
+pub mod bucket;
 pub mod client;
 pub mod daemon;
 pub mod fio;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::binary::{Build, millpond};
 use crate::client::Client;
-use crate::daemon::{Daemon, Device};
+use crate::daemon::{Daemon, Device, Variables, set_environment};
 use crate::process::missing;
 use crate::{clock, pause};
 
@@ -48,6 +48,16 @@ impl TestBed {
 
     /// The same with options as the config has them.
     pub fn start_with(options: &str, files: &[(&str, u64)], devices: &[Device<'_>]) -> TestBed {
+        TestBed::start_in(&[], options, files, devices)
+    }
+
+    /// The same, of daemons and verbs with these variables.
+    pub fn start_in(
+        variables: &Variables,
+        options: &str,
+        files: &[(&str, u64)],
+        devices: &[Device<'_>],
+    ) -> TestBed {
         let program = millpond(Build::Workspace).unwrap_or_else(|e| panic!("{e}"));
         let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir();
         let dir = dir.expect("a temporary folder can be made");
@@ -58,6 +68,7 @@ impl TestBed {
         if mounted {
             std::fs::create_dir(dir.path().join(MOUNT)).expect("the folder is new");
         }
+        set_environment(dir.path(), variables).expect("the folder is new");
         let daemon = Daemon::start_with(&program, dir.path(), options, devices);
         let daemon = Some(daemon.unwrap_or_else(|e| panic!("{e}")));
         TestBed { daemon, program, mounted, dir }

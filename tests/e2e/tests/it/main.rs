@@ -8,6 +8,8 @@ mod buffered;
 mod dmsetup;
 mod guard;
 mod journal;
+mod objvol;
+mod objvol_writers;
 mod offline;
 mod pmem;
 mod published;

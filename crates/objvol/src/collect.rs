@@ -13,6 +13,9 @@
 //! - OV-G2 Garbage is deleted only by a list in a durable checkpoint, after the grace time, and
 //!   after a look that this epoch is the newest.
 //! - OV-G3 Seals and manifests are never deleted, and no name at or behind a seal is used again.
+//! - OV-G4 Garbage is bounded: while less than half of `gc_threshold` of the segments with live
+//!   data is live, writers wait for its collection, unless there is nothing that it could collect.
+//!   What has no live data any more waits for its grace time only.
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -32,6 +35,15 @@ const VICTIMS_MAX: usize = 4;
 const SHARE_MAX: u64 = 900;
 /// Rounds until the next checkpoint. Chosen: a quarter of the segments between two checkpoints.
 const ROUNDS_MAX: u32 = 16;
+
+/// A pause of the housekeeping task while writers wait for it.
+const HOUSEKEEPING_AGAIN: Nanos = Nanos::from_millis(10);
+/// Writers begin to wait at this share of the live share that `gc_threshold` wants, and go on at
+/// the second; percent. Chosen: space for two to three times the data, and one wait for a tenth of
+/// them. So a wait is seldom, and not for each segment.
+const PACED: [u64; 2] = [50, 60];
+/// Segments with live data up to which nobody waits.
+const UNPACED_SEGMENTS: usize = 32;
 
 impl Shared {
     /// Starts the tasks of an opened volume.
@@ -58,7 +70,13 @@ impl Shared {
     }
 
     async fn keep_house(self: Rc<Self>) {
-        while self.pause(HOUSEKEEPING_EVERY).await {
+        loop {
+            let is_behind = self.is_collection_behind.get();
+            let pause = if is_behind { HOUSEKEEPING_AGAIN } else { HOUSEKEEPING_EVERY };
+            if !self.pause(pause).await {
+                return;
+            }
+            let has_work = !self.victims().is_empty();
             let mut has_moved = false;
             for _ in 0..ROUNDS_MAX {
                 // An error is that of a fence, or damage that readers find, too.
@@ -66,13 +84,43 @@ impl Shared {
                     break;
                 }
                 has_moved = true;
+                self.pace_writers();
             }
             let behind = self.log.borrow().next() - 1 - self.checkpointed.get();
-            if has_moved || behind >= self.options.checkpoint_every {
+            // Segments can be collected once a checkpoint includes them.
+            let is_due = has_moved || behind >= self.options.checkpoint_every;
+            if is_due || self.is_collection_behind.get() {
                 // An error is that of a fence.
                 let _ = self.checkpoint().await;
             }
+            // OV-G4. Work that moves nothing is on damaged segments.
+            if !has_moved && (has_work || self.victims().is_empty()) {
+                self.release_writers();
+            }
             self.delete_garbage().await;
+        }
+    }
+
+    /// OV-G4: measures what is live, and has writers wait or go on.
+    pub(crate) fn pace_writers(&self) {
+        let mut uses = self.log.borrow().uses();
+        uses.retain(|segment| segment.live > 0);
+        let sum = |of: fn(&SegmentUse) -> u32| uses.iter().map(|s| u64::from(of(s))).sum::<u64>();
+        let (live, all) = (sum(|segment| segment.live), sum(|segment| segment.sectors));
+        let [begin, end] = PACED;
+        let share = if self.is_collection_behind.get() { end } else { begin };
+        let least = all * u64::from(self.options.gc_threshold) * share;
+        let is_behind = uses.len() > UNPACED_SEGMENTS && live * 10_000 < least;
+        if !is_behind {
+            self.release_writers();
+        } else if !self.options.planted.is(Fault::UnpacedWriters) {
+            self.is_collection_behind.set(true);
+        }
+    }
+
+    fn release_writers(&self) {
+        if self.is_collection_behind.replace(false) {
+            self.changed.wake_all();
         }
     }
 

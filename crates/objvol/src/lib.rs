@@ -42,10 +42,10 @@
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
 //! Not there yet: snapshots, read-ahead, resize; incremental checkpoints (a checkpoint writes the
-//! whole map); defragmentation by garbage collection, and slower writers while it does not keep
-//! up; deletion of what lies behind seals; `inspect` and `check`; the owner record of a write cache
-//! above. An opening reads something of each epoch since the newest checkpoint: a volume that is
-//! opened a thousand times without a write opens slowly.
+//! whole map); defragmentation by garbage collection; deletion of what lies behind seals; `inspect`
+//! and `check`; the owner record of a write cache above. An opening reads something of each epoch
+//! since the newest checkpoint: a volume that is opened a thousand times without a write opens
+//! slowly.
 #![warn(missing_docs)]
 
 mod checkpoint;

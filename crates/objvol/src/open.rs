@@ -334,6 +334,7 @@ pub(crate) async fn open(
         is_checkpointing: Cell::default(),
         checkpoints: RefCell::new(checkpoints),
         garbage: RefCell::new(VecDeque::new()),
+        is_collection_behind: Cell::default(),
         denial: RefCell::default(),
     });
     // OV-O3

@@ -35,6 +35,8 @@ pub enum Fault {
     MoveOverNewer,
     /// Segments are sent without regard to the window.
     IgnoreWindow,
+    /// Writers never wait for garbage collection.
+    UnpacedWriters,
     /// A read takes data without checking their checksum.
     SkipChecksum,
 }

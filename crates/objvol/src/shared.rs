@@ -75,6 +75,8 @@ pub(crate) struct Shared {
     /// Durable checkpoints that are not the newest, or will not be after the next one.
     pub(crate) checkpoints: RefCell<Vec<Place>>,
     pub(crate) garbage: RefCell<VecDeque<GarbageList>>,
+    /// Writers wait until more garbage was collected (OV-G4).
+    pub(crate) is_collection_behind: Cell<bool>,
     /// The last refusal of the store, for the status.
     pub(crate) denial: RefCell<Option<String>>,
 }

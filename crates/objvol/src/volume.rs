@@ -51,7 +51,9 @@ pub struct VolumeStatus {
     pub behind_bytes: u64,
     /// Bytes of the segments in the store.
     pub stored_bytes: u64,
-    /// Those of them that the map points to.
+    /// Those among them with live data: the others wait for their deletion.
+    pub collectable_bytes: u64,
+    /// Data in them that the map points to.
     pub live_bytes: u64,
     /// Why the store refuses, if it does.
     pub denial: Option<String>,
@@ -89,6 +91,7 @@ impl Volume {
             epoch: self.shared.epoch(),
             behind_bytes: log.bytes_behind(),
             stored_bytes: bytes(|segment| segment.sectors),
+            collectable_bytes: bytes(|s| if s.live > 0 { s.sectors } else { 0 }),
             live_bytes: bytes(|segment| segment.live),
             last_failure: self.shared.requests.last_failure(),
             segments: log.next() - u64::from(!log.is_gathering()),

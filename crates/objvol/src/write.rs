@@ -31,6 +31,7 @@ impl Shared {
         let closed = self.log.borrow_mut().close(self.uuid(), self.nonce());
         if let Some(closed) = closed {
             self.spawn(self.clone().send(closed));
+            self.pace_writers();
             self.changed.wake_all();
         }
     }
@@ -75,6 +76,13 @@ impl Shared {
         }
     }
 
+    /// OV-G4: waits while garbage collection is behind.
+    async fn wait_for_collection(&self) -> Result<(), Status> {
+        let may_go_on = || self.is_fenced() || !self.is_collection_behind.get();
+        self.changed.wait_for(may_go_on).await;
+        self.check_fence()
+    }
+
     /// A write of whole sectors.
     pub(crate) async fn write(self: &Rc<Self>, start: u64, bufs: &Bufs) -> Result<(), Status> {
         let bytes_max = EXTENT_SECTORS_MAX as usize * SECTOR;
@@ -83,6 +91,7 @@ impl Shared {
         let mut done = 0;
         while done < total {
             let bytes = bytes_max.min(total - done);
+            self.wait_for_collection().await?;
             self.wait_for_room(bytes).await?;
             if self.log.borrow().extents() as u64 * ENTRY_BYTES >= self.options.map_memory {
                 return Err(Status::NoSpace);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What garbage collection costs: bytes written to the store for each byte of a client, and how
 //! much of the store is live meanwhile.
+use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector};
-use objvol::{Geometry, OpenOptions, Volume, create};
+use objvol::{Fault, Geometry, OpenOptions, Volume, create};
 use sim::{Machine, Rng, World};
 
 use crate::bucket::{Bucket, Connection};
@@ -109,4 +110,102 @@ fn collection_costs_what_the_live_share_allows() {
     assert!(costs.written_per_cent <= 150 && costs.live_per_cent >= 59, "{costs:?}");
     let costs = overwrite(75, 30_000, zipf());
     assert!(costs.written_per_cent <= 210 && costs.live_per_cent >= 74, "{costs:?}");
+}
+
+/// Most bytes of segments in the store for each live byte, per cent, while a client overwrites the
+/// volume as fast as it is let.
+fn most_stored_per_cent(fault: Option<Fault>) -> u64 {
+    let world = World::calm(7);
+    let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
+    let geometry = Geometry {
+        sectors: Sector(BLOCKS * BLOCK_SECTORS),
+        segment_bytes: SEGMENT_BYTES,
+        window: 8,
+    };
+    let options = OpenOptions { gc_threshold: 75, checkpoint_every: 8, ..options("host", fault) };
+    let store = Rc::new(Connection::new(&bucket));
+    let mut rng = world.borrow_mut().rng.fork();
+    let most = machine.block_on(async move {
+        create(store.clone(), &geometry, &options).await.unwrap();
+        let volume = Volume::open(store, options).await.unwrap();
+        let device: Rc<dyn BlockDevice> = volume.clone();
+        let data = Buf::zeroed(4096);
+        let mut most = 0;
+        for n in 0..60_000 {
+            let block = if n < BLOCKS { n } else { rng.below(BLOCKS) };
+            let range = (Sector(block * BLOCK_SECTORS), Sector(BLOCK_SECTORS));
+            let bufs = data.all().into();
+            let class = Class::Normal;
+            reactor::io(&*device, Op::Write, Flags::empty(), class, range, bufs).await.unwrap();
+            if n > BLOCKS && n % 64 == 0 {
+                let status = volume.status();
+                most = most.max(status.collectable_bytes * 100 / status.live_bytes);
+            }
+        }
+        most
+    });
+    most.unwrap()
+}
+
+#[test]
+fn a_fast_writer_waits_for_the_collection_of_its_garbage() {
+    // Half of 75 % live are 267 % stored; the window's segments come on top.
+    let paced = most_stored_per_cent(None);
+    assert!(paced <= 290, "{paced} % of the live bytes are stored");
+    let unpaced = most_stored_per_cent(Some(Fault::UnpacedWriters));
+    assert!(unpaced > 340, "nothing to pace: {unpaced} %");
+}
+
+/// Rounds of the next test whose segments are damaged.
+const DAMAGED_ROUNDS: u64 = 4;
+
+/// Damages the data of all segments.
+fn damage_segments(bucket: &mut Bucket) {
+    for name in bucket.names().iter().filter(|name| name.starts_with("segment/")) {
+        let mut object = bucket.object(name).unwrap().to_vec();
+        let head = object.len().min(4096);
+        object[head..].fill(0xee);
+        bucket.force(name, Some(object));
+    }
+}
+
+/// What can't be collected is no reason to wait: only readers of damaged data get errors.
+#[test]
+fn garbage_in_damaged_segments_does_not_stop_writers() {
+    let world = World::calm(7);
+    let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
+    let geometry = Geometry {
+        sectors: Sector(BLOCKS * BLOCK_SECTORS),
+        segment_bytes: SEGMENT_BYTES,
+        window: 8,
+    };
+    let options = OpenOptions { gc_threshold: 90, checkpoint_every: 8, ..options("host", None) };
+    let (store, there) = (Rc::new(Connection::new(&bucket)), bucket.clone());
+    let written = Rc::new(Cell::new(0));
+    let count = written.clone();
+    let ran = machine.block_on(async move {
+        create(store.clone(), &geometry, &options).await.unwrap();
+        let volume = Volume::open(store, options).await.unwrap();
+        reactor::spawn(async move {
+            let data = Buf::zeroed(4096);
+            for n in 0..10 * BLOCKS {
+                let round = (n / BLOCKS).min(DAMAGED_ROUNDS);
+                if round < DAMAGED_ROUNDS && n % 512 == 511 {
+                    reactor::flush(&*volume, Class::Normal).await.unwrap();
+                    damage_segments(&mut there.borrow_mut());
+                }
+                // Of 15 blocks the first keeps the data of the first round, and so on: all segments
+                // of these rounds keep live data.
+                let nth = n % BLOCKS % 15;
+                let block = if nth < round { n % BLOCKS - nth + 14 } else { n % BLOCKS };
+                let range = (Sector(block % BLOCKS * BLOCK_SECTORS), Sector(BLOCK_SECTORS));
+                let (class, bufs) = (Class::Normal, data.all().into());
+                reactor::io(&*volume, Op::Write, Flags::empty(), class, range, bufs).await.unwrap();
+                count.set(count.get() + 1);
+            }
+        });
+        reactor::sleep(Nanos::from_secs(3600)).await;
+    });
+    ran.unwrap();
+    assert_eq!(written.get(), 10 * BLOCKS);
 }

@@ -3,55 +3,72 @@
 //!
 //! The tests of whole volumes have a server that is an object store (`tests/e2e/src/bucket`).
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use block::Buf;
 use objstore::StoreClient;
 use objvol::{ObjectStore, StoreError};
 use reactor::Reactor;
+use rustls::crypto::ring;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::client;
 
+/// Reads a request and answers it with these bytes; returns its head.
+fn serve(stream: &mut (impl Read + Write), answer: &str) -> String {
+    let mut reader = BufReader::new(&mut *stream);
+    let (mut head, mut body) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let lower = line.to_ascii_lowercase();
+        if let Some(len) = lower.strip_prefix("content-length: ") {
+            body = len.trim().parse().unwrap();
+        }
+        if line == "\r\n" || line.is_empty() {
+            break;
+        }
+        head.push_str(&lower);
+    }
+    reader.read_exact(&mut vec![0; body]).unwrap();
+    stream.write_all(answer.as_bytes()).unwrap();
+    head
+}
+
+type Heads = JoinHandle<Vec<String>>;
+
 /// Answers `requests` requests, each on a connection of its own, with these bytes.
-fn server(answer: String, requests: usize) -> (u16, JoinHandle<Vec<String>>) {
+fn server(answer: String, requests: usize) -> (u16, Heads) {
+    server_with(requests, move |mut stream| serve(&mut stream, &answer))
+}
+
+/// Has `serve` serve `requests` connections.
+fn server_with(
+    requests: usize,
+    serve: impl Fn(TcpStream) -> String + Send + 'static,
+) -> (u16, Heads) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let serve = move || {
-        let mut heads = Vec::new();
-        for _ in 0..requests {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
-            let (mut head, mut body) = (String::new(), 0);
-            loop {
-                let mut line = String::new();
-                reader.read_line(&mut line).unwrap();
-                let lower = line.to_ascii_lowercase();
-                if let Some(len) = lower.strip_prefix("content-length: ") {
-                    body = len.trim().parse().unwrap();
-                }
-                if line == "\r\n" || line.is_empty() {
-                    break;
-                }
-                head.push_str(&lower);
-            }
-            reader.read_exact(&mut vec![0; body]).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
-            heads.push(head);
-        }
-        heads
-    };
+    let accept = move || (0..requests).map(|_| serve(listener.accept().unwrap().0)).collect();
     #[expect(clippy::disallowed_methods, reason = "the server of a test")]
-    let thread = std::thread::spawn(serve);
+    let thread = std::thread::spawn(accept);
     (port, thread)
 }
 
 /// A client of a bucket at this port.
 fn bucket_at(port: u16) -> (Reactor, Rc<StoreClient>) {
+    bucket_with(("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")), "AWS_ALLOW_HTTP")
+}
+
+/// A client of a bucket at an endpoint, with a variable that is true.
+fn bucket_with(endpoint: (&str, String), variable: &str) -> (Reactor, Rc<StoreClient>) {
     let variables = [
-        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
-        ("AWS_ALLOW_HTTP", "true".into()),
+        endpoint,
+        (variable, "true".into()),
         ("AWS_ACCESS_KEY_ID", "key".into()),
         ("AWS_SECRET_ACCESS_KEY", "secret".into()),
         ("AWS_SESSION_TOKEN", "session".into()),
@@ -165,5 +182,42 @@ fn a_put_is_conditional_signed_and_whole() {
         "authorization: aws4-hmac-sha256 credential=key/",
     ] {
         assert!(heads[0].contains(part), "{part}: {}", heads[0]);
+    }
+}
+
+/// A certificate that nobody has signed is refused, and taken where the variables say so.
+#[test]
+fn requests_go_over_tls_and_certificates_are_checked() {
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let config = Arc::new(config.with_single_cert(vec![own.cert.der().clone()], key).unwrap());
+    for (variable, is_taken) in
+        [("AWS_ALLOW_HTTP", false), ("AWS_ALLOW_INVALID_CERTIFICATES", true)]
+    {
+        let (config, done) = (config.clone(), answer("200 OK", "etag: \"1\"\r\n", ""));
+        let (port, server) = server_with(1, move |stream| {
+            let mut tls = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream);
+            // The client may have gone in the middle of the handshake.
+            match tls.conn.complete_io(&mut tls.sock) {
+                Ok(_) => serve(&mut tls, &done),
+                Err(e) => e.to_string(),
+            }
+        });
+        let endpoint = ("AWS_ENDPOINT_URL", format!("https://127.0.0.1:{port}"));
+        let (reactor, store) = bucket_with(endpoint, variable);
+        let put = reactor.block_on(async move {
+            let put = store.put_absent("manifest/01", Buf::copy_of(b"object")).await;
+            put.map_err(|e| (e, store.last_failure().unwrap_or_default()))
+        });
+        let head = server.join().unwrap().remove(0);
+        match put {
+            Ok(()) => assert!(is_taken && head.starts_with("put "), "{head}"),
+            Err((e, why)) => {
+                assert!(!is_taken && e == StoreError::Unknown, "{e}: {why}");
+                assert!(why.contains("certificate"), "{why}");
+            }
+        }
     }
 }

@@ -31,6 +31,9 @@ fusermount3         | fuse3                           | FUSE export for others t
 losetup             | mount util-linux                | end-to-end tests: block devices out of files
 mkfs.ext4           | e2fsprogs                       | file systems on our devices
 mkfs.xfs            | xfsprogs                        | file systems on our devices
+mkfs.btrfs          | btrfs-progs                     | a guarded origin with it
+sgdisk              | gdisk                           | a guarded origin with a partition table
+mdadm               | mdadm                           | a guarded origin that is in a RAID
 curl                | curl                            | control API, as anyone would use it
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests

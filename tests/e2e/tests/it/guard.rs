@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `guard_origin` with real file systems: the origin alone is nothing to the system's tools, and is
-//! the file system again after `uncache`, and after the loss of its cache.
+//! `guard_origin` before real file systems, a member of a RAID and a partition table: the origin
+//! alone is nothing to the system's tools, and is itself again after `uncache`, and after the loss
+//! of its cache.
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -12,38 +14,73 @@ use e2e::test_bed::{TestBed, clients};
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A file system and the programs that make and check it.
-struct FileSystem {
-    name: &'static str,
+/// What an origin can hold that tools look for: how it is made, and what finds it.
+struct Content {
+    /// What `blkid` prints of it.
+    label: &'static str,
     bytes: u64,
-    make: &'static [&'static str],
+    make: fn(&Path),
+    /// The program that `make` needs besides.
+    maker: &'static str,
+    /// A program that checks or describes it.
     check: &'static [&'static str],
+    /// What that prints, with exit code 0, if it finds it.
+    found: &'static str,
 }
 
-const EXT4: FileSystem = FileSystem {
-    name: "ext4",
+const EXT4: Content = Content {
+    label: "TYPE=\"ext4\"",
     bytes: 64 * MIB,
-    make: &["mkfs.ext4", "-q", "-F"],
+    make: |image| make(&["mkfs.ext4", "-q", "-F"], image),
+    maker: "mkfs.ext4",
     check: &["e2fsck", "-fn"],
+    found: "Pass 5",
 };
-const XFS: FileSystem = FileSystem {
-    name: "xfs",
+const XFS: Content = Content {
+    label: "TYPE=\"xfs\"",
     bytes: 320 * MIB,
-    make: &["mkfs.xfs", "-q"],
+    make: |image| make(&["mkfs.xfs", "-q"], image),
+    maker: "mkfs.xfs",
     check: &["xfs_repair", "-n", "-f"],
+    found: "",
+};
+const BTRFS: Content = Content {
+    label: "TYPE=\"btrfs\"",
+    bytes: 128 * MIB,
+    make: |image| make(&["mkfs.btrfs", "-q"], image),
+    maker: "mkfs.btrfs",
+    check: &["btrfs", "check"],
+    found: "no error found",
+};
+const GPT: Content = Content {
+    label: "PTTYPE=\"gpt\"",
+    bytes: 64 * MIB,
+    make: |image| make(&["sgdisk", "-n", "1:0:0"], image),
+    maker: "sgdisk",
+    check: &["sgdisk", "-i", "1"],
+    found: "Partition unique GUID",
+};
+const RAID: Content = Content {
+    label: "TYPE=\"linux_raid_member\"",
+    bytes: 64 * MIB,
+    make: make_raid_member,
+    maker: "mdadm",
+    check: &["mdadm", "--examine"],
+    found: "- correct",
 };
 
-impl FileSystem {
+impl Content {
     fn are_tools_here(&self) -> bool {
-        clients(&[self.make[0], self.check[0], "blkid"])
+        clients(&[self.maker, self.check[0], "blkid"])
     }
 
-    /// A guarded write cache over an origin with this file system, which came through the cache.
+    /// A guarded write cache over an origin with this content, which came through the cache.
     fn behind_a_guard(&self) -> TestBed {
         let bed = TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin");
         bed.make_file("fs.img", self.bytes);
         let image = bed.path("fs.img");
-        tool(self.make, &image).ok().unwrap();
+        (self.make)(&image);
+        assert!(self.is_found_on(&image), "{} finds nothing of its own", self.check[0]);
         let data = fs::read(&image).unwrap();
         let mut client = bed.connect("wc");
         for (n, piece) in data.chunks(MIB as usize).enumerate() {
@@ -57,24 +94,28 @@ impl FileSystem {
         bed
     }
 
-    /// The origin is this file system, byte for byte what clients saw.
+    fn is_found_on(&self, image: &Path) -> bool {
+        let checked = tool(self.check, image);
+        checked.code == 0 && checked.stdout.contains(self.found)
+    }
+
+    /// The origin has this content, byte for byte what clients saw.
     #[track_caller]
     fn is_back(&self, bed: &TestBed) {
         let origin = bed.path("origin.img");
         assert!(fs::read(&origin).unwrap() == fs::read(bed.path("fs.img")).unwrap());
         let found = blkid(&origin);
-        assert!(found.stdout.contains(&format!("TYPE=\"{}\"", self.name)), "{}", found.stdout);
-        tool(self.check, &origin).ok().unwrap();
+        assert!(found.stdout.contains(self.label), "{}", found.stdout);
+        assert!(self.is_found_on(&origin), "{} finds nothing", self.check[0]);
     }
 
-    /// Nothing finds this file system on the origin.
+    /// Nothing finds this content on the origin.
     #[track_caller]
     fn is_hidden(&self, bed: &TestBed) {
         let origin = bed.path("origin.img");
         let found = blkid(&origin);
         assert_eq!((found.code, &*found.stdout), (2, ""), "blkid finds something");
-        let checked = tool(self.check, &origin);
-        assert_ne!(checked.code, 0, "{} finds a file system", self.check[0]);
+        assert!(!self.is_found_on(&origin), "{} finds it", self.check[0]);
     }
 
     fn comes_back_after_a_kill_and_uncache(&self) {
@@ -87,6 +128,48 @@ impl FileSystem {
         bed.verb(&["uncache", "wc"]);
         self.is_back(&bed);
     }
+
+    fn comes_back_without_its_cache(&self) {
+        let mut bed = self.behind_a_guard();
+        bed.kill();
+        millpond(&["recover", "--without-cache"], &bed.path("origin.img")).ok().unwrap();
+        self.is_back(&bed);
+    }
+}
+
+fn make(words: &[&str], image: &Path) {
+    tool(words, image).ok().unwrap();
+}
+
+/// Writes what `mdadm --create` writes to a member of a mirror with superblock 1.2, 4 KiB from the
+/// begin (`struct mdp_superblock_1` of Linux): the driver that would do it needs a kernel with md.
+fn make_raid_member(image: &Path) {
+    let sectors = fs::metadata(image).unwrap().len() / 512;
+    let mut block = [0; 512];
+    let mut put = |at: usize, bytes: &[u8]| block[at..][..bytes.len()].copy_from_slice(bytes);
+    put(0, &0xa92b_4efc_u32.to_le_bytes());
+    put(4, &1_u32.to_le_bytes()); // the major version
+    put(16, &[0x5c; 16]); // the array
+    put(32, b"host:pond");
+    put(72, &1_u32.to_le_bytes()); // the level
+    put(80, &(sectors - 2048).to_le_bytes()); // sectors of each member
+    put(92, &2_u32.to_le_bytes()); // members
+    put(128, &2048_u64.to_le_bytes()); // the first sector of the data
+    put(136, &(sectors - 2048).to_le_bytes());
+    put(144, &8_u64.to_le_bytes()); // the sector of this superblock
+    put(168, &[0x1e; 16]); // this member
+    put(200, &17_u64.to_le_bytes()); // events
+    put(208, &u64::MAX.to_le_bytes()); // all of it is in sync
+    put(220, &128_u32.to_le_bytes()); // roles
+    put(256, &[0, 0, 1, 0]); // members 0 and 1
+    // Roles that are not used.
+    put(260, &[0xff; 252]);
+    let words = block.as_chunks::<4>().0.iter().map(|word| u64::from(u32::from_le_bytes(*word)));
+    let sum: u64 = words.sum();
+    let folded = (sum & 0xffff_ffff) + (sum >> 32);
+    block[216..220].copy_from_slice(&(folded as u32).to_le_bytes());
+    let file = fs::File::options().write(true).open(image).unwrap();
+    file.write_all_at(&block, 4096).unwrap();
 }
 
 fn tool(words: &[&str], image: &Path) -> Ended {
@@ -113,6 +196,36 @@ fn a_guarded_ext4_is_hidden_until_its_cache_is_taken_away() {
 fn a_guarded_xfs_is_hidden_until_its_cache_is_taken_away() {
     if XFS.are_tools_here() {
         XFS.comes_back_after_a_kill_and_uncache();
+    }
+}
+
+#[test]
+fn a_guarded_btrfs_is_hidden_until_its_cache_is_taken_away() {
+    if BTRFS.are_tools_here() {
+        BTRFS.comes_back_after_a_kill_and_uncache();
+    }
+}
+
+#[test]
+fn a_guarded_gpt_is_hidden_until_its_cache_is_taken_away() {
+    if GPT.are_tools_here() {
+        GPT.comes_back_after_a_kill_and_uncache();
+    }
+}
+
+#[test]
+fn a_guarded_raid_member_is_hidden_until_it_is_uncached() {
+    if RAID.are_tools_here() {
+        RAID.comes_back_after_a_kill_and_uncache();
+    }
+}
+
+#[test]
+fn others_come_back_without_their_cache() {
+    for content in [XFS, BTRFS, GPT, RAID] {
+        if content.are_tools_here() {
+            content.comes_back_without_its_cache();
+        }
     }
 }
 

@@ -5,8 +5,8 @@
 #
 #   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
-# PART: ublk, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors and kernel
-# (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades, or of a bench.
+# PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors and
+# kernel (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades, or of a bench.
 # --or-skip: where something that is needed is not to be had, one line says so, and that is no
 # failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
@@ -30,9 +30,12 @@ skip() {
 }
 PATH=$PATH:/usr/sbin:/sbin
 for needed in qemu-system-x86_64 busybox cpio depmod modprobe xz zstd strip fio mkfs.ext4 \
-    fsck.ext4 mkfs.xfs xfs_repair blkdiscard curl; do
+    fsck.ext4 mkfs.xfs xfs_repair blkdiscard blkid resize2fs curl; do
     command -v "$needed" >/dev/null || skip "needs $needed (scripts/setup.sh guest installs it)"
 done
+# The first root of the guest has no libraries.
+! ldd "$(command -v busybox)" >/dev/null 2>&1 ||
+    skip "needs a static busybox (scripts/setup.sh guest installs it)"
 dir=${CARGO_TARGET_DIR:-target}/guest
 modules=$(scripts/guest-kernel.sh "$dir" | tail -1) || skip "the package archive is not to be had"
 [ -n "$modules" ] || skip "the package archive is not to be had"

@@ -80,7 +80,11 @@ c++                 | g++                             | libFuzzer is compiled fr
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
-have() { command -v "$1" >/dev/null 2>&1; }
+have() {
+    command -v "$1" >/dev/null 2>&1 || return
+    # The guest's first root has no libraries.
+    [ "$1" != busybox ] || ! ldd "$(command -v busybox)" >/dev/null 2>&1
+}
 trim() { sed 's/^[[:space:]]*//; s/[[:space:]]*$//'; }
 
 # Of the lines of $1 those whose command is not there.

@@ -198,10 +198,10 @@ bench-ublk: ## block devices of the kernel beside those of rublk, in one boot of
 	RUBLK=$$(scripts/rublk.sh $(or $(CARGO_TARGET_DIR),target)/rublk) && export RUBLK && \
 		GUEST_ICOUNT=3 GUEST_CPU=max,-erms,-fsrm GUEST_SECONDS=1800 scripts/guest.sh $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) doors
 
-bench-kernel: ## beside the kernel's dm-writecache, zram and dm-linear, in one boot of a guest (ROUNDS=3)
-	@scripts/setup.sh guest
+bench-kernel: ## beside the kernel's dm-writecache, zram, dm-linear and bcache, in one boot of a guest (ROUNDS=3)
+	@scripts/setup.sh bench-kernel
 	$(CARGO) build --release --locked -p millpond
-	GUEST_SECONDS=3000 scripts/guest.sh --or-skip $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) kernel
+	GUEST_SECONDS=3000 scripts/guest.sh --or-skip $(or $(CARGO_TARGET_DIR),target)/release/millpond $(ROUNDS) kernel bcache
 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
 	$(CARGO) run --release --locked -p bench -- hop

@@ -5,8 +5,9 @@
 #
 #   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
-# PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors and
-# kernel (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades, or of a bench.
+# PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors,
+# kernel and bcache (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades,
+# or of a bench.
 # --or-skip: where something that is needed is not to be had, one line says so, and that is no
 # failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
@@ -64,7 +65,7 @@ version=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
 # Two more disks for what compares drivers of the kernel.
 disks=()
 case " $* " in
-*" kernel "*)
+*" kernel "* | *" bcache "*)
     for disk in origin cache; do
         truncate -s 512M "$work/$disk.img"
         disks+=(-drive "file=$work/$disk.img,format=raw,if=none,id=$disk,cache=none,aio=native"

@@ -8,6 +8,7 @@
 #   scripts/setup.sh lint     rustfmt and clippy only
 #   scripts/setup.sh deb      for make try-deb
 #   scripts/setup.sh guest    for make guest
+#   scripts/setup.sh bench-kernel  the same, and what make bench-kernel needs besides
 #   scripts/setup.sh peers    what bench-peers compares with besides
 #   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
@@ -65,6 +66,11 @@ mkfs.ext4           | e2fsprogs                       | a file system on a devic
 mkfs.xfs            | xfsprogs                        | another one
 blkdiscard          | util-linux                      | discards and zeroes
 curl                | curl                            | the metrics
+'
+
+# Only `make bench-kernel`.
+NEEDED_FOR_BENCH_KERNEL='
+make-bcache         | bcache-tools                    | a driver of the kernel to compare with
 '
 
 # Only `make bench-peers`. Its package may start a server of its own, which serves nothing.
@@ -222,6 +228,9 @@ lint)
     ;;
 guest)
     install_programs "$NEEDED_FOR_GUEST"
+    ;;
+bench-kernel)
+    install_programs "$NEEDED_FOR_GUEST$NEEDED_FOR_BENCH_KERNEL"
     ;;
 deb)
     install_programs "$NEEDED"

@@ -47,6 +47,12 @@ pub trait Resolver {
     /// word that opens it again: `table` prints it.
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>>;
 
+    /// Whether this machine has a block device at a path under `/dev`: one of its own device
+    /// mapper may be called as one of ours.
+    fn has_block_device(&self, _path: &str) -> LocalFuture<bool> {
+        Box::pin(async { false })
+    }
+
     /// Reads the size of a device that [`Resolver::open`] has opened again: it may have grown. Its
     /// limits have the new one afterwards.
     fn read_size(&self, _device: &Rc<dyn BlockDevice>) -> LocalFuture<Result<(), Error>> {

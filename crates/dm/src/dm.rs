@@ -477,23 +477,49 @@ impl DeviceLookup for TableDevices {
         Box::pin(async move {
             let gone = || Error::busy("the device mapper is shutting down");
             let dm = dm.ok_or_else(gone)?;
-            let device: Rc<dyn BlockDevice> = if let Some(mapped) = dm.find(&word) {
-                let me = me.ok_or_else(gone)?;
-                if mapped.reaches(&me) {
-                    return Err(Error::invalid(format!(
-                        "it is {} itself or stands on it: a table can't contain its own device",
-                        me.name()
-                    )));
+            let me = me.ok_or_else(gone)?;
+            let device: Rc<dyn BlockDevice> = match mapped_below(&dm, &me, &word).await? {
+                Some(mapped) => {
+                    uses.borrow_mut().add_mapped(mapped.open()?);
+                    mapped
                 }
-                uses.borrow_mut().add_mapped(mapped.open()?);
-                mapped
-            } else {
-                dm.leaves.open(&word).await?
+                None => dm.leaves.open(&word).await?,
             };
             uses.borrow_mut().add(&device);
             Ok(device)
         })
     }
+}
+
+/// The mapped device that a word in a table of `me` means, if it means one. A path under `/dev` at
+/// which this machine has a block device, of LVM say, is that device where `me` can't be meant.
+///
+/// # Errors
+/// The word is `me` or what stands on it; or it is one of ours as well as one of this machine's.
+async fn mapped_below(
+    dm: &Dm,
+    me: &Rc<MappedDevice>,
+    word: &str,
+) -> Result<Option<Rc<MappedDevice>>, Error> {
+    let Some(mapped) = dm.find(word) else { return Ok(None) };
+    let is_cycle = mapped.reaches(me);
+    if word.starts_with("/dev/") && dm.leaves.has_block_device(word).await {
+        if is_cycle {
+            return Ok(None);
+        }
+        let name = mapped.name();
+        return Err(Error::invalid(format!(
+            "this machine has a block device there, and it is the name of {name}, too: write \
+             `{name}` for the latter, and for the former another path, as in /dev/disk/by-id"
+        )));
+    }
+    if is_cycle {
+        return Err(Error::invalid(format!(
+            "it is {} itself or stands on it: a table can't contain its own device",
+            me.name()
+        )));
+    }
+    Ok(Some(mapped))
 }
 
 impl fmt::Debug for Dm {

@@ -32,6 +32,11 @@ impl Leaves {
         }
     }
 
+    /// Whether this machine has a block device at a path under `/dev`.
+    pub(crate) async fn has_block_device(&self, path: &str) -> bool {
+        self.resolver.has_block_device(path).await
+    }
+
     /// Opens a leaf, or shares it while it is in use, with the size that it has now.
     pub(crate) async fn open(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
         let key = self.resolver.canonical(word).await?;

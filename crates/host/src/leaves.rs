@@ -18,6 +18,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
@@ -416,6 +417,18 @@ impl Resolver for Leaves {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let (leaves, word) = (self.clone(), word.to_owned());
         Box::pin(async move { Ok(leaves.open_word(word).await? as Rc<dyn BlockDevice>) })
+    }
+
+    fn has_block_device(&self, path: &str) -> LocalFuture<bool> {
+        let (leaves, path) = (self.clone(), PathBuf::from(path));
+        Box::pin(async move {
+            let what = path.display().to_string();
+            let is_there = move || {
+                let metadata = std::fs::metadata(path);
+                Ok(metadata.is_ok_and(|file| file.file_type().is_block_device()))
+            };
+            leaves.on_helper(&what, is_there).await.unwrap_or(false)
+        })
     }
 
     fn read_size(&self, device: &Rc<dyn BlockDevice>) -> LocalFuture<Result<(), Error>> {

@@ -150,8 +150,13 @@ fn device_dir(major: u32, minor: u32) -> PathBuf {
 /// `include/uapi/linux/magic.h`.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Whether an open file is in memory.
+/// Whether an open file is in memory. A device is not, although its node in `/dev` is.
 pub(crate) fn is_in_memory(fd: &OwnedFd) -> bool {
+    let file = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE);
+    let kind = file.map(|stat| FileType::from_raw_mode(stat.stx_mode.into()));
+    if !matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
+        return false;
+    }
     let kind = fstatfs(fd).map(|stat| u64::try_from(stat.f_type).unwrap_or(0));
     kind.is_ok_and(|kind| IN_MEMORY.contains(&kind))
 }
@@ -200,6 +205,14 @@ fn queue_number(major: u32, minor: u32, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_not_in_memory_though_its_node_is() {
+        let open = |path: &str| OwnedFd::from(fs::File::open(path).unwrap());
+        assert!(fstatfs(open("/dev")).is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as u64))));
+        assert!(is_in_memory(&open("/dev")));
+        assert!(!is_in_memory(&open("/dev/null")));
+    }
 
     #[test]
     fn the_depth_is_the_minimum_of_queue_and_driver() {

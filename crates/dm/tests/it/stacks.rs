@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::common::{Bench, disk, read, take_log, write};
+use crate::common::{Bench, LV, disk, read, take_log, write};
 use block::{BlockDevice, Class, Nanos, Op, OpenDevice, Opener, Sector, Status};
 use dm::Remove;
 
@@ -27,6 +27,26 @@ fn tables_can_not_stand_on_themselves() {
         dm.load("side", "0 64 linear low 0").await.unwrap();
         let e = dm.load("low", "0 64 linear side 0").await.unwrap_err();
         assert!(e.to_string().contains("can't contain its own device"), "{e}");
+    });
+}
+
+#[test]
+fn a_device_of_the_machine_is_not_taken_for_one_of_ours() {
+    Bench::new(1).run(|dm, state| async move {
+        let table = format!("0 64 linear {LV} 0");
+        // Its own name in its own table: only the machine's device can be meant.
+        let lv = dm.create("lv", None, Some(&table)).await.unwrap();
+        assert_eq!(state.borrow().opened, 1);
+        assert_eq!(lv.limits().capacity, Sector(64));
+        for above in [format!("0 32 linear {LV} 0"), format!("0 - linear {LV} 0")] {
+            let e = dm.create("top", None, Some(&above)).await.unwrap_err().to_string();
+            assert!(
+                e.contains("this machine has a block device there") && e.contains("`lv`"),
+                "{e}"
+            );
+        }
+        let top = dm.create("top", None, Some("0 - linear lv 0")).await.unwrap();
+        assert_eq!(top.limits().capacity, Sector(64), "ours, not the machine's");
     });
 }
 

@@ -250,15 +250,26 @@ impl Drop for Ram {
 }
 
 /// Opens `/ram/NAME/SECTORS`, `/ram4k/NAME/SECTORS` (logical blocks of 4 KiB), and
-/// `/opaque/NAME/SECTORS` (no base).
+/// `/opaque/NAME/SECTORS` (no base). [`LV`] is a block device of the machine.
 struct RamResolver(Shared);
 
+/// A block device of the machine's own device mapper: 1024 sectors.
+pub(crate) const LV: &str = "/dev/mapper/lv";
+
 impl Resolver for RamResolver {
+    fn has_block_device(&self, path: &str) -> LocalFuture<bool> {
+        let is_there = path == LV;
+        Box::pin(async move { is_there })
+    }
+
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let (state, word) = (self.0.clone(), word.to_owned());
         Box::pin(async move {
             reactor::sleep(Nanos(1)).await; // opening takes time: others run meanwhile
-            let parts: Vec<_> = word.split('/').collect();
+            let parts: Vec<_> = match &*word {
+                LV => vec!["", "ram", "lv", "1024"],
+                word => word.split('/').collect(),
+            };
             let ["", kind @ ("ram" | "ram4k" | "opaque"), _, sectors] = parts[..] else {
                 return Err(Error::not_found("no such file or directory"));
             };

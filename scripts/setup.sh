@@ -246,7 +246,7 @@ fuzz)
     check_nightly
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|deb|guest|peers|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [all|lint|deb|guest|bench-kernel|peers|fuzz]\n' >&2
     exit 2
     ;;
 esac

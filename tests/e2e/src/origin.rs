@@ -28,6 +28,8 @@ pub enum Kind {
     NbdkitLogged,
     /// That takes whole blocks of 4096 bytes only.
     NbdkitBlocks,
+    /// That does one request at a time, 2 ms for each, as a disk with one head.
+    NbdkitDisk,
     /// By TLS alone, with the certificates of its folder; clients need one, too.
     NbdkitTls,
     QemuNbd,
@@ -54,7 +56,11 @@ impl Kind {
     /// Its program.
     pub fn program(self) -> &'static str {
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks | Kind::NbdkitTls => "nbdkit",
+            Kind::Nbdkit
+            | Kind::NbdkitLogged
+            | Kind::NbdkitBlocks
+            | Kind::NbdkitDisk
+            | Kind::NbdkitTls => "nbdkit",
             Kind::QemuNbd | Kind::QemuNbdOne => "qemu-nbd",
             Kind::QemuStorageDaemon => "qemu-storage-daemon",
         }
@@ -64,7 +70,11 @@ impl Kind {
         let image = dir.join(IMAGE);
         let mut command = Command::new(self.program());
         match self {
-            Kind::Nbdkit | Kind::NbdkitLogged | Kind::NbdkitBlocks | Kind::NbdkitTls => {
+            Kind::Nbdkit
+            | Kind::NbdkitLogged
+            | Kind::NbdkitBlocks
+            | Kind::NbdkitDisk
+            | Kind::NbdkitTls => {
                 match address {
                     Address::Unix(socket) => command.args(["-f", "-U"]).arg(socket),
                     Address::Tcp(port) => {
@@ -82,6 +92,9 @@ impl Kind {
                     command.args(["--filter=blocksize-policy", "file"]).arg(&image);
                     command.args(["blocksize-minimum=4096", "blocksize-preferred=4096"]);
                     command.args(["blocksize-maximum=32M", "blocksize-error-policy=error"]);
+                } else if self == Kind::NbdkitDisk {
+                    command.args(["--filter=noparallel", "--filter=delay", "file"]).arg(&image);
+                    command.args(["serialize=all-requests", "rdelay=2ms", "wdelay=2ms"]);
                 } else {
                     command.arg("file").arg(&image);
                 }

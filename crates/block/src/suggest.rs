@@ -2,7 +2,7 @@
 //! The end of an error about an unknown name: the name that was probably meant, or those there are.
 
 /// Names of a list that an error prints whole; longer lists only get a suggestion and a count.
-const NAMES_PRINTED_MAX: usize = 32;
+const NAMES_PRINTED_MAX: usize = 48;
 /// From this similarity on a name is suggested: one minus the share of letters that are to be
 /// inserted, dropped, replaced or swapped. Chosen: a letter or two in names of usual length.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -65,9 +65,9 @@ mod tests {
 
     #[test]
     fn a_long_list_of_names_is_cut() {
-        let names: Vec<String> = (0..40).map(|n| format!("{n}{n}")).collect();
+        let names: Vec<String> = (0..56).map(|n| format!("{n}{n}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let hint = name_hint("nosuch", &names);
-        assert!(hint.ends_with("3030, 3131 and 8 more"), "{hint}");
+        assert!(hint.ends_with("4646, 4747 and 8 more"), "{hint}");
     }
 }

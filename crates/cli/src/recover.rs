@@ -165,6 +165,7 @@ async fn recover_with_cache(
     config.start_sector = start;
     config.adopt_origin = adopts;
     config.write_buffer = 0; // no client writes
+    config.guard.asked = Some(false); // the origin is used alone from now on
     // The epochs of an ordered cache keep their order; those of another are one.
     config.ordered = matches!(report.contents, Contents::Native(_));
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;

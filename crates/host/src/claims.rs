@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Claims: which mapped device each engine belongs to.
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
 use block::attr::Manual;
@@ -14,6 +14,20 @@ use crate::leaves::Leaves;
 pub(crate) struct Claims {
     dm: Weak<Dm>,
     held: RefCell<Vec<Claim>>,
+    /// The devices of the configuration file that are being made.
+    configured: RefCell<BTreeSet<String>>,
+}
+
+/// The time in which a device of the configuration file is being made.
+pub(crate) struct Configuring<'a> {
+    claims: &'a Claims,
+    name: String,
+}
+
+impl Drop for Configuring<'_> {
+    fn drop(&mut self) {
+        self.claims.configured.borrow_mut().remove(&self.name);
+    }
 }
 
 struct Claim {
@@ -24,7 +38,19 @@ struct Claim {
 
 impl Claims {
     pub(crate) fn new(dm: &Rc<Dm>) -> Claims {
-        Claims { dm: Rc::downgrade(dm), held: RefCell::default() }
+        let (held, configured) = (RefCell::default(), RefCell::default());
+        Claims { dm: Rc::downgrade(dm), held, configured }
+    }
+
+    /// The device called `name` is made of the configuration file, until the result is dropped.
+    pub(crate) fn configure(&self, name: &str) -> Configuring<'_> {
+        self.configured.borrow_mut().insert(name.to_owned());
+        Configuring { claims: self, name: name.to_owned() }
+    }
+
+    /// Whether the device called `name` is being made of the configuration file.
+    pub(crate) fn is_configured(&self, name: &str) -> bool {
+        self.configured.borrow().contains(name)
     }
 
     /// Whether a table's word names a mapped device.

@@ -159,11 +159,11 @@ impl Engine {
         }
     }
 
-    /// Creates a device of the configuration file and sets its attributes. After an error there is
-    /// no such device.
+    /// Creates a device of the configuration file with its attributes; after an error it is gone.
     pub(crate) async fn create_configured(&self, device: DeviceConfig) -> Result<(), Failure> {
         let DeviceConfig { name, uuid, table, force, attributes, ublk, .. } = device;
         let (new, zram) = (name.clone(), table.is_none());
+        let _configuring = self.claims.configure(&name);
         let new = api::Create { name: new, uuid, minor: None, table, force, zram, ublk };
         self.make(&new, &|| true).await.map_err(|failure| of_device(&name, failure))?;
         self.leaves.take_warnings(); // the log has them, and nobody else asks

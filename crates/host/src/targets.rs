@@ -123,7 +123,8 @@ async fn write_cache(
 ) -> Result<Rc<dyn Target>, Error> {
     let Machine { claims, leaves, cores, .. } = machine;
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let config = Config::parse(&words)?;
+    let mut config = Config::parse(&words)?;
+    config.guard.is_default = claims.is_configured(ctx.device());
     let origin = ctx.lookup_or("Origin data device lookup failed", &config.origin).await?;
     let cache = match config.mode {
         Mode::Ssd => ctx.lookup_or(CACHE_LOOKUP_FAILED, &config.cache).await,

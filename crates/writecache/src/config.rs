@@ -214,8 +214,14 @@ pub struct Config {
 /// What a cache does about a guard of its origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuardPlan {
-    /// The origin shows a signature in the place of its superblocks.
-    pub is_wanted: bool,
+    /// What the table line asks for: whether the origin shows a signature in the place of its
+    /// superblocks. Without it: as the existing cache has it.
+    pub asked: Option<bool>,
+    /// What a new cache does where the table line does not say; not in parts, nor where the origin
+    /// is there to be used alone.
+    pub is_default: bool,
+    /// What the open cache does.
+    pub(crate) is_on: bool,
     /// The guard is put on the origin later: another cache has the origin still.
     pub(crate) is_late: bool,
     /// A new cache does not ask whether another one guards its origin; only tests set it.
@@ -417,7 +423,13 @@ impl Config {
                  epochs",
             ));
         }
-        if self.guard.is_wanted && self.format == Some(MediaFormat::Dm) {
+        let has = |option| self.given.words().iter().any(|word| word == option);
+        if has("guard_origin") && has("no_guard") {
+            return Err(Error::invalid(
+                "Invalid optional argument: guard_origin and no_guard exclude each other",
+            ));
+        }
+        if self.guard.asked == Some(true) && self.format == Some(MediaFormat::Dm) {
             return Err(Error::invalid(
                 "Invalid optional argument: guard_origin needs the native format, format dm has no \
                  room for its records",
@@ -436,6 +448,11 @@ impl Config {
         Ok(())
     }
 
+    /// Whether the origin is there to be used alone after the loss of the cache.
+    pub(crate) fn lets_origin_alone(&self) -> bool {
+        self.ordered || self.tuning.cache_mode == CacheMode::Writethrough
+    }
+
     /// Refuses options that a cache in several parts does not support.
     pub(crate) fn check_divisible(&self) -> Result<(), Error> {
         let why = if self.ordered {
@@ -444,7 +461,7 @@ impl Config {
             "mode `p`: use mode `s`"
         } else if self.format == Some(MediaFormat::Dm) {
             "format dm: the kernel knows no parts"
-        } else if self.guard.is_wanted {
+        } else if self.guard.asked == Some(true) {
             "guard_origin: the guard is kept by one engine"
         } else {
             return Ok(());

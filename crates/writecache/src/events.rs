@@ -148,6 +148,8 @@ pub enum CacheEvent {
         /// The first sector of what may be lost.
         sector: Sector,
     },
+    /// The origin has a guard from now on.
+    Guarded,
     /// A range of the origin has no guard, although the table asks for one.
     Unguarded {
         /// The first sector of the range.
@@ -197,6 +199,7 @@ impl CacheEvent {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Guarded
             | CacheEvent::Unguarded { .. }
             | CacheEvent::Recovered => None,
         }
@@ -215,6 +218,7 @@ impl CacheEvent {
             | CacheEvent::JournalApplied { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Guarded
             | CacheEvent::Unguarded { .. } => true,
             CacheEvent::Failed { .. }
             | CacheEvent::Lost { .. }
@@ -304,6 +308,11 @@ impl fmt::Display for CacheEvent {
                 "writecache: the origin refused a write at sector {sector} ({status}) over blocks \
                  that were on the origin alone, and the cache has no free slot to keep them: what \
                  the origin holds there is not defined until it is written again"
+            ),
+            CacheEvent::Guarded => write!(
+                f,
+                "writecache: the origin is guarded: nobody finds a file system on it without its \
+                 cache; `uncache`, `recover` and the option no_guard give it back"
             ),
             CacheEvent::Unguarded { sector, why } => write!(
                 f,

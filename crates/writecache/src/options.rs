@@ -67,7 +67,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 32] = [
+pub(crate) static OPTIONS: [Opt; 33] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -206,8 +206,13 @@ pub(crate) static OPTIONS: [Opt; 32] = [
             "guard_origin",
             "the origin shows a signature instead of its superblocks, so that nobody uses it alone",
         )),
-        |c| c.guard.is_wanted.into(),
-        |c, v| c.guard.is_wanted = is_on(v),
+        |c| (c.guard.asked == Some(true)).into(),
+        |c, v| c.guard.asked = is_on(v).then_some(true),
+    ),
+    Attr::new(
+        fixed(flag("no_guard", "the origin has no guard: one that it has is taken away")),
+        |c| (c.guard.asked == Some(false)).into(),
+        |c, v| c.guard.asked = is_on(v).then_some(false),
     ),
     Attr::new(
         fixed(value(

@@ -171,12 +171,19 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "dm", table: "0 16384 writecache s DISK0 DISK1 4096 2 format dm", ..PLAIN },
     Scenario {
         name: "metadata_only",
-        table: "0 16384 writecache s DISK0 DISK1 4096 1 metadata_only",
+        // Without a guard, whose slots may show first that a disk has lied.
+        table: "0 16384 writecache s DISK0 DISK1 4096 2 metadata_only no_guard",
         rules: PASSES,
         faults: [ALL_ERRORS, NO],
         ..PLAIN
     },
-    Scenario { name: "small", disks: &[8 * MIB, MIB], load: BLOCKS, ..PLAIN },
+    Scenario {
+        name: "small",
+        table: "0 16384 writecache s DISK0 DISK1 4096 1 no_guard",
+        disks: &[8 * MIB, MIB],
+        load: BLOCKS,
+        ..PLAIN
+    },
     Scenario { name: "errors", faults: [ALL_ERRORS, NO], rules: PASSES, ..PLAIN },
     Scenario { name: "reads", faults: [READS, NO], ..PLAIN },
     Scenario { name: "cache-errors", faults: [NO, ALL_ERRORS], rules: STOPS, ..PLAIN },

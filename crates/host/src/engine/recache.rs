@@ -16,6 +16,9 @@ const DIRTY_AT_SWAP: u64 = 256;
 /// The place of the cache device among the words of a `writecache` line, and of its options.
 const CACHE_WORD: usize = 2;
 const OPTIONS: usize = 5;
+/// The attribute with the ranges that are guarded, and the options that say whether any are.
+const GUARDED_RANGES: &str = "guarded_ranges";
+const GUARD_WORDS: [&str; 2] = ["guard_origin", "no_guard"];
 
 impl Engine {
     /// Drains the caches of a device, and maps their origins in their place.
@@ -44,7 +47,7 @@ impl Engine {
     ) -> Result<api::Recached, Failure> {
         let instead = format!("the cache {}", new.cache);
         check_caches_present(&*self.dm.get(name)?, ("replace-cache", &instead)).await?;
-        let table = self.table_with_cache(name, new)?;
+        let table = self.table_with_cache(name, new).await?;
         // Before the drain, which may take long, and leaves the cache empty for nothing.
         let mark = self.files.closes_begun();
         let checked = self.dm.check_new_caches(name, &table).await;
@@ -53,7 +56,7 @@ impl Engine {
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is replaced", drained).await?;
         let from = self.dm.live_table(name)?;
-        let table = self.table_with_cache(name, new)?;
+        let table = self.table_with_cache(name, new).await?;
         self.swap(name, (&from, &table), "cache replaced").await
     }
 
@@ -100,16 +103,19 @@ impl Engine {
         })
     }
 
-    /// The live table with another cache device.
-    fn table_with_cache(&self, name: &str, new: &api::ReplaceCache) -> Result<String, Error> {
+    /// The live table with another cache device, which guards the origin if the present one does.
+    async fn table_with_cache(&self, name: &str, new: &api::ReplaceCache) -> Result<String, Error> {
         let device = self.dm.get(name)?;
+        // A cache in parts has no guard.
+        let ranges = self.dm.get_attribute(name, GUARDED_RANGES).await.ok();
+        let is_guarded = ranges.and_then(|ranges| ranges.number()).is_some_and(|n| n > 0);
         let mut caches = 0;
         let mut text = String::new();
         for line in device.table() {
             let mut params = line.params.clone();
             if line.kind == writecache::MANUAL.name {
                 caches += 1;
-                params = with_cache(&line.params, new)?;
+                params = with_cache(&line.params, new, is_guarded)?;
             }
             text.push_str(&format!("{} {} {} {params}\n", line.start, line.len, line.kind));
         }
@@ -140,7 +146,7 @@ async fn check_caches_present(device: &MappedDevice, wanted: (&str, &str)) -> Re
 
 /// The arguments of a `writecache` line with another cache device. What the old line says of the
 /// old device alone is left out.
-fn with_cache(params: &str, new: &api::ReplaceCache) -> Result<String, Error> {
+fn with_cache(params: &str, new: &api::ReplaceCache, is_guarded: bool) -> Result<String, Error> {
     let line = format!("0 1 {} {params}", writecache::MANUAL.name);
     let mut words = dm::parse(&line)?.pop().map(|line| line.args).unwrap_or_default();
     if words.len() < OPTIONS {
@@ -154,6 +160,10 @@ fn with_cache(params: &str, new: &api::ReplaceCache) -> Result<String, Error> {
             "adopt_origin" => {}
             _ => options.push(word),
         }
+    }
+    let says_guard = |word: &String| word == GUARD_WORDS[0] || word == GUARD_WORDS[1];
+    if is_guarded && !options.iter().any(says_guard) {
+        options.push(GUARD_WORDS[0].to_owned());
     }
     if new.start_sector > 0 {
         options.extend(["start_sector".to_owned(), new.start_sector.to_string()]);
@@ -173,12 +183,18 @@ mod tests {
         let new = |start_sector| api::ReplaceCache { cache: "/srv/n w".into(), start_sector };
         let old = "s /srv/o /srv/c 4096 6 high_watermark 60 start_sector 8 ordered adopt_origin";
         assert_eq!(
-            with_cache(old, &new(0)).unwrap(),
+            with_cache(old, &new(0), false).unwrap(),
             "s /srv/o /srv/n\\ w 4096 3 high_watermark 60 ordered"
         );
         assert_eq!(
-            with_cache("p o c 512 0", &new(16)).unwrap(),
+            with_cache("p o c 512 0", &new(16), false).unwrap(),
             "p o /srv/n\\ w 512 2 start_sector 16"
         );
+        assert_eq!(
+            with_cache("s o c 4096 0", &new(0), true).unwrap(),
+            "s o /srv/n\\ w 4096 1 guard_origin"
+        );
+        let says = "s o c 4096 1 no_guard";
+        assert_eq!(with_cache(says, &new(0), true).unwrap(), says.replace(" c ", " /srv/n\\ w "));
     }
 }

@@ -11,17 +11,28 @@ use tempfile::TempDir;
 
 const TABLE: &str = "0 32768 writecache s ./origin.img ./cache.img 4096 2 high_watermark 100";
 
+const UNGUARDED: &str =
+    "0 32768 writecache s ./origin.img ./cache.img 4096 3 no_guard high_watermark 100";
+
 fn configure(dir: &TempDir, more: &str) {
-    let config = format!("[[device]]\nname = 'wc'\ntable = '{TABLE}'\n{more}");
+    configure_table(dir, TABLE, more);
+}
+
+fn configure_table(dir: &TempDir, table: &str, more: &str) {
+    let config = format!("[[device]]\nname = 'wc'\ntable = '{table}'\n{more}");
     std::fs::write(dir.path().join("pond.toml"), config).unwrap();
 }
 
 /// The origin has pattern 1, the cache pattern 2 for the first half of it; and the cache is away.
 fn without_its_cache() -> TempDir {
+    without_the_cache_of(TABLE)
+}
+
+fn without_the_cache_of(table: &str) -> TempDir {
     let dir = folder();
     file_in(dir.path(), "origin.img", 16);
     file_in(dir.path(), "cache.img", 16);
-    configure(&dir, "");
+    configure_table(&dir, table, "");
     let daemon = Daemon::start_in(dir, &["--config", "pond.toml"]);
     daemon.qemu_io("wc", &["write -P 1 0 1M", "flush"]).ok();
     daemon.cli(&["flush", "wc"]).ok();
@@ -158,12 +169,12 @@ fn an_orderly_start_after_a_forced_one_loses_nothing() {
 /// As `replace-cache` and `uncache` say of a cache that is lost for good.
 #[test]
 fn a_lost_cache_is_given_up_with_the_token_of_resume() {
-    let dir = without_its_cache();
+    let dir = without_the_cache_of(UNGUARDED);
     file_in(dir.path(), "new.img", 16);
     let daemon = Daemon::start_in(dir, &[]);
-    let token = token_of(&daemon.cli(&["create", "wc", "--table", TABLE]).failed(3));
-    daemon.cli(&["create", "wc", "--table", TABLE, "--force", &token]);
-    let new = TABLE.replace("cache.img", "new.img");
+    let token = token_of(&daemon.cli(&["create", "wc", "--table", UNGUARDED]).failed(3));
+    daemon.cli(&["create", "wc", "--table", UNGUARDED, "--force", &token]);
+    let new = UNGUARDED.replace("cache.img", "new.img");
     daemon.cli(&["load", "wc", "--table", &new]).ok();
     let refused = daemon.cli(&["resume", "wc"]).failed(4);
     // A flush can't write back what is missing.
@@ -174,6 +185,27 @@ fn a_lost_cache_is_given_up_with_the_token_of_resume() {
     daemon.qemu_io("wc", &["write -P 5 0 4k", "flush"]).ok();
     expect(&daemon, "wc", 5, "0 4k");
     assert!(!daemon.cli(&["show", "wc"]).ok().contains("missing"));
+}
+
+/// A guard is not taken over: what its origin holds is the operator's to give back.
+#[test]
+fn a_lost_cache_with_a_guard_is_given_up_by_recover() {
+    let dir = without_its_cache();
+    file_in(dir.path(), "new.img", 16);
+    let daemon = Daemon::start_in(dir, &[]);
+    let token = token_of(&daemon.cli(&["create", "wc", "--table", TABLE]).failed(3));
+    daemon.cli(&["create", "wc", "--table", TABLE, "--force", &token]);
+    let new = TABLE.replace("cache.img", "new.img");
+    daemon.cli(&["load", "wc", "--table", &new]).ok();
+    let token = token_of(&daemon.cli(&["resume", "wc"]).failed(4));
+    let refused = daemon.cli(&["resume", "wc", "--force", &token]).failed(1);
+    assert!(refused.contains("recover --without-cache"), "{refused}");
+    assert_eq!(daemon.cli(&["remove", "--force", "wc"]).code, Some(0));
+    daemon.cli(&["recover", "--without-cache", "origin.img"]).ok();
+    daemon.cli(&["create", "wc", "--table", &new]).ok();
+    expect(&daemon, "wc", 1, "0 1M");
+    daemon.qemu_io("wc", &["write -P 5 0 4k", "flush"]).ok();
+    expect(&daemon, "wc", 5, "0 4k");
 }
 
 /// By its name in the table, or with the `pmem:` that mode p leaves out.

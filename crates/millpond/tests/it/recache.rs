@@ -247,6 +247,27 @@ fn replace_cache_killed_at_any_moment_loses_nothing() {
     killed(&["replace-cache", "wc", "./new.img"], ["cache.img", "new.img"]);
 }
 
+/// A cache that the configuration file makes guards its origin, and so does the one that takes its
+/// place, though no table asks for it.
+#[test]
+fn a_new_cache_of_the_configuration_guards_its_origin() {
+    let daemon = start(setup());
+    let guarded = || daemon.cli(&["get", "wc", "guarded_ranges"]).ok();
+    assert_eq!(guarded(), "2\n");
+    fill(&daemon, 7);
+    assert_eq!(daemon.cli(&["replace-cache", "wc", "./new.img"]).code, Some(0));
+    assert_eq!(guarded(), "2\n");
+    expect(&daemon, 7, "0 1M");
+    assert_eq!(daemon.cli(&["uncache", "wc"]).code, Some(0));
+    let origin = std::fs::read(daemon.dir.path().join("origin.img")).unwrap();
+    assert!(origin[..1 << 20].iter().all(|byte| *byte == 7), "uncache gives it back");
+    // A command makes one with a guard only if it is asked to.
+    daemon.cli(&["remove", "wc"]).ok();
+    file_in(daemon.dir.path(), "other.img", 8);
+    daemon.cli(&["create", "wc", "--table", &table("other.img")]).ok();
+    assert_eq!(guarded(), "0\n");
+}
+
 /// A guarded origin in a table without its cache has what clients saw.
 #[test]
 fn a_guard_goes_when_another_table_has_the_origin() {

@@ -55,7 +55,7 @@ pub(crate) async fn find(
     sectors: Sector,
 ) -> Result<FoundGuard, Error> {
     let mut found = FoundGuard::default();
-    if !superblock.guards_origin && !config.guard.is_wanted {
+    if !superblock.guards_origin && !config.guard.is_on {
         return Ok(found);
     }
     let wanted = GuardRange::of_origin(sectors.0);
@@ -275,7 +275,7 @@ fn guarded_by_another(config: &Config, owner: &[u8; 16]) -> Error {
 impl FoundGuard {
     /// Whether the superblock must name a guard.
     pub(crate) fn is_needed(&self, config: &Config) -> bool {
-        config.guard.is_wanted || !self.ranges.is_empty()
+        config.guard.is_on || !self.ranges.is_empty()
     }
 
     /// Ends what a crash has interrupted, and gives back ranges that the table does not guard. The
@@ -289,7 +289,7 @@ impl FoundGuard {
                 write_record(&place.config, &**device, record).await?;
             }
         }
-        let wanted = match place.config.guard.is_wanted {
+        let wanted = match place.config.guard.is_on {
             true => GuardRange::of_origin(place.sectors.0),
             false => Vec::new(),
         };

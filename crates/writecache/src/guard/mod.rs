@@ -187,6 +187,7 @@ impl Guard {
         if wanted.is_empty() {
             self.notify_unguarded(0, UnguardedReason::SmallOrigin);
         }
+        let before = self.guarded_ranges();
         for range in wanted {
             let has = self.ranges.borrow().iter().find(|has| has.range.nth == range.nth).cloned();
             match has {
@@ -198,6 +199,9 @@ impl Guard {
             self.attach_range(range).await?;
         }
         self.is_released.set(false);
+        if self.guarded_ranges() > before {
+            self.notify(CacheEvent::Guarded);
+        }
         drop(lock);
         Ok(())
     }
@@ -241,8 +245,12 @@ impl Guard {
     }
 
     fn notify_unguarded(&self, sector: u64, why: UnguardedReason) {
+        self.notify(CacheEvent::Unguarded { sector: Sector(sector), why });
+    }
+
+    fn notify(&self, event: CacheEvent) {
         if let Some(on_event) = &*self.on_event.borrow() {
-            on_event(CacheEvent::Unguarded { sector: Sector(sector), why });
+            on_event(event);
         }
     }
 }

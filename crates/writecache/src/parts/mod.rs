@@ -127,6 +127,7 @@ impl EventForwarder {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Guarded
             | CacheEvent::Unguarded { .. }
             | CacheEvent::GapLost { .. } => before,
         };
@@ -148,6 +149,7 @@ impl EventForwarder {
             | CacheEvent::JournalIgnored { .. }
             | CacheEvent::NoJournal
             | CacheEvent::NoBuffer
+            | CacheEvent::Guarded
             | CacheEvent::Unguarded { .. }
             | CacheEvent::GapLost { .. } => true,
         };

@@ -46,7 +46,7 @@ pub(crate) async fn open(
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<RecoveredCache, Error> {
-    if config.guard.is_wanted {
+    if config.guard.asked == Some(true) {
         return Err(Error::invalid(format!(
             "Invalid optional argument: guard_origin: cache device {} holds a cache in the \
              kernel's format, which has no room for a guard's records; nothing was changed",

@@ -94,13 +94,14 @@ pub(crate) async fn open(
 }
 
 pub(crate) async fn open_native(
-    config: Config,
+    mut config: Config,
     origin: &Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<AreaContents, Error> {
     let area = config.area_bytes(&*device);
     let mut reserved = None;
+    let mut is_new = false;
     let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
         Some((found, _)) if found.part.is_some() && config.part.is_none() => {
             return Ok(AreaContents::Divided(found));
@@ -114,9 +115,14 @@ pub(crate) async fn open_native(
             reserved = Some(map_memory(&config, geometry.slots.into())?);
             refuse_guarded(&config, &**origin).await?;
             let formatted = format_device(&config, &**origin, &*device, area, sectors).await;
+            is_new = true;
             (formatted.map_err(not_initialized)?, true)
         }
     };
+    config.guard.is_on = config.guard.asked.unwrap_or_else(|| match is_new {
+        true => config.guard.is_default && !config.lets_origin_alone(),
+        false => superblock.guards_origin,
+    });
     check_superblock(&config, &superblock, area)?;
     let blocks = sectors.0 / config.block_sectors();
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
@@ -196,7 +202,7 @@ async fn open_guard(
         let place = Place { origin, device, config, uuid: superblock.uuid, sectors };
         guard = Some(found.settle(place).await?);
     }
-    if superblock.guards_origin && !config.guard.is_wanted {
+    if superblock.guards_origin && !config.guard.is_on {
         write_guards_origin(config, device, superblock, false).await?;
         guard = None;
     }

@@ -49,7 +49,7 @@ struct Setup {
     first_len: Sector,
     options: String,
     /// Whether tables ask for a guard of the origin; it changes from life to life.
-    guards: Option<Rc<Cell<bool>>>,
+    guards: Option<Rc<Cell<&'static str>>>,
     formats: [&'static str; 2],
     chunk: Sector,
     origin: FileId,
@@ -60,7 +60,7 @@ struct Setup {
 impl Setup {
     fn draw(world: &WorldRef, fault: Option<Fault>, is_guarded: bool) -> Setup {
         let mut w = world.borrow_mut();
-        let guards = is_guarded.then(|| Rc::new(Cell::new(true)));
+        let guards = is_guarded.then(|| Rc::new(Cell::new(" guard_origin")));
         let block_size: u32 = if is_guarded { 4096 } else { w.rng.pick(&[512, 4096]) };
         // A guard needs 34 blocks.
         let blocks = if is_guarded { w.rng.range(34, 80) } else { w.rng.range(4, 60) };
@@ -110,8 +110,7 @@ impl Setup {
 
     fn table(&self, Shape { stack, len }: Shape) -> String {
         let Stack::Cached(nth) = stack else { return format!("0 {len} linear origin 0") };
-        let is_guarded = self.guards.as_ref().is_some_and(|guards| guards.get());
-        let guard = if is_guarded { " guard_origin" } else { "" };
+        let guard = self.guards.as_ref().map_or("", |guards| guards.get());
         let options = format!("format {} {}{guard}", self.formats[nth], self.options);
         let count = options.split_whitespace().count();
         let (cache, size) = (CACHES[nth], self.block_size);
@@ -368,7 +367,8 @@ impl Engine for Lives {
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
         if let Some(guards) = &setup.guards {
-            guards.set(setup.world.borrow_mut().rng.below(4) > 0);
+            let words = [" no_guard", "", " guard_origin", " guard_origin"];
+            guards.set(setup.world.borrow_mut().rng.pick(&words));
         }
         let dm = setup.dm();
         self.open(machine, &dm)?;

@@ -189,7 +189,8 @@ impl Setup {
             self.config.tuning.writeback_order = Order::Sorted;
         }
         if self.plan.options == Plan::GUARDED.options {
-            self.config.guard.is_wanted = rng.below(4) > 0;
+            self.config.guard.asked =
+                [Some(false), None, Some(true), Some(true)][rng.below(4) as usize];
         }
         if self.plan.through {
             let mode = ["cache_mode", rng.pick(&["writeback", "writethrough"])];

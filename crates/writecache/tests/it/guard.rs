@@ -6,7 +6,7 @@ use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
 use format::{GUARD_HEAD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardSlot};
 use sim::{HoleFinder, Machine};
 use writecache::{
-    CacheEvent, StaleOrigin, UnguardedReason, WriteCache, find_guard, restore_origin,
+    CacheEvent, Config, StaleOrigin, UnguardedReason, WriteCache, find_guard, restore_origin,
 };
 
 use crate::common::faulty_cache::life;
@@ -16,6 +16,8 @@ use crate::common::{BLOCK, Fixture, at, config, expect, fill, flush, number, say
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 const GUARDED: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000 guard_origin";
 const BLOCKS: u64 = 256;
+/// A guard that the cache has is taken away.
+const UNGUARDED: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000 no_guard";
 /// The first block of the range at the end.
 const TAIL: u64 = BLOCKS - (GUARD_TAIL_BYTES / BLOCK) as u64;
 /// Places of well-known superblocks, and what lies there.
@@ -113,14 +115,58 @@ fn a_guarded_origin_shows_no_superblock_but_to_clients() {
 }
 
 #[test]
-fn an_origin_is_as_before_without_the_option() {
+fn an_origin_is_as_before_with_no_guard() {
     let fixture = formatted(GUARDED);
     let before = fixture.peek(fixture.origin, 0, BLOCKS as usize * BLOCK);
     fixture.life(async |_| ()).unwrap();
-    let without = with_options(&fixture, MANUAL);
+    let without = with_options(&fixture, UNGUARDED);
     without.life(async |cache| assert!(cache.attribute("guarded_ranges").is_ok())).unwrap();
     assert!(fixture.peek(fixture.origin, 0, BLOCKS as usize * BLOCK) == before);
     assert!(!fixture.superblock().guards_origin);
+}
+
+#[test]
+fn a_guard_stays_where_the_table_does_not_say() {
+    let fixture = formatted(GUARDED);
+    fixture.life(async |_| ()).unwrap();
+    let silent = with_options(&fixture, MANUAL);
+    silent.life(async |cache| assert_eq!(number(&cache, "guarded_ranges"), 2)).unwrap();
+    assert_eq!((magics_shown(&fixture), fixture.superblock().guards_origin), (0, true));
+    with_options(&fixture, UNGUARDED).life(async |_| ()).unwrap();
+    silent.life(async |cache| assert_eq!(number(&cache, "guarded_ranges"), 0)).unwrap();
+    assert_eq!((magics_shown(&fixture), fixture.superblock().guards_origin), (MAGICS.len(), false));
+}
+
+/// Opens a new cache whose table does not ask, where a new cache has a guard by default.
+fn is_guarded_by_default(options: &str) -> bool {
+    let mut fixture = formatted(options);
+    fixture.config.guard.is_default = true;
+    fixture.life(async |_| ()).unwrap();
+    fixture.superblock().guards_origin
+}
+
+#[test]
+fn a_new_cache_may_guard_its_origin_by_default() {
+    assert!(is_guarded_by_default(MANUAL));
+    assert!(!is_guarded_by_default(UNGUARDED));
+    // These origins are there to be used alone.
+    assert!(!is_guarded_by_default(&format!("{MANUAL} ordered")));
+    assert!(!is_guarded_by_default(&format!("{MANUAL} cache_mode writethrough")));
+    let both = format!("{GUARDED} no_guard");
+    let words: Vec<&str> = both.split_whitespace().collect();
+    let line = [&["s", "origin", "cache", "4096", "8"], &words[..]].concat();
+    let refused = Config::parse(&line).unwrap_err().to_string();
+    assert!(refused.contains("guard_origin and no_guard exclude each other"), "{refused}");
+}
+
+#[test]
+fn a_cache_from_before_has_no_guard_by_default() {
+    let fixture = formatted(MANUAL);
+    fixture.life(async |_| ()).unwrap();
+    let mut again = fixture.clone();
+    again.config.guard.is_default = true;
+    again.life(async |_| ()).unwrap();
+    assert_eq!((magics_shown(&fixture), fixture.superblock().guards_origin), (MAGICS.len(), false));
 }
 
 #[test]
@@ -141,7 +187,7 @@ fn what_clients_write_is_behind_the_guard_and_comes_back() {
     let raw = |block: u64| fixture.origin_block(block);
     assert!(raw(0) != plain(0, 4) && raw(17) != plain(17, 4) && raw(TAIL) != plain(TAIL, 4));
     assert!(raw(18) == plain(18, 4) && raw(TAIL - 1) == plain(TAIL - 1, 4));
-    with_options(&fixture, MANUAL).life(async |_| ()).unwrap();
+    with_options(&fixture, UNGUARDED).life(async |_| ()).unwrap();
     for block in (0..20).chain(TAIL - 2..BLOCKS) {
         assert!(raw(block) == plain(block, 4), "block {block}");
     }
@@ -160,7 +206,7 @@ fn a_range_that_does_not_compress_loses_its_guard() {
         assert_eq!(number(&w.cache, "guarded_ranges"), 1);
         let event =
             CacheEvent::Unguarded { sector: Sector(0), why: UnguardedReason::Incompressible };
-        assert_eq!(w.events.borrow()[..], [event]);
+        assert_eq!(w.events.borrow()[..], [CacheEvent::Guarded, event]);
         expect_plain(&*w.cache, 0..1, 1).await;
         expect(&*w.cache, 1..18, 2).await;
         assert!(inner.origin_block(0) == plain(0, 1), "it has what clients see");
@@ -236,7 +282,7 @@ fn another_cache_refuses_the_origin() {
     fixture.life(async |_| ()).unwrap();
     let other = Fixture::seeded(2, 8, 1024, MANUAL);
     let blank = other.image();
-    for options in [MANUAL, GUARDED] {
+    for options in [MANUAL, UNGUARDED, GUARDED] {
         let taken = with_options(&fixture, options);
         fixture.world.borrow_mut().poke(fixture.cache, Sector(0), &blank);
         let refusal = taken.refusal();

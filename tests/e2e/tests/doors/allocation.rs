@@ -9,8 +9,8 @@ use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
 /// Everything stays in the cache until it is asked for.
-const CACHED: &str =
-    "0 131072 writecache s ./cached.img ./cache.img 4096 4 high_watermark 90 low_watermark 90";
+const CACHED: &str = "0 131072 writecache s ./cached.img ./cache.img 4096 5 no_guard \
+     high_watermark 90 low_watermark 90";
 
 fn bed() -> TestBed {
     let files = [

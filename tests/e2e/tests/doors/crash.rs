@@ -191,7 +191,8 @@ fn fio_notices_a_device_that_forgets() {
 /// on the origin, flushed or not; and the cache that is opened again undoes none, nor is it missed.
 #[test]
 fn a_kill_after_writethrough_leaves_all_on_the_origin() {
-    let mut bed = TestBed::with_cache(32 << 20, 16 << 20, "high_watermark 90 low_watermark 80");
+    let mut bed =
+        TestBed::with_cache(32 << 20, 16 << 20, "no_guard high_watermark 90 low_watermark 80");
     let mut area = Stamps::new(0..BLOCKS, 1);
     area.lay(&mut bed.connect("wc")).unwrap();
     let mut written = Written::default();

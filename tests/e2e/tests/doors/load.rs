@@ -45,7 +45,7 @@ fn fio_verifies_what_went_through_a_cache_a_quarter_its_size() {
     if !clients(&["fio", "nbdcopy"]) {
         return;
     }
-    let mut bed = TestBed::with_cache(128 * MIB, 32 * MIB, "");
+    let mut bed = TestBed::with_cache(128 * MIB, 32 * MIB, "no_guard");
     let dir = bed.dir().to_owned();
     let done = three_jobs(Fio::new(&dir, &bed.uri("wc"))).run(LIMIT).unwrap();
     assert_eq!((done.writes, done.reads), (WRITES, WRITES));

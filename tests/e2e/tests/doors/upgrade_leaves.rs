@@ -43,7 +43,7 @@ fn force(bed: &TestBed, name: &str, table: &str) {
 #[test]
 fn tables_that_were_forced_cross_an_upgrade() {
     let files = [("origin.img", 32 * MIB), ("cache.img", 16 * MIB), ("other.img", 4 * MIB)];
-    let cache = "0 65536 writecache s ./origin.img ./cache.img 4096 0";
+    let cache = "0 65536 writecache s ./origin.img ./cache.img 4096 1 no_guard";
     let bed = TestBed::start(&files, &[("wc", cache)]);
     let path = |name: &str| bed.path(name).display().to_string();
     force(&bed, "over", &format!("0 1024 linear {} 0", path("origin.img")));
@@ -78,7 +78,7 @@ fn a_server_of_one_connection_is_no_obstacle() {
         std::fs::File::create(dir.path().join(name)).unwrap().set_len(8 * MIB).unwrap();
     }
     let origin = Origin::start(kind, Transport::Unix, dir.path());
-    let table = format!("0 16384 writecache s {} ./cache.img 4096 0", origin.uri(""));
+    let table = format!("0 16384 writecache s {} ./cache.img 4096 1 no_guard", origin.uri(""));
     let program = millpond(Build::Workspace).unwrap();
     let daemon = Daemon::start(&program, dir.path(), &[("wc", &table)]).unwrap();
     let mut client = daemon.connect("wc").unwrap();

@@ -19,8 +19,8 @@ const DEVICES: [(&str, &str); 2] = [
     ("slow", "0 65536 delay ./origin.img 0 5"),
     (
         "wc",
-        "0 65536 writecache s slow ./cache.img 4096 8 high_watermark 100 low_watermark 99 \
-         writeback_jobs 1 gap_fill 0",
+        "0 65536 writecache s slow ./cache.img 4096 9 high_watermark 100 low_watermark 99 \
+         writeback_jobs 1 gap_fill 0 no_guard",
     ),
 ];
 const TIME: Duration = Duration::from_secs(120);

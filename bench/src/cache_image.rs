@@ -157,6 +157,7 @@ impl Contents {
             },
             part: None,
             guards_origin: false,
+            moved: None,
         };
         let mut unit = [0; UNIT];
         for copy in 0..SUPERBLOCK_COPIES {

@@ -112,6 +112,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
         checkpoint: CheckpointRef { units: 1, id: 1, log_start_seq: 1, ..CheckpointRef::default() },
         part,
         guards_origin: false,
+        moved: None,
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);

@@ -100,6 +100,7 @@ fn superblock_head(divided: bool) -> [u8; 10] {
         checkpoint: CheckpointRef::default(),
         part: divided.then_some(part),
         guards_origin: false,
+        moved: None,
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

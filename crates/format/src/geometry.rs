@@ -10,8 +10,11 @@
 //!          slots, block_size bytes each
 //! ```
 //!
+//! A cache that was resized (`resized`) has its checkpoints and its log behind its slots. Its slots
+//! begin where they began before.
+//!
 //! Invariants
-//! - FM-G1 Every offset follows from the four numbers in the superblock, not from the size of the
+//! - FM-G1 Every offset follows from the numbers in the superblock, not from the size of the
 //!   device: a device that has grown keeps its cache.
 //! - FM-G2 `end_bytes` is at most the area passed to `compute`.
 
@@ -37,6 +40,10 @@ const CHECKPOINT_START_BYTES: u64 = 4 * SUPERBLOCK_STRIDE_BYTES;
 const SLOT_ALIGN_FROM_BYTES: u64 = 32 << 20;
 const SLOT_ALIGN_LARGE_BYTES: u64 = 1 << 20;
 
+/// Sizes that are tried to name the least one to which a cache can grow. Each is a 64th of the
+/// metadata more, of which growth needs little more than it has.
+const GROWTH_STEPS_MAX: u64 = 1 << 10;
+
 pub(crate) const LOG_UNITS_MIN: u32 = 16;
 /// 256 MiB of log: an SSD reads it in a second or less.
 pub(crate) const LOG_UNITS_MAX: u32 = 65536;
@@ -52,6 +59,36 @@ pub struct Geometry {
     pub log_units: u32,
     /// Units of one of the two checkpoint areas.
     pub checkpoint_units: u32,
+    /// Where metadata and slots are, if the cache was resized.
+    pub moved: Option<MovedMetadata>,
+}
+
+/// Where a resized cache has its metadata and its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedMetadata {
+    /// Byte offset of checkpoint area A; area B and the log follow.
+    pub metadata_start: u64,
+    /// Byte offset of the first slot.
+    pub slots_start: u64,
+}
+
+impl MovedMetadata {
+    /// Both offsets are below this: sums do not overflow. A device of 2^62 bytes does not exist.
+    const OFFSET_MAX: u64 = 1 << 62;
+
+    /// The first field that has an impossible value.
+    pub(crate) fn wrong_field(&self, geometry: &Geometry) -> Option<&'static str> {
+        let is_place = |offset: u64| {
+            offset.is_multiple_of(UNIT_BYTES)
+                && (CHECKPOINT_START_BYTES..MovedMetadata::OFFSET_MAX).contains(&offset)
+        };
+        if !is_place(self.slots_start) {
+            return Some("slots_start");
+        }
+        let slots_end = self.slots_start + geometry.slots_bytes();
+        let is_behind = is_place(self.metadata_start) && slots_end <= self.metadata_start;
+        (!is_behind).then_some("metadata_start")
+    }
 }
 
 /// Why there is no layout.
@@ -103,7 +140,22 @@ impl Geometry {
     #[must_use]
     pub fn checkpoint_offset(&self, area: u8) -> u64 {
         assert!(area < 2, "checkpoint area {area} of 2");
-        CHECKPOINT_START_BYTES + u64::from(area) * self.checkpoint_bytes()
+        self.metadata_start() + u64::from(area) * self.checkpoint_bytes()
+    }
+
+    fn metadata_start(&self) -> u64 {
+        self.moved.map_or(CHECKPOINT_START_BYTES, |moved| moved.metadata_start)
+    }
+
+    /// Bytes of checkpoints and log together.
+    fn metadata_bytes(&self) -> u64 {
+        2 * self.checkpoint_bytes() + self.log_bytes()
+    }
+
+    /// Bytes of the log.
+    #[must_use]
+    pub fn log_bytes(&self) -> u64 {
+        u64::from(self.log_units) * UNIT_BYTES
     }
 
     /// Bytes of one checkpoint area.
@@ -121,7 +173,7 @@ impl Geometry {
     /// Byte offset of the first unit of the log.
     #[must_use]
     pub fn log_start(&self) -> u64 {
-        CHECKPOINT_START_BYTES + 2 * self.checkpoint_bytes()
+        self.metadata_start() + 2 * self.checkpoint_bytes()
     }
 
     /// Byte offset of `slot`.
@@ -134,7 +186,10 @@ impl Geometry {
     /// Byte offset of the first slot.
     #[must_use]
     pub fn slots_start(&self) -> u64 {
-        let log_end = self.log_start() + u64::from(self.log_units) * UNIT_BYTES;
+        if let Some(moved) = self.moved {
+            return moved.slots_start;
+        }
+        let log_end = self.log_start() + self.log_bytes();
         if self.slots_bytes() >= SLOT_ALIGN_FROM_BYTES {
             log_end.next_multiple_of(SLOT_ALIGN_LARGE_BYTES)
         } else {
@@ -148,10 +203,50 @@ impl Geometry {
         u64::from(self.slots) * u64::from(self.block_size)
     }
 
-    /// First byte after the last slot: the area must have at least this size.
+    /// First byte after all of it: the area must have at least this size.
     #[must_use]
     pub fn end_bytes(&self) -> u64 {
-        self.slots_start() + self.slots_bytes()
+        match self.moved {
+            Some(moved) => moved.metadata_start + self.metadata_bytes(),
+            None => self.slots_start() + self.slots_bytes(),
+        }
+    }
+
+    /// The layout for a device that has grown: more slots, and behind them, where nothing was
+    /// before, the metadata. The log is no shorter.
+    ///
+    /// # Errors
+    /// The least area for which there is one.
+    pub fn grown(&self, area_bytes: u64) -> Result<Geometry, GeometryError> {
+        let grown_to = |area| {
+            let log_units = log_units_for(area).max(self.log_units);
+            let is_more =
+                |new: &Geometry| new.slots > self.slots && new.metadata_start() >= self.end_bytes();
+            self.behind_slots(area, log_units).filter(is_more)
+        };
+        let step = UNIT_BYTES.max(self.metadata_bytes() / 64 / UNIT_BYTES * UNIT_BYTES);
+        let units_end = self.end_bytes().next_multiple_of(UNIT_BYTES);
+        grown_to(area_bytes).ok_or_else(|| {
+            let areas = (1..GROWTH_STEPS_MAX).map(|nth| units_end + nth * step);
+            let least = areas.into_iter().find(|area| grown_to(*area).is_some());
+            let needed_bytes = least.unwrap_or(u64::MAX);
+            GeometryError::TooSmall { area_bytes, needed_bytes }
+        })
+    }
+
+    /// The most slots from where they begin now, with the metadata behind them at the end of the
+    /// area.
+    fn behind_slots(&self, area_bytes: u64, log_units: u32) -> Option<Geometry> {
+        let slots_start = self.slots_start();
+        most_slots(|slots| {
+            let moved = Some(MovedMetadata { metadata_start: 0, slots_start });
+            let mut new =
+                Geometry { moved, ..Geometry::with_slots(self.block_size, log_units, slots) };
+            let metadata_start = area_bytes.checked_sub(new.metadata_bytes())?;
+            let metadata_start = metadata_start / UNIT_BYTES * UNIT_BYTES;
+            new.moved = Some(MovedMetadata { metadata_start, slots_start });
+            (slots_start + new.slots_bytes() <= metadata_start).then_some(new)
+        })
     }
 
     fn smallest(block_size: u32) -> Geometry {
@@ -159,29 +254,32 @@ impl Geometry {
     }
 
     fn with_slots(block_size: u32, log_units: u32, slots: u32) -> Geometry {
-        Geometry { block_size, slots, log_units, checkpoint_units: checkpoint_units_for(slots) }
+        let checkpoint_units = checkpoint_units_for(slots);
+        Geometry { block_size, slots, log_units, checkpoint_units, moved: None }
     }
 
     /// The most slots that fit beside a log of `log_units`; `None` if fewer than [`SLOTS_MIN`].
     fn fill(area_bytes: u64, block_size: u32, log_units: u32) -> Option<Geometry> {
-        let candidate = |slots| Geometry::with_slots(block_size, log_units, slots);
-        let fits = |slots| candidate(slots).end_bytes() <= area_bytes;
-        if !fits(SLOTS_MIN) {
-            return None;
-        }
-        // end_bytes grows with the number of slots, so bisect: `low` fits, and nothing above
-        // `high`.
-        let (mut low, mut high) = (SLOTS_MIN, SLOTS_MAX);
-        while low < high {
-            let middle = high - (high - low) / 2;
-            if fits(middle) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
-        }
-        Some(candidate(low))
+        most_slots(|slots| {
+            let candidate = Geometry::with_slots(block_size, log_units, slots);
+            (candidate.end_bytes() <= area_bytes).then_some(candidate)
+        })
     }
+}
+
+/// The layout with the most slots for which there is one. Where some number of slots fits, each
+/// lower one does: so it bisects, `low` fits, and nothing above `high`.
+fn most_slots(layout: impl Fn(u32) -> Option<Geometry>) -> Option<Geometry> {
+    let mut most = layout(SLOTS_MIN)?;
+    let (mut low, mut high) = (SLOTS_MIN, SLOTS_MAX);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        match layout(middle) {
+            Some(fits) => (low, most) = (middle, fits),
+            None => high = middle - 1,
+        }
+    }
+    Some(most)
 }
 
 /// True for the powers of two from [`BLOCK_SIZE_MIN`] to [`BLOCK_SIZE_MAX`].
@@ -314,6 +412,19 @@ mod tests {
         assert_eq!(geometry.log_units, LOG_UNITS_MAX);
     }
 
+    #[test]
+    fn growth_by_too_little_is_refused_with_the_size_that_would_do() {
+        let geometry = Geometry::compute(64 * MIB, 4096).unwrap();
+        for area in [0, 63 * MIB, 64 * MIB, 65 * MIB] {
+            let error = geometry.grown(area).unwrap_err();
+            let GeometryError::TooSmall { needed_bytes, .. } = error else { panic!("{error}") };
+            assert!(geometry.grown(needed_bytes).is_ok());
+            assert!(needed_bytes <= 67 * MIB, "{needed_bytes}");
+        }
+        let grown = geometry.grown(1 << 40).unwrap();
+        assert_eq!(grown.log_units, LOG_UNITS_MAX);
+    }
+
     proptest! {
         #[test]
         fn regions_follow_one_another_and_stay_inside(
@@ -333,6 +444,43 @@ mod tests {
             prop_assert_eq!(last + u64::from(geometry.block_size), geometry.end_bytes());
             let entries = u64::from(geometry.checkpoint_units) * ENTRIES_PER_UNIT as u64;
             prop_assert!(entries > u64::from(geometry.slots));
+        }
+
+        #[test]
+        fn growth_keeps_what_is_in_use(
+            area in 512 * KIB..20 * GIB,
+            more in prop::collection::vec(1u64..3 << 20, 1..4),
+            shift in 9u32..=12,
+        ) {
+            let mut area = area;
+            let mut geometry = Geometry::compute(area, 1 << shift).unwrap();
+            for units in more {
+                area += units * 4096;
+                let new = match geometry.grown(area) {
+                    Ok(new) => new,
+                    Err(GeometryError::TooSmall { needed_bytes, .. }) => {
+                        prop_assert!(needed_bytes > area);
+                        area = needed_bytes;
+                        geometry.grown(area).unwrap()
+                    }
+                    Err(e) => panic!("{e}"),
+                };
+                // Slots stay where they are, and the metadata touch nothing that was in use.
+                let last = geometry.slots - 1;
+                prop_assert_eq!(new.slot_offset(last), geometry.slot_offset(last));
+                prop_assert!(new.slots > geometry.slots && new.log_units >= geometry.log_units);
+                let checkpoint = new.checkpoint_offset(0);
+                prop_assert!(checkpoint >= geometry.end_bytes());
+                prop_assert!(new.slots_start() + new.slots_bytes() <= checkpoint);
+                prop_assert_eq!(new.checkpoint_offset(1), checkpoint + new.checkpoint_bytes());
+                prop_assert_eq!(new.log_start(), new.checkpoint_offset(1) + new.checkpoint_bytes());
+                prop_assert_eq!(new.log_start() + new.log_bytes(), new.end_bytes());
+                prop_assert!(new.end_bytes() <= area && area - new.end_bytes() < 4096);
+                prop_assert_eq!(checkpoint % 4096, 0);
+                let entries = u64::from(new.checkpoint_units) * ENTRIES_PER_UNIT as u64;
+                prop_assert!(entries > u64::from(new.slots));
+                geometry = new;
+            }
         }
 
         #[test]

@@ -39,7 +39,9 @@ mod superblock;
 pub mod zram;
 
 pub use damage::Damage;
-pub use geometry::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, SLOTS_MIN};
+pub use geometry::{
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, MovedMetadata, SLOTS_MIN,
+};
 pub use guard::{
     GUARD_HEAD_BYTES, GUARD_RANGES, GUARD_RECORD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardRecord,
     GuardSlot, GuardState, guard_record_offset, sector_crcs,

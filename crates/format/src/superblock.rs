@@ -9,8 +9,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::{
-    Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, SLOTS_MAX, SLOTS_MIN, checkpoint_units_least,
-    is_block_size,
+    Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, MovedMetadata, SLOTS_MAX, SLOTS_MIN,
+    checkpoint_units_least, is_block_size,
 };
 use crate::quorum::{Generation, SUPERBLOCK_COPIES};
 use crate::{BLOCK_LIMIT, Damage, UNIT, check_unit, is_blank, seal};
@@ -21,6 +21,10 @@ const VERSION: u16 = 1;
 const VERSION_PART: u16 = 2;
 /// Version of a cache that guards its origin: older programs would read the guard's bytes as data.
 const VERSION_GUARD: u16 = 3;
+/// Version of a cache that was resized: its metadata are elsewhere. It may guard its origin.
+const VERSION_MOVED: u16 = 4;
+/// The bit of `flags` in version 4 that says that the cache guards its origin.
+const GUARDS_ORIGIN: u8 = 1;
 /// Parts that a cache may have.
 pub const PARTS_MAX: u8 = 16;
 
@@ -49,6 +53,8 @@ pub struct Superblock {
     pub part: Option<Part>,
     /// The area may have records of a guarded origin. A part has none.
     pub guards_origin: bool,
+    /// Where metadata and slots are, if the cache was resized. A part never is.
+    pub moved: Option<MovedMetadata>,
 }
 
 /// A part of a cache in several parts: an area of its own, for its share of the origin's chunks.
@@ -104,10 +110,12 @@ struct SuperblockMedia {
     checkpoint_area: u8,
     part: u8,
     parts: u8,
-    reserved1: u8,
+    flags: u8,
     chunk_sectors: U32,
     area_sectors: U64,
-    reserved2: [u8; 3976],
+    metadata_start: U64,
+    slots_start: U64,
+    reserved1: [u8; 3960],
 }
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
@@ -136,11 +144,15 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
-        let version = match (self.part.is_some(), self.guards_origin) {
-            (true, _) => VERSION_PART,
-            (false, true) => VERSION_GUARD,
-            (false, false) => VERSION,
+        let version = match (self.part, self.moved, self.guards_origin) {
+            (Some(_), ..) => VERSION_PART,
+            (None, Some(_), _) => VERSION_MOVED,
+            (None, None, true) => VERSION_GUARD,
+            (None, None, false) => VERSION,
         };
+        let flags = if self.moved.is_some() && self.guards_origin { GUARDS_ORIGIN } else { 0 };
+        let unmoved = MovedMetadata { metadata_start: 0, slots_start: 0 };
+        let moved = self.moved.unwrap_or(unmoved);
         let none = Part { nth: 0, of: 0, chunk_sectors: 0, area_sectors: 0 };
         let part = self.part.unwrap_or(none);
         let media = SuperblockMedia {
@@ -164,10 +176,12 @@ impl Superblock {
             checkpoint_area: self.checkpoint.area,
             part: part.nth,
             parts: part.of,
-            reserved1: 0,
+            flags,
             chunk_sectors: U32::new(part.chunk_sectors),
             area_sectors: U64::new(part.area_sectors),
-            reserved2: [0; 3976],
+            metadata_start: U64::new(moved.metadata_start),
+            slots_start: U64::new(moved.slots_start),
+            reserved1: [0; 3960],
         };
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         out.copy_from_slice(media.as_bytes());
@@ -176,13 +190,22 @@ impl Superblock {
 
     /// Decodes the unit read from the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_GUARD)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_MOVED)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
             return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // FM-S1
         }
-        if media.reserved0 != 0 || media.reserved1 != 0 || !is_blank(&media.reserved2) {
+        let is_moved = media.version.get() == VERSION_MOVED;
+        let moved = MovedMetadata {
+            metadata_start: media.metadata_start.get(),
+            slots_start: media.slots_start.get(),
+        };
+        let known_flags = if is_moved { GUARDS_ORIGIN } else { 0 };
+        if media.reserved0 != 0 || media.flags & !known_flags != 0 || !is_blank(&media.reserved1) {
+            return Err(Damage::Field("reserved"));
+        }
+        if !is_moved && (moved.metadata_start, moved.slots_start) != (0, 0) {
             return Err(Damage::Field("reserved"));
         }
         let part = Part {
@@ -212,7 +235,8 @@ impl Superblock {
                 log_start_link: media.log_start_link.get(),
             },
             part: is_part.then_some(part),
-            guards_origin: media.version.get() == VERSION_GUARD,
+            guards_origin: media.version.get() == VERSION_GUARD || media.flags & GUARDS_ORIGIN != 0,
+            moved: is_moved.then_some(moved),
         };
         match superblock.wrong_field() {
             None => Ok(superblock),
@@ -228,6 +252,7 @@ impl Superblock {
             slots: self.slots,
             log_units: self.log_units,
             checkpoint_units: self.checkpoint_units,
+            moved: self.moved,
         }
     }
 
@@ -256,6 +281,12 @@ impl Superblock {
         }
         if self.part.is_some() && self.guards_origin {
             return Some("guards_origin");
+        }
+        if self.part.is_some() && self.moved.is_some() {
+            return Some("parts");
+        }
+        if let Some(wrong) = self.moved.and_then(|moved| moved.wrong_field(&self.geometry())) {
+            return Some(wrong);
         }
         self.part.and_then(|part| part.wrong_field(&self.geometry()))
     }

@@ -26,6 +26,7 @@ fn example() -> Superblock {
         },
         part: None,
         guards_origin: false,
+        moved: None,
     }
 }
 
@@ -115,7 +116,7 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 3 }));
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 4 }));
 }
 
 #[test]
@@ -188,6 +189,7 @@ fn bytes_are_where_the_byte_map_says() {
         },
         part: None,
         guards_origin: false,
+        moved: None,
     };
     let is_golden = |superblock: &Superblock, golden: &[u8]| {
         let written = encoded(superblock, 2);
@@ -210,6 +212,49 @@ fn bytes_are_where_the_byte_map_says() {
     plain[12..16].copy_from_slice(&unit[12..16]);
     assert_eq!(unit[..plain.len()], plain);
     assert_eq!(Superblock::decode(2, &unit), Ok(guards));
+}
+
+/// The same after it has grown.
+fn grown() -> Superblock {
+    let geometry = example().geometry().grown(2 << 30).unwrap();
+    let Geometry { slots, log_units, checkpoint_units, moved, .. } = geometry;
+    Superblock { slots, log_units, checkpoint_units, moved, ..example() }
+}
+
+#[test]
+fn a_cache_that_has_grown_has_a_version_of_its_own() {
+    let moved = grown().moved.unwrap();
+    for guards_origin in [false, true] {
+        let superblock = Superblock { guards_origin, ..grown() };
+        let unit = encoded(&superblock, 3);
+        assert_eq!(unit[8..10], [4, 0]);
+        assert_eq!(unit[107], u8::from(guards_origin));
+        assert_eq!(unit[120..128], moved.metadata_start.to_le_bytes());
+        assert_eq!(unit[128..136], moved.slots_start.to_le_bytes());
+        assert!(is_blank(&unit[136..]));
+        assert_eq!(Superblock::decode(3, &unit), Ok(superblock));
+    }
+    let cases = [
+        (107, vec![2], "reserved"),
+        (120, 0u64.to_le_bytes().to_vec(), "metadata_start"),
+        (120, (moved.metadata_start + 512).to_le_bytes().to_vec(), "metadata_start"),
+        (120, moved.slots_start.to_le_bytes().to_vec(), "metadata_start"),
+        (120, u64::MAX.to_le_bytes().to_vec(), "metadata_start"),
+        (128, 0u64.to_le_bytes().to_vec(), "slots_start"),
+        (128, (moved.slots_start + 1).to_le_bytes().to_vec(), "slots_start"),
+        (128, (u64::MAX << 12).to_le_bytes().to_vec(), "slots_start"),
+        (106, vec![3], "parts"),
+        (8, vec![1], "reserved"),
+        (8, vec![3], "reserved"),
+        (8, vec![2], "reserved"),
+    ];
+    for (offset, bytes, name) in cases {
+        let found = forged_of(&grown(), offset, &bytes);
+        assert_eq!(found, Err(Damage::Field(name)), "{offset}: {bytes:?}");
+    }
+    // And without it nothing is there.
+    assert_eq!(forged(120, &[1]), Err(Damage::Field("reserved")));
+    assert_eq!(forged(135, &[1]), Err(Damage::Field("reserved")));
 }
 
 #[test]
@@ -306,6 +351,7 @@ proptest! {
                 area_sectors: area_bytes.div_ceil(4096) * 8,
             }),
             guards_origin: guards && of.is_none(),
+            moved: None,
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

@@ -128,6 +128,7 @@ pub(crate) async fn format_device(
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
         part: config.part.map(|of| of.part),
         guards_origin: false,
+        moved: None,
     };
     begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;

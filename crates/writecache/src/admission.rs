@@ -124,7 +124,7 @@ impl Writeback {
             return 0;
         }
         // One below the reserve: then reclaim makes room.
-        (free + 1).saturating_sub(reclaim_reserve(store.geometry.slots))
+        (free + 1).saturating_sub(reclaim_reserve(store.slot_count()))
     }
 }
 

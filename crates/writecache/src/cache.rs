@@ -4,6 +4,7 @@
 //! ```text
 //!   Cache ─▶ Writer ─▶ Reader ─▶ Writeback ─▶ Store ─▶ map
 //! ```
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Error, Limits, Op, Reservation, Sector, Status};
@@ -33,7 +34,7 @@ pub(crate) struct Cache {
     /// Limits of the mapped device.
     pub(crate) limits: Limits,
     /// The memory of the map, reserved from the core's budget.
-    _memory: Reservation,
+    pub(crate) memory: RefCell<Reservation>,
 }
 
 impl Cache {
@@ -55,7 +56,7 @@ impl Cache {
         }
         let writer = Writer::new(writeback.clone());
         let scrub = Rc::new(Scrub::new(writeback.clone()));
-        Cache { store, writeback, writer, scrub, guard, limits, _memory: memory }
+        Cache { store, writeback, writer, scrub, guard, limits, memory: RefCell::new(memory) }
     }
 
     pub(crate) fn tuning(&self) -> Tuning {

@@ -94,7 +94,7 @@ pub(crate) static FIGURES: [Figure; 78] = [
     })
     .combined(Combine::FirstNotZero)
     .metric(Metric::GAUGE),
-    blocks("total_blocks", "blocks of the cache device", |c| c.store.geometry.slots.into())
+    blocks("total_blocks", "blocks of the cache device", |c| c.store.slot_count().into())
         .metric(Metric::GAUGE),
     blocks("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into())
         .metric(Metric::GAUGE),

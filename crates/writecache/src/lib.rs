@@ -70,6 +70,7 @@ mod device_limits;
 mod dm_target;
 mod events;
 mod figures;
+mod grow;
 mod guard;
 mod lifecycle;
 mod manual;

@@ -23,6 +23,8 @@ pub(crate) struct Lifecycle {
     pub(crate) checkpoints_on: Cell<bool>,
     /// A checkpoint is being written.
     pub(crate) in_checkpoint: Cell<bool>,
+    /// The cache takes the space by which its cache device has grown.
+    pub(crate) is_growing: Cell<bool>,
     /// The number of the period. A task that slept during a suspend finds another number, and ends.
     pub(crate) period: Cell<u64>,
     /// Background tasks that have not ended.

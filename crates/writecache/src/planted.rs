@@ -253,6 +253,16 @@ pub enum Fault {
     GuardFlushErrorKept,
     /// Guard: a write ends before a slot has it.
     ImageNotWritten,
+    /// Growth: the new place of the log keeps what it had.
+    GrownLogNotBlanked,
+    /// Growth: records that follow the new checkpoint stay in the old log.
+    GrownLogNotCopied,
+    /// Growth: the superblock has the new layout before what it names is written.
+    GrownSuperblockEarly,
+    /// Growth: the superblock has the new layout before what it names is flushed.
+    GrownUnflushed,
+    /// Growth: slots of the new space are used before the superblock has them.
+    GrownSlotsEarly,
 }
 
 #[cfg(feature = "planted")]

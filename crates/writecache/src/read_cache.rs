@@ -35,6 +35,8 @@ pub(crate) struct UnnamedBlock {
 struct Memory {
     admission: ReadAdmission,
     uses: UseCounts,
+    /// Slots of the cache.
+    slots: u32,
     _reserved: Reservation,
 }
 
@@ -72,6 +74,8 @@ impl ReadCache {
 
     /// Applies options, for a cache of `slots` blocks.
     pub(crate) fn tune(&self, tuning: &Tuning, slots: u32, block_size: u32) {
+        // A cache that has grown forgets what it knew of reads.
+        self.memory.borrow_mut().take_if(|memory| memory.slots != slots);
         let has_memory = self.memory.borrow().is_some();
         if tuning.reads.enter && !has_memory {
             self.reserve(slots, block_size);
@@ -92,7 +96,7 @@ impl ReadCache {
             Ok(reserved) => {
                 let admission = ReadAdmission::new(slots.into(), block_size.into());
                 let uses = UseCounts::new(slots);
-                let memory = Memory { admission, uses, _reserved: reserved };
+                let memory = Memory { admission, uses, slots, _reserved: reserved };
                 *self.memory.borrow_mut() = Some(Box::new(memory));
                 ON.clone_into(&mut self.state.borrow_mut());
             }

@@ -27,7 +27,7 @@ impl Cache {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let mut fields = [0; 14];
         fields[0] = self.errno().into();
-        fields[1] = self.store.geometry.slots.into();
+        fields[1] = self.store.slot_count().into();
         fields[2] = self.store.free_blocks().into();
         fields[3] = signed(self.writeback.blocks());
         for (field, counter) in fields[4..].iter_mut().zip(self.store.stats.kernel_fields()) {

@@ -441,10 +441,11 @@ impl Target for WriteCache {
                     Some(parts) => parts.clear_stats().await,
                     None => self.clear_stats_local(),
                 },
+                "grow" => return self.grow().await,
                 _ => {
                     return Err(Error::invalid(format!(
                         "writecache: unknown message `{}`: flush, flush_on_suspend, cleaner, \
-                         clear_stats are allowed",
+                         clear_stats, grow are allowed",
                         words.join(" ")
                     )));
                 }

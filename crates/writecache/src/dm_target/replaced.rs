@@ -58,6 +58,22 @@ impl WriteCache {
         }
     }
 
+    /// Takes the space by which the cache device has grown. Returns the blocks before, those now,
+    /// and the bytes of a block.
+    pub(super) async fn grow(&self) -> Result<String, Error> {
+        if self.parts().is_some() {
+            return Err(Error::invalid(format!(
+                "cache device {}: a cache in parts can't grow: the areas of its parts follow each \
+                 other. `millpond replace-cache` moves to a larger device",
+                self.config.borrow().cache
+            )));
+        }
+        let cache = self.running()?;
+        let before = cache.store.slot_count();
+        cache.grow().await?;
+        Ok(format!("{before} {} {}", cache.store.slot_count(), cache.store.config.block_size))
+    }
+
     fn is_first_part(&self) -> bool {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }

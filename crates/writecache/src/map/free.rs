@@ -21,6 +21,13 @@ impl FreeMap {
         self.free
     }
 
+    /// Adds free slots, so that there are `slots`.
+    pub(crate) fn grow(&mut self, slots: u32) {
+        let old = std::mem::replace(&mut self.slots, slots);
+        self.words.resize(slots.div_ceil(64) as usize, 0);
+        (old..slots).for_each(|slot| self.put(slot));
+    }
+
     fn bit(slot: u32) -> (usize, u64) {
         ((slot / 64) as usize, 1 << (slot % 64))
     }

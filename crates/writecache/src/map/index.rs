@@ -55,6 +55,16 @@ impl Index {
         Index { cells: vec![EMPTY; 2 * slots as usize], len: 0, slot_bits }
     }
 
+    /// The same entries in a table for more slots. Cells are read and filled in ascending order.
+    pub(crate) fn grown(&self, slots: u32, block_of: impl Fn(u32) -> u64) -> Index {
+        let mut grown = Index::new(slots);
+        for &cell in self.cells.iter().filter(|cell| **cell != EMPTY) {
+            let slot = self.slot(cell);
+            grown.insert_hashed(Index::hash(block_of(slot)), slot);
+        }
+        grown
+    }
+
     fn slot_mask(&self) -> u32 {
         low32((1 << self.slot_bits) - 1)
     }

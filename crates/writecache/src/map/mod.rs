@@ -48,6 +48,7 @@ mod entries;
 mod epoch_state;
 mod epochs;
 mod free;
+mod grow;
 pub(crate) mod index;
 pub(crate) mod journal;
 mod log_entries;

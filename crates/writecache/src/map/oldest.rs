@@ -42,6 +42,11 @@ impl Oldest {
         Oldest { words, marked: true, marks: 0, since: Nanos(0) }
     }
 
+    /// Adds slots, none of them marked, so that there are `slots`.
+    pub(super) fn grow(&mut self, slots: u32) {
+        self.words.resize(slots.div_ceil(64) as usize, 0);
+    }
+
     fn is_marked(&self, slot: u32) -> bool {
         (self.words[(slot / 64) as usize] >> (slot % 64) & 1 != 0) == self.marked
     }

@@ -160,6 +160,7 @@ pub(crate) async fn open_native(
         durable: Cell::new(end.last),
         start_seq: Cell::new(superblock.checkpoint.log_start_seq),
         closing: Cell::new(false),
+        is_moving: Cell::new(false),
         room: WaitList::new(),
     };
     let mut checkpoint_required = slots.set_ordered(config.ordered);

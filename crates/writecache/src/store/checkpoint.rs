@@ -42,53 +42,50 @@ impl Store {
             if let Err(status) = self.checkpoint().await {
                 self.fail(status);
             }
-            self.life.in_checkpoint.set(false);
-            self.waits.writes_ended.wake_all();
-            self.media.wake_all();
+            self.end_checkpoint();
         }
         self.life.checkpoints_on.set(false);
         self.life.tasks.ended.wake_all();
     }
 
+    /// Lets those go on that wait for the end of a checkpoint.
+    pub(super) fn end_checkpoint(&self) {
+        self.life.in_checkpoint.set(false);
+        self.waits.writes_ended.wake_all();
+        self.waits.checkpoint.wake_all();
+        self.media.wake_all();
+    }
+
     /// Whether a checkpoint is due; while work in the background is paused, whether it is urgent.
     fn may_checkpoint(&self) -> bool {
         let is_urgent = match &self.media {
-            Media::Native(n) => n.log.used() >= u64::from(n.geometry.log_units / 4 * 3),
+            Media::Native(n) => n.log.used() >= u64::from(n.geometry.get().log_units / 4 * 3),
             Media::Dm(_) => false,
         };
-        self.is_checkpoint_due() && (is_urgent || !self.life.background_paused.get())
+        // The growth of the cache writes one itself.
+        let is_free = !self.life.in_checkpoint.get();
+        is_free && self.is_checkpoint_due() && (is_urgent || !self.life.background_paused.get())
     }
 
     /// Whether half of the log is used.
     pub(crate) fn is_checkpoint_due(&self) -> bool {
         match &self.media {
-            Media::Native(n) => n.log.used() >= u64::from(n.geometry.log_units / 2),
+            Media::Native(n) => n.log.used() >= u64::from(n.geometry.get().log_units / 2),
             Media::Dm(_) => false,
         }
     }
 
     pub(crate) async fn checkpoint(&self) -> Result<(), Status> {
         let Media::Native(native) = &self.media else { return Ok(()) };
-        let (durable_seq, durable_link) = native.log.durable.get();
         let old = native.superblock.borrow().checkpoint;
         let area = if old.units == 0 { 0 } else { 1 - old.area };
-        let mut new = CheckpointRef {
-            area,
-            units: 0,
-            id: old.id + 1,
-            log_start_seq: durable_seq + 1,
-            log_start_link: durable_link,
-        };
+        let mut new = Self::next_checkpoint(native, area);
         if self.has_fault(Fault::SuperblockBeforeData) {
             let live = self.counts().dirty + self.counts().clean + self.counts().bad;
             new.units = live.div_ceil(ENTRIES_PER_UNIT as u32);
-            self.write_superblock(native, new).await?;
+            self.write_superblock(native, new, native.geometry.get()).await?;
         }
-        let mut progress = self.slots.borrow_mut().begin_dump();
-        let dumped = self.dump(native, area, new.id, &mut progress).await;
-        self.slots.borrow_mut().end_dump();
-        self.waits.recheck(); // an epoch may have waited for the end (WC-Z3)
-        new.units = dumped?;
+        self.dump_map(native, native.geometry.get(), &mut new).await?;
         native.log.closing.set(true);
         native.log.room.wake_all();
         let committed = self.commit().await;
@@ -99,9 +96,31 @@ impl Store {
             (new.log_start_seq, new.log_start_link) = (seq + 1, link);
         }
         self.flush_device().await?;
-        self.write_superblock(native, new).await?;
+        self.write_superblock(native, new, native.geometry.get()).await?;
         native.log.start_seq.set(new.log_start_seq);
         self.stats.checkpoints.add(1);
+        Ok(())
+    }
+
+    /// A checkpoint that is to begin now, in this area.
+    pub(super) fn next_checkpoint(native: &Native, area: u8) -> CheckpointRef {
+        let (durable_seq, log_start_link) = native.log.durable.get();
+        let id = native.superblock.borrow().checkpoint.id + 1;
+        CheckpointRef { area, units: 0, id, log_start_seq: durable_seq + 1, log_start_link }
+    }
+
+    /// Writes the map as the units of a checkpoint.
+    pub(super) async fn dump_map(
+        &self,
+        native: &Native,
+        geometry: Geometry,
+        new: &mut CheckpointRef,
+    ) -> Result<(), Status> {
+        let mut progress = self.slots.borrow_mut().begin_dump();
+        let dumped = self.dump(native, geometry, *new, &mut progress).await;
+        self.slots.borrow_mut().end_dump();
+        self.waits.recheck(); // an epoch may have waited for the end (WC-Z3)
+        new.units = dumped?;
         Ok(())
     }
 
@@ -109,12 +128,12 @@ impl Store {
     async fn dump(
         &self,
         native: &Native,
-        area: u8,
-        id: u64,
+        geometry: Geometry,
+        CheckpointRef { area, id, .. }: CheckpointRef,
         progress: &mut Dump,
     ) -> Result<u32, Status> {
         let uuid = native.superblock.borrow().uuid;
-        let start = native.geometry.checkpoint_offset(area);
+        let start = geometry.checkpoint_offset(area);
         let mut units = 0u32;
         let mut link = 0;
         loop {
@@ -125,7 +144,7 @@ impl Store {
             }
             let count = entries.chunks(ENTRIES_PER_UNIT).len();
             let all = u64::from(units) + count as u64;
-            if all > u64::from(native.geometry.checkpoint_units) {
+            if all > u64::from(geometry.checkpoint_units) {
                 // Each slot is written once, so the dump fits, except in a crafted image: its area
                 // may be smaller than a format makes it, or its epochs may have gaps.
                 return Err(Status::NoSpace);
@@ -153,16 +172,20 @@ impl Store {
         }
     }
 
-    /// Writes a superblock that names another checkpoint: copies 0 and 1, flush, copies 2 and 3,
-    /// flush. So one pair is whole at every moment.
-    async fn write_superblock(
+    /// Writes a superblock that names another checkpoint, and this layout: copies 0 and 1, flush,
+    /// copies 2 and 3, flush. So one pair is whole at every moment.
+    pub(super) async fn write_superblock(
         &self,
         native: &Native,
         checkpoint: CheckpointRef,
+        geometry: Geometry,
     ) -> Result<(), Status> {
+        let Geometry { block_size, slots, log_units, checkpoint_units, moved } = geometry;
         let new = {
             let old = native.superblock.borrow();
-            Superblock { generation: old.generation + 1, checkpoint, ..old.clone() }
+            let generation = old.generation + 1;
+            let new = Superblock { generation, checkpoint, ..old.clone() };
+            Superblock { block_size, slots, log_units, checkpoint_units, moved, ..new }
         };
         for pair in [[0, 1], [2, 3]] {
             let mut writes = Vec::with_capacity(2);

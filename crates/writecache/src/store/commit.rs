@@ -46,11 +46,11 @@ impl Store {
     pub(crate) async fn commit(&self) -> Result<(), Status> {
         self.health()?;
         self.write_out();
-        self.commits.join(async || self.commit_changed().await).await;
+        self.commits.join(async || self.run_commit().await).await;
         self.health()
     }
 
-    async fn commit_changed(&self) {
+    pub(super) async fn commit_changed(&self) {
         if self.health().is_err() {
             return;
         }
@@ -96,7 +96,7 @@ impl Store {
         let Media::Native(native) = &self.media else { return Ok(()) };
         let work = async || {
             // Callers of `commit` may have joined this run.
-            self.commit_changed().await;
+            self.run_commit().await;
             if self.health().is_ok() && self.log_room(native).await > 0 {
                 let sealed = self.write_batch(native, &mut Batch::default()).await;
                 sealed.unwrap_or_else(|status| self.fail(status));
@@ -108,10 +108,14 @@ impl Store {
 
     /// Waits until the log has room for a record; returns how many units a batch may take (WC-LR1).
     async fn log_room(&self, native: &Native) -> usize {
-        let total = u64::from(native.geometry.log_units);
-        let reserve = reserve_units(native.geometry.log_units);
+        let log_units = native.geometry.get().log_units;
+        let (total, reserve) = (u64::from(log_units), reserve_units(log_units));
         let room = || {
-            let kept = if native.log.closing.get() { 0 } else { reserve };
+            let kept = match (native.log.closing.get(), native.log.is_moving.get()) {
+                (true, _) => 0,
+                (false, true) => total / 2, // WC-GR5
+                (false, false) => reserve,
+            };
             (total - kept).saturating_sub(native.log.used())
         };
         native.log.room.wait_for(|| room() > 0 || self.health().is_err()).await;
@@ -168,7 +172,8 @@ impl Store {
             }
         });
         native.log.next.set((first_seq + units as u64, link));
-        let log_units = u64::from(native.geometry.log_units);
+        let geometry = native.geometry.get();
+        let log_units = u64::from(geometry.log_units);
         let mut writes = SmallVec::new();
         let mut at = 0;
         while at < units {
@@ -176,7 +181,7 @@ impl Store {
             // The log is a ring.
             let to_end = usize::try_from(log_units - seq % log_units).expect("at most log_units");
             let end = (at + UNITS_PER_WRITE.min(to_end)).min(units);
-            writes.push(self.write_area(native.geometry.log_offset(seq), &buf, at..end));
+            writes.push(self.write_area(geometry.log_offset(seq), &buf, at..end));
             at = end;
         }
         writes
@@ -220,7 +225,7 @@ impl Store {
     pub(crate) fn must_commit_before(&self, blocks: usize) -> bool {
         let slots = self.slots.borrow();
         let changed = slots.counts().unlogged;
-        let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max;
+        let is_log_full = changed > 0 && changed + blocks as u64 > self.unlogged_max();
         is_log_full || slots.is_journal_full(blocks)
     }
 }

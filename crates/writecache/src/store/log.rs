@@ -16,6 +16,8 @@ pub(crate) struct Log {
     pub(crate) start_seq: Cell<u64>,
     /// A checkpoint is about to end: its last commit may use the reserve (WC-LR1).
     pub(crate) closing: Cell<bool>,
+    /// The log is about to move to another place, with less in it than usual (WC-GR5).
+    pub(crate) is_moving: Cell<bool>,
     /// Waits for room in the log.
     pub(crate) room: WaitList,
 }

@@ -41,7 +41,7 @@ pub(crate) enum Media {
 
 /// The native format: a log of records, and checkpoints.
 pub(crate) struct Native {
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: Cell<Geometry>,
     pub(crate) superblock: Box<RefCell<Superblock>>,
     pub(crate) log: Log,
     /// The media have other epochs than the map, or none: a checkpoint must be written first.
@@ -50,7 +50,7 @@ pub(crate) struct Native {
 
 impl Native {
     pub(crate) fn new(superblock: Superblock, log: Log, checkpoint_required: bool) -> Native {
-        let geometry = superblock.geometry();
+        let geometry = Cell::new(superblock.geometry());
         Native {
             geometry,
             superblock: Box::new(RefCell::new(superblock)),
@@ -69,6 +69,12 @@ pub(crate) struct SlotArea {
 }
 
 impl SlotArea {
+    /// Where they are in the native format.
+    pub(crate) fn of(geometry: &Geometry) -> SlotArea {
+        let Geometry { slots, block_size, .. } = *geometry;
+        SlotArea { slots, block_size, start: geometry.slots_start() }
+    }
+
     /// Byte offset of `slot` in the cache area.
     pub(crate) fn slot_offset(&self, slot: u32) -> u64 {
         debug_assert!(slot < self.slots, "slot {slot} of {}", self.slots);
@@ -79,10 +85,7 @@ impl SlotArea {
 impl Media {
     pub(crate) fn slot_area(&self) -> SlotArea {
         match self {
-            Media::Native(n) => {
-                let Geometry { slots, block_size, .. } = n.geometry;
-                SlotArea { slots, block_size, start: n.geometry.slots_start() }
-            }
+            Media::Native(n) => SlotArea::of(&n.geometry.get()),
             Media::Dm(dm) => SlotArea {
                 slots: dm.slots,
                 block_size: dm.geometry.block_size(),
@@ -103,7 +106,7 @@ impl Media {
     /// `ordered`: with epochs.
     pub(crate) fn unlogged_max(&self, ordered: bool) -> u64 {
         let format_max = match self {
-            Media::Native(n) => changes_max(n.geometry.log_units, ordered), // WC-LR2
+            Media::Native(n) => changes_max(n.geometry.get().log_units, ordered), // WC-LR2
             Media::Dm(_) => UNLOGGED_MAX,
         };
         let slots = u64::from(self.slot_area().slots);

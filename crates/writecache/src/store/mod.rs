@@ -13,6 +13,7 @@ mod commit;
 mod commit_dm;
 pub(crate) mod dm;
 pub(crate) mod frames;
+mod grow;
 mod journal;
 pub(crate) mod log;
 pub(crate) mod media;
@@ -26,6 +27,7 @@ use reactor::GroupCommit;
 
 use self::buffer::WriteBuffer;
 use self::frames::buffer_blocks;
+use self::grow::Growth;
 use self::media::{Media, SlotArea};
 use crate::config::{Config, Tuning};
 use crate::events::{CacheEvent, Health};
@@ -43,11 +45,13 @@ pub(crate) struct Store {
     pub(crate) config: Config,
     tuning: Cell<Tuning>,
     pub(crate) device: Rc<dyn BlockDevice>,
-    pub(crate) geometry: SlotArea,
+    /// A layout with more slots that is ready to be taken.
+    growth: RefCell<Option<Growth>>,
+    slot_area: Cell<SlotArea>,
     pub(crate) slots: RefCell<Slots>,
     pub(crate) media: Media,
     /// Most unlogged blocks (WC-LR2).
-    pub(crate) unlogged_max: u64,
+    unlogged_max: Cell<u64>,
     /// Data that are not in their slots yet.
     pub(crate) buffer: WriteBuffer,
     pub(crate) commits: GroupCommit,
@@ -85,10 +89,11 @@ impl Store {
         Store {
             buffer: WriteBuffer::new(&config, if places > 0 { count } else { 0 }, this),
             tuning: Cell::new(config.tuning),
-            unlogged_max: media.unlogged_max(config.ordered),
+            unlogged_max: Cell::new(media.unlogged_max(config.ordered)),
             config,
             device,
-            geometry: media.slot_area(),
+            growth: RefCell::default(),
+            slot_area: Cell::new(media.slot_area()),
             slots: RefCell::new(slots),
             media,
             commits: GroupCommit::default(),
@@ -114,6 +119,16 @@ impl Store {
     /// them.
     pub(crate) fn set_tuning(&self, tuning: Tuning) -> Tuning {
         self.tuning.replace(tuning)
+    }
+
+    /// How many slots there are.
+    pub(crate) fn slot_count(&self) -> u32 {
+        self.slot_area.get().slots
+    }
+
+    /// Most unlogged blocks (WC-LR2).
+    pub(crate) fn unlogged_max(&self) -> u64 {
+        self.unlogged_max.get()
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -176,7 +191,7 @@ impl Store {
     }
 
     pub(crate) fn slot_sector(&self, slot: u32) -> Sector {
-        self.area_sector(self.geometry.slot_offset(slot))
+        self.area_sector(self.slot_area.get().slot_offset(slot))
     }
 
     pub(crate) fn block_bytes(&self) -> usize {
@@ -185,7 +200,7 @@ impl Store {
 
     /// The number of uncommitted blocks at which a commit is due.
     pub(crate) fn commit_threshold(&self) -> u64 {
-        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max / 2).max(1)
+        u64::from(self.tuning().autocommit_blocks.max(1)).min(self.unlogged_max() / 2).max(1)
     }
 
     /// Whether many changes wait for a commit, or fill the journal.

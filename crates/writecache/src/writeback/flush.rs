@@ -104,7 +104,7 @@ impl Writeback {
     fn room_to_drop(&self) -> u64 {
         let ignored = self.store.has_fault(Fault::DropsBeyondRoom);
         let changed = if ignored { 0 } else { self.store.counts().unlogged };
-        self.store.unlogged_max.saturating_sub(changed)
+        self.store.unlogged_max().saturating_sub(changed)
     }
 
     /// Drops a piece of clean blocks, at most so many, and as far as they may change; returns how

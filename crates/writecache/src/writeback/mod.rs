@@ -208,7 +208,7 @@ impl Writeback {
     /// Writeback from `store` to `origin`. The costs of origin writes are taken from the config, or
     /// measured.
     pub(crate) fn new(store: Rc<Store>, origin: Origin) -> Writeback {
-        let pacing = Pacing::new(u64::from(store.geometry.slots), &store.tuning());
+        let pacing = Pacing::new(u64::from(store.slot_count()), &store.tuning());
         let batch_max = pacing.pacer.borrow().batch_max();
         Writeback {
             settling: Settling::new(batch_max, store.config.block_size),
@@ -230,10 +230,10 @@ impl Writeback {
 
     /// Applies changed options; all waiting tasks check their conditions again.
     pub(crate) fn tune(&self, tuning: Tuning) {
-        if let Some(batch_max) = self.pacing.tune(u64::from(self.store.geometry.slots), &tuning) {
+        if let Some(batch_max) = self.pacing.tune(u64::from(self.store.slot_count()), &tuning) {
             self.set_batch_max(batch_max);
         }
-        self.read_cache.tune(&tuning, self.store.geometry.slots, self.store.config.block_size);
+        self.read_cache.tune(&tuning, self.store.slot_count(), self.store.config.block_size);
         self.store.count_reads(self.read_cache.is_on());
         if self.store.set_tuning(tuning).limits.rate_max != tuning.limits.rate_max {
             self.limits.reset();

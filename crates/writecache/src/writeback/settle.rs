@@ -17,7 +17,7 @@ impl Writeback {
     /// A task: flushes the origin after many writes, or when no more follow, and retires the blocks
     /// that the flush covers.
     pub(crate) async fn settle_task(self: Rc<Writeback>, _guard: TaskGuard) {
-        let slots = u64::from(self.store.geometry.slots);
+        let slots = u64::from(self.store.slot_count());
         let calm = (SETTLE_BYTES / u64::from(self.store.config.block_size)).min(slots / 8).max(1);
         let many = || {
             let batch = if self.in_batches() { self.settling.batch.get() } else { calm };
@@ -134,7 +134,7 @@ impl Writeback {
     /// A task: keeps some slots free. It drops clean blocks, and commits to free the slots in
     /// limbo.
     pub(crate) async fn reclaim_task(self: Rc<Writeback>, _guard: TaskGuard) {
-        let reserve = reclaim_reserve(self.store.geometry.slots);
+        let reserve = reclaim_reserve(self.store.slot_count());
         loop {
             let due = || {
                 let c = self.store.counts();
@@ -150,7 +150,7 @@ impl Writeback {
                 return;
             }
             let c = self.store.counts();
-            let room = self.store.unlogged_max.saturating_sub(c.unlogged);
+            let room = self.store.unlogged_max().saturating_sub(c.unlogged);
             let scarce = u64::from((2 * reserve).saturating_sub(c.free));
             let want = if self.store.tuning().cleaner { room } else { scarce.min(room) };
             let want = u32::try_from(want).unwrap_or(u32::MAX);

@@ -5,6 +5,7 @@
 
 pub(crate) mod failing;
 pub(crate) mod faulty_cache;
+pub(crate) mod growable;
 pub(crate) mod journal_plan;
 pub(crate) mod kernel;
 pub(crate) mod life;

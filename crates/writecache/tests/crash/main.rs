@@ -6,6 +6,7 @@
 mod buffer;
 #[path = "../common/mod.rs"]
 mod common;
+mod grow;
 mod journal;
 mod lost_writes;
 mod native;

@@ -10,6 +10,7 @@ use sim::harness::{CrashTest, Engine, Step};
 use sim::{DiskSpec, Faults, Machine, Mix, Oracle, Rng, Workload, World, WorldRef, seeds};
 use writecache::{Config, Fault, MediaFormat, Order, WriteCache};
 
+use crate::common::growable::{Growable, Growth};
 use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::life;
 use crate::common::mode_switch::ModeSwitch;
@@ -32,6 +33,8 @@ thread_local! {
     pub(crate) static READ_ADMITTED: Cell<u64> = const { Cell::new(0) };
     /// Reads of spans.
     pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
+    /// How often the cache has grown.
+    pub(crate) static GROWN: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
     pub(crate) static EMPTIED: Cell<u64> = const { Cell::new(0) };
 }
@@ -54,6 +57,8 @@ struct Setup {
     /// tear blocks as it tears the origin's.
     around: bool,
     may_go_around: bool,
+    /// The cache device becomes larger.
+    growth: Option<Growth>,
 }
 
 /// What a test asks of every seed; the seed draws the rest.
@@ -84,6 +89,8 @@ pub(crate) struct Plan {
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
     pub(crate) through: bool,
     pub(crate) journal: JournalPlan,
+    /// The cache device becomes larger, up to four times, while clients work.
+    pub(crate) grows: bool,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -106,6 +113,7 @@ impl Plan {
         around: false,
         through: false,
         journal: JournalPlan::None,
+        grows: false,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -135,6 +143,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let area_kib = w.rng.pick(plan.area_kib);
     let capacity = Sector(area_kib * 2 + start_sector);
+    let growth = plan.grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
+    let capacity = if plan.grows { Sector(4 * capacity.0) } else { capacity };
     let cache = match plan.mode {
         "p" => w.add_swarm_memory("cache", capacity),
         _ => w.add_swarm_disk("cache", capacity),
@@ -177,7 +187,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     plan.journal.draw_capacity(&mut w.rng, &mut config);
     // Seeds last for milliseconds: nothing would be measured. Two thirds fill gaps.
     config.assume_costs([None, Some(EAGER), Some(EAGER_FLAT)][(blocks % 3) as usize]);
-    Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around }
+    Setup { plan, config, blocks, cache, origin, sectors, around, may_go_around, growth }
 }
 
 impl Setup {
@@ -208,7 +218,11 @@ impl Setup {
 
     fn make(&self, world: &WorldRef) -> Rc<WriteCache> {
         let w = world.borrow();
-        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        let origin = w.leaf(self.origin);
+        let mut cache: Rc<dyn BlockDevice> = w.leaf(self.cache);
+        if let Some(growth) = &self.growth {
+            cache = Growable::over(cache, &growth.size);
+        }
         WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
             .expect("devices that fit")
     }
@@ -309,6 +323,10 @@ impl Engine for Lives {
         }
         let operator = Operator::of(world, &gated, setup.around, with_faults);
         machine.spawn(0, operator.clone().work());
+        if let Some(growth) = &setup.growth {
+            let (growth, world) = (growth.clone(), world.clone());
+            machine.spawn(0, growth.work(world, cache.clone(), operator.clone(), with_faults));
+        }
         if setup.plan.through {
             let (mode, world) = (self.mode.clone(), world.clone());
             machine.spawn(0, mode.work(world, cache.clone(), operator.clone()));
@@ -320,6 +338,7 @@ impl Engine for Lives {
         SCRUBBED_BLOCKS.set(SCRUBBED_BLOCKS.get() + number(&cache, "scrubbed_blocks"));
         READ_ADMITTED.set(READ_ADMITTED.get() + number(&cache, "read_admitted"));
         SLOT_READS.set(SLOT_READS.get() + number(&cache, "slot_reads"));
+        GROWN.set(GROWN.get() + setup.growth.as_ref().map_or(0, |growth| growth.grown.take()));
         EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());
         worked?;
         self.finish(machine, &cache, &load)

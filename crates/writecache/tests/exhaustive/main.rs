@@ -16,6 +16,7 @@
 //! | with a write buffer | 3 | 4 | 6 |
 //! | and in epochs | 3 | 5 | 7 |
 //! | kills, with a write buffer | 2 | 2 | 4 |
+//! | with growth | 2 | 4 | 5 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -57,6 +58,7 @@ const DM_IN_MEMORY: Depth = Depth { night: 5, ..IN_MEMORY };
 const BUFFER_BLOCKS: u32 = 8;
 const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
+const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {
@@ -111,6 +113,13 @@ fn ordered_buffered_cache() -> Start {
 
 fn killed_ordered_buffered_cache() -> Start {
     ordered_buffered_cache().with_kills()
+}
+
+const GROWING: Alphabet = &[Sym::Grow, Sym::Write, Sym::Fua, Sym::Flush];
+
+/// A used cache with few free slots on a device that has become larger.
+fn growing_cache() -> Start {
+    worn_cache().on_larger_device(GROWING)
 }
 
 /// Its processes are killed, and the power stays.
@@ -229,6 +238,18 @@ fn no_crash_of_a_buffered_cache_loses_what_was_flushed() {
         explore("buffered", &buffered_cache(), pace, OF_BUFFERED);
         explore("worn, buffered", &worn_buffered_cache(), pace, OF_BUFFERED);
     }
+}
+
+#[test]
+fn no_crash_of_a_growing_cache_loses_what_was_acknowledged() {
+    for pace in [Pace::OneByOne, Pace::InPairs] {
+        explore("growing", &growing_cache(), pace, OF_GROWTH);
+    }
+}
+
+#[test]
+fn no_kill_undoes_what_has_ended_in_a_growing_cache() {
+    explore("growing, killed", &growing_cache().with_kills(), Pace::InPairs, OF_KILLS);
 }
 
 #[test]

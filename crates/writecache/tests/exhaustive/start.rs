@@ -29,6 +29,8 @@ pub(crate) enum Sym {
     Message,
     /// Discards blocks 0 and 1, on an origin where what is discarded reads as zeroes.
     Discard,
+    /// The message `grow`: the cache takes the rest of its device.
+    Grow,
 }
 
 pub(crate) type Alphabet = &'static [Sym];
@@ -129,6 +131,18 @@ impl Start {
     /// From now on with a write buffer for so many blocks, and sequences of other operations.
     pub(crate) fn with_buffer(mut self, blocks: u32, alphabet: Alphabet) -> Start {
         self.config.set_buffer_blocks(blocks);
+        self.alphabet = alphabet;
+        self
+    }
+
+    /// From now on the cache device is so much larger that a cache of before may grow.
+    pub(crate) fn on_larger_device(mut self, alphabet: Alphabet) -> Start {
+        let geometry = format::Geometry::compute(self.cache_bytes, self.config.block_size);
+        let grown = geometry.expect("it was formatted").grown(self.cache_bytes);
+        let Err(format::GeometryError::TooSmall { needed_bytes, .. }) = grown else {
+            panic!("{grown:?}")
+        };
+        self.cache_bytes = needed_bytes;
         self.alphabet = alphabet;
         self
     }
@@ -268,6 +282,10 @@ pub(crate) async fn perform(
             oracle.borrow_mut().end_flush(token, outcome.is_ok());
             outcome.map(drop).map_err(|e| e.chain())
         }
+        Sym::Grow => match target.clone().message(vec!["grow".to_owned()]).await {
+            Err(e) if e.kind() != block::ErrorKind::Busy => Err(e.chain()),
+            Ok(_) | Err(_) => Ok(()),
+        },
         Sym::Discard => {
             let len = Sector::from_bytes(2 * oracle.borrow().block_bytes() as u64);
             let token = oracle.borrow_mut().begin_change(0..2, Change::WriteZeroes, false);

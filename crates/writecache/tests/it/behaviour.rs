@@ -80,7 +80,7 @@ fn an_unknown_message_is_einval_and_says_what_is_allowed() {
         let error = error.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(
-            error.chain().contains("flush, flush_on_suspend, cleaner, clear_stats are"),
+            error.chain().contains("flush, flush_on_suspend, cleaner, clear_stats, grow are"),
             "{error}"
         );
     }

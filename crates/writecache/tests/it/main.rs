@@ -19,6 +19,7 @@ mod failed_flush;
 mod failed_gaps;
 mod gap_budget;
 mod golden_dm;
+mod grow;
 mod guard;
 mod journal;
 mod limits;

@@ -7,9 +7,9 @@ use writecache::Fault;
 use crate::explore::{Explorer, Pace, Samples};
 use crate::start::{Start, Sym, sequence, sequences};
 use crate::{
-    buffered_cache, killed_buffered_cache, killed_cache, killed_ordered_buffered_cache, new_cache,
-    new_dm, new_memory, ordered_buffered_cache, worn_buffered_cache, worn_cache, worn_dm,
-    worn_memory,
+    buffered_cache, growing_cache, killed_buffered_cache, killed_cache,
+    killed_ordered_buffered_cache, new_cache, new_dm, new_memory, ordered_buffered_cache,
+    worn_buffered_cache, worn_cache, worn_dm, worn_memory,
 };
 
 /// A planted fault, where it shows, and the fewest operations that show it.
@@ -18,9 +18,11 @@ type Case = (Option<Fault>, fn() -> Start, Pace, u32);
 /// All images are looked at more closely.
 const SAMPLES: Samples = Samples { second_life_one_in: 2, settled_one_in: 1 };
 
-const CASES: [Case; 37] = [
+const CASES: [Case; 39] = [
+    (Some(Fault::GrownSuperblockEarly), growing_cache, Pace::OneByOne, 1),
+    (Some(Fault::GrownUnflushed), growing_cache, Pace::OneByOne, 1),
     (Some(Fault::FlushForgetsBuffer), buffered_cache, Pace::OneByOne, 0),
-    (Some(Fault::FlushForgetsBuffer), worn_buffered_cache, Pace::OneByOne, 0),
+    (Some(Fault::FlushForgetsBuffer), worn_buffered_cache, Pace::OneByOne, 1),
     (Some(Fault::BufferedOverwritten), ordered_buffered_cache, Pace::OneByOne, 3),
     (Some(Fault::OldNotKept), ordered_buffered_cache, Pace::OneByOne, 5),
     (Some(Fault::FrameNotStored), killed_buffered_cache, Pace::OneByOne, 0),
@@ -37,7 +39,7 @@ const CASES: [Case; 37] = [
     (Some(Fault::ReuseBeforeCommit), worn_cache, Pace::OneByOne, 3),
     (Some(Fault::EvictDirty), worn_cache, Pace::OneByOne, 3),
     (Some(Fault::RecordBeforeData), worn_cache, Pace::InPairs, 2),
-    (Some(Fault::WritebackBeforeCommit), worn_cache, Pace::InPairs, 2),
+    (Some(Fault::WritebackBeforeCommit), worn_cache, Pace::InPairs, 4),
     (Some(Fault::RetireNewer), worn_cache, Pace::InPairs, 2),
     (Some(Fault::ClearUnlocked), worn_cache, Pace::InPairs, 3),
     (Some(Fault::SkipCacheFlush), new_memory, Pace::OneByOne, 0),
@@ -74,10 +76,7 @@ fn find(&(fault, start, pace, depth): &Case) -> Option<(Vec<Sym>, String)> {
 fn short_sequences_find_planted_faults() {
     for case @ &(fault, start, pace, depth) in &CASES {
         let found = find(case);
-        let Some((ops, why)) = found else {
-            eprintln!("NOT FOUND {fault:?}, {pace:?}");
-            continue;
-        };
+        let (ops, why) = found.unwrap_or_else(|| panic!("{fault:?}, {pace:?} was not found"));
         eprintln!("{fault:?}: {ops:?}: {why}");
         assert_eq!(ops.len(), depth as usize, "{fault:?}: {ops:?}");
         let innocent = find(&(None, start, pace, depth));

@@ -174,6 +174,23 @@ pub struct Resize {
     /// The token of an earlier refusal to shrink it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force: Option<String>,
+    /// Its write caches take the space by which their cache devices have grown; the size of the
+    /// device stays. Without the other fields.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cache: bool,
+}
+
+/// A write cache whose cache device may have grown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrownCache {
+    /// The cache device.
+    pub cache: String,
+    /// Blocks that it has room for now.
+    pub blocks: u64,
+    /// The same before.
+    pub blocks_before: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
 }
 
 /// Answer to `resize`.
@@ -185,6 +202,9 @@ pub struct Resized {
     pub sectors_before: u64,
     /// The live table as it is now.
     pub table: Vec<Line>,
+    /// With `cache`: its write caches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<GrownCache>,
     #[serde(default)]
     pub warnings: Vec<String>,
 }

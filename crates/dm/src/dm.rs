@@ -340,6 +340,19 @@ impl Dm {
         Ok(table)
     }
 
+    /// Reads the sizes of the devices again that the live table of a device names.
+    ///
+    /// # Errors
+    /// Errors of reading them.
+    pub async fn read_sizes(&self, name: &str) -> Result<(), Error> {
+        let live = self.get(name)?.live();
+        let entries = live.as_ref().map_or(&[][..], |live| &live.entries);
+        for below in entries.iter().flat_map(|entry| entry.target.components()) {
+            self.leaves.read_size(&below.device).await.map_err(|e| e.within(name))?;
+        }
+        Ok(())
+    }
+
     /// The length that a line has with the length `-`, as the table of `device`.
     pub(crate) async fn whole_length_of(
         &self,

@@ -37,6 +37,11 @@ impl Leaves {
         self.resolver.has_block_device(path).await
     }
 
+    /// Reads the size of an open leaf again; other devices have theirs from below.
+    pub(crate) async fn read_size(&self, leaf: &Rc<dyn BlockDevice>) -> Result<(), Error> {
+        self.resolver.read_size(leaf).await
+    }
+
     /// Opens a leaf, or shares it while it is in use, with the size that it has now.
     pub(crate) async fn open(&self, word: &str) -> Result<Rc<dyn BlockDevice>, Error> {
         let key = self.resolver.canonical(word).await?;

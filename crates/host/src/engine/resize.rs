@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Gives a device in use another size. The table is swapped as `uncache` does it: the caches of the
+//! Gives a device in use another size, or lets its caches follow their cache devices, which have
+//! grown.
+//!
+//! Another size: The table is swapped as `uncache` does it: the caches of the
 //! device hold nothing at that moment, so a cache adopts the new size whenever the daemon dies.
 use block::{Error, Sector, size_text};
 use control::{Failure, api};
@@ -17,6 +20,9 @@ impl Engine {
         how: &api::Resize,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<api::Resized, Failure> {
+        if how.cache {
+            return self.grow_caches(name, how).await;
+        }
         let resized = self.resized_table(name, how).await?;
         let ResizedTable { before, after, .. } = resized;
         if after != before {
@@ -40,12 +46,50 @@ impl Engine {
                 }
             }
         }
-        Ok(api::Resized {
-            device: self.device(name)?,
-            sectors_before: before.0,
-            table: self.table(name, api::TableSlot::Live)?,
-            warnings: self.leaves.take_warnings(),
-        })
+        self.resized_answer(name, before.0, Vec::new())
+    }
+
+    fn resized_answer(
+        &self,
+        name: &str,
+        sectors_before: u64,
+        caches: Vec<api::GrownCache>,
+    ) -> Result<api::Resized, Failure> {
+        let (device, table) = (self.device(name)?, self.table(name, api::TableSlot::Live)?);
+        let warnings = self.leaves.take_warnings();
+        Ok(api::Resized { device, sectors_before, table, caches, warnings })
+    }
+
+    /// Lets the write caches of a device take the space by which their cache devices have grown.
+    async fn grow_caches(&self, name: &str, how: &api::Resize) -> Result<api::Resized, Failure> {
+        if how.size_bytes.is_some() || how.force.is_some() {
+            let text = "with `cache` the size is that of the cache device, and nothing is forced";
+            return Err(Error::invalid(format!("{name}: {text}")).into());
+        }
+        self.dm.read_sizes(name).await?;
+        let device = self.dm.get(name)?;
+        let lines = device.table().into_iter().filter(|l| l.kind == writecache::MANUAL.name);
+        let mut caches = Vec::new();
+        for (line, cache) in lines.zip(device.cache_devices()) {
+            let answer = self.dm.message(name, Sector(line.start), vec!["grow".into()]).await?;
+            let numbers: Vec<u64> = answer.split(' ').filter_map(|n| n.parse().ok()).collect();
+            let &[blocks_before, blocks, block_bytes] = &numbers[..] else {
+                unreachable!("the target answers so: {answer}")
+            };
+            let size = |blocks: u64| size_text(blocks * block_bytes);
+            if blocks == blocks_before {
+                let why = fixed_size(&cache).map(|why| format!("{name}: {why}"));
+                why.into_iter().for_each(|why| self.leaves.warn(why));
+            } else {
+                let (before, after) = (size(blocks_before), size(blocks));
+                tracing::info!(device = name, cache, before, after, "cache has grown");
+            }
+            caches.push(api::GrownCache { cache, blocks, blocks_before, block_bytes });
+        }
+        if caches.is_empty() {
+            return Err(Error::invalid(format!("{name}: its table has no write cache")).into());
+        }
+        self.resized_answer(name, self.device(name)?.size_sectors, caches)
     }
 
     async fn resized_table(&self, name: &str, how: &api::Resize) -> Result<ResizedTable, Failure> {

@@ -108,6 +108,75 @@ fn a_grown_origin_is_followed_under_a_client() {
     }
 }
 
+/// A client that stays connected notices nothing, and a kill finds the cache as large as it was.
+#[test]
+fn a_cache_follows_its_device_under_a_client() {
+    let daemon = start(setup());
+    write(&daemon, "wc", 0x5a, "0 1M");
+    let before = client(&daemon, 7);
+    let same = daemon.cli(&["resize", "wc", "--cache"]);
+    let ok = same.code == Some(0) && same.out.ends_with("blocks), as before\n");
+    assert!(ok, "{same:?}");
+    set_size(daemon.dir.path(), "cache.img", 40);
+    let output = daemon.cli(&["resize", "wc", "--cache"]);
+    let is_grown =
+        output.out.contains("/cache.img: 38.") && output.out.contains("blocks), was 15.");
+    assert!(output.code == Some(0) && is_grown, "{output:?}");
+    assert_eq!(sectors(&daemon, "wc"), 32768);
+    let text = rest(before, &["read -P 7 2M 4k", "write -P 8 3M 4k", "flush", "length"]);
+    assert!(!text.contains("failed") && text.contains("16 MiB"), "{text}");
+    write(&daemon, "wc", 0x33, "4M 12M");
+    let (_, answer) = daemon.curl("POST", "/v1/devices/wc/resize", &["-d", "{\"cache\": true}"]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let blocks = answer["caches"][0]["blocks"].as_u64().unwrap();
+    assert_eq!(answer["caches"][0]["blocks_before"], blocks);
+    let (_, both) = daemon.curl(
+        "POST",
+        "/v1/devices/wc/resize",
+        &["-d", "{\"cache\": true, \"size_bytes\": 512}"],
+    );
+    assert!(both.contains("with `cache` the size is that of the cache device"), "{both}");
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
+    let daemon = start(dir);
+    let total = daemon.cli(&["get", "wc", "total_blocks"]).ok();
+    assert_eq!(total.trim(), blocks.to_string());
+    for (pattern, place) in [(0x5a, "0 1M"), (7, "2M 4k"), (8, "3M 4k"), (0x33, "4M 12M")] {
+        expect(&daemon, "wc", pattern, place);
+    }
+    let shown = daemon.cli(&["inspect", "./cache.img"]);
+    eprintln!("{shown:?}");
+    daemon.signal("-TERM");
+    assert!(daemon.wait().0.success());
+}
+
+#[test]
+fn caches_that_can_not_grow_are_refused_with_why() {
+    let daemon = Daemon::start();
+    let dir = daemon.dir.path();
+    for (name, options, why) in [
+        ("dm", "2 format dm", "a cache of the kernel's format can't grow"),
+        ("parts", "2 parts 2", "a cache in parts can't grow"),
+        ("little", "0", "which is too little to move the metadata there"),
+    ] {
+        file_in(dir, &format!("{name}.ssd"), 16);
+        // No origin that rotates has a cache in parts.
+        let table = format!("0 32768 writecache s mem:16M,{name} ./{name}.ssd 4096 {options}");
+        daemon.create(name, &table);
+        let bytes = if name == "little" { (16 << 20) + (128 << 10) } else { 32 << 20 };
+        let file = std::fs::OpenOptions::new().write(true).open(dir.join(format!("{name}.ssd")));
+        file.unwrap().set_len(bytes).unwrap();
+        let error = daemon.cli(&["resize", name, "--cache"]).failed(1);
+        assert!(error.contains(why), "{error}");
+        write(&daemon, name, 3, "0 1M");
+        expect(&daemon, name, 3, "0 1M");
+    }
+    daemon.create("lin", "0 - linear mem:1M 0");
+    let error = daemon.cli(&["resize", "lin", "--cache"]).failed(1);
+    assert!(error.contains("its table has no write cache"), "{error}");
+    daemon.cli(&["resize", "lin", "1M", "--cache"]).failed(2);
+}
+
 #[test]
 fn a_loaded_table_sees_that_its_file_has_grown() {
     let daemon = Daemon::start();

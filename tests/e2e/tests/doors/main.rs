@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod allocation;
+mod cache_growth;
 mod clients;
 mod cores;
 mod crash;

@@ -181,7 +181,9 @@ pub fn receive(socket: &UnixStream, request: u32) -> Result<(Vec<u8>, Option<Own
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut head)];
-    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::WAITALL);
+    // A daemon that another test starts must not get it.
+    let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut parts, &mut control, flags);
     let got = got.map_err(io("receive"))?;
     if got.bytes != head.len() {
         return Err("the daemon has ended the connection".into());

@@ -181,10 +181,8 @@ pub fn receive(socket: &UnixStream, request: u32) -> Result<(Vec<u8>, Option<Own
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut head)];
-    // A daemon that another test starts must not get it.
-    let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(socket, &mut parts, &mut control, flags);
-    let got = got.map_err(io("receive"))?;
+    let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC; // no daemon is to inherit it
+    let got = recvmsg(socket, &mut parts, &mut control, flags).map_err(io("receive"))?;
     if got.bytes != head.len() {
         return Err("the daemon has ended the connection".into());
     }

@@ -118,7 +118,7 @@ impl Writeback {
     }
 
     /// Whether no client reads from the origin, or the costs are assumed.
-    fn is_calm(&self) -> bool {
+    pub(super) fn is_calm(&self) -> bool {
         if self.store.config.assumed_costs.is_some() {
             return true;
         }

@@ -101,9 +101,6 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
             }
         }
     }
-    if let Some(span) = &span {
-        span.written(run);
-    }
     if failed {
         store.commit().await.ok(); // WC-SP1; after an error they stay in memory
     }
@@ -113,6 +110,10 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
     wb.release_extent(run, &gaps, |b| {
         written.binary_search_by_key(&b, |w: &WrittenBlock| w.block).is_err()
     });
+    drop(good);
+    if let Some(span) = &span {
+        span.written(run);
+    }
     let is_written = !written.is_empty();
     wb.settling.written.borrow_mut().extend(written);
     if !store.has_fault(Fault::LeakedCount) {

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A span locks nothing. When a run is gathered, each of its blocks whose version is still the one
-//! that was read is there already; the others are read by themselves. Two spans are in memory at
-//! most: while the runs of one are written, the next one is read.
+//! that was read is there already; the others are read by themselves. The first span takes all of
+//! the memory, and the next one is read when half of it is free: the more blocks are read together,
+//! the fewer and shorter are the gaps between their slots.
 //!
 //! What a request to the cache device and its bytes cost is measured (`policy::RequestCosts`), in
 //! a short span at first. A span is read only where that takes much less time than its runs would
@@ -48,12 +49,17 @@ pub(super) const GAP_BYTES_MAX: u64 = 128 << 10;
 /// Reads in flight, and bytes of them. Chosen: enough for the queue of any disk.
 const READS_IN_FLIGHT: usize = 128;
 const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
+/// The same while clients read from the origin, which may be on the same disk. An elevator below
+/// serves a long stream in its order, and a client's read behind all of it that is queued.
+const READ_BYTES_BESIDE_CLIENTS: usize = 512 << 10;
 /// The first span, of which the costs are learnt.
 const SPAN_BYTES_FIRST: usize = 4 << 20;
 /// A span takes at most this part of the process's memory that is free.
 const FREE_PART: u64 = 4;
 /// A span is read in at least so many batches, whose gaps may differ.
 const BATCHES: usize = 8;
+/// Slots of a batch with other gaps than the best. Chosen: enough to measure what they take.
+const TRIED_SLOTS_MAX: usize = 512;
 
 /// A block of a span, the version that is read, and its place in memory.
 pub(super) struct SpanBlock {
@@ -83,12 +89,14 @@ pub(super) struct Span {
     /// its blocks are written: all of them at once would take long.
     pub(super) chunks: RefCell<Vec<Option<Buf>>>,
     pub(super) memory: Option<Reservation>,
-    /// How many blocks of each chunk are not written yet.
+    /// How many blocks of each chunk are still to be written.
     left: Vec<Cell<usize>>,
+    /// Which blocks the picking task has reached.
+    reached: Cell<usize>,
     /// All reads have ended.
     is_done: Cell<bool>,
-    /// Counts spans in memory.
-    _live: Rc<()>,
+    /// Bytes of all spans.
+    in_use: Rc<Cell<u64>>,
 }
 
 /// The blocks of a run in a span, and their memory.
@@ -111,12 +119,20 @@ impl Span {
         order: Vec<u32>,
         used: Vec<usize>,
         block_bytes: usize,
-        live: Rc<()>,
+        in_use: Rc<Cell<u64>>,
     ) -> Span {
         let chunk_bytes = used.iter().map(|blocks| blocks * block_bytes).collect();
         let left = used.into_iter().map(Cell::new).collect();
-        let (chunks, memory, is_done) = (RefCell::default(), None, Cell::new(false));
-        Span { blocks, order, chunk_bytes, chunks, memory, left, is_done, _live: live }
+        let (chunks, memory) = (RefCell::default(), None);
+        let (reached, is_done) = (Cell::new(0), Cell::new(false));
+        Span { blocks, order, chunk_bytes, chunks, memory, left, reached, is_done, in_use }
+    }
+
+    /// Its memory is allocated.
+    pub(super) fn put_memory(&mut self, chunks: Vec<Option<Buf>>, memory: Reservation) {
+        let bytes = self.chunk_bytes.iter().sum::<usize>() as u64;
+        self.in_use.set(self.in_use.get() + bytes);
+        (self.chunks, self.memory) = (RefCell::new(chunks), Some(memory));
     }
 
     /// Memory of a block and those behind it.
@@ -125,14 +141,28 @@ impl Span {
         Some(self.chunks.borrow()[chunk].as_ref()?.slice(at..at + bytes))
     }
 
+    /// A run is picked: blocks that were passed over will not be written from here.
+    fn picked(&self, run: Run) {
+        let nth = |block| self.blocks.partition_point(|b| b.block < block);
+        let passed = self.reached.get()..nth(run.start);
+        self.reached.set(self.reached.get().max(nth(run.end)));
+        self.let_go(self.blocks.get(passed).unwrap_or_default());
+    }
+
     /// The write of a run has ended.
     pub(super) fn written(&self, run: Run) {
-        let first = self.blocks.partition_point(|b| b.block < run.start);
-        for block in self.blocks[first..].iter().take_while(|b| b.block < run.end) {
-            let left = &self.left[block.chunk as usize];
+        let nth = |block| self.blocks.partition_point(|b| b.block < block);
+        self.let_go(&self.blocks[nth(run.start)..nth(run.end)]);
+    }
+
+    /// The memory of these blocks is not needed any more.
+    fn let_go(&self, blocks: &[SpanBlock]) {
+        for block in blocks {
+            let chunk = block.chunk as usize;
+            let left = &self.left[chunk];
             left.set(left.get().saturating_sub(1)); // 0 where it has failed before
-            if left.get() == 0 {
-                self.chunks.borrow_mut()[block.chunk as usize] = None;
+            if left.get() == 0 && self.chunks.borrow_mut()[chunk].take().is_some() {
+                self.in_use.set(self.in_use.get() - self.chunk_bytes[chunk] as u64);
             }
         }
     }
@@ -188,6 +218,14 @@ impl Span {
     }
 }
 
+impl Drop for Span {
+    fn drop(&mut self) {
+        let chunks = self.chunks.get_mut().iter().zip(&self.chunk_bytes);
+        let left: usize = chunks.filter(|(chunk, _)| chunk.is_some()).map(|(_, bytes)| bytes).sum();
+        self.in_use.set(self.in_use.get() - left as u64);
+    }
+}
+
 /// How far spans are planned.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Planned {
@@ -205,7 +243,8 @@ pub(super) struct SlotReads {
     /// Spans whose runs are not all picked; ascending.
     spans: RefCell<VecDeque<Rc<Span>>>,
     pub(super) costs: RefCell<RequestCosts>,
-    live: Rc<()>,
+    /// Bytes of all spans in memory, each of which has a reference.
+    in_use: Rc<Cell<u64>>,
     /// Spans whose reads have not ended.
     reading: Cell<usize>,
     planned: Cell<Planned>,
@@ -231,8 +270,8 @@ impl Writeback {
         let tuning = self.store.tuning();
         !is_alone
             && !self.in_batches()
-            && tuning.writeback_buffer > 0
-            && Rc::strong_count(&self.slot_reads.live) <= 2
+            && self.span_buffer() > 0
+            && self.slot_reads.in_use.get() <= self.span_buffer() / 2
             && !self.is_limited()
             && self.store.config.mode == Mode::Ssd
             && tuning.writeback_order == Order::Sorted
@@ -258,8 +297,7 @@ impl Writeback {
             }
         };
         // WC-SR2. Others may need memory meanwhile, and would be refused.
-        let (most, memory) = (self.store.tuning().writeback_buffer, reactor::memory());
-        let most = u64::from(most) / self.parts() / 2;
+        let (most, memory) = (self.span_buffer() - reads.in_use.get(), reactor::memory());
         let most = usize::try_from(most.min(memory.free() / FREE_PART)).ok()?;
         let is_measured = reads.costs.borrow().is_measured();
         let most = if is_measured { most } else { most.min(SPAN_BYTES_FIRST) };
@@ -279,13 +317,16 @@ impl Writeback {
         Some(span)
     }
 
-    /// Counts a span in memory while it lives.
-    pub(super) fn live_span(&self) -> Rc<()> {
-        self.slot_reads.live.clone()
+    /// Bytes of all spans in memory, each of which has a reference.
+    pub(super) fn span_bytes(&self) -> Rc<Cell<u64>> {
+        self.slot_reads.in_use.clone()
     }
 
-    fn parts(&self) -> u64 {
-        self.store.config.part.map_or(1, |of| u64::from(of.part.of))
+    /// Memory for spans; none if half of it is not enough for a chunk.
+    fn span_buffer(&self) -> u64 {
+        let parts = self.store.config.part.map_or(1, |of| u64::from(of.part.of));
+        let buffer = u64::from(self.store.tuning().writeback_buffer) / parts;
+        if buffer / 2 < self.chunk_bytes() { 0 } else { buffer }
     }
 
     pub(super) fn read_blocks_max(&self) -> u32 {
@@ -327,9 +368,11 @@ impl Writeback {
         let mut batch = self.begin_batch(nth);
         let stop = || self.store.life.stopping.get() || self.store.health().is_err();
         loop {
+            let calm = self.is_calm();
+            let bytes_max = if calm { READ_BYTES_IN_FLIGHT } else { READ_BYTES_BESIDE_CLIENTS };
             while at < span.order.len()
                 && reading.len() < READS_IN_FLIGHT
-                && bytes_in_flight < READ_BYTES_IN_FLIGHT
+                && bytes_in_flight < bytes_max
                 && !stop()
             {
                 if at >= batch_end {
@@ -337,10 +380,14 @@ impl Writeback {
                     nth = self.slot_reads.batches.get();
                     self.slot_reads.batches.set(nth + 1);
                     // While the runs of another span are written nothing can be learnt.
-                    let is_alone = Rc::strong_count(&self.slot_reads.live) == 2;
+                    let is_alone = Rc::strong_count(&self.slot_reads.in_use) == 2;
                     let tried = if is_alone { nth } else { 0 };
-                    let gap = self.slot_reads.costs.borrow().gap_to_try(tried, GAP_BYTES_MAX);
+                    let costs = self.slot_reads.costs.borrow();
+                    let gap = costs.gap_to_try(tried, GAP_BYTES_MAX);
                     gap_blocks = self.gap_blocks(gap);
+                    if costs.is_measured() && gap != costs.gap_to_try(0, GAP_BYTES_MAX) {
+                        batch_end = batch_end.min(at + TRIED_SLOTS_MAX);
+                    }
                 }
                 let end = span.read_end(at, gap_blocks, self.read_blocks_max());
                 let (sector, data) = self.span_read(&span, at..end, &scrap);
@@ -422,7 +469,9 @@ impl Writeback {
         while spans.front().is_some_and(|span| span.end() <= run.start) {
             spans.pop_front();
         }
-        spans.front().filter(|span| span.blocks[0].block <= run.start).cloned()
+        let span = spans.front().filter(|span| span.blocks[0].block <= run.start)?;
+        span.picked(run);
+        Some(span.clone())
     }
 
     /// Waits until the span is read.

@@ -8,7 +8,7 @@
 //! Invariant
 //! - WC-SR3 Between two yields a plan looks at no more than [`PIECE_BLOCKS`] blocks, sorts no more
 //!   than [`PIECE_BLOCKS`] and [`GROUP_SLOTS`] slots, or allocates no more than [`PIECE_BYTES`].
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use block::{Buf, Reservation};
@@ -27,7 +27,7 @@ const GROUP_SLOTS: u32 = 4096;
 /// has to find it.
 const PIECE_BYTES: usize = 1 << 20;
 /// Memory of a span is allocated in chunks of so many bytes, or of one origin write.
-const CHUNK_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 /// Fewer blocks are not worth a span.
 const BLOCKS_MIN: usize = 4;
 /// A span must save at least a quarter of the time, because its first run has to wait for all of
@@ -104,6 +104,12 @@ fn place(chunk: usize, at: usize) -> (u32, u32) {
 }
 
 impl Writeback {
+    /// Memory of a chunk.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        let size = u64::from(self.store.config.block_size);
+        self.io_blocks().max(CHUNK_BYTES / size) * size
+    }
+
     /// The blocks of a source from `start` on, for which `bytes` of memory are enough; without that
     /// memory. Gives up when `stop` returns true.
     pub(super) async fn span_from(
@@ -115,7 +121,7 @@ impl Writeback {
     ) -> Option<Span> {
         let block_bytes = self.store.block_bytes();
         let io_blocks = usize::try_from(self.io_blocks()).ok()?;
-        let chunk_blocks = io_blocks.max(CHUNK_BYTES / block_bytes);
+        let chunk_blocks = usize::try_from(self.chunk_bytes()).ok()? / block_bytes;
         let chunks_max = bytes / (chunk_blocks * block_bytes); // WC-SR2
         if chunks_max == 0 {
             return None;
@@ -147,7 +153,7 @@ impl Writeback {
             return None;
         }
         let order = plan.order().await;
-        Some(Span::new(plan.blocks, order, plan.used, block_bytes, self.live_span()))
+        Some(Span::new(plan.blocks, order, plan.used, block_bytes, self.span_bytes()))
     }
 
     /// Adds the next blocks of a source to a plan; returns where those behind them begin, if there
@@ -212,7 +218,6 @@ impl Span {
             chunks.push(Some(Buf::alloc(bytes)));
             pieces.done(bytes).await;
         }
-        self.chunks = RefCell::new(chunks);
-        self.memory = Some(memory);
+        self.put_memory(chunks, memory);
     }
 }

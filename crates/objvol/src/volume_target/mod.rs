@@ -70,7 +70,9 @@ impl fmt::Display for VolumeEvent {
             VolumeEvent::Fenced(fence) => {
                 write!(f, "{fence}: every request fails with ESTALE; what was flushed is safe")
             }
-            VolumeEvent::LeftFenced => f.write_str("suspended; somebody else has the volume"),
+            VolumeEvent::LeftFenced => f.write_str(
+                "suspended; somebody else has the volume, and what was not flushed before is lost",
+            ),
         }
     }
 }

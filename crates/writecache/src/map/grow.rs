@@ -2,7 +2,7 @@
 //! Growth: the map takes more slots.
 //!
 //! The new slots are free, and follow those that there are. The index is made anew, twice as long
-//! as there are slots (WC-X2): some 20 ns for each block that the cache holds.
+//! as there are slots (WC-X2), in one stall whose time is not measured yet.
 use super::{Slot, Slots};
 
 impl Slots {

@@ -15,6 +15,8 @@ use crate::fixture::options;
 const BLOCKS: u64 = 2048;
 const BLOCK_SECTORS: u64 = 8;
 const SEGMENT_BYTES: u32 = 64 << 10;
+const GEOMETRY: Geometry =
+    Geometry { sectors: Sector(BLOCKS * BLOCK_SECTORS), segment_bytes: SEGMENT_BYTES, window: 8 };
 
 /// Costs of random overwrites after the volume was filled once.
 #[derive(Debug)]
@@ -28,17 +30,12 @@ struct Costs {
 fn overwrite(gc_threshold: u32, writes: u64, next: impl Fn(&mut Rng) -> u64 + 'static) -> Costs {
     let world = World::calm(7);
     let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
-    let geometry = Geometry {
-        sectors: Sector(BLOCKS * BLOCK_SECTORS),
-        segment_bytes: SEGMENT_BYTES,
-        window: 8,
-    };
     let options = OpenOptions { gc_threshold, checkpoint_every: 8, ..options("host", None) };
     let store = Rc::new(Connection::new(&bucket));
     let (sent, mut rng) = (bucket.clone(), world.borrow_mut().rng.fork());
     let sent_bytes = move || sent.borrow().segment_bytes();
     let written = machine.block_on(async move {
-        create(store.clone(), &geometry, &options).await.unwrap();
+        create(store.clone(), &GEOMETRY, &options).await.unwrap();
         let volume = Volume::open(store, options).await.unwrap();
         let device: Rc<dyn BlockDevice> = volume.clone();
         let data = Buf::zeroed(4096);
@@ -117,16 +114,11 @@ fn collection_costs_what_the_live_share_allows() {
 fn most_stored_per_cent(fault: Option<Fault>) -> u64 {
     let world = World::calm(7);
     let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
-    let geometry = Geometry {
-        sectors: Sector(BLOCKS * BLOCK_SECTORS),
-        segment_bytes: SEGMENT_BYTES,
-        window: 8,
-    };
     let options = OpenOptions { gc_threshold: 75, checkpoint_every: 8, ..options("host", fault) };
     let store = Rc::new(Connection::new(&bucket));
     let mut rng = world.borrow_mut().rng.fork();
     let most = machine.block_on(async move {
-        create(store.clone(), &geometry, &options).await.unwrap();
+        create(store.clone(), &GEOMETRY, &options).await.unwrap();
         let volume = Volume::open(store, options).await.unwrap();
         let device: Rc<dyn BlockDevice> = volume.clone();
         let data = Buf::zeroed(4096);
@@ -174,17 +166,12 @@ fn damage_segments(bucket: &mut Bucket) {
 fn garbage_in_damaged_segments_does_not_stop_writers() {
     let world = World::calm(7);
     let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
-    let geometry = Geometry {
-        sectors: Sector(BLOCKS * BLOCK_SECTORS),
-        segment_bytes: SEGMENT_BYTES,
-        window: 8,
-    };
     let options = OpenOptions { gc_threshold: 90, checkpoint_every: 8, ..options("host", None) };
     let (store, there) = (Rc::new(Connection::new(&bucket)), bucket.clone());
     let written = Rc::new(Cell::new(0));
     let count = written.clone();
     let ran = machine.block_on(async move {
-        create(store.clone(), &geometry, &options).await.unwrap();
+        create(store.clone(), &GEOMETRY, &options).await.unwrap();
         let volume = Volume::open(store, options).await.unwrap();
         reactor::spawn(async move {
             let data = Buf::zeroed(4096);

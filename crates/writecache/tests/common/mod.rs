@@ -93,8 +93,16 @@ impl Fixture {
         &self,
         work: impl AsyncFnOnce(Rc<WriteCache>) -> T + 'static,
     ) -> Result<T, Error> {
+        self.life_of(self.target(), work)
+    }
+
+    /// The same of another target over this world.
+    pub(crate) fn life_of<T: 'static>(
+        &self,
+        target: Rc<WriteCache>,
+        work: impl AsyncFnOnce(Rc<WriteCache>) -> T + 'static,
+    ) -> Result<T, Error> {
         let machine = Machine::boot(&self.world, 1);
-        let target = self.target();
         let done = machine.block_on(async move {
             target.clone().resume().await?;
             Ok(work(target).await)

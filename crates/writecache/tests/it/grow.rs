@@ -51,14 +51,7 @@ impl Growing {
         &self,
         work: impl AsyncFnOnce(Rc<WriteCache>) -> T + 'static,
     ) -> Result<T, Error> {
-        let machine = Machine::boot(&self.fixture.world, 1);
-        let target = self.target();
-        let done = machine.block_on(async move {
-            target.clone().resume().await?;
-            Ok(work(target).await)
-        });
-        machine.kill();
-        done.expect("no power cut was planned")
+        self.fixture.life_of(self.target(), work)
     }
 }
 

@@ -247,6 +247,8 @@ pub enum Fault {
     SlotsUnflushed,
     /// Guard: a detach writes over a slot that is the newest.
     OldSlotKept,
+    /// Guard: the record of a range that lies elsewhere now is forgotten.
+    OldEndForgotten,
     /// Guard: an origin that was used without its cache is taken as it is.
     UsedOriginTaken,
     /// Guard: a flush of the guard that fails is not one of the cache.

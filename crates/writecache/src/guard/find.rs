@@ -66,6 +66,9 @@ pub(crate) async fn find(
             found.incomplete.extend(read.record.clone().filter(|_| !read.is_whole));
             record = read.record;
         }
+        if config.planted.is(Fault::OldEndForgotten) {
+            record = record.filter(|record| wanted.contains(&record.range));
+        }
         found.records[usize::from(nth)] = record.as_ref().map_or(0, |record| record.sequence);
         let of_record = record.as_ref().map(|record| record.range);
         let range = of_record.or_else(|| wanted.iter().copied().find(|range| range.nth == nth));

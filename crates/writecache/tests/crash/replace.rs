@@ -18,6 +18,22 @@ const CLIENTS: u64 = 3;
 const LIVES: u32 = 5;
 const CACHES: [&str; 2] = ["c0", "c1"];
 
+/// What a test asks of every seed.
+#[derive(Clone, Copy)]
+struct Plan {
+    fault: Option<Fault>,
+    journal: JournalPlan,
+    is_guarded: bool,
+    /// Blocks that are read enter the caches.
+    reads_enter: bool,
+}
+
+impl Plan {
+    const USUAL: Plan =
+        Plan { fault: None, journal: JournalPlan::None, is_guarded: false, reads_enter: false };
+    const GUARDED: Plan = Plan { is_guarded: true, ..Plan::USUAL };
+}
+
 /// What is below the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stack {
@@ -58,7 +74,8 @@ struct Setup {
 }
 
 impl Setup {
-    fn draw(world: &WorldRef, fault: Option<Fault>, is_guarded: bool) -> Setup {
+    fn draw(world: &WorldRef, plan: Plan) -> Setup {
+        let Plan { fault, is_guarded, .. } = plan;
         let mut w = world.borrow_mut();
         let guards = is_guarded.then(|| Rc::new(Cell::new(" guard_origin")));
         let block_size: u32 = if is_guarded { 4096 } else { w.rng.pick(&[512, 4096]) };
@@ -82,8 +99,10 @@ impl Setup {
         let time = w.rng.pick(&[1, 1000]);
         let ordered = parts.is_empty() && w.rng.below(4) == 0;
         let words = if ordered { " ordered" } else { "" };
-        let options =
-            format!("high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}");
+        let reads = if plan.reads_enter { " read_cache 1 sequential_read_cutoff 0" } else { "" };
+        let options = format!(
+            "high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}{reads}"
+        );
         let native_only = ordered || is_guarded || !parts.is_empty();
         let formats = [0, 1].map(|_| match native_only {
             true => "native",
@@ -399,23 +418,10 @@ impl Engine for Lives {
     }
 }
 
-fn simulate(seed: u64, fault: Option<Fault>, journal: JournalPlan) -> Result<(), String> {
-    simulate_with(seed, fault, journal, false)
-}
-
-fn simulate_guarded(seed: u64, fault: Option<Fault>) -> Result<(), String> {
-    simulate_with(seed, fault, JournalPlan::None, true)
-}
-
-fn simulate_with(
-    seed: u64,
-    fault: Option<Fault>,
-    journal: JournalPlan,
-    is_guarded: bool,
-) -> Result<(), String> {
+fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = Setup::draw(&world, fault, is_guarded);
-    let memory = Memory::of(&world, journal);
+    let setup = Setup::draw(&world, plan);
+    let memory = Memory::of(&world, plan.journal);
     let bytes = setup.block_size as usize;
     let oracle = Rc::new(RefCell::new(Oracle::new(setup.blocks, bytes, seed)));
     let mut mix = Mix { blocks_max: 4, discards: 0, write_zeroes: 0, ..Mix::default() };
@@ -430,7 +436,7 @@ fn simulate_with(
 
 #[test]
 fn a_device_grown_or_recached_in_use_loses_nothing() {
-    seeds::run(110, |seed| simulate(seed, None, JournalPlan::None));
+    seeds::run(110, |seed| simulate(seed, Plan::USUAL));
     if seeds::count(110) >= 100 {
         let counts = [&UNCACHED, &REPLACED, &GROWN, &REFUSED, &TOO_SHORT].map(|c| c.get());
         assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
@@ -440,22 +446,36 @@ fn a_device_grown_or_recached_in_use_loses_nothing() {
 /// The origin is guarded in most lives, is given back, and gets the guard of the other cache.
 #[test]
 fn a_guarded_origin_loses_nothing_at_any_step() {
-    seeds::run(100, |seed| simulate_guarded(seed, None));
+    seeds::run(100, |seed| simulate(seed, Plan::GUARDED));
+}
+
+/// The same while blocks that are read enter the caches: they must not outlast a change of size, or
+/// a time without the cache.
+#[test]
+fn a_device_grown_or_recached_beside_admissions_loses_nothing() {
+    let plan = Plan { reads_enter: true, ..Plan::USUAL };
+    seeds::run(50, |seed| simulate(seed, plan));
+    seeds::run(50, |seed| simulate(seed, Plan { is_guarded: true, ..plan }));
+    if seeds::count(50) >= 50 {
+        assert!(GROWN.get() > 100, "{} times", GROWN.get());
+    }
 }
 
 /// Each cache has its journal; a cache that was replaced, or was away for a while, has an old one.
 #[test]
 fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
-    seeds::run(20, |seed| simulate(seed, None, JournalPlan::Kept));
-    seeds::run(15, |seed| simulate(seed, None, JournalPlan::Moved));
+    let with = |journal| Plan { journal, ..Plan::USUAL };
+    seeds::run(20, |seed| simulate(seed, with(JournalPlan::Kept)));
+    seeds::run(15, |seed| simulate(seed, with(JournalPlan::Moved)));
 }
 
 fn is_found(fault: Fault) {
-    is_found_by(fault, |seed| simulate(seed, Some(fault), JournalPlan::None));
+    is_found_by(fault, Plan::USUAL);
 }
 
-fn is_found_by(fault: Fault, simulate: impl FnMut(u64) -> Result<(), String>) {
-    let found = seeds::first_failure(0..2000, simulate);
+fn is_found_by(fault: Fault, plan: Plan) {
+    let with_fault = Plan { fault: Some(fault), ..plan };
+    let found = seeds::first_failure(0..2000, |seed| simulate(seed, with_fault));
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
@@ -480,37 +500,44 @@ fn a_length_that_the_cache_does_not_adopt_is_found() {
 /// The front half of a range is written, and nothing has what it held.
 #[test]
 fn a_guard_that_is_put_there_before_its_record_is_found() {
-    is_found_by(Fault::GuardedBeforeRecord, |seed| {
-        simulate_guarded(seed, Some(Fault::GuardedBeforeRecord))
-    });
+    is_found_by(Fault::GuardedBeforeRecord, Plan::GUARDED);
 }
 
 #[test]
 fn a_guard_that_is_taken_away_before_its_record_is_found() {
-    is_found_by(Fault::DetachedBeforeRecord, |seed| {
-        simulate_guarded(seed, Some(Fault::DetachedBeforeRecord))
-    });
+    is_found_by(Fault::DetachedBeforeRecord, Plan::GUARDED);
 }
 
 #[test]
 fn a_guard_that_is_not_flushed_before_its_record_is_found() {
-    is_found_by(Fault::GuardUnflushed, |seed| simulate_guarded(seed, Some(Fault::GuardUnflushed)));
+    is_found_by(Fault::GuardUnflushed, Plan::GUARDED);
 }
 
 /// A power cut takes both slots.
 #[test]
 fn a_slot_beside_one_that_is_not_durable_is_found() {
-    is_found_by(Fault::SlotsUnflushed, |seed| simulate_guarded(seed, Some(Fault::SlotsUnflushed)));
+    is_found_by(Fault::SlotsUnflushed, Plan::GUARDED);
 }
 
 #[test]
 fn a_newest_slot_that_a_detach_overwrites_is_found() {
-    is_found_by(Fault::OldSlotKept, |seed| simulate_guarded(seed, Some(Fault::OldSlotKept)));
+    is_found_by(Fault::OldSlotKept, Plan::GUARDED);
 }
 
 #[test]
 fn a_write_that_ends_before_a_slot_has_it_is_found() {
-    is_found_by(Fault::ImageNotWritten, |seed| {
-        simulate_guarded(seed, Some(Fault::ImageNotWritten))
-    });
+    is_found_by(Fault::ImageNotWritten, Plan::GUARDED);
+}
+
+/// The device has another length, so its second range lies elsewhere.
+#[test]
+fn a_guard_left_at_the_old_end_of_an_origin_is_found() {
+    is_found_by(Fault::OldEndForgotten, Plan::GUARDED);
+}
+
+/// Another table, or none, uses the origin meanwhile.
+#[test]
+fn a_block_that_enters_before_a_change_of_size_is_found() {
+    let plan = Plan { reads_enter: true, ..Plan::USUAL };
+    is_found_by(Fault::AdmitAfterFlush, plan);
 }

@@ -20,8 +20,9 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Sector, Target};
 use reactor::WaitList;
-use sim::{Oracle, RunEnd};
-use writecache::MediaFormat;
+use sim::model::Uniform;
+use sim::{DiskSpec, Image, Machine, Oracle, RunEnd, World};
+use writecache::{MediaFormat, find_guard, restore_origin};
 
 use crate::kernel;
 use crate::origin_history::{History, Recorded};
@@ -31,8 +32,9 @@ use crate::survive::State;
 /// Steps that are followed after the last operation: commits by time, writeback, reclaim.
 const STEPS_AFTER_MAX: u64 = 400;
 
-/// Recoveries in a row that are killed.
+/// Recoveries in a row that are killed; and those of guarded origins that are cut off.
 const KILLED_RECOVERIES_MAX: u32 = 2;
+const CUT_GUARDS_MAX: u32 = 1;
 
 /// How operations follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +98,27 @@ fn judge_origins(history: &History, left: &[State], blocks: u64) -> Result<(), S
         history.judge(&origin)?;
     }
     Ok(())
+}
+
+/// An origin that was given back without its cache, if it has a guard.
+fn restored(origin: &Image, start: &Start) -> Result<Image, String> {
+    let world = World::calm(2);
+    let sectors = Sector::from_bytes(start.blocks * start.oracle.block_bytes() as u64);
+    let disk = DiskSpec::new("origin", sectors, Box::new(Uniform::new(2, 20_000, 60_000)));
+    let disk = world.borrow_mut().add_disk(disk);
+    world.borrow_mut().put_image(disk, origin);
+    let leaf = world.borrow().leaf(disk);
+    let machine = Machine::boot(&world, 1);
+    let given_back = machine.block_on(async move {
+        match find_guard(&*leaf).await? {
+            Some(_) => restore_origin(leaf).await.map(drop),
+            None => Ok(()),
+        }
+    });
+    given_back.expect("no cut is planned").map_err(|e| e.chain())?;
+    machine.kill();
+    let durable = world.borrow().durable(disk);
+    Ok(durable)
 }
 
 /// What a failure report says of a block: the version that the oracle has stamped it with.
@@ -244,7 +267,7 @@ impl<'a> Explorer<'a> {
         // Another seed makes another identity of a cache that is formatted again; but if each crash
         // of that did, there were no end to the images.
         let seed = u64::from(10 + generation.min(2));
-        let Life { world, machine, devices, target } = self.start.boot(state, seed);
+        let Life { world, machine, devices, target } = self.start.boot_again(state, seed);
         if self.start.config.format == Some(MediaFormat::Dm) {
             let found = kernel::survey(&world, devices.cache, &self.start.config);
             found.map_err(|why| again(format!("the kernel would not open it: {why}")))?;
@@ -300,7 +323,13 @@ impl<'a> Explorer<'a> {
         }
         // A process that is killed between the checkpoint of what the journal had and the end of
         // the journal leaves a newer checkpoint each time: there is no end to the images.
-        if self.start.is_kill && generation == KILLED_RECOVERIES_MAX {
+        // So does one that is cut off while the origin gets its guard, or is given back.
+        let is_last = match (self.start.is_kill, &self.start.other) {
+            (true, _) => generation == KILLED_RECOVERIES_MAX,
+            (false, Some(_)) => generation == CUT_GUARDS_MAX,
+            (false, None) => false,
+        };
+        if is_last {
             crashes.clear();
         }
         for (hash, crash) in crashes {
@@ -359,14 +388,17 @@ impl<'a> Explorer<'a> {
         Ok(())
     }
 
-    /// Everything is written back after a recovery, so that the origin alone counts: it holds what
-    /// was read before.
+    /// Everything is written back after a recovery, so that the origin alone counts, given back
+    /// without the cache if it has a guard: it holds what was read before.
     fn settle(&mut self, life: Life, view: &View) -> Result<(), String> {
         self.tally.settled += 1;
         let target = life.target.clone();
         let flushed = life.machine.block_on(target.message(vec!["flush".to_owned()]));
         flushed.expect("no cut is planned").map_err(|e| e.chain())?;
-        let origin = life.end().origin;
+        let mut origin = life.end().origin;
+        if self.start.other.is_some() {
+            origin = restored(&origin, self.start)?;
+        }
         for (block, content) in (0..).zip(view) {
             let mut found = vec![0; content.len()];
             origin.read(block * content.len() as u64, &mut found);

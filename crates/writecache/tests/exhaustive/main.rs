@@ -17,6 +17,7 @@
 //! | and in epochs | 3 | 5 | 7 |
 //! | kills, with a write buffer | 2 | 2 | 4 |
 //! | with growth | 2 | 4 | 5 |
+//! | with a guard of the origin | 1 | 2 | 4 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -41,6 +42,8 @@ use start::{Alphabet, Start, Sym, sequence, sequences};
 
 /// Of the recovered images one in 16 is worked on until another crash, one in 16 written back.
 const SAMPLES: Samples = Samples { second_life_one_in: 16, settled_one_in: 16 };
+/// Of those of guarded origins, which are fewer.
+const GUARD_SAMPLES: Samples = Samples { second_life_one_in: 8, settled_one_in: 4 };
 
 /// Operations of the longest sequences.
 #[derive(Clone, Copy)]
@@ -59,6 +62,7 @@ const BUFFER_BLOCKS: u32 = 8;
 const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
+const OF_GUARD: Depth = Depth { fast: 1, usual: 2, night: 4 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {
@@ -122,6 +126,30 @@ fn growing_cache() -> Start {
     worn_cache().on_larger_device(GROWING)
 }
 
+const GUARDED: Alphabet = &[Sym::Write, Sym::Flush, Sym::Message, Sym::Release, Sym::Claim];
+/// Both ranges of an origin, and a block between them.
+const GUARDED_BLOCKS: u64 = 35;
+
+/// An origin with data that gets a guard.
+fn guarding_cache() -> Start {
+    unguarded_cache().with_guard(true, GUARDED)
+}
+
+/// A guarded origin, with which work goes on.
+fn guarded_cache() -> Start {
+    let new = unguarded_cache().with_guard(true, GUARDED);
+    new.after(&[&[Sym::Write, Sym::Message, Sym::Write, Sym::Fua]])
+}
+
+/// A guarded origin that is to be given back as the cache opens.
+fn detaching_cache() -> Start {
+    guarded_cache().with_guard(false, GUARDED)
+}
+
+fn unguarded_cache() -> Start {
+    Start::native("s", 4096, GUARDED_BLOCKS).filled().after(&[&[Sym::Message]])
+}
+
 /// Its processes are killed, and the power stays.
 fn killed_cache() -> Start {
     new_cache().with_kills()
@@ -157,7 +185,8 @@ fn worn(start: Start) -> Start {
 
 /// Goes through all sequences of up to so many operations.
 fn explore(name: &str, start: &Start, pace: Pace, depth: Depth) {
-    let mut explorer = Explorer::new(start, pace, SAMPLES);
+    let samples = if start.other.is_some() { GUARD_SAMPLES } else { SAMPLES };
+    let mut explorer = Explorer::new(start, pace, samples);
     for len in 0..=depth.of_this_run() {
         for nth in 0..sequences(start.alphabet, len) {
             let ops = sequence(start.alphabet, nth, len);
@@ -250,6 +279,13 @@ fn no_crash_of_a_growing_cache_loses_what_was_acknowledged() {
 #[test]
 fn no_kill_undoes_what_has_ended_in_a_growing_cache() {
     explore("growing, killed", &growing_cache().with_kills(), Pace::InPairs, OF_KILLS);
+}
+
+#[test]
+fn no_crash_of_a_guarded_cache_loses_what_was_acknowledged() {
+    explore("guarding", &guarding_cache(), Pace::OneByOne, OF_GUARD);
+    explore("detaching", &detaching_cache(), Pace::OneByOne, OF_GUARD);
+    explore("guarded", &guarded_cache(), Pace::InPairs, OF_GUARD);
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub(crate) enum Sym {
     Discard,
     /// The message `grow`: the cache takes the rest of its device.
     Grow,
+    /// What is cached is written back, and the origin gets rid of its guard.
+    Release,
+    /// The origin gets its guard again.
+    Claim,
 }
 
 pub(crate) type Alphabet = &'static [Sym];
@@ -68,6 +72,8 @@ pub(crate) struct Start {
     pub(crate) oracle: Oracle,
     /// What is gone through are kills, on a machine with memory that outlives the process.
     pub(crate) is_kill: bool,
+    /// The table of every second recovery, where it is another one.
+    pub(crate) other: Option<Config>,
 }
 
 /// A machine with both devices, and the cache on them, not yet opened.
@@ -112,12 +118,26 @@ impl Start {
             state: State::default(),
             oracle: Oracle::new(blocks, block_size as usize, 1),
             is_kill: false,
+            other: None,
         }
     }
 
     /// From now on with a planted fault.
     pub(crate) fn with(mut self, fault: Option<Fault>) -> Start {
         self.config.plant(fault);
+        if let Some(other) = &mut self.other {
+            other.plant(fault);
+        }
+        self
+    }
+
+    /// Sequences of other operations, whose tables guard the origin or do not, and of whose
+    /// recoveries every second one has the other table.
+    pub(crate) fn with_guard(mut self, is_guarded: bool, alphabet: Alphabet) -> Start {
+        let mut other = self.config.clone();
+        self.config.guard.asked = Some(is_guarded);
+        other.guard.asked = Some(!is_guarded);
+        (self.other, self.alphabet) = (Some(other), alphabet);
         self
     }
 
@@ -192,6 +212,23 @@ impl Start {
     }
 
     pub(crate) fn boot(&self, state: &State, seed: u64) -> Life {
+        self.boot_with(&self.config, state, seed)
+    }
+
+    /// The table of a recovery.
+    fn table_of(&self, state: &State) -> &Config {
+        match &self.other {
+            Some(other) if state.hash().is_multiple_of(2) => other,
+            Some(_) | None => &self.config,
+        }
+    }
+
+    /// A machine whose cache recovers.
+    pub(crate) fn boot_again(&self, state: &State, seed: u64) -> Life {
+        self.boot_with(self.table_of(state), state, seed)
+    }
+
+    fn boot_with(&self, config: &Config, state: &State, seed: u64) -> Life {
         let world = World::calm(seed);
         let block_sectors = Sector::from_bytes(u64::from(self.config.block_size)).0;
         let sectors = Sector(self.blocks * block_sectors);
@@ -214,7 +251,7 @@ impl Start {
             state.memory.iter().for_each(|(name, contents)| memories.put(name, contents));
         }
         let (below, device) = (world.borrow().leaf(origin), world.borrow().leaf(cache));
-        let target = WriteCache::new("wc", self.config.clone(), below, device, sectors);
+        let target = WriteCache::new("wc", config.clone(), below, device, sectors);
         let machine = Machine::boot(&world, 1);
         Life { world, machine, devices, target: target.expect("devices that fit") }
     }
@@ -286,6 +323,15 @@ pub(crate) async fn perform(
             Err(e) if e.kind() != block::ErrorKind::Busy => Err(e.chain()),
             Ok(_) | Err(_) => Ok(()),
         },
+        Sym::Release => match target.clone().release_origin().await {
+            // A write beside it is in the cache again.
+            Err(e) if e.kind() != block::ErrorKind::Busy => Err(e.chain()),
+            Ok(()) | Err(_) => Ok(()),
+        },
+        Sym::Claim => {
+            target.clone().claim_origin().await;
+            Ok(())
+        }
         Sym::Discard => {
             let len = Sector::from_bytes(2 * oracle.borrow().block_bytes() as u64);
             let token = oracle.borrow_mut().begin_change(0..2, Change::WriteZeroes, false);

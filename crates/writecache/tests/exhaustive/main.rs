@@ -17,7 +17,7 @@
 //! | and in epochs | 3 | 5 | 7 |
 //! | kills, with a write buffer | 2 | 2 | 4 |
 //! | with growth | 2 | 4 | 5 |
-//! | with a guard of the origin | 1 | 2 | 4 |
+//! | with a guard of the origin | 2 | 2 | 4 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -62,7 +62,7 @@ const BUFFER_BLOCKS: u32 = 8;
 const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
-const OF_GUARD: Depth = Depth { fast: 1, usual: 2, night: 4 };
+const OF_GUARD: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {

@@ -20,12 +20,16 @@
 //! - OV-H5 A checkpoint is believed only if no seal of its epoch lies at or before its place.
 //! - OV-H6 What has gone while it was read was garbage of a newer checkpoint: again from that one.
 //! - OV-H7 Each segment names the one before it, and its hash: there is one history.
-use std::collections::BTreeMap;
+//! - OV-H8 A check changes nothing. A check and a repair go on behind damage: history ends there,
+//!   and each damage is a finding. A repair also seals every epoch behind its last object, so that
+//!   no writer of the past goes on behind what the repair gives up.
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use block::{Buf, Error, ErrorKind, Planted};
 use format::objvol::{
     CHECKPOINTS, Checkpoint, Identity, Manifest, Place, SEAL_BYTES, SEGMENTS, Seal, SegmentHead,
-    SegmentObject, manifest_name, parse_place_name, place_name,
+    SegmentObject, WINDOW_MAX, manifest_name, parse_place_name, place_name,
 };
 
 use crate::join::{Pending, join_all};
@@ -39,6 +43,17 @@ const ATTEMPTS_MAX: u32 = 16;
 /// Heads of segments that are read at once. Chosen: at 50 ms a request 640 a second.
 const HEADS_AT_ONCE: usize = 32;
 
+/// What the history is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The volume is opened: damage ends the opening.
+    TakeOver,
+    /// Somebody wants to know what is there (OV-H8).
+    Check,
+    /// What damage has cut off is given up (OV-H8).
+    Repair,
+}
+
 /// Who reads the history.
 pub(crate) struct Reader<'a> {
     pub(crate) requests: &'a Requests,
@@ -47,6 +62,9 @@ pub(crate) struct Reader<'a> {
     pub(crate) epoch: u64,
     pub(crate) nonce: u64,
     pub(crate) volume_sectors: u64,
+    pub(crate) purpose: Purpose,
+    /// Damage that the last reading went on behind (OV-H8).
+    pub(crate) findings: RefCell<Vec<String>>,
     pub(crate) planted: Planted<Fault>,
 }
 
@@ -58,12 +76,16 @@ pub(crate) struct History {
     pub(crate) heads: Vec<SegmentHead>,
     /// The seals at which the epochs end, from the checkpoint on.
     pub(crate) seals: Vec<Place>,
+    /// Segments that lie behind damage (OV-H8).
+    pub(crate) cut_off: u64,
 }
 
 /// Why a reading did not end well.
 enum Interruption {
     /// Something has gone that was there (OV-H6).
     Gone(String),
+    /// Something is not as it was written: a reading may go on behind it (OV-H8).
+    Damaged(String),
     Failed(Error),
 }
 
@@ -82,6 +104,17 @@ struct Epoch {
     first: u64,
     window: u64,
     objects: BTreeMap<u64, SegmentObject>,
+    /// Names under which something unreadable lies.
+    unreadable: BTreeSet<u64>,
+}
+
+/// How an epoch was read.
+struct EpochRead {
+    heads: Vec<SegmentHead>,
+    /// The seal at its end.
+    seal: Option<Place>,
+    /// Damage lies at its end; and so many segments behind that.
+    damaged: Option<u64>,
 }
 
 impl Epoch {
@@ -111,6 +144,21 @@ impl Epoch {
         })
     }
 
+    /// The first sequence behind all objects.
+    fn behind_all(&self) -> u64 {
+        let last = |of: Option<u64>| of.map_or(self.first, |sequence| sequence.saturating_add(1));
+        let objects = last(self.objects.last_key_value().map(|(sequence, _)| *sequence));
+        objects.max(last(self.unreadable.last().copied()))
+    }
+
+    /// Segments from `sequence` on.
+    fn segments_from(&self, sequence: u64) -> u64 {
+        let behind = self.objects.range(sequence..);
+        let readable =
+            behind.filter(|(_, object)| matches!(object, SegmentObject::Segment(_))).count();
+        (readable + self.unreadable.range(sequence..).count()) as u64
+    }
+
     fn into_heads(self, end: u64) -> Vec<SegmentHead> {
         let segment = |(sequence, object)| match object {
             SegmentObject::Segment(head) if sequence < end => Some(head),
@@ -128,6 +176,10 @@ impl Reader<'_> {
             match self.try_read().await {
                 Ok(history) => return Ok(history),
                 Err(Interruption::Gone(what)) => gone = what,
+                Err(Interruption::Damaged(what)) => {
+                    let what = format!("{what}; `millpond check` shows all damage");
+                    return Err(self.damage(what));
+                }
                 Err(Interruption::Failed(error)) => return Err(error),
             }
         }
@@ -142,31 +194,63 @@ impl Reader<'_> {
         Error::new(*kind, format!("{}: {why}", self.requests.store_name()))
     }
 
+    /// Damage: a finding of a check and of a repair, the end of an opening.
+    fn find(&self, what: String) -> Reading<()> {
+        if self.purpose == Purpose::TakeOver {
+            return Err(Interruption::Damaged(what));
+        }
+        self.findings.borrow_mut().push(what);
+        Ok(())
+    }
+
+    /// `read`, or nothing if it is damaged, and this a finding.
+    fn readable<T>(&self, read: Reading<T>) -> Reading<Option<T>> {
+        match read {
+            Ok(read) => Ok(Some(read)),
+            Err(Interruption::Damaged(what)) => self.find(what).map(|()| None),
+            Err(interruption) => Err(interruption),
+        }
+    }
+
     async fn try_read(&self) -> Reading<History> {
+        self.findings.borrow_mut().clear();
         let checkpoint = self.newest_checkpoint().await?;
         let header = checkpoint.as_ref().map(|checkpoint| checkpoint.header);
         let from = header.map_or(Place::default(), |header| header.identity.place);
         let mut before = (from, header.map_or(0, |header| header.tail_hash));
         let mut history = History { checkpoint, ..History::default() };
+        let mut is_cut = false;
         // OV-H1
         for number in from.epoch.max(1)..self.epoch {
             let first = if number == from.epoch { from.sequence + 1 } else { 1 };
-            let window = self.window_of(number).await?;
-            let epoch = Epoch { number, first, window, objects: BTreeMap::new() };
-            let (heads, seal) = self.read_epoch(epoch, from).await?;
-            for head in &heads {
+            let window = self.readable(self.window_of(number).await)?;
+            let window = window.unwrap_or(u64::from(WINDOW_MAX));
+            let epoch = Epoch {
+                number,
+                first,
+                window,
+                objects: BTreeMap::new(),
+                unreadable: BTreeSet::new(),
+            };
+            let EpochRead { heads, seal, damaged } = self.read_epoch(epoch, from).await?;
+            for head in heads {
                 // OV-H7
-                if (head.header.parent, head.header.parent_hash) != before {
-                    return Err(self
-                        .damage(format!(
-                            "segment {} follows {}, and the one before it is {}, or has changed",
-                            head.identity.place, head.header.parent, before.0
-                        ))
-                        .into());
+                if !is_cut && (head.header.parent, head.header.parent_hash) != before {
+                    is_cut = true;
+                    self.find(format!(
+                        "segment {} follows {}, and the one before it is {}, or has changed",
+                        head.identity.place, head.header.parent, before.0
+                    ))?;
+                }
+                if is_cut {
+                    history.cut_off += 1;
+                    continue;
                 }
                 before = (head.identity.place, head.hash);
+                history.heads.push(head);
             }
-            history.heads.extend(heads);
+            is_cut |= damaged.is_some();
+            history.cut_off += damaged.unwrap_or(0);
             history.seals.extend(seal);
         }
         Ok(history)
@@ -175,9 +259,10 @@ impl Reader<'_> {
     async fn window_of(&self, epoch: u64) -> Reading<u64> {
         let name = manifest_name(epoch);
         let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
-        let object = object.ok_or_else(|| self.damage(format!("{name} is missing")))?;
+        let object = object.ok_or_else(|| Interruption::Damaged(format!("{name} is missing")))?;
         let manifest = object.read(|object| Manifest::decode(object, &self.uuid, epoch));
-        let manifest = manifest.map_err(|damage| self.damage(format!("{name}: {damage}")))?;
+        let manifest =
+            manifest.map_err(|damage| Interruption::Damaged(format!("{name}: {damage}")))?;
         Ok(u64::from(manifest.window))
     }
 
@@ -186,7 +271,8 @@ impl Reader<'_> {
         let names = self.requests.list(CHECKPOINTS, "").await.map_err(|d| self.denied(&d))?;
         for (name, _) in names.iter().rev() {
             let Some(place) = parse_place_name(CHECKPOINTS, name) else {
-                return Err(self.damage(format!("{name} is not an object of a volume")).into());
+                self.find(format!("{name} is not an object of a volume"))?;
+                continue;
             };
             if place.epoch >= self.epoch {
                 continue; // of a writer that has taken over since
@@ -195,8 +281,13 @@ impl Reader<'_> {
             let object = object.ok_or_else(|| Interruption::Gone(name.clone()))?;
             let decode =
                 |object: &[u8]| Checkpoint::decode(object, &self.uuid, place, self.volume_sectors);
-            let checkpoint =
-                object.read(decode).map_err(|damage| self.damage(format!("{name}: {damage}")))?;
+            let checkpoint = match object.read(decode) {
+                Ok(checkpoint) => checkpoint,
+                Err(damage) => {
+                    self.find(format!("{name}: {damage}"))?;
+                    continue;
+                }
+            };
             if self.is_sealed_before(place).await? && !self.planted.is(Fault::BelieveBeyondSeal) {
                 continue; // OV-H5
             }
@@ -215,7 +306,8 @@ impl Reader<'_> {
                 continue;
             };
             if bytes == SEAL_BYTES as u64
-                && let Some(SegmentObject::Seal(_)) = self.object_at(at).await?
+                && let Some(Some(SegmentObject::Seal(_))) =
+                    self.readable(self.object_at(at).await)?
             {
                 return Ok(true);
             }
@@ -230,46 +322,59 @@ impl Reader<'_> {
             return Ok(None);
         };
         let object = head.read(|head| SegmentObject::decode(head, &self.uuid, place));
-        Ok(Some(object.map_err(|damage| self.damage(format!("{name}: {damage}")))?))
+        let damaged = |damage| Interruption::Damaged(format!("{name}: {damage}"));
+        Ok(Some(object.map_err(damaged)?))
     }
 
     /// Reads an epoch to its end, which it makes if there is none.
-    async fn read_epoch(
-        &self,
-        mut epoch: Epoch,
-        from: Place,
-    ) -> Reading<(Vec<SegmentHead>, Option<Place>)> {
+    async fn read_epoch(&self, mut epoch: Epoch, from: Place) -> Reading<EpochRead> {
         loop {
             self.read_objects(&mut epoch).await?;
             let (end, seal) = epoch.end();
+            let place = Place::new(epoch.number, end);
             if seal.is_some() {
-                let seal = Place::new(epoch.number, end);
-                return Ok((epoch.into_heads(end), Some(seal))); // OV-H2
+                let heads = epoch.into_heads(end);
+                return Ok(EpochRead { heads, seal: Some(place), damaged: None }); // OV-H2
+            }
+            if epoch.unreadable.contains(&end) {
+                return self.cut(epoch, end).await; // a finding of `read_objects`
             }
             if let Some(evidence) = self.evidence(&epoch, end).await? {
                 // OV-H4
-                let hole = Place::new(epoch.number, end);
                 if !self.planted.is(Fault::HoleSeenOnce)
-                    && let Some(object) = self.object_at(hole).await?
+                    && let Some(object) = self.object_at(place).await?
                 {
                     epoch.objects.insert(end, object);
                     continue;
                 }
                 let newest = self.newest_checkpoint().await?;
                 if newest.is_some_and(|newest| newest.header.identity.place > from) {
-                    return Err(Interruption::Gone(format!("segment {hole}")));
+                    return Err(Interruption::Gone(format!("segment {place}")));
                 }
-                let what = format!("segment {hole} is missing: {evidence}; nothing was changed");
-                return Err(self.damage(what).into());
+                self.find(format!("segment {place} is missing: {evidence}"))?;
+                return self.cut(epoch, end).await;
+            }
+            if self.purpose == Purpose::Check {
+                return Ok(EpochRead { heads: epoch.into_heads(end), seal: None, damaged: None });
             }
             let is_newest = epoch.number + 1 == self.epoch;
             if self.planted.is(Fault::SkipSeal)
                 || self.planted.is(Fault::SealNewestOnly) && !is_newest
             {
-                return Ok((epoch.into_heads(end), None));
+                return Ok(EpochRead { heads: epoch.into_heads(end), seal: None, damaged: None });
             }
             self.seal(&epoch, end).await?;
         }
+    }
+
+    /// OV-H8: history ends in the middle of an epoch, at `end`.
+    async fn cut(&self, epoch: Epoch, end: u64) -> Reading<EpochRead> {
+        if self.purpose == Purpose::Repair && !self.planted.is(Fault::SkipSeal) {
+            self.seal(&epoch, end).await?;
+            self.seal(&epoch, epoch.behind_all()).await?;
+        }
+        let damaged = Some(epoch.segments_from(end));
+        Ok(EpochRead { heads: epoch.into_heads(end), seal: None, damaged })
     }
 
     /// Lists the epoch and reads the heads that are new.
@@ -280,9 +385,12 @@ impl Reader<'_> {
         let mut new = Vec::new();
         for (name, _) in names {
             let Some(place) = parse_place_name(SEGMENTS, &name) else {
-                return Err(self.damage(format!("{name} is not an object of a volume")).into());
+                self.find(format!("{name} is not an object of a volume"))?;
+                continue;
             };
-            if !epoch.objects.contains_key(&place.sequence) {
+            let is_read = epoch.objects.contains_key(&place.sequence)
+                || epoch.unreadable.contains(&place.sequence);
+            if !is_read {
                 new.push(place);
             }
         }
@@ -291,7 +399,14 @@ impl Reader<'_> {
             let objects = join_all(places.iter().map(read).collect()).await;
             for (place, object) in places.iter().zip(objects) {
                 let gone = || Interruption::Gone(format!("segment {place}"));
-                epoch.objects.insert(place.sequence, object?.ok_or_else(gone)?);
+                match self.readable(object)? {
+                    Some(object) => {
+                        epoch.objects.insert(place.sequence, object.ok_or_else(gone)?);
+                    }
+                    None => {
+                        epoch.unreadable.insert(place.sequence);
+                    }
+                }
             }
         }
         Ok(())
@@ -311,7 +426,8 @@ impl Reader<'_> {
             // Nearly all are told apart by their length.
             if let Some(place) = parse_place_name(SEGMENTS, &name)
                 && bytes != SEAL_BYTES as u64
-                && let Some(SegmentObject::Segment(_)) = self.object_at(place).await?
+                && let Some(Some(SegmentObject::Segment(_))) =
+                    self.readable(self.object_at(place).await)?
             {
                 return Ok(Some(format!("segment {place} was written after the epoch had ended")));
             }

@@ -34,6 +34,8 @@
 //! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
 //! | who is fenced stays fenced, reads too | OV-F in `shared` |
 //! | data are checked; what was moved is looked up again | OV-RD in `read` |
+//! | a check changes nothing, and judges one moment | OV-CH in `check` |
+//! | a repair gives up what damage has cut off, and nothing else | OV-RP in `repair` |
 //! | when a volume is open, made, and left to others | OV-TG in `volume_target` |
 //!
 //! The bytes are `format::objvol` and `docs/format/objvol.md`. `tests/it` has a store that lies,
@@ -42,12 +44,13 @@
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
 //! Not there yet: snapshots, read-ahead, resize; incremental checkpoints (a checkpoint writes the
-//! whole map); defragmentation by garbage collection; deletion of what lies behind seals; `inspect`
-//! and `check`; the owner record of a write cache above. An opening reads something of each epoch
+//! whole map); defragmentation by garbage collection; deletion of what lies behind seals; the owner
+//! record of a write cache above. An opening reads something of each epoch
 //! since the newest checkpoint: a volume that is opened a thousand times without a write opens
 //! slowly.
 #![warn(missing_docs)]
 
+mod check;
 mod checkpoint;
 mod collect;
 mod config;
@@ -58,6 +61,7 @@ mod map;
 mod open;
 mod planted;
 mod read;
+mod repair;
 mod request_counts;
 mod requests;
 mod shared;
@@ -66,10 +70,12 @@ mod volume;
 mod volume_target;
 mod write;
 
+pub use check::{Depth, Health, LostRange, VolumeReport, check};
 pub use config::{Geometry, OpenOptions};
 pub use open::{Contents, contents, create};
 #[cfg(feature = "planted")]
 pub use planted::Fault;
+pub use repair::repair;
 pub use request_counts::RequestCounts;
 pub use shared::Fence;
 pub use store::{Listing, ObjectStore, StoreError};

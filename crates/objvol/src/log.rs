@@ -28,6 +28,7 @@ use format::objvol::{
 };
 use slab::Slab;
 
+use crate::history::History;
 use crate::map::{Extent, ExtentMap, SegmentId};
 use crate::planted::Fault;
 
@@ -136,8 +137,18 @@ impl Log {
         }
     }
 
+    /// Makes the map of a history.
+    pub(crate) fn restore(&mut self, history: &History) {
+        if let Some(checkpoint) = &history.checkpoint {
+            self.load(checkpoint);
+        }
+        for head in &history.heads {
+            self.replay(head);
+        }
+    }
+
     /// Takes over the map of a checkpoint.
-    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) {
+    fn load(&mut self, checkpoint: &Checkpoint) {
         let ids: Vec<SegmentId> = checkpoint
             .segments
             .iter()
@@ -153,7 +164,7 @@ impl Log {
     }
 
     /// Applies a segment of history.
-    pub(crate) fn replay(&mut self, head: &SegmentHead) {
+    fn replay(&mut self, head: &SegmentHead) {
         let segment = self.add_segment(head.identity.place, head.sectors, Data::Stored);
         for record in &head.records {
             let sectors =
@@ -241,6 +252,11 @@ impl Log {
         let id = self.add_segment(Place::new(self.epoch, self.next), 0, Data::Gathered);
         self.gather.id = Some(id);
         id
+    }
+
+    /// Begins a segment, that it may be closed without a record.
+    pub(crate) fn gather_nothing(&mut self) {
+        self.gathered();
     }
 
     fn append(&mut self, kind: RecordKind, start: u64, data: &[u8]) -> Extent {

@@ -32,7 +32,7 @@ use format::objvol::{
 use reactor::WaitList;
 
 use crate::config::{Geometry, OpenOptions};
-use crate::history::{History, Reader};
+use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
 use crate::planted::Fault;
 use crate::requests::{Creation, Denial, Requests};
@@ -152,24 +152,28 @@ async fn probe(requests: &Requests, options: &OpenOptions) -> Result<(), Error> 
     }
 }
 
-/// An opening under way.
-struct Opening {
-    requests: Requests,
-    options: OpenOptions,
+/// An opening under way, or a look at a volume.
+pub(crate) struct Opening {
+    pub(crate) requests: Requests,
+    pub(crate) options: OpenOptions,
     nonce: u64,
 }
 
 impl Opening {
+    pub(crate) fn new(store: Rc<dyn ObjectStore>, options: OpenOptions) -> Opening {
+        Opening { requests: Requests::new(store, &options), options, nonce: reactor::random() }
+    }
+
     fn damage(&self, what: impl std::fmt::Display) -> Error {
         Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
     }
 
-    fn denied(&self, denial: &Denial) -> Error {
+    pub(crate) fn denied(&self, denial: &Denial) -> Error {
         denied(&self.requests, denial)
     }
 
     /// The newest manifest.
-    async fn newest_manifest(&self) -> Result<Manifest, Error> {
+    pub(crate) async fn newest_manifest(&self) -> Result<Manifest, Error> {
         let names = self.requests.list(MANIFESTS, "").await.map_err(|d| self.denied(&d))?;
         for ((name, _), epoch) in names.iter().zip(1..) {
             if parse_manifest_name(name) != Some(epoch) {
@@ -195,7 +199,7 @@ impl Opening {
     }
 
     /// The newest owner record.
-    async fn newest_owner(&self, uuid: &[u8; 16]) -> Result<Option<Owner>, Error> {
+    pub(crate) async fn newest_owner(&self, uuid: &[u8; 16]) -> Result<Option<Owner>, Error> {
         let names = self.requests.list(OWNERS, "").await.map_err(|d| self.denied(&d))?;
         let Some((name, _)) = names.last() else { return Ok(None) };
         let place = parse_place_name(OWNERS, name)
@@ -267,16 +271,23 @@ impl Opening {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
-    /// Seals and reads what was there before (OV-O2).
-    async fn read_history(&self, manifest: &Manifest) -> Result<History, Error> {
-        let reader = Reader {
+    /// A reader of the history below `epoch`.
+    pub(crate) fn reader(&self, manifest: &Manifest, epoch: u64, purpose: Purpose) -> Reader<'_> {
+        Reader {
             requests: &self.requests,
             uuid: manifest.identity.uuid,
-            epoch: manifest.identity.place.epoch,
+            epoch,
             nonce: self.nonce,
             volume_sectors: manifest.volume_sectors,
+            purpose,
+            findings: RefCell::default(),
             planted: self.options.planted,
-        };
+        }
+    }
+
+    /// Seals and reads what was there before (OV-O2).
+    async fn read_history(&self, manifest: &Manifest, purpose: Purpose) -> Result<History, Error> {
+        let reader = self.reader(manifest, manifest.identity.place.epoch, purpose);
         let history = reader.read().await;
         // OV-O5: also when it has failed, since what is missing may have been deleted.
         self.check_newest(manifest.identity.place.epoch).await?;
@@ -300,22 +311,17 @@ impl Opening {
 pub(crate) async fn open(
     store: Rc<dyn ObjectStore>,
     options: OpenOptions,
+    purpose: Purpose,
 ) -> Result<Rc<Shared>, Error> {
     options.check()?;
     let planted: Planted<Fault> = options.planted;
-    let requests = Requests::new(store, &options);
-    probe(&requests, &options).await?;
-    let opening = Opening { requests, options, nonce: reactor::random() };
+    let opening = Opening::new(store, options);
+    probe(&opening.requests, &opening.options).await?;
     let manifest = opening.take_epoch().await?;
     let epoch = manifest.identity.place.epoch;
-    let history = opening.read_history(&manifest).await?;
+    let history = opening.read_history(&manifest, purpose).await?;
     let mut log = Log::new(epoch, planted);
-    if let Some(checkpoint) = &history.checkpoint {
-        log.load(checkpoint);
-    }
-    for head in &history.heads {
-        log.replay(head);
-    }
+    log.restore(&history);
     let names = opening.requests.list(CHECKPOINTS, "").await.map_err(|d| opening.denied(&d))?;
     let places = names.iter().filter_map(|(name, _)| parse_place_name(CHECKPOINTS, name));
     let checkpoints = places.filter(|place| place.epoch < epoch).collect();

@@ -39,4 +39,6 @@ pub enum Fault {
     UnpacedWriters,
     /// A read takes data without checking their checksum.
     SkipChecksum,
+    /// A check believes the damage that it finds while a writer changes the volume.
+    CheckOnce,
 }

@@ -30,10 +30,10 @@ const LOOKUPS_MAX: u32 = 16;
 
 /// Sectors of one object that are fetched together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fetch {
-    place: Place,
-    start: u64,
-    end: u64,
+pub(crate) struct Fetch {
+    pub(crate) place: Place,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
 }
 
 /// The runs whose data must be fetched, with their sectors in the volume.
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 impl Fetch {
-    fn has(&self, extent: &StoredExtent) -> bool {
+    pub(crate) fn has(&self, extent: &StoredExtent) -> bool {
         let (start, end) = range_of(extent);
         self.place == extent.place && self.start <= start && end <= self.end
     }
@@ -170,7 +170,7 @@ fn range_of(extent: &StoredExtent) -> (u64, u64) {
 }
 
 /// Merges neighbours, which are sorted, into requests.
-fn merge(extents: &[StoredExtent]) -> Vec<Fetch> {
+pub(crate) fn merge(extents: &[StoredExtent]) -> Vec<Fetch> {
     let gap_max = GAP_BYTES_MAX / SECTOR as u64;
     let len_max = FETCH_BYTES_MAX / SECTOR as u64;
     let mut fetches: Vec<Fetch> = Vec::new();

@@ -7,6 +7,7 @@ use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Statu
 use format::objvol::{Manifest, OwnerState, SECTOR};
 
 use crate::config::{Geometry, OpenOptions};
+use crate::history::Purpose;
 use crate::log::SegmentUse;
 use crate::open;
 use crate::shared::{Fence, Shared};
@@ -75,9 +76,13 @@ impl Volume {
         store: Rc<dyn ObjectStore>,
         options: OpenOptions,
     ) -> Result<Rc<Volume>, Error> {
-        let shared = open::open(store, options).await?;
+        let shared = open::open(store, options, Purpose::TakeOver).await?;
+        Ok(Rc::new(Volume::of(shared)))
+    }
+
+    pub(crate) fn of(shared: Rc<Shared>) -> Volume {
         let limits = limits(Sector(shared.manifest.volume_sectors));
-        Ok(Rc::new(Volume { shared, limits }))
+        Volume { shared, limits }
     }
 
     /// Its state now.

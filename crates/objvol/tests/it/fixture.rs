@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Error, Flags, Nanos, Op, Sector, Status};
-use objvol::{Fault, Geometry, OpenOptions, Volume, create};
+use objvol::{Depth, Fault, Geometry, OpenOptions, Volume, VolumeReport, check, create};
 use sim::{Machine, World, WorldRef};
 
 use crate::bucket::{Bucket, BucketRef, Connection};
@@ -33,7 +33,11 @@ pub(crate) fn options(host: &str, fault: Option<Fault>) -> OpenOptions {
 
 impl Fixture {
     pub(crate) fn new() -> Fixture {
-        let world = World::calm(1);
+        Fixture::of_seed(1)
+    }
+
+    pub(crate) fn of_seed(seed: u64) -> Fixture {
+        let world = World::calm(seed);
         let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
         let fixture = Fixture { world, bucket, machine };
         fixture.create(&GEOMETRY).unwrap();
@@ -60,6 +64,16 @@ impl Fixture {
 
     pub(crate) fn open(&self, host: &str, fault: Option<Fault>) -> Rc<Volume> {
         self.try_open(options(host, fault)).unwrap()
+    }
+
+    /// What a check finds; it changes nothing.
+    pub(crate) fn check(&self, depth: Depth) -> VolumeReport {
+        let before = self.names("");
+        let store = Rc::new(Connection::new(&self.bucket));
+        let report = self
+            .run(async move { check(store, &options("inspector", None), depth, &|_, _| ()).await });
+        assert_eq!(self.names(""), before, "a check changes nothing");
+        report.unwrap()
     }
 
     fn io(&self, volume: &Rc<Volume>, op: Op, at: u64, len: u64, bufs: Bufs) -> Result<(), Status> {

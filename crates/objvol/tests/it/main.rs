@@ -4,6 +4,7 @@
 
 mod border;
 mod bucket;
+mod check;
 mod collection;
 mod crash;
 mod exhaustive;

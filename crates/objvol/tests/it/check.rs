@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Check and repair: each damage is found, and named; a repair gives up what it has cut off, and
+//! nothing else; nobody writes behind it.
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buf, Class, ErrorKind, Flags, Nanos, Op, Sector, Status};
+use objvol::{Depth, Fault, Health, OpenOptions, Volume, VolumeReport, check, repair};
+use sim::seeds;
+
+use crate::bucket::{Connection, Lies};
+use crate::fixture::{Fixture, options};
+
+/// Segments of the first writer of a fixture.
+const EPOCH_2: &str = "segment/0000000000000002/";
+
+fn try_repair(fixture: &Fixture, fault: Option<Fault>) -> Result<(), block::Error> {
+    let store = Connection::new(&fixture.bucket);
+    fixture.run(async move { repair(Rc::new(store), options("surgeon", fault)).await })
+}
+
+/// One segment for each write: write `n` fills the 8 sectors from `8 n` on with `n + 1`.
+fn write_segments(fixture: &Fixture, volume: &Rc<Volume>, writes: std::ops::Range<u64>) {
+    for n in writes {
+        fixture.write(volume, n * 8, 8, u8::try_from(n + 1).unwrap()).unwrap();
+        fixture.flush(volume).unwrap();
+    }
+}
+
+/// What a volume must hold of such writes.
+fn expected(written: std::ops::Range<u64>, all: u64) -> Vec<u8> {
+    let byte = |n: u64| if written.contains(&n) { u8::try_from(n + 1).unwrap() } else { 0 };
+    (0..all).flat_map(|n| [byte(n); 8]).collect()
+}
+
+fn delete(fixture: &Fixture, name: &str) {
+    fixture.bucket.borrow_mut().force(name, None);
+}
+
+/// Changes a byte of an object.
+fn spoil(fixture: &Fixture, name: &str, at: usize) {
+    let mut bucket = fixture.bucket.borrow_mut();
+    let mut object = bucket.object(name).unwrap().to_vec();
+    object[at] ^= 1;
+    bucket.force(name, Some(object));
+}
+
+/// Six segments of a volume whose writer goes on, with a checkpoint behind the second.
+fn written() -> (Fixture, Rc<Volume>) {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    write_segments(&fixture, &volume, 0..2);
+    let checkpointed = volume.clone();
+    fixture.run(async move { checkpointed.checkpoint().await }).unwrap();
+    write_segments(&fixture, &volume, 2..6);
+    (fixture, volume)
+}
+
+#[test]
+fn a_volume_in_use_is_checked_and_its_writer_goes_on() {
+    let (fixture, volume) = written();
+    let report = fixture.check(Depth::Data);
+    assert_eq!((report.health(), &report.notes), (Health::Sound, &Vec::new()), "{report:?}");
+    assert_eq!((report.segments, report.replayed, report.extents), (6, 4, 6));
+    assert_eq!((report.live_bytes, report.checked_bytes), (6 * 4096, 6 * 4096));
+    assert_eq!((report.epoch, report.host.as_str()), (2, "a"));
+    assert_eq!(report.owner.map(|owner| owner.host), Some("a".to_owned()));
+    write_segments(&fixture, &volume, 6..8);
+    assert_eq!(fixture.check(Depth::Metadata).replayed, 6);
+}
+
+fn assert_cut(report: &VolumeReport, names: &str, cut_off: u64) {
+    assert_eq!(report.health(), Health::Broken, "{report:?}");
+    assert!(report.damage[0].contains(names), "{:?}", report.damage);
+    assert_eq!(report.cut_off, cut_off, "{report:?}");
+}
+
+/// What is cut off is given up, all before it is there; the writer that goes on meets a seal.
+fn repair_keeps(fixture: &Fixture, old: &Rc<Volume>, kept: std::ops::Range<u64>) {
+    let error = fixture.try_open(options("b", None)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.chain().contains("`millpond check`"), "{}", error.chain());
+    try_repair(fixture, None).unwrap();
+    let report = fixture.check(Depth::Data);
+    assert_eq!(report.health(), Health::Sound, "{report:?}");
+    fixture.write(old, 0, 8, 99).unwrap_or(());
+    assert_eq!(fixture.flush(old), Err(Status::Stale), "the old writer goes on");
+    let volume = fixture.open("b", None);
+    assert_eq!(fixture.read(&volume, 0, 48).unwrap(), expected(kept, 6));
+    write_segments(fixture, &volume, 7..9);
+    drop(volume);
+    let volume = fixture.open("c", None);
+    assert_eq!(fixture.read(&volume, 56, 16).unwrap(), [[8; 8], [9; 8]].concat());
+}
+
+#[test]
+fn history_ends_at_a_missing_segment() {
+    let (fixture, volume) = written();
+    delete(&fixture, &fixture.names(EPOCH_2)[3]);
+    assert_cut(&fixture.check(Depth::Metadata), "segment 2.4 is missing", 2);
+    repair_keeps(&fixture, &volume, 0..3);
+}
+
+#[test]
+fn history_ends_at_an_unreadable_segment() {
+    let (fixture, volume) = written();
+    spoil(&fixture, &fixture.names(EPOCH_2)[3], 70);
+    assert_cut(&fixture.check(Depth::Metadata), "segment/0000000000000002/0000000000000004", 3);
+    repair_keeps(&fixture, &volume, 0..3);
+}
+
+#[test]
+fn epochs_behind_the_damage_are_cut_off_too() {
+    let (fixture, _) = written();
+    let volume = fixture.open("b", None);
+    write_segments(&fixture, &volume, 6..8);
+    delete(&fixture, &fixture.names(EPOCH_2)[4]);
+    let report = fixture.check(Depth::Metadata);
+    assert_cut(&report, "segment 2.5 is missing", 3);
+    repair_keeps(&fixture, &volume, 0..4);
+}
+
+#[test]
+fn an_unreadable_checkpoint_gives_way_to_the_one_before() {
+    let fixture = Fixture::new();
+    let slow = OpenOptions { grace: Nanos::from_secs(3600), ..options("a", None) };
+    let volume = fixture.try_open(slow).unwrap();
+    for from in [0, 3] {
+        write_segments(&fixture, &volume, from..from + 3);
+        let checkpointed = volume.clone();
+        fixture.run(async move { checkpointed.checkpoint().await }).unwrap();
+    }
+    let names = fixture.names("checkpoint/");
+    assert_eq!(names.len(), 2);
+    spoil(&fixture, &names[1], 200);
+    assert_cut(&fixture.check(Depth::Metadata), &names[1], 0);
+    repair_keeps(&fixture, &volume, 0..6);
+}
+
+#[test]
+fn a_lost_segment_below_the_checkpoint_costs_its_sectors_only() {
+    let (fixture, volume) = written();
+    fixture.write(&volume, 3, 2, 77).unwrap();
+    fixture.flush(&volume).unwrap();
+    delete(&fixture, &fixture.names(EPOCH_2)[0]);
+    let report = fixture.check(Depth::Metadata);
+    assert_eq!(report.health(), Health::Lossy, "{report:?}");
+    let lost: Vec<_> = report.lost.iter().map(|lost| (lost.start.0, lost.len.0)).collect();
+    assert_eq!(lost, [(0, 3), (5, 3)]);
+    assert!(report.lost[0].why.contains("segment 2.1 is missing"), "{:?}", report.lost);
+    let volume = fixture.open("b", None);
+    assert_eq!(fixture.read(&volume, 0, 1), Err(Status::Io));
+    assert_eq!(fixture.read(&volume, 3, 2).unwrap(), [77, 77]);
+    fixture.write(&volume, 0, 8, 5).unwrap();
+    fixture.flush(&volume).unwrap();
+    assert_eq!(fixture.check(Depth::Data).health(), Health::Sound);
+}
+
+#[test]
+fn data_that_changed_are_found_by_their_checksums() {
+    let (fixture, _volume) = written();
+    spoil(&fixture, &fixture.names(EPOCH_2)[4], 512 + 5);
+    assert_eq!(fixture.check(Depth::Metadata).health(), Health::Sound);
+    let report = fixture.check(Depth::Data);
+    assert_eq!(report.health(), Health::Lossy);
+    let lost: Vec<_> = report.lost.iter().map(|lost| (lost.start.0, lost.len.0)).collect();
+    assert_eq!(lost, [(32, 8)]);
+}
+
+#[test]
+fn a_repair_is_refused_where_an_opening_is() {
+    let (fixture, _volume) = written();
+    let store = Connection::new(&fixture.bucket);
+    let plain = OpenOptions { take_over: false, ..options("surgeon", None) };
+    let error = fixture.run(async move { repair(Rc::new(store), plain).await }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+}
+
+/// Whether a writer that goes on behind a repair has a flush acknowledged, which no opening will
+/// ever find. It looks for a successor each few seconds, so `after` makes a difference.
+fn writes_behind_a_repair(after: Nanos, fault: Option<Fault>) -> bool {
+    let (fixture, volume) = written();
+    fixture.sleep(after);
+    delete(&fixture, &fixture.names(EPOCH_2)[3]);
+    try_repair(&fixture, fault).unwrap();
+    fixture.write(&volume, 0, 8, 99).is_ok() && fixture.flush(&volume).is_ok()
+}
+
+#[test]
+fn a_repair_that_seals_nothing_is_caught() {
+    let moments = || (0..10).map(|step| Nanos::from_millis(step * 500));
+    assert!(moments().any(|after| writes_behind_a_repair(after, Some(Fault::SkipSeal))));
+    assert!(!moments().any(|after| writes_behind_a_repair(after, None)));
+}
+
+/// A writer that collects garbage, and checks beside it: damage is found where there is none?
+fn check_beside_a_writer(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    let fixture = Fixture::of_seed(seed);
+    fixture.bucket.borrow_mut().set_lies(Lies { slow: 200, throttled: 100, ..Lies::default() });
+    let busy = OpenOptions { checkpoint_every: 6, gc_threshold: 80, ..options("a", None) };
+    let volume = fixture.try_open(busy).map_err(|error| error.chain())?;
+    let store = Rc::new(Connection::new(&fixture.bucket));
+    fixture.run(async move {
+        let ends = Rc::new(Cell::new(false));
+        let (device, ended): (Rc<dyn BlockDevice>, _) = (volume.clone(), ends.clone());
+        reactor::spawn(async move {
+            while !ended.get() {
+                let at = reactor::random() % 60 * 8;
+                let data = Buf::copy_of(&[7; 4096]).all().into();
+                let range = (Sector(at), Sector(8));
+                let (flags, class) = (Flags::FUA, Class::Normal);
+                let _ = reactor::io(&*device, Op::Write, flags, class, range, data).await;
+            }
+        });
+        let mut found = Ok(());
+        for _ in 0..6 {
+            reactor::sleep(Nanos::from_secs(3)).await;
+            let checked = check(store.clone(), &options("c", fault), Depth::Data, &|_, _| ()).await;
+            let report = checked.map_err(|error| error.chain())?;
+            if report.health() != Health::Sound {
+                found = Err(format!("{:?} {:?}", report.damage, report.lost));
+                break;
+            }
+        }
+        ends.set(true);
+        found
+    })
+}
+
+#[test]
+fn a_check_beside_a_writer_finds_no_damage() {
+    seeds::run(40, |seed| check_beside_a_writer(seed, None));
+}
+
+#[test]
+fn a_check_that_believes_its_first_look_is_caught() {
+    let simulate = |seed| check_beside_a_writer(seed, Some(Fault::CheckOnce));
+    assert!(seeds::first_failure(0..200, simulate).is_some());
+}

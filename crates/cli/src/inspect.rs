@@ -13,6 +13,7 @@ use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
 
 use crate::inspect_guard as guard_of_origin;
 use crate::inspect_journal as journal;
+use crate::inspect_volume as volume;
 use crate::offline::{self, Access};
 
 /// Dirty ranges and findings that are shown without `--all`.
@@ -26,6 +27,9 @@ pub(crate) const SHOWN: usize = 20;
 /// left in its run directory counts (`--run-dir`). Such a journal, a file `journal-UUID` there, can
 /// be shown itself; and so can an origin that a cache guards (table option `guard_origin`): whose
 /// it is, and what to do with it.
+///
+/// The URL of a volume on an object store shows that volume, also while a daemon has it open: who
+/// opened it last, its segments, and what cannot be read (`millpond help check`).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -34,16 +38,17 @@ Examples:
   millpond inspect /srv/cache.img --data -o json
   millpond inspect /dev/sdb                       # an origin that a cache guards
   millpond inspect /run/millpond/journal-0123456789abcdef0123456789abcdef
+  millpond inspect s3://bucket/disks/one
 
-Exit codes: 0 a sound cache, a guarded origin, or blank; 1 damaged, or no cache; 2 usage; 3 no \
-such file; 4 in use.")]
+Exit codes: 0 a sound cache or volume, a guarded origin, or blank; 1 damaged, or no cache; 2 \
+usage; 3 no such file; 4 in use.")]
 pub struct InspectArgs {
-    /// The cache device, its image, or a journal
+    /// The cache device, its image, a journal, or the URL of a volume
     pub(crate) image: PathBuf,
     /// Where the cache begins on it
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) start_sector: u64,
-    /// Read all cached blocks and compare them with their checksums, too
+    /// Read all cached blocks (of a volume all data) and compare them with their checksums, too
     #[arg(long)]
     pub(crate) data: bool,
     /// Show all dirty ranges and findings, however many
@@ -55,6 +60,9 @@ pub struct InspectArgs {
 
 /// Runs the verb; returns what to exit with.
 pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    if let Some(url) = volume::url_of(&args.image) {
+        return volume::run(args, &url, run_dir);
+    }
     if journal::is_journal(&args.image) {
         return journal::run(args);
     }
@@ -224,7 +232,7 @@ fn native(line: &mut impl FnMut(&str, String), cache: &NativeCache) {
     );
 }
 
-fn line_left(line: &mut impl FnMut(&str, String), left: usize) {
+pub(crate) fn line_left(line: &mut impl FnMut(&str, String), left: usize) {
     if left > 0 {
         line("", format!("and {left} more; --all shows them"));
     }

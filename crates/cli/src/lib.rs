@@ -5,7 +5,7 @@
 //!   args ─▶ verbs ───┐
 //!           dmsetup ─┴─▶ requests ─▶ client ═══ control.sock ═══▶ the daemon
 //!                            └ progress
-//!   inspect, recover, wipe, mkvol ──▶ offline: a core of their own, on images; no daemon
+//!   inspect, recover, wipe, mkvol, check ──▶ offline: a core of their own, on images; no daemon
 //!   reproduce ──▶ the scenarios of the room `reproduce`, on a thread of their own
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! - CL-E1 Each verb ends with an exit code of `control`.
 
 mod args;
+mod check;
 mod client;
 mod clients;
 mod columns;
@@ -21,6 +22,7 @@ mod drain;
 mod inspect;
 mod inspect_guard;
 mod inspect_journal;
+mod inspect_volume;
 mod mkvol;
 mod offline;
 mod process;
@@ -45,6 +47,7 @@ use block::ErrorKind;
 use control::{EXIT_DONE, Failure, manual};
 
 pub use args::ControlVerb;
+pub use check::CheckArgs;
 pub use client::{Client, runtime};
 pub use inspect::InspectArgs;
 pub use mkvol::MkvolArgs;
@@ -73,6 +76,11 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
 /// `millpond mkvol`. Returns the exit code.
 pub fn mkvol(args: &MkvolArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     mkvol::run(args, run_dir).map(|()| EXIT_DONE).map_err(|f| f.within("mkvol"))
+}
+
+/// `millpond check`. Returns the exit code.
+pub fn check(args: &CheckArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    check::run(args, run_dir).map_err(|f| f.within("check"))
 }
 
 /// `millpond ublk`. Returns the exit code.

@@ -2,18 +2,14 @@
 //! `millpond mkvol`: makes an empty volume on an object store.
 use std::path::Path;
 
-use block::{Nanos, Sector};
+use block::Sector;
 use clap::Args;
 use control::{Failure, parse_size};
-use host::{open_store, print, volume_environment};
+use host::{open_store, print};
 use objstore::StoreUrl;
 use objvol::{Geometry, OpenOptions};
 
 use crate::offline;
-
-/// How long a request is repeated. Chosen: a name that does not resolve shows at once, and a store
-/// that is being started is waited for.
-const PATIENCE: Nanos = Nanos::from_secs(30);
 
 /// Make an empty volume on an object store
 ///
@@ -33,7 +29,7 @@ Exit codes: 0 the volume is there; 1 failed, refused by the store, or something 
 2 usage; 3 no such directory.")]
 pub struct MkvolArgs {
     /// Where: s3://BUCKET/PREFIX or file:///DIR
-    #[arg(value_parser = url)]
+    #[arg(value_parser = StoreUrl::parse)]
     pub(crate) url: StoreUrl,
     /// Size: with K, M, G or T, or sectors as 2097152s
     #[arg(value_name = "SIZE", value_parser = sectors)]
@@ -44,10 +40,6 @@ pub struct MkvolArgs {
     /// Take a store without conditional writes: no two daemons may ever open the volume
     #[arg(long)]
     pub(crate) single_writer: bool,
-}
-
-fn url(text: &str) -> Result<StoreUrl, String> {
-    StoreUrl::parse(text).map_err(|e| e.to_string())
 }
 
 fn sectors(text: &str) -> Result<Sector, String> {
@@ -68,12 +60,7 @@ pub(crate) fn run(args: &MkvolArgs, run_dir: Option<&Path>) -> Result<(), Failur
     let url = args.url.clone();
     let (reactor, files) = offline::core(run_dir)?;
     let geometry = Geometry { segment_bytes: args.segment_size, ..Geometry::new(args.size) };
-    let environment = volume_environment();
-    let options = OpenOptions {
-        single_writer: args.single_writer,
-        patience: Some(PATIENCE),
-        ..OpenOptions::new(&environment.host, (environment.clock)())
-    };
+    let options = OpenOptions { single_writer: args.single_writer, ..offline::volume_options() };
     reactor.block_on(async move {
         let store = open_store(&files, &url).await?;
         objvol::create(store, &geometry, &options).await?;

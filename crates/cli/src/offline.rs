@@ -10,7 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockDevice, CoreId, ErrorKind, Sector};
+use block::{BlockDevice, CoreId, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use host::{PMEM, RunDir};
 use queue::FileLeaf;
@@ -33,6 +33,19 @@ const CLOSE_TIME: Duration = Duration::from_secs(10);
 
 /// How long a daemon may take to name the device that uses an image.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// How long a request to an object store is repeated. Chosen: a name that does not resolve shows
+/// at once, and a store that is being started is waited for.
+const STORE_TIME: Nanos = Nanos::from_secs(30);
+
+/// What a tool opens a volume on an object store with.
+pub(crate) fn volume_options() -> objvol::OpenOptions {
+    let environment = host::volume_environment();
+    objvol::OpenOptions {
+        patience: Some(STORE_TIME),
+        ..objvol::OpenOptions::new(&environment.host, (environment.clock)())
+    }
+}
 
 /// Runs a tool, and returns when its files are closed.
 pub(crate) fn run<T>(tool: impl FnOnce() -> T) -> T {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Progress of a long command on standard error: a bar on a terminal; elsewhere a line at each 5 %,
 //! or after 10 seconds.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use block::Nanos;
 use block::attr::Spec;
 use control::{api, attr, paths, plain};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -90,6 +91,58 @@ impl Meter {
 
 fn percent(done: u64, total: u64) -> u64 {
     u64::try_from(100 * u128::from(done.min(total)) / u128::from(total.max(1))).unwrap_or(100)
+}
+
+/// The progress of a tool that works on a core of its own, on standard error; dropped, its line
+/// on a terminal goes away.
+#[derive(Debug)]
+pub(crate) struct ProgressLine {
+    verb: &'static str,
+    unit: &'static str,
+    began: Nanos,
+    /// When the last sample was taken.
+    sampled: Cell<Nanos>,
+    meter: RefCell<Meter>,
+    is_shown: Cell<bool>,
+}
+
+impl ProgressLine {
+    /// The line of a tool that begins now.
+    pub(crate) fn begin(verb: &'static str, unit: &'static str) -> ProgressLine {
+        let (meter, began) = (Meter::new().into(), reactor::now());
+        ProgressLine { verb, unit, began, sampled: began.into(), meter, is_shown: Cell::default() }
+    }
+
+    /// So much is done. Shows it when the tool has run for [`QUIET`], and again after [`EVERY`].
+    pub(crate) fn show(&self, done: u64, total: u64) {
+        let (now, since) = (reactor::now(), |from: Nanos| {
+            Duration::from_nanos(reactor::now().saturating_sub(from).0)
+        });
+        if total == 0
+            || since(self.began) < QUIET
+            || self.is_shown.get() && since(self.sampled.get()) < EVERY
+        {
+            return;
+        }
+        self.sampled.set(now);
+        let mut meter = self.meter.borrow_mut();
+        meter.record(since(self.began), done);
+        let line = meter.line(total, self.unit);
+        self.is_shown.set(true);
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[Kmillpond: {}: {line}", self.verb);
+        } else if meter.is_line_due(total) {
+            eprintln!("millpond: {}: {line}", self.verb);
+        }
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        if self.is_shown.get() && std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[K");
+        }
+    }
 }
 
 /// A command that may take long.

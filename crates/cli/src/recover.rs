@@ -13,11 +13,8 @@
 //! - CL-R1 An origin that is not the cache's own is written to with the token of the refusal only.
 //! - CL-R2 Afterwards the cache holds no block: it can't be replayed over an origin that has
 //!   changed.
-use std::cell::Cell;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
 use clap::Args;
@@ -30,12 +27,10 @@ use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeRe
 use crate::columns::utc;
 use crate::inspect::hex;
 use crate::offline::{self, Access, refusal};
-use crate::progress::Meter;
+use crate::progress::ProgressLine;
 
-/// Shorter recoveries show no progress.
-const QUIET: Nanos = Nanos::from_secs(2);
-/// How often progress is shown after that.
-const EVERY: Nanos = Nanos::from_secs(1);
+/// How often the progress is asked for.
+const LOOK_EVERY: Nanos = Nanos::from_secs(1);
 /// Lost blocks that are listed.
 const LOST_SHOWN: usize = 20;
 
@@ -356,41 +351,20 @@ fn print_result(
 }
 
 /// Shows the progress on standard error, until dropped.
-struct ProgressLine(Rc<Cell<bool>>);
-
-impl Drop for ProgressLine {
-    fn drop(&mut self) {
-        // Clears the line on the terminal.
-        if self.0.get() && std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[K");
-        }
-    }
-}
-
-fn show_progress(target: &Rc<WriteCache>) -> ProgressLine {
-    let shown = ProgressLine(Rc::default());
-    let (weak, line_is_there) = (Rc::downgrade(target), Rc::downgrade(&shown.0));
+fn show_progress(target: &Rc<WriteCache>) -> Rc<ProgressLine> {
+    let line = Rc::new(ProgressLine::begin("recover", "blocks"));
+    let (weak, shown) = (Rc::downgrade(target), Rc::downgrade(&line));
     reactor::spawn(async move {
-        let (began, mut meter) = (reactor::now(), Meter::new());
-        reactor::sleep(QUIET).await;
-        while let (Some(target), Some(there)) = (weak.upgrade(), line_is_there.upgrade()) {
+        while let (Some(target), Some(line)) = (weak.upgrade(), shown.upgrade()) {
             target.clone().refresh().await;
             let number = |name| target.attribute(name).ok()?.number();
             let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
-            if let (Some(done), Some(total @ 1..)) = progress {
-                let elapsed = Duration::from_nanos(reactor::now().0 - began.0);
-                meter.record(elapsed, done);
-                let line = meter.line(total, "blocks");
-                there.set(true);
-                if std::io::stderr().is_terminal() {
-                    eprint!("\r\x1b[Kmillpond: recover: {line}");
-                } else if meter.is_line_due(total) {
-                    eprintln!("millpond: recover: {line}");
-                }
+            if let (Some(done), Some(total)) = progress {
+                line.show(done, total);
             }
-            drop((target, there));
-            reactor::sleep(EVERY).await;
+            drop((target, line));
+            reactor::sleep(LOOK_EVERY).await;
         }
     });
-    shown
+    line
 }

@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use cli::{ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, UblkArgs, WipeArgs};
+use cli::{
+    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, UblkArgs, WipeArgs,
+};
 use host::{RunArgs, ServeArgs};
 use loadgen::BenchArgs;
 
@@ -49,6 +51,7 @@ pub(crate) enum Verb {
     Recover(RecoverArgs),
     Wipe(WipeArgs),
     Mkvol(MkvolArgs),
+    Check(CheckArgs),
     Ublk(UblkArgs),
     #[command(flatten)]
     Control(ControlVerb),

@@ -48,9 +48,12 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let run_dir = cli.run_dir.as_deref();
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
-        Verb::Run(_) | Verb::Bench(_) | Verb::Reproduce(_) | Verb::Recover(_) | Verb::Mkvol(_) => {
-            Some(Level::WARN)
-        }
+        Verb::Run(_)
+        | Verb::Bench(_)
+        | Verb::Reproduce(_)
+        | Verb::Recover(_)
+        | Verb::Mkvol(_)
+        | Verb::Check(_) => Some(Level::WARN),
         Verb::Inspect(_)
         | Verb::Wipe(_)
         | Verb::Ublk(_)
@@ -77,6 +80,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
         Verb::Mkvol(args) => cli::mkvol(&args, run_dir),
+        Verb::Check(args) => cli::check(&args, run_dir),
         Verb::Ublk(args) => cli::ublk(&args, run_dir),
         Verb::Help(HelpArgs { topic }) => help(topic.as_deref()),
         Verb::Completions(CompletionsArgs { shell }) => {

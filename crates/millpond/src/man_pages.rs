@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 /// Pages that belong together: each one names the others of its line under SEE ALSO.
-const RELATED: [&str; 9] = [
+const RELATED: [&str; 10] = [
     "daemon reload save stop run",
     "create load resume table targets help",
     "suspend resume",
@@ -16,6 +16,7 @@ const RELATED: [&str; 9] = [
     "status show top info ls deps wait clients disconnect",
     "get set",
     "inspect recover wipe",
+    "mkvol check inspect",
     "bench reproduce",
 ];
 

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `millpond inspect` and `millpond check` show of a volume on an object store.
+use std::fmt::Write;
+use std::path::Path;
+use std::rc::Rc;
+
+use block::size_text;
+use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
+use format::objvol::{Owner, OwnerState, Place};
+use host::{Format, Listing, open_store, print};
+use objstore::{StoreClient, StoreUrl};
+use objvol::{Depth, Health, LostRange, OpenOptions, VolumeReport, check};
+use serde_json::{Value, json};
+
+use crate::columns::utc;
+use crate::inspect::{InspectArgs, SHOWN, hex, line_left};
+use crate::offline;
+use crate::progress::ProgressLine;
+
+/// The URL that an argument is, unless it is a path.
+pub(crate) fn url_of(image: &Path) -> Option<String> {
+    let text = image.to_str()?;
+    text.contains("://").then(|| text.to_owned())
+}
+
+/// `millpond inspect URL`.
+pub(crate) fn run(args: &InspectArgs, url: &str, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let url = StoreUrl::parse(url)?;
+    let (reactor, files) = offline::core(run_dir)?;
+    let depth = if args.data { Depth::Data } else { Depth::Metadata };
+    let place = url.clone();
+    let report = reactor.block_on(async move {
+        let store = open_store(&files, &place).await?;
+        look("inspect", store, &offline::volume_options(), depth).await
+    })?;
+    print(&text_or_json(&url, &report, &args.listing, args.all))?;
+    Ok(exit_code(&report))
+}
+
+/// Checks a volume and shows the progress of `verb`.
+pub(crate) async fn look(
+    verb: &'static str,
+    store: Rc<StoreClient>,
+    options: &OpenOptions,
+    depth: Depth,
+) -> Result<VolumeReport, Failure> {
+    let line = ProgressLine::begin(verb, "bytes");
+    Ok(check(store, options, depth, &|done, total| line.show(done, total)).await?)
+}
+
+pub(crate) fn exit_code(report: &VolumeReport) -> u8 {
+    if report.health() == Health::Sound { EXIT_DONE } else { EXIT_FAILED }
+}
+
+/// The report in the format that was asked for; `all` of its lists, or the first of each.
+pub(crate) fn text_or_json(
+    url: &StoreUrl,
+    report: &VolumeReport,
+    listing: &Listing,
+    all: bool,
+) -> String {
+    let shown = if all { usize::MAX } else { SHOWN };
+    match listing.format {
+        Format::Text => text(url, report, shown),
+        Format::Json => format!("{:#}\n", value(url, report, shown)),
+    }
+}
+
+fn owner_text(owner: Option<&Owner>) -> String {
+    match owner {
+        None => "nobody has opened it yet".into(),
+        Some(Owner { state: OwnerState::Clean, host, .. }) => {
+            format!("nobody: host {} closed it in order", plain(host))
+        }
+        Some(Owner { state: OwnerState::Attached, host, .. }) => {
+            format!("host {} has it open, or died with it", plain(host))
+        }
+    }
+}
+
+fn text(url: &StoreUrl, report: &VolumeReport, shown: usize) -> String {
+    let mut out = String::new();
+    let mut line = |label: &str, text: String| {
+        let _ = writeln!(out, "{label:<12}{}", plain(&text));
+    };
+    let (sectors, size) = (report.sectors, size_text(report.sectors.bytes()));
+    line("volume", format!("{url}, {sectors} sectors ({size}), uuid {}", hex(&report.uuid)));
+    let (epoch, at) = (report.epoch, utc(report.opened_at));
+    line("opened", format!("last by host {}, {at}, as epoch {epoch}", report.host));
+    line("owner", owner_text(report.owner.as_ref()));
+    let behind = match report.end {
+        end if end == Place::default() => "nothing was written yet".to_owned(),
+        end => format!("{} segments behind it, the last is {end}", report.replayed),
+    };
+    line(
+        "checkpoint",
+        match report.checkpoint {
+            Some(place) => format!("of segment {place}; {behind}"),
+            None => format!("none; {behind}"),
+        },
+    );
+    let (segments, stored) = (report.segments, size_text(report.stored_bytes));
+    let (live, extents) = (size_text(report.live_bytes), report.extents);
+    line("segments", format!("{segments} with {stored}; {live} are live, in {extents} extents"));
+    line(
+        "checksums",
+        match report.checked_bytes {
+            0 => "of no data were compared".into(),
+            bytes => format!("of {} were compared", size_text(bytes)),
+        },
+    );
+    line(
+        "lost",
+        match report.lost.len() {
+            0 => "nothing".into(),
+            ranges => format!("{ranges} ranges of sectors (first, length)"),
+        },
+    );
+    for range in report.lost.iter().take(shown) {
+        line("", format!("{} {}: {}", range.start, range.len, range.why));
+    }
+    line_left(&mut line, report.lost.len().saturating_sub(shown));
+    for note in report.notes.iter().take(shown) {
+        line("note", note.clone());
+    }
+    line_left(&mut line, report.notes.len().saturating_sub(shown));
+    line(
+        "damage",
+        match report.damage.len() {
+            0 => "none".into(),
+            _ => format!(
+                "it does not open; {} segments are cut off: `millpond check {url} --repair` gives \
+                 them up",
+                report.cut_off
+            ),
+        },
+    );
+    for damage in report.damage.iter().take(shown) {
+        line("", damage.clone());
+    }
+    line_left(&mut line, report.damage.len().saturating_sub(shown));
+    out
+}
+
+fn range_value(lost: &LostRange) -> Value {
+    json!({ "start": lost.start.0, "sectors": lost.len.0, "why": lost.why })
+}
+
+fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
+    let health = match report.health() {
+        Health::Sound => "sound",
+        Health::Lossy => "lossy",
+        Health::Broken => "broken",
+    };
+    let owner = report.owner.as_ref().map(|owner| {
+        let is_attached = owner.state == OwnerState::Attached;
+        json!({ "host": owner.host, "attached": is_attached, "cache": hex(&owner.cache) })
+    });
+    json!({
+        "url": url.to_string(),
+        "format": "volume on an object store",
+        "health": health,
+        "sound": report.health() == Health::Sound,
+        "uuid": hex(&report.uuid),
+        "sectors": report.sectors.0,
+        "segment_bytes": report.segment_bytes,
+        "opened": { "epoch": report.epoch, "host": report.host, "at": report.opened_at },
+        "lineage": hex(&report.lineage),
+        "owner": owner,
+        "checkpoint": report.checkpoint.map(|place| place.to_string()),
+        "replayed_segments": report.replayed,
+        "last_segment": report.end.to_string(),
+        "segments": report.segments,
+        "stored_bytes": report.stored_bytes,
+        "live_bytes": report.live_bytes,
+        "extents": report.extents,
+        "checked_bytes": report.checked_bytes,
+        "damage_found": report.damage.len(),
+        "damage": report.damage.iter().take(shown).collect::<Vec<_>>(),
+        "cut_off_segments": report.cut_off,
+        "lost_range_count": report.lost.len(),
+        "lost_ranges": report.lost.iter().take(shown).map(range_value).collect::<Vec<_>>(),
+        "notes": report.notes.iter().take(shown).collect::<Vec<_>>(),
+    })
+}

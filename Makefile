@@ -24,7 +24,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast guest guest-or-skip lint fmt fuzz sanitize seeds kills soak soak-guest docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast test-s3 guest guest-or-skip lint fmt fuzz sanitize seeds kills soak soak-guest docs deny clean
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -105,6 +105,10 @@ test: setup ## all tests, end to end with real clients included; in CI a while o
 test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs, no long tests
 	MILLPOND_SEEDS=5 RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) $(ENGINES) -- \
 		$(addprefix --skip ,$(LONG))
+
+test-s3: setup ## volumes on object stores, against moto, and versitygw where Go is there; or your bucket (MILLPOND_TEST_S3=s3://BUCKET/PREFIX)
+	@scripts/setup.sh s3
+	@scripts/test-s3.sh $(STORES)
 
 lint: ## formatting, clippy, room direction, circles of imports, style, licences
 	@scripts/setup.sh lint

@@ -9,6 +9,7 @@
 #   scripts/setup.sh deb      for make try-deb
 #   scripts/setup.sh guest    for make guest
 #   scripts/setup.sh bench-kernel  the same, and what make bench-kernel needs besides
+#   scripts/setup.sh s3       what make test-s3 needs besides: moto; versitygw where Go is there
 #   scripts/setup.sh peers    what bench-peers compares with besides
 #   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
@@ -207,6 +208,27 @@ check_component() {
         "('rustup component add $component', or your distribution's package rust$component)"
 }
 
+# Object stores of others for `make test-s3`, below target/s3.
+install_stores() {
+    if ! have moto_server && [ ! -x target/s3/moto/bin/moto_server ]; then
+        say "moto: an environment of Python in target/s3/moto"
+        python3 -c 'import ensurepip' 2>/dev/null ||
+            apt install --no-install-recommends python3-venv
+        mkdir -p target/s3
+        python3 -m venv target/s3/moto
+        target/s3/moto/bin/pip install --quiet 'moto[s3,server]==5.2.*'
+    fi
+    if have versitygw || [ -x target/s3/bin/versitygw ]; then
+        return
+    fi
+    if have go; then
+        say "versitygw: go install (minutes)"
+        GOBIN="$PWD/target/s3/bin" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+    else
+        say "no Go toolchain: versitygw is skipped"
+    fi
+}
+
 check_nightly() {
     if ! have rustup || ! rustup run nightly rustc --version >/dev/null 2>&1; then
         say "no nightly toolchain: fuzzing is not possible here" \
@@ -236,6 +258,11 @@ deb)
     install_programs "$NEEDED"
     install_programs "$NEEDED_FOR_DEB"
     ;;
+s3)
+    install_programs "$NEEDED"
+    check_rust
+    install_stores
+    ;;
 peers)
     install_programs "$NEEDED"
     install_programs "$NEEDED_FOR_PEERS"
@@ -246,7 +273,7 @@ fuzz)
     check_nightly
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|deb|guest|bench-kernel|peers|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [all|lint|deb|guest|bench-kernel|s3|peers|fuzz]\n' >&2
     exit 2
     ;;
 esac

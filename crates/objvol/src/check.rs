@@ -22,6 +22,7 @@ use format::objvol::{
 
 use crate::config::OpenOptions;
 use crate::history::{History, Purpose};
+use crate::join::{Pending, join_all};
 use crate::log::{Log, StoredExtent};
 use crate::open::Opening;
 use crate::planted::Fault;
@@ -31,6 +32,8 @@ use crate::store::ObjectStore;
 /// How often a check begins again because the volume was changed meanwhile. Chosen: a writer of
 /// 1 GiB a second writes a checkpoint each second, and a listing takes less.
 const ATTEMPTS_MAX: u32 = 16;
+/// Requests for data under way at once. Chosen: of 4 MiB each at 50 ms they are 640 MB/s.
+const FETCHES_AT_ONCE: usize = 8;
 /// Folders whose names are those of places or epochs.
 const FOLDERS: [&str; 5] = [MANIFESTS, SEGMENTS, CHECKPOINTS, OWNERS, PROBES];
 
@@ -278,13 +281,20 @@ impl Check<'_> {
         wanted.dedup();
         let bytes_of = |extent: &StoredExtent| u64::from(extent.sectors) * SECTOR as u64;
         let total = wanted.iter().map(bytes_of).sum();
-        let (mut found, mut next) = (BTreeSet::new(), 0);
-        for fetch in merge(&wanted) {
-            let end = next + wanted[next..].partition_point(|extent| fetch.has(extent));
-            found.extend(self.compare_fetch(fetch, &wanted[next..end]).await?);
-            report.checked_bytes += wanted[next..end].iter().map(bytes_of).sum::<u64>();
+        let (mut found, mut rest) = (BTreeSet::new(), &wanted[..]);
+        for fetches in merge(&wanted).chunks(FETCHES_AT_ONCE) {
+            let mut compared: Vec<Pending<'_, _>> = Vec::new();
+            for fetch in fetches {
+                let (extents, behind) =
+                    rest.split_at(rest.partition_point(|extent| fetch.has(extent)));
+                compared.push(Box::pin(self.compare_fetch(*fetch, extents)));
+                report.checked_bytes += extents.iter().map(bytes_of).sum::<u64>();
+                rest = behind;
+            }
+            for wrong in join_all(compared).await {
+                found.extend(wrong?);
+            }
             (self.progress)(report.checked_bytes, total);
-            next = end;
         }
         Ok(found)
     }

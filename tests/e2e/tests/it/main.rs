@@ -16,5 +16,6 @@ mod pmem;
 mod published;
 mod reproduce;
 mod run;
+mod stores;
 mod zram;
 mod zram_session;

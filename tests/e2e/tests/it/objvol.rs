@@ -40,7 +40,7 @@ fn get(bed: &TestBed, device: &str, attribute: &str) -> String {
 }
 
 /// Kills the daemon again and again while a client writes: what a flush covered is there.
-fn kills_undo_nothing_flushed(bed: &mut TestBed, device: &str, rounds: u64) {
+pub(crate) fn kills_undo_nothing_flushed(bed: &mut TestBed, device: &str, rounds: u64) {
     let mut area = Stamps::new(0..BLOCKS, 1);
     let mut random = Random::new(5);
     area.lay(&mut bed.connect(device)).unwrap();

@@ -40,7 +40,7 @@ fn remove(bed: &TestBed) {
 }
 
 /// Each of two daemons takes the volume from the other while that writes.
-fn fight(beds: &[TestBed; 2], url: &str, rounds: usize) {
+pub(crate) fn fight(beds: &[TestBed; 2], url: &str, rounds: usize) {
     let mut area = Stamps::new(0..BLOCKS, 7);
     beds[0].verb(&["create", "vol", "--table", &table(url)]);
     area.lay(&mut beds[0].connect("vol")).unwrap();

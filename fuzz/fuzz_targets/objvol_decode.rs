@@ -45,7 +45,7 @@ fn segment(object: &[u8]) {
             let end = usize::try_from(stated_head_bytes(object).expect("decoded")).expect("fits");
             let sectors = usize::try_from(head.sectors).expect("fits");
             let mut again = vec![0xFF; sectors * 512];
-            let hash = head.header.encode(&head.identity, &head.records, &mut again);
+            let hash = head.header.encode(&head.identity, &head.records, &head.changes, &mut again);
             assert_eq!((hash, &again[..end]), (head.hash, &object[..end]));
         }
         Ok(SegmentObject::Seal(seal)) => {
@@ -105,7 +105,8 @@ fn repair(object: &mut [u8], kind: usize, magic: &[u8; 8]) {
     } else if kind == 0 {
         // A segment's own count, where the input has one that fits.
         let count = |at: usize| u32::from_le_bytes(object[at..at + 4].try_into().expect("four"));
-        let end = 128 + 24 * u64::from(count(96)) + 16 * u64::from(count(100));
+        let (records, sources, changes) = (count(96), count(100), count(108));
+        let end = 128 + 24 * u64::from(records) + 16 * u64::from(sources) + 96 * u64::from(changes);
         head_bytes = usize::try_from(end).map_or(head_bytes, |end| end.min(head_bytes));
     }
     object[HEAD_BYTES].copy_from_slice(&u32::try_from(head_bytes).expect("small").to_le_bytes());

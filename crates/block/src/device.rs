@@ -32,8 +32,8 @@ pub trait BlockDevice {
     /// Size, alignment, largest request.
     fn limits(&self) -> Limits;
 
-    /// Whether a cache device of it is missing: reads may return old data, and it refuses every
-    /// write, of clients and of devices above.
+    /// Whether it refuses every write, of clients and of devices above: a cache device of it is
+    /// missing, so that reads may return old data, or it is a snapshot.
     fn is_stale(&self) -> bool {
         false
     }

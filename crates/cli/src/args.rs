@@ -10,6 +10,7 @@ use crate::recache::{ReplaceCacheArgs, UncacheArgs};
 use crate::resize::ResizeArgs;
 use crate::save::SaveArgs;
 use crate::show::ShowArgs;
+use crate::snapshot::{SnapshotArgs, SnapshotsArgs};
 use crate::top::TopArgs;
 use crate::upgrade::UpgradeArgs;
 
@@ -30,6 +31,8 @@ pub enum ControlVerb {
     Uncache(UncacheArgs),
     ReplaceCache(ReplaceCacheArgs),
     Resize(ResizeArgs),
+    Snapshot(SnapshotArgs),
+    Snapshots(SnapshotsArgs),
     Status(StatusArgs),
     Table(TableListArgs),
     Info(InfoArgs),

@@ -35,6 +35,7 @@ mod requests;
 mod resize;
 mod save;
 mod show;
+mod snapshot;
 mod top;
 mod ublk_verb;
 mod upgrade;

@@ -27,6 +27,7 @@ use crate::requests::{self, Lines, Removal};
 use crate::resize::resize;
 use crate::save::save;
 use crate::show::{ShowArgs, Summary, summaries, table as summary_table};
+use crate::snapshot::{snapshot, snapshots};
 use crate::top::run as top;
 use crate::upgrade::{self, UpgradeArgs};
 
@@ -59,6 +60,12 @@ pub async fn run(client: &Client, verb: ControlVerb) -> Done {
             within(format!("replace-cache {}", a.name), replace_cache(client, &a).await)
         }
         ControlVerb::Resize(a) => within(format!("resize {}", a.name), resize(client, &a).await),
+        ControlVerb::Snapshot(a) => {
+            within(format!("snapshot {}", a.device), snapshot(client, &a).await)
+        }
+        ControlVerb::Snapshots(a) => {
+            within(format!("snapshots {}", a.device), snapshots(client, &a).await)
+        }
         ControlVerb::Status(a) => within(verb_of("status", &a.name), status(client, &a).await),
         ControlVerb::Table(a) => within(verb_of("table", &a.name), table(client, &a).await),
         ControlVerb::Info(a) => within(verb_of("info", &a.name), info(client, &a).await),

@@ -2,8 +2,8 @@
 //! Volumes on object stores: what the engine does not know of the world, and its target.
 //!
 //! Invariants
-//! - HO-OV1 Two devices never have the same URL: the second would take the volume over from the
-//!   first.
+//! - HO-OV1 Two devices never have the same volume: the second would take it over from the first.
+//!   Snapshots of it may have any number.
 use std::any::Any;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use block::{Error, Target};
 use dm::Context;
 use objstore::{CallCore, StoreClient, StoreUrl, UnboundClient, variables};
-use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget};
+use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget, split_snapshot};
 use uring::Files;
 
 use crate::claims::Claims;
@@ -48,7 +48,10 @@ pub fn volume_environment() -> Environment {
 fn check_unused(claims: &Claims, ctx: &Context, url: &str) -> Result<(), Error> {
     for ((_, owner), target) in claims.engines() {
         let target: Rc<dyn Any> = target;
-        let is_it = target.downcast::<VolumeTarget>().is_ok_and(|volume| volume.url() == url);
+        let is_it = target.downcast::<VolumeTarget>().is_ok_and(|volume| {
+            let config = volume.config();
+            config.url() == url && config.snapshot().is_none()
+        });
         if is_it && owner != ctx.device() {
             return Err(Error::busy(format!("{url} is the volume of device {owner}")));
         }
@@ -67,14 +70,20 @@ pub(crate) async fn construct(
     let spelling;
     let mut url = None;
     if let Some(first) = words.first_mut() {
-        let parsed = StoreUrl::parse(first)?;
-        spelling = parsed.to_string();
+        let (url_word, snapshot) = split_snapshot(first);
+        let parsed = StoreUrl::parse(url_word)?;
+        spelling = match snapshot {
+            Some(name) => format!("{parsed}@{name}"),
+            None => parsed.to_string(),
+        };
         *first = &spelling;
         url = Some(parsed);
     }
     let config = TargetConfig::parse(&words)?;
     let url = url.expect("the configuration has a URL");
-    check_unused(claims, &ctx, config.url())?;
+    if config.snapshot().is_none() {
+        check_unused(claims, &ctx, config.url())?;
+    }
     let store = open_store(leaves.files()?, &url).await?;
     let target = VolumeTarget::new(ctx.device(), config, store, ctx.len(), volume_environment())?;
     let (events, device) = (ctx.events(), ctx.device().to_owned());

@@ -23,27 +23,44 @@ impl Shared {
     /// Writes a checkpoint of everything that was written before the call, unless there is one, or
     /// this epoch has not written anything (OV-K2).
     pub(crate) async fn checkpoint(self: &Rc<Self>) -> Result<(), Status> {
-        self.changed.wait_for(|| !self.is_checkpointing.get()).await;
-        self.is_checkpointing.set(true);
-        let written = self.write_checkpoint().await;
-        self.is_checkpointing.set(false);
-        self.changed.wake_all();
-        written
+        let _turn = self.checkpoint_turn().await;
+        self.write_checkpoint().await
     }
 
-    async fn write_checkpoint(self: &Rc<Self>) -> Result<(), Status> {
-        let image = loop {
+    /// Waits until nobody else writes a checkpoint; nobody does until the turn is dropped.
+    pub(crate) async fn checkpoint_turn(self: &Rc<Self>) -> CheckpointTurn {
+        self.changed.wait_for(|| !self.is_checkpointing.get()).await;
+        self.is_checkpointing.set(true);
+        CheckpointTurn { shared: self.clone() }
+    }
+
+    /// For whoever has the turn: writes a checkpoint if there is something new.
+    pub(crate) async fn write_checkpoint(self: &Rc<Self>) -> Result<(), Status> {
+        match self.image().await? {
+            Some(image) => self.put_checkpoint(&image).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The map as of everything that was written before the call; `None` if the newest checkpoint
+    /// has it.
+    pub(crate) async fn image(self: &Rc<Self>) -> Result<Option<Checkpoint>, Status> {
+        loop {
             self.close_gathered().await?;
             let log = self.log.borrow();
             let is_first = self.checkpointed.get() == 0 && log.tail() > Place::default();
             let is_planted = is_first && self.options.planted.is(Fault::CheckpointOfOtherEpoch);
             if log.next() - 1 == self.checkpointed.get() && !is_planted {
-                return Ok(()); // OV-K2
+                return Ok(None); // OV-K2
             }
             if !log.is_gathering() {
-                break log.image(self.uuid(), self.nonce()); // OV-K1: as of now
+                return Ok(Some(log.image(self.uuid(), self.nonce()))); // OV-K1: as of now
             }
-        };
+        }
+    }
+
+    /// Writes a checkpoint when its chain is in the store.
+    pub(crate) async fn put_checkpoint(self: &Rc<Self>, image: &Checkpoint) -> Result<(), Status> {
         let place = image.header.identity.place;
         let is_own = place.epoch == self.epoch();
         if is_own && !self.options.planted.is(Fault::CheckpointBeforeChain) {
@@ -64,18 +81,38 @@ impl Shared {
             self.check_fence()?;
         }
         self.checkpointed.set(if is_own { place.sequence } else { 0 });
-        self.list_garbage(&image, place);
+        self.list_garbage(image, place);
         Ok(())
     }
 
     /// What the checkpoint makes garbage is deleted after the grace time.
     fn list_garbage(&self, image: &Checkpoint, place: Place) {
-        let dead = image.segments.iter().filter(|segment| segment.live == 0);
-        let before = std::mem::replace(&mut *self.checkpoints.borrow_mut(), vec![place]);
+        // OV-S3: by the list of the checkpoint, which is durable.
+        let is_needed = |at: &Place| {
+            let is_snapshot = image.snapshots.iter().any(|snapshot| snapshot.place == *at);
+            is_snapshot && !self.options.planted.is(Fault::ForgetSnapshotCheckpoints)
+        };
+        let mut checkpoints = self.checkpoints.borrow_mut();
+        let before = std::mem::take(&mut *checkpoints);
+        let (needed, garbage) = before.into_iter().partition(is_needed);
+        *checkpoints = needed;
+        checkpoints.push(place);
         self.garbage.borrow_mut().push_back(GarbageList {
             due: reactor::now() + self.options.grace,
-            segments: dead.map(|segment| segment.place).collect(),
-            checkpoints: before,
+            segments: image.garbage().collect(),
+            checkpoints: garbage,
         });
+    }
+}
+
+/// While it lives, nobody else writes a checkpoint.
+pub(crate) struct CheckpointTurn {
+    shared: Rc<Shared>,
+}
+
+impl Drop for CheckpointTurn {
+    fn drop(&mut self) {
+        self.shared.is_checkpointing.set(false);
+        self.shared.changed.wake_all();
     }
 }

@@ -58,7 +58,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Reader<'a> {
     pub(crate) requests: &'a Requests,
     pub(crate) uuid: [u8; 16],
-    /// Own epoch, of which the manifest exists.
+    /// Own epoch, of which the manifest exists; above all epochs for whoever only reads.
     pub(crate) epoch: u64,
     pub(crate) nonce: u64,
     pub(crate) volume_sectors: u64,
@@ -171,10 +171,20 @@ impl Epoch {
 impl Reader<'_> {
     /// Seals every epoch below the own one and reads the history.
     pub(crate) async fn read(&self) -> Result<History, Error> {
+        self.until_it_stays(async || self.try_read().await).await
+    }
+
+    /// The newest checkpoint that is believed.
+    pub(crate) async fn find_checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
+        self.until_it_stays(async || self.newest_checkpoint().await).await
+    }
+
+    /// OV-H6.
+    async fn until_it_stays<T>(&self, read: impl AsyncFn() -> Reading<T>) -> Result<T, Error> {
         let mut gone = String::new();
         for _ in 0..ATTEMPTS_MAX {
-            match self.try_read().await {
-                Ok(history) => return Ok(history),
+            match read().await {
+                Ok(found) => return Ok(found),
                 Err(Interruption::Gone(what)) => gone = what,
                 Err(Interruption::Damaged(what)) => {
                     let what = format!("{what}; `millpond check` shows all damage");

@@ -37,15 +37,17 @@
 //! | a check changes nothing, and judges one moment | OV-CH in `check` |
 //! | a repair gives up what damage has cut off, and nothing else | OV-RP in `repair` |
 //! | when a volume is open, made, and left to others | OV-TG in `volume_target` |
+//! | when a snapshot exists, and what it keeps | OV-S in `snapshot` |
+//! | what the reader of a snapshot needs | OV-SD in `snapshot_device` |
 //!
 //! The bytes are `format::objvol` and `docs/format/objvol.md`. `tests/it` has a store that lies,
 //! writers that fight, and planted faults (`docs/mutations.md`).
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: snapshots, read-ahead, resize; incremental checkpoints (a checkpoint writes the
-//! whole map); defragmentation by garbage collection; deletion of what lies behind seals; the owner
-//! record of a write cache above. An opening reads something of each epoch
+//! Not there yet: read-ahead, resize; incremental checkpoints (a checkpoint writes the whole map);
+//! defragmentation by garbage collection; deletion of what lies behind seals; the owner record of a
+//! write cache above. An opening reads something of each epoch
 //! since the newest checkpoint: a volume that is opened a thousand times without a write opens
 //! slowly.
 #![warn(missing_docs)]
@@ -65,6 +67,8 @@ mod repair;
 mod request_counts;
 mod requests;
 mod shared;
+mod snapshot;
+mod snapshot_device;
 mod store;
 mod volume;
 mod volume_target;
@@ -72,12 +76,16 @@ mod write;
 
 pub use check::{Depth, Health, LostRange, VolumeReport, check};
 pub use config::{Geometry, OpenOptions};
+pub use format::objvol::Snapshot;
 pub use open::{Contents, contents, create};
 #[cfg(feature = "planted")]
 pub use planted::Fault;
 pub use repair::repair;
 pub use request_counts::RequestCounts;
 pub use shared::Fence;
+pub use snapshot_device::{SnapshotDevice, snapshots};
 pub use store::{Listing, ObjectStore, StoreError};
 pub use volume::{Volume, VolumeStatus};
-pub use volume_target::{Environment, MANUAL, TargetConfig, VolumeEvent, VolumeTarget};
+pub use volume_target::{
+    Environment, MANUAL, TargetConfig, VolumeEvent, VolumeTarget, split_snapshot,
+};

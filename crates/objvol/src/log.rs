@@ -16,7 +16,8 @@
 //! - OV-L3 The bytes of a closed segment never change.
 //! - OV-L4 Moved data count only for sectors that the map still has at the place that they were
 //!   copied from.
-//! - OV-L5 `live` of a segment is the number of its sectors that the map has.
+//! - OV-L5 `live` of a segment is the number of its sectors that the map has; `dead_at` of one
+//!   without live sectors is the place as of which that is so. Replay gives the same.
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -24,7 +25,8 @@ use block::{Buf, Planted};
 use format::checksum;
 use format::objvol::{
     Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, EXTENT_SECTORS_MAX,
-    Identity, Place, Record, RecordKind, SECTOR, SegmentHead, SegmentHeader, head_bytes_needed,
+    Identity, Place, Record, RecordKind, RetainedSegment, SECTOR, SegmentHead, SegmentHeader,
+    Snapshot, SnapshotChange, head_bytes_needed,
 };
 use slab::Slab;
 
@@ -52,9 +54,19 @@ struct Segment {
     /// Length of the object in sectors; 0 while it is gathered.
     sectors: u32,
     live: u32,
+    /// Means something while `live` is 0.
+    dead_at: Place,
     /// Sectors before the place that `Extent::at` counts from.
     data_at: u16,
     data: Data,
+}
+
+impl Segment {
+    /// The segment at `by` has overwritten so many sectors.
+    fn lose(&mut self, sectors: u32, by: Place) {
+        self.live -= sectors;
+        self.dead_at = by;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +76,7 @@ struct Gather {
     data: Vec<u8>,
     /// Their `at` counts from the first byte of data.
     records: Vec<Record>,
+    changes: Vec<SnapshotChange>,
 }
 
 /// A closed segment that must be sent.
@@ -92,6 +105,8 @@ pub(crate) struct SegmentUse {
     pub(crate) place: Place,
     pub(crate) sectors: u32,
     pub(crate) live: u32,
+    /// It has no live sector, and a snapshot needs it.
+    pub(crate) is_retained: bool,
 }
 
 impl SegmentUse {
@@ -107,6 +122,8 @@ pub(crate) struct Log {
     segments: Slab<Segment>,
     ids: BTreeMap<Place, SegmentId>,
     map: ExtentMap,
+    /// By name.
+    snapshots: BTreeMap<String, Snapshot>,
     gather: Gather,
     epoch: u64,
     /// Sequence of the segment that is gathered.
@@ -126,6 +143,7 @@ impl Log {
             segments: Slab::new(),
             ids: BTreeMap::new(),
             map: ExtentMap::default(),
+            snapshots: BTreeMap::new(),
             gather: Gather::default(),
             epoch,
             next: 1,
@@ -148,7 +166,7 @@ impl Log {
     }
 
     /// Takes over the map of a checkpoint.
-    fn load(&mut self, checkpoint: &Checkpoint) {
+    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) {
         let ids: Vec<SegmentId> = checkpoint
             .segments
             .iter()
@@ -159,6 +177,12 @@ impl Log {
             let CheckpointExtent { start, sectors, at, skip, whole, crc, .. } = *extent;
             self.put(start, Extent { segment, crc, at, sectors, skip, whole });
         }
+        for retained in &checkpoint.retained {
+            let id = ids[retained.segment as usize];
+            self.segments[id as usize].dead_at = retained.dead_at;
+        }
+        let by_name = |snapshot: &Snapshot| (snapshot.name.clone(), snapshot.clone());
+        self.snapshots = checkpoint.snapshots.iter().map(by_name).collect();
         self.tail = checkpoint.header.identity.place;
         self.tail_hash = checkpoint.header.tail_hash;
     }
@@ -174,7 +198,8 @@ impl Log {
             match record.kind {
                 RecordKind::Data => self.put(record.start, extent),
                 RecordKind::Zeroes => {
-                    self.cut(record.start..record.start + u64::from(record.sectors));
+                    let range = record.start..record.start + u64::from(record.sectors);
+                    self.cut(range, head.identity.place);
                 }
                 RecordKind::Moved { from, from_at } => {
                     let from = self.ids.get(&from).copied();
@@ -182,12 +207,13 @@ impl Log {
                 }
             }
         }
+        head.changes.iter().for_each(|change| self.apply(change));
         self.tail = head.identity.place;
         self.tail_hash = head.hash;
     }
 
     fn add_segment(&mut self, place: Place, sectors: u32, data: Data) -> SegmentId {
-        let segment = Segment { place, sectors, live: 0, data_at: 0, data };
+        let segment = Segment { place, sectors, live: 0, dead_at: place, data_at: 0, data };
         let id = u32::try_from(self.segments.insert(segment)).expect("fewer than 2^32 segments");
         self.ids.insert(place, id);
         id
@@ -199,14 +225,32 @@ impl Log {
 
     fn put(&mut self, start: u64, extent: Extent) {
         let segments = &mut self.segments;
-        let gone = |id: SegmentId, sectors| segments[id as usize].live -= sectors;
+        let by = segments[extent.segment as usize].place;
+        let gone = |id: SegmentId, sectors| segments[id as usize].lose(sectors, by);
         self.map.insert(start, extent, gone);
         self.segments[extent.segment as usize].live += u32::from(extent.sectors);
     }
 
-    fn cut(&mut self, range: Range<u64>) {
+    fn cut(&mut self, range: Range<u64>, by: Place) {
         let segments = &mut self.segments;
-        self.map.cut(range, |id, sectors| segments[id as usize].live -= sectors);
+        self.map.cut(range, |id, sectors| segments[id as usize].lose(sectors, by));
+    }
+
+    fn apply(&mut self, change: &SnapshotChange) {
+        match change {
+            SnapshotChange::Created(snapshot) => {
+                self.snapshots.insert(snapshot.name.clone(), snapshot.clone());
+            }
+            SnapshotChange::Deleted(snapshot) => {
+                self.snapshots.remove(&snapshot.name);
+                if self.planted.is(Fault::FreeSharedSegments) {
+                    let needed = |s: &Segment| (s.place..s.dead_at).contains(&snapshot.place);
+                    for (_, segment) in self.segments.iter_mut().filter(|(_, s)| needed(s)) {
+                        segment.dead_at = segment.place;
+                    }
+                }
+            }
+        }
     }
 
     /// First sector of a run in its object.
@@ -280,7 +324,7 @@ impl Log {
     /// The sectors read as zeroes from now on; `has_room` said yes for no bytes.
     pub(crate) fn zero(&mut self, range: Range<u64>) {
         self.gathered();
-        self.cut(range.clone());
+        self.cut(range.clone(), Place::new(self.epoch, self.next));
         let mut start = range.start;
         while start < range.end {
             let sectors = u32::try_from(range.end - start).unwrap_or(u32::MAX);
@@ -312,6 +356,24 @@ impl Log {
         true
     }
 
+    /// A snapshot was made or deleted.
+    pub(crate) fn change_snapshot(&mut self, change: SnapshotChange) {
+        self.gathered();
+        self.apply(&change);
+        self.gather.changes.push(change);
+    }
+
+    /// The snapshots, by name.
+    pub(crate) fn snapshots(&self) -> &BTreeMap<String, Snapshot> {
+        &self.snapshots
+    }
+
+    /// Whether a snapshot needs a segment that has no live sector (OV-S3).
+    fn is_retained(&self, segment: &Segment) -> bool {
+        let needed = segment.place..segment.dead_at;
+        segment.live == 0 && self.snapshots.values().any(|s| needed.contains(&s.place))
+    }
+
     /// Whether something is gathered.
     pub(crate) fn is_gathering(&self) -> bool {
         self.gather.id.is_some()
@@ -325,8 +387,8 @@ impl Log {
     /// Ends the gathered segment, if there is one; the caller sends it.
     pub(crate) fn close(&mut self, uuid: [u8; 16], nonce: u64) -> Option<ClosedSegment> {
         let id = self.gather.id?;
-        let Gather { data, mut records, .. } = std::mem::take(&mut self.gather);
-        let head_bytes = head_bytes_needed(&records);
+        let Gather { data, mut records, changes, .. } = std::mem::take(&mut self.gather);
+        let head_bytes = head_bytes_needed(&records, &changes);
         let data_at = head_bytes.div_ceil(SECTOR);
         let narrow = u16::try_from(data_at).expect("heads are below 64 Ki sectors");
         for record in records.iter_mut().filter(|record| record.has_data()) {
@@ -341,7 +403,7 @@ impl Log {
         let object = Buf::alloc(data_at * SECTOR + data.len());
         let hash = object.write(|object| {
             object[data_at * SECTOR..].copy_from_slice(&data);
-            header.encode(&Identity { uuid, place, nonce }, &records, object)
+            header.encode(&Identity { uuid, place, nonce }, &records, &changes, object)
         });
         let segment = &mut self.segments[id as usize];
         segment.data_at = narrow;
@@ -432,7 +494,14 @@ impl Log {
         let stored = |(id, segment): (usize, &Segment)| {
             let Segment { place, sectors, live, .. } = *segment;
             let id = SegmentId::try_from(id).expect("it was made of one");
-            matches!(segment.data, Data::Stored).then_some(SegmentUse { id, place, sectors, live })
+            let is_retained = self.is_retained(segment);
+            matches!(segment.data, Data::Stored).then_some(SegmentUse {
+                id,
+                place,
+                sectors,
+                live,
+                is_retained,
+            })
         };
         self.segments.iter().filter_map(stored).collect()
     }
@@ -458,10 +527,15 @@ impl Log {
         assert!(!self.is_gathering() && self.tail > Place::default(), "the image of a segment");
         let mut index = vec![0u32; self.segments.iter().map(|(id, _)| id + 1).max().unwrap_or(0)];
         let mut segments = Vec::with_capacity(self.ids.len());
+        let mut retained = Vec::new();
         for (&place, &id) in &self.ids {
-            index[id as usize] = u32::try_from(segments.len()).expect("fewer than 2^32 segments");
+            let nth = u32::try_from(segments.len()).expect("fewer than 2^32 segments");
+            index[id as usize] = nth;
             let segment = self.segment(id);
-            let Segment { sectors, live, .. } = *segment;
+            let Segment { sectors, live, dead_at, .. } = *segment;
+            if self.is_retained(segment) && !self.planted.is(Fault::CollectUnderSnapshots) {
+                retained.push(RetainedSegment { segment: nth, dead_at });
+            }
             segments.push(CheckpointSegment { place, sectors, live });
         }
         let extent = |(start, extent): (u64, Extent)| CheckpointExtent {
@@ -478,6 +552,8 @@ impl Log {
             header: CheckpointHeader { identity, tail_hash: self.tail_hash },
             segments,
             extents: self.map.iter().map(extent).collect(),
+            retained,
+            snapshots: self.snapshots.values().cloned().collect(),
         }
     }
 }

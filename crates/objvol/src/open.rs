@@ -164,7 +164,7 @@ impl Opening {
         Opening { requests: Requests::new(store, &options), options, nonce: reactor::random() }
     }
 
-    fn damage(&self, what: impl std::fmt::Display) -> Error {
+    pub(crate) fn damage(&self, what: impl std::fmt::Display) -> Error {
         Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
     }
 
@@ -341,7 +341,6 @@ pub(crate) async fn open(
         checkpoints: RefCell::new(checkpoints),
         garbage: RefCell::new(VecDeque::new()),
         is_collection_behind: Cell::default(),
-        denial: RefCell::default(),
     });
     // OV-O3
     shared.put_owner(1, OwnerState::Attached).await?;

@@ -37,6 +37,18 @@ pub enum Fault {
     IgnoreWindow,
     /// Writers never wait for garbage collection.
     UnpacedWriters,
+    /// Segments are garbage if the map has nothing of them, although snapshots do.
+    CollectUnderSnapshots,
+    /// A snapshot is entered into the log before its checkpoint is durable.
+    SnapshotBeforeCheckpoint,
+    /// What a deleted snapshot needed is garbage, although others need it, too.
+    FreeSharedSegments,
+    /// The checkpoints of snapshots are deleted as others are.
+    ForgetSnapshotCheckpoints,
+    /// What a snapshot needed is deleted before its deletion is durable.
+    FreeBeforeDeletion,
+    /// A snapshot is acknowledged before its entry in the log is durable.
+    AckSnapshotBeforeChain,
     /// A read takes data without checking their checksum.
     SkipChecksum,
     /// A check believes the damage that it finds while a writer changes the volume.

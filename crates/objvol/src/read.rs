@@ -14,9 +14,10 @@ use format::checksum;
 use format::objvol::{Place, SECTOR, SEGMENTS, place_name};
 
 use crate::join::{Pending, join_all};
-use crate::log::StoredExtent;
+use crate::log::{Log, StoredExtent};
 use crate::map::Extent;
 use crate::planted::Fault;
+use crate::requests::Requests;
 use crate::shared::Shared;
 
 /// Bytes between two extents that are fetched with them, to save a request. Chosen: at 100 MB/s a
@@ -37,7 +38,7 @@ pub(crate) struct Fetch {
 }
 
 /// The runs whose data must be fetched, with their sectors in the volume.
-type Missing = Vec<(u64, Extent, StoredExtent)>;
+pub(crate) type Missing = Vec<(u64, Extent, StoredExtent)>;
 
 /// The whole data of extents, checked.
 pub(crate) type Fetched = BTreeMap<StoredExtent, Buf>;
@@ -49,18 +50,13 @@ impl Shared {
         let mut lookups = 0;
         loop {
             self.check_fence()?;
-            let missing = self.read_memory(start..end, bufs);
+            let missing = read_memory(&self.log.borrow(), start..end, bufs);
             if missing.is_empty() {
                 return Ok(());
             }
-            let wanted: Vec<StoredExtent> = missing.iter().map(|(_, _, at)| *at).collect();
+            let wanted = stored_extents(&missing);
             if let Some(fetched) = self.fetch(&wanted).await? {
-                for (sector, extent, at) in &missing {
-                    let from = usize::from(extent.skip) * SECTOR;
-                    let to = from + usize::from(extent.sectors) * SECTOR;
-                    let offset = usize_of(sector - start) * SECTOR;
-                    fetched[at].read(|data| bufs.put_at(offset, &data[from..to]));
-                }
+                copy_fetched(&missing, &fetched, start, bufs);
                 return self.check_fence();
             }
             // OV-RD2
@@ -85,28 +81,49 @@ impl Shared {
         stored.map(|(_, extent)| log.stored(&extent)).collect()
     }
 
-    /// Fills in zeroes and what is in memory; returns the rest.
-    fn read_memory(&self, range: std::ops::Range<u64>, bufs: &Bufs) -> Missing {
-        let log = self.log.borrow();
-        let offset_of = |sector: u64| usize_of(sector - range.start) * SECTOR;
-        let (mut missing, mut at) = (Missing::new(), range.start);
-        let zero = |from: u64, to: u64| {
-            if from < to {
-                bufs.slice(offset_of(from)..offset_of(to)).zero();
-            }
-        };
-        for (sector, extent) in log.pieces(range.clone()) {
-            zero(at, sector);
-            at = sector + u64::from(extent.sectors);
-            let copied = log.in_memory(&extent, |data| bufs.put_at(offset_of(sector), data));
-            if copied.is_none() {
-                missing.push((sector, extent, log.stored(&extent)));
-            }
-        }
-        zero(at, range.end);
-        missing
+    /// As [`Requests::fetch`].
+    pub(crate) async fn fetch(&self, wanted: &[StoredExtent]) -> Result<Option<Fetched>, Status> {
+        self.requests.fetch(wanted).await
     }
+}
 
+/// Fills in zeroes and what is in memory; returns the rest.
+pub(crate) fn read_memory(log: &Log, range: std::ops::Range<u64>, bufs: &Bufs) -> Missing {
+    let offset_of = |sector: u64| usize_of(sector - range.start) * SECTOR;
+    let (mut missing, mut at) = (Missing::new(), range.start);
+    let zero = |from: u64, to: u64| {
+        if from < to {
+            bufs.slice(offset_of(from)..offset_of(to)).zero();
+        }
+    };
+    for (sector, extent) in log.pieces(range.clone()) {
+        zero(at, sector);
+        at = sector + u64::from(extent.sectors);
+        let copied = log.in_memory(&extent, |data| bufs.put_at(offset_of(sector), data));
+        if copied.is_none() {
+            missing.push((sector, extent, log.stored(&extent)));
+        }
+    }
+    zero(at, range.end);
+    missing
+}
+
+/// What must be fetched for the missing runs.
+pub(crate) fn stored_extents(missing: &Missing) -> Vec<StoredExtent> {
+    missing.iter().map(|(_, _, at)| *at).collect()
+}
+
+/// Copies the missing runs of a read that begins at sector `start`.
+pub(crate) fn copy_fetched(missing: &Missing, fetched: &Fetched, start: u64, bufs: &Bufs) {
+    for (sector, extent, at) in missing {
+        let from = usize::from(extent.skip) * SECTOR;
+        let to = from + usize::from(extent.sectors) * SECTOR;
+        let offset = usize_of(sector - start) * SECTOR;
+        fetched[at].read(|data| bufs.put_at(offset, &data[from..to]));
+    }
+}
+
+impl Requests {
     /// The data of extents, checked. `None` if a segment of them has gone.
     pub(crate) async fn fetch(&self, wanted: &[StoredExtent]) -> Result<Option<Fetched>, Status> {
         let mut wanted = wanted.to_vec();
@@ -137,8 +154,7 @@ impl Shared {
                 let data = bytes.get(from..to)?;
                 // OV-RD1
                 let is_right = checksum(data) == extent.crc;
-                (is_right || self.options.planted.is(Fault::SkipChecksum))
-                    .then(|| Buf::copy_of(data))
+                (is_right || self.planted.is(Fault::SkipChecksum)).then(|| Buf::copy_of(data))
             });
             fetched.insert(extent, data.ok_or(Status::Checksum)?);
         }
@@ -149,7 +165,7 @@ impl Shared {
         let name = place_name(SEGMENTS, fetch.place);
         let bytes = fetch.start * SECTOR as u64..fetch.end * SECTOR as u64;
         loop {
-            match self.requests.get(&name, bytes.clone()).await {
+            match self.get(&name, bytes.clone()).await {
                 Ok(data) => return data,
                 Err(denial) => self.wait_out(denial).await,
             }

@@ -8,7 +8,7 @@
 //!   the writer's own if the whole head is the same, the nonce of the opening included.
 //! - OV-R3 Only an opening may give up on a store that does not answer: nothing has been
 //!   acknowledged yet.
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Buf, ErrorKind, Nanos, Planted};
@@ -27,6 +27,9 @@ const BACKOFF_MAX_NS: u64 = 10_000_000_000;
 /// What is read of an object before its head's length is known, bytes. Chosen: the head of a
 /// segment of 4 MiB in extents of 16 KiB.
 const HEAD_GUESS: u64 = 8192;
+
+/// How long a task waits after a refusal of the store before it sends the request again.
+const DENIED_WAIT: Nanos = Nanos::from_secs(10);
 
 /// The store refuses, for a reason that repeating does not change, or has not answered for longer
 /// than somebody wants to wait: the text is for the operator.
@@ -57,7 +60,9 @@ pub(crate) struct Requests {
     counts: Rc<RequestCounts>,
     /// How long a request is repeated; `None`: without an end.
     patience: Cell<Option<Nanos>>,
-    planted: Planted<Fault>,
+    /// The last refusal of the store, for the status.
+    denial: RefCell<Option<String>>,
+    pub(crate) planted: Planted<Fault>,
 }
 
 /// The waits between attempts.
@@ -95,6 +100,7 @@ impl Requests {
             store,
             counts: options.counts.clone(),
             patience: Cell::new(options.patience),
+            denial: RefCell::default(),
             planted: options.planted,
         }
     }
@@ -107,6 +113,23 @@ impl Requests {
     /// Why the last request has no outcome, until one has one again.
     pub(crate) fn last_failure(&self) -> Option<String> {
         self.store.last_failure()
+    }
+
+    /// Why the store refused the last request that it did not execute, if it has executed none
+    /// since.
+    pub(crate) fn denial(&self) -> Option<String> {
+        self.denial.borrow().clone()
+    }
+
+    /// The store has executed a request that it may refuse.
+    pub(crate) fn clear_denial(&self) {
+        *self.denial.borrow_mut() = None;
+    }
+
+    /// The store refuses what must be done: the operator must help, and then it goes on.
+    pub(crate) async fn wait_out(&self, Denial { why, .. }: Denial) {
+        *self.denial.borrow_mut() = Some(why);
+        reactor::sleep(DENIED_WAIT).await;
     }
 
     /// The store's name for users.

@@ -27,9 +27,6 @@ pub(crate) const LOOK_EVERY: Nanos = Nanos::from_secs(5);
 /// A background task notices so soon that the volume is being closed.
 const PAUSE_STEP: Nanos = Nanos::from_secs(1);
 
-/// How long a task waits after a refusal of the store that nobody is waiting for.
-const DENIED_WAIT: Nanos = Nanos::from_secs(10);
-
 /// Who has taken a volume over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
@@ -72,13 +69,11 @@ pub(crate) struct Shared {
     /// Sequence of the newest durable checkpoint of this epoch; 0: none.
     pub(crate) checkpointed: Cell<u64>,
     pub(crate) is_checkpointing: Cell<bool>,
-    /// Durable checkpoints that are not the newest, or will not be after the next one.
+    /// The newest durable checkpoint, and those before it that are not in a list of garbage.
     pub(crate) checkpoints: RefCell<Vec<Place>>,
     pub(crate) garbage: RefCell<VecDeque<GarbageList>>,
     /// Writers wait until more garbage was collected (OV-G4).
     pub(crate) is_collection_behind: Cell<bool>,
-    /// The last refusal of the store, for the status.
-    pub(crate) denial: RefCell<Option<String>>,
 }
 
 impl Shared {
@@ -153,10 +148,9 @@ impl Shared {
         }
     }
 
-    /// The store refuses what must be done: the operator must help, and then it goes on.
-    pub(crate) async fn wait_out(&self, Denial { why, .. }: Denial) {
-        *self.denial.borrow_mut() = Some(why);
-        reactor::sleep(DENIED_WAIT).await;
+    /// As [`Requests::wait_out`].
+    pub(crate) async fn wait_out(&self, denial: Denial) {
+        self.requests.wait_out(denial).await;
     }
 
     /// Starts a task that ends when the volume is closed or fenced.

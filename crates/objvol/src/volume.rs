@@ -33,7 +33,7 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
 /// Lifecycle: [`Volume::open`]; requests; [`Volume::close`] when none is in flight. A volume that
 /// is dropped without `close` goes on with its background tasks.
 pub struct Volume {
-    shared: Rc<Shared>,
+    pub(crate) shared: Rc<Shared>,
     limits: Limits,
 }
 
@@ -56,6 +56,10 @@ pub struct VolumeStatus {
     pub collectable_bytes: u64,
     /// Data in them that the map points to.
     pub live_bytes: u64,
+    /// Segments without such data that snapshots need.
+    pub retained_bytes: u64,
+    /// Number of snapshots.
+    pub snapshots: u64,
     /// Why the store refuses, if it does.
     pub denial: Option<String>,
     /// Why the last request to it has no outcome, until one has one again.
@@ -98,11 +102,13 @@ impl Volume {
             stored_bytes: bytes(|segment| segment.sectors),
             collectable_bytes: bytes(|s| if s.live > 0 { s.sectors } else { 0 }),
             live_bytes: bytes(|segment| segment.live),
+            retained_bytes: bytes(|s| if s.is_retained { s.sectors } else { 0 }),
+            snapshots: log.snapshots().len() as u64,
             last_failure: self.shared.requests.last_failure(),
             segments: log.next() - u64::from(!log.is_gathering()),
             durable: log.durable(),
             extents: log.extents() as u64,
-            denial: self.shared.denial.borrow().clone(),
+            denial: self.shared.requests.denial(),
             fence: self.shared.fence.borrow().clone(),
         }
     }
@@ -152,7 +158,8 @@ impl Volume {
         shared.put_owner(2, OwnerState::Clean).await
     }
 
-    fn fenced(&self, status: Status) -> Error {
+    /// An error of this volume: by whom it was taken over, if it was.
+    pub(crate) fn fenced(&self, status: Status) -> Error {
         let name = self.shared.requests.store_name();
         match &*self.shared.fence.borrow() {
             Some(fence) => Error::new(ErrorKind::Busy, format!("{name}: {fence}")),

@@ -50,7 +50,7 @@ impl Shared {
                 return;
             }
         }
-        *self.denial.borrow_mut() = None;
+        self.requests.clear_denial();
         self.log.borrow_mut().land(segment.id);
         self.changed.wake_all();
     }

@@ -2,22 +2,27 @@
 //! Checkpoints: the whole map of a volume as of one segment.
 //!
 //! ```text
-//! 64          72        80         84         88          96     128
-//! │ tail_hash │ extents │ segments │ reserved │ body_hash │ zero │ segments … │ extents …
+//! 64          72        80         84          88          96         100    128
+//! │ tail_hash │ extents │ segments │ snapshots │ body_hash │ retained │ zero │
+//! 128          + 24 segments  + 24 extents  + 24 retained
+//! │ segments … │ extents …    │ retained …  │ snapshots, 96 bytes each … │
 //! ```
 //!
 //! The place of a checkpoint is that of the last segment that its map includes. The segments are
 //! all those up to there that have not been deleted; those without live sectors are the list of
-//! what may be deleted.
+//! what may be deleted, except what is retained for snapshots.
 //!
 //! Invariants
 //! - FM-CP1 Extents are ascending and do not overlap; each lies in its segment, and in the volume.
 //! - FM-CP2 `live` of a segment is the number of sectors that the extents have in it.
+//! - FM-CP3 A retained segment has no live sector, and a snapshot of the list
+//!   lies at its place or behind it, and before `dead_at`. Names of snapshots ascend.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::segment::EXTENT_SECTORS_MAX;
+use super::snapshot::{self, SNAPSHOTS_MAX, Snapshot, SnapshotChange, SnapshotMedia};
 use super::{COMMON, Identity, ObjectDamage, Place, VOLUME_SECTORS_MAX};
 use super::{check_common, check_place, finish, hash};
 
@@ -55,6 +60,15 @@ pub struct CheckpointExtent {
     pub crc: u32,
 }
 
+/// A segment without live sectors that a snapshot needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetainedSegment {
+    /// Index of the segment in the checkpoint.
+    pub segment: u32,
+    /// The first place as of which the map has nothing of it.
+    pub dead_at: Place,
+}
+
 /// The fields of a checkpoint beside its map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointHeader {
@@ -73,6 +87,10 @@ pub struct Checkpoint {
     pub segments: Vec<CheckpointSegment>,
     /// The map, in order of `start`.
     pub extents: Vec<CheckpointExtent>,
+    /// Segments without live sectors that snapshots need, in order of place.
+    pub retained: Vec<RetainedSegment>,
+    /// The snapshots of the volume, in order of their names.
+    pub snapshots: Vec<Snapshot>,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -81,9 +99,10 @@ struct HeaderMedia {
     tail_hash: U64,
     extents: U64,
     segments: U32,
-    reserved: U32,
+    snapshots: U32,
     body_hash: U64,
-    zero: [u8; 32],
+    retained: U32,
+    zero: [u8; 28],
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -107,7 +126,18 @@ struct ExtentMedia {
     whole: U16,
 }
 
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RetainedMedia {
+    epoch: U64,
+    sequence: U64,
+    segment: U32,
+    zero: U32,
+}
+
 const _: () = assert!(COMMON + size_of::<HeaderMedia>() == HEADER);
+const _: () = assert!(size_of::<RetainedMedia>() == RECORD);
+const _: () = assert!(snapshot::ENTRY.is_multiple_of(RECORD));
 const _: () = assert!(size_of::<SegmentMedia>() == RECORD && size_of::<ExtentMedia>() == RECORD);
 
 impl Checkpoint {
@@ -156,7 +186,51 @@ impl Checkpoint {
                 return wrong("live"); // FM-CP2
             }
         }
+        self.wrong_snapshot(place)
+    }
+
+    /// FM-CP3.
+    fn wrong_snapshot(&self, place: Place) -> Option<ObjectDamage> {
+        let wrong = |field| Some(ObjectDamage::Field(field));
+        if self.snapshots.len() > SNAPSHOTS_MAX {
+            return wrong("snapshots");
+        }
+        let names = self.snapshots.iter().map(|snapshot| &snapshot.name);
+        if !names.is_sorted_by(|a, b| a < b) {
+            return wrong("snapshots");
+        }
+        for (index, snapshot) in (0..).zip(&self.snapshots) {
+            if let Some(field) = snapshot.wrong_field(place) {
+                return Some(ObjectDamage::Record { index, field });
+            }
+        }
+        if !self.retained.iter().map(|retained| retained.segment).is_sorted_by(|a, b| a < b) {
+            return wrong("retained");
+        }
+        for (index, retained) in (0..).zip(&self.retained) {
+            let segment = self.segments.get(retained.segment as usize);
+            let is_needed = segment.is_some_and(|segment| {
+                segment.live == 0 && self.needs_dead(segment.place, retained.dead_at)
+            });
+            if !is_needed || retained.dead_at > place {
+                return Some(ObjectDamage::Record { index, field: "dead_at" });
+            }
+        }
         None
+    }
+
+    /// Whether a snapshot has data of a segment of which the map has nothing since `dead_at`.
+    fn needs_dead(&self, segment: Place, dead_at: Place) -> bool {
+        self.snapshots.iter().any(|snapshot| (segment..dead_at).contains(&snapshot.place))
+    }
+
+    /// The segments that may be deleted when the checkpoint is durable.
+    pub fn garbage(&self) -> impl Iterator<Item = Place> {
+        let mut retained = self.retained.iter().map(|retained| retained.segment).peekable();
+        (0..).zip(&self.segments).filter_map(move |(index, segment)| {
+            let is_retained = retained.next_if_eq(&index).is_some();
+            (segment.live == 0 && !is_retained).then_some(segment.place)
+        })
     }
 
     /// The bytes of the checkpoint of a volume of so many sectors.
@@ -166,12 +240,13 @@ impl Checkpoint {
     #[must_use]
     pub fn encode(&self, volume_sectors: u64) -> Vec<u8> {
         assert_eq!(self.wrong_field(volume_sectors), None, "{:?}", self.header);
-        let records = self.segments.len() + self.extents.len();
-        let mut object = vec![0; HEADER + records * RECORD];
+        let records = self.segments.len() + self.extents.len() + self.retained.len();
+        let bytes = HEADER + records * RECORD + self.snapshots.len() * snapshot::ENTRY;
+        let mut object = vec![0; bytes];
         let mut at = HEADER;
         let mut push = |bytes: &[u8]| {
-            object[at..at + RECORD].copy_from_slice(bytes);
-            at += RECORD;
+            object[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
         };
         for segment in &self.segments {
             let media = SegmentMedia {
@@ -194,13 +269,27 @@ impl Checkpoint {
             };
             push(media.as_bytes());
         }
+        for retained in &self.retained {
+            let media = RetainedMedia {
+                epoch: U64::new(retained.dead_at.epoch),
+                sequence: U64::new(retained.dead_at.sequence),
+                segment: U32::new(retained.segment),
+                zero: U32::ZERO,
+            };
+            push(media.as_bytes());
+        }
+        for entry in &self.snapshots {
+            push(snapshot::encode(&SnapshotChange::Created(entry.clone())).as_bytes());
+        }
+        let narrow = |n: usize| U32::new(u32::try_from(n).expect("fewer than 2^32"));
         let media = HeaderMedia {
             tail_hash: U64::new(self.header.tail_hash),
             extents: U64::new(self.extents.len() as u64),
-            segments: U32::new(u32::try_from(self.segments.len()).expect("fewer than 2^32")),
-            reserved: U32::ZERO,
+            segments: narrow(self.segments.len()),
+            snapshots: narrow(self.snapshots.len()),
             body_hash: U64::new(hash(&object[HEADER..])),
-            zero: [0; 32],
+            retained: narrow(self.retained.len()),
+            zero: [0; 28],
         };
         object[COMMON..HEADER].copy_from_slice(media.as_bytes());
         finish(&mut object, MAGIC, &self.header.identity, HEADER);
@@ -221,20 +310,14 @@ impl Checkpoint {
         check_place(&identity, place)?;
         let media = HeaderMedia::ref_from_bytes(&head[COMMON..])
             .map_err(|_| ObjectDamage::Field("head_bytes"))?;
-        if media.reserved.get() != 0 || !crate::is_blank(&media.zero) {
+        if !crate::is_blank(&media.zero) {
             return Err(ObjectDamage::Field("reserved"));
         }
         let body = &object[HEADER..];
-        let (segments, extents) = (u64::from(media.segments.get()), media.extents.get());
-        let records = segments.checked_add(extents).and_then(|n| n.checked_mul(RECORD as u64));
-        if records != Some(body.len() as u64) {
-            return Err(ObjectDamage::Field("extents")); // FM-OV1: no memory for what is not there
-        }
+        let [segments, extents, retained, snapshots] = parts(media, body)?;
         if hash(body) != media.body_hash.get() {
             return Err(ObjectDamage::Checksum);
         }
-        let split = usize::try_from(segments).expect("no more than the body has") * RECORD;
-        let (segments, extents) = body.split_at(split);
         let segments = <[SegmentMedia]>::ref_from_bytes(segments)
             .map_err(|_| ObjectDamage::Field("segments"))?;
         let extents =
@@ -257,10 +340,54 @@ impl Checkpoint {
             header: CheckpointHeader { identity, tail_hash: media.tail_hash.get() },
             segments: segments.iter().map(segment).collect(),
             extents: extents.iter().map(extent).collect(),
+            retained: decode_retained(retained)?,
+            snapshots: decode_snapshots(snapshots)?,
         };
         match checkpoint.wrong_field(volume_sectors) {
             Some(damage) => Err(damage),
             None => Ok(checkpoint),
         }
     }
+}
+
+/// The four parts of the body. FM-OV1: no memory for what is not there.
+fn parts<'a>(media: &HeaderMedia, body: &'a [u8]) -> Result<[&'a [u8]; 4], ObjectDamage> {
+    let counts = [
+        (u64::from(media.segments.get()), RECORD),
+        (media.extents.get(), RECORD),
+        (u64::from(media.retained.get()), RECORD),
+        (u64::from(media.snapshots.get()), snapshot::ENTRY),
+    ];
+    let mut rest = body;
+    let mut parts = [body; 4];
+    for (part, (count, bytes)) in parts.iter_mut().zip(counts) {
+        let bytes = count.checked_mul(bytes as u64).and_then(|n| usize::try_from(n).ok());
+        let split = bytes.and_then(|bytes| rest.split_at_checked(bytes));
+        (*part, rest) = split.ok_or(ObjectDamage::Field("extents"))?;
+    }
+    if rest.is_empty() { Ok(parts) } else { Err(ObjectDamage::Field("extents")) }
+}
+
+fn decode_retained(bytes: &[u8]) -> Result<Vec<RetainedSegment>, ObjectDamage> {
+    let media =
+        <[RetainedMedia]>::ref_from_bytes(bytes).map_err(|_| ObjectDamage::Field("retained"))?;
+    if media.iter().any(|media| media.zero.get() != 0) {
+        return Err(ObjectDamage::Field("reserved"));
+    }
+    let retained = |media: &RetainedMedia| RetainedSegment {
+        segment: media.segment.get(),
+        dead_at: Place { epoch: media.epoch.get(), sequence: media.sequence.get() },
+    };
+    Ok(media.iter().map(retained).collect())
+}
+
+fn decode_snapshots(bytes: &[u8]) -> Result<Vec<Snapshot>, ObjectDamage> {
+    let media =
+        <[SnapshotMedia]>::ref_from_bytes(bytes).map_err(|_| ObjectDamage::Field("snapshots"))?;
+    let decode = |(index, media)| match snapshot::decode(media) {
+        Ok(SnapshotChange::Created(snapshot)) => Ok(snapshot),
+        Ok(SnapshotChange::Deleted(_)) => Err(ObjectDamage::Record { index, field: "kind" }),
+        Err(field) => Err(ObjectDamage::Record { index, field }),
+    };
+    (0..).zip(media).map(decode).collect()
 }

@@ -28,8 +28,11 @@ mod manifest;
 mod name;
 mod owner;
 mod segment;
+mod snapshot;
 
-pub use checkpoint::{Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment};
+pub use checkpoint::{
+    Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, RetainedSegment,
+};
 pub use damage::ObjectDamage;
 pub use manifest::{HOST_BYTES_MAX, Manifest, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, WINDOW_MAX};
 pub use name::{
@@ -40,6 +43,9 @@ pub use owner::{Owner, OwnerState};
 pub use segment::{
     EXTENT_SECTORS_MAX, RECORDS_MAX, Record, RecordKind, SEAL_BYTES, SEGMENT_HEADER, Seal,
     SegmentHead, SegmentHeader, SegmentObject, head_bytes, head_bytes_needed, is_seal,
+};
+pub use snapshot::{
+    SNAPSHOT_NAME_BYTES_MAX, SNAPSHOTS_MAX, Snapshot, SnapshotChange, is_snapshot_name,
 };
 
 /// Bytes of a sector: the unit of places in a volume and in a segment.

@@ -4,8 +4,8 @@
 //! ```text
 //! 64              72             80                88            96        100       104
 //! │ chain_durable │ parent_epoch │ parent_sequence │ parent_hash │ records │ sources │ sectors │
-//! 108        128         128 + 16 sources        head_bytes       next multiple of 512
-//! │ reserved │ sources … │ records, 24 bytes each … │ zeroes      │ data …
+//! 108       112        128         + 16 sources  + 24 records                 next multiple of 512
+//! │ changes │ reserved │ sources … │ records …   │ changes, 96 bytes │ zeroes │ data …
 //! ```
 //!
 //! A seal lies under the name of a segment, and ends its epoch before that segment.
@@ -16,10 +16,13 @@
 //! - FM-SG2 `chain_durable` is below the segment's own sequence: no segment states that it is
 //!   durable itself.
 //! - FM-SG3 Records are in the order in which they were written; a later one counts.
+//! - FM-SG4 A change names a snapshot at a place before the segment's own, and follows all records
+//!   of the segment.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::snapshot::{self, SnapshotChange, SnapshotMedia};
 use super::{Identity, ObjectDamage, Place, SECTOR, VOLUME_SECTORS_MAX};
 use super::{check_common, check_place, finish, hash};
 
@@ -36,6 +39,8 @@ pub const RECORDS_MAX: usize = 1 << 16;
 const RECORD: usize = 24;
 const SOURCE: usize = 16;
 const SOURCES_MAX: usize = 1 << 16;
+/// Changes of snapshots in a segment at most.
+const CHANGES_MAX: usize = 64;
 const SEGMENT_MAGIC: [u8; 8] = *b"MPOVSEGM";
 const SEAL_MAGIC: [u8; 8] = *b"MPOVSEAL";
 
@@ -100,6 +105,8 @@ pub struct SegmentHead {
     pub sectors: u32,
     /// Its extents, in the order in which they were written.
     pub records: Vec<Record>,
+    /// Snapshots that were made or deleted, after the records.
+    pub changes: Vec<SnapshotChange>,
     /// Hash of the head: `parent_hash` of the next segment.
     pub hash: u64,
 }
@@ -143,7 +150,8 @@ struct HeaderMedia {
     records: U32,
     sources: U32,
     sectors: U32,
-    reserved: [u8; 20],
+    changes: U32,
+    reserved: [u8; 16],
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -169,16 +177,16 @@ struct RecordMedia {
 const _: () = assert!(super::COMMON + size_of::<HeaderMedia>() == SEGMENT_HEADER);
 const _: () = assert!(size_of::<RecordMedia>() == RECORD && size_of::<SourceMedia>() == SOURCE);
 
-/// Bytes of a head with so many sources and records.
+/// Bytes of a head with so many sources, records and changes of snapshots.
 #[must_use]
-pub fn head_bytes(sources: usize, records: usize) -> usize {
-    SEGMENT_HEADER + sources * SOURCE + records * RECORD
+pub fn head_bytes(sources: usize, records: usize, changes: usize) -> usize {
+    SEGMENT_HEADER + sources * SOURCE + records * RECORD + changes * snapshot::ENTRY
 }
 
-/// Bytes of the head that these records need.
+/// Bytes of the head that these records and changes need.
 #[must_use]
-pub fn head_bytes_needed(records: &[Record]) -> usize {
-    head_bytes(sources_of(records).len(), records.len())
+pub fn head_bytes_needed(records: &[Record], changes: &[SnapshotChange]) -> usize {
+    head_bytes(sources_of(records).len(), records.len(), changes.len())
 }
 
 fn sources_of(records: &[Record]) -> Vec<Place> {
@@ -198,9 +206,16 @@ impl SegmentHeader {
     ///
     /// # Panics
     /// If the decoder would refuse it (FM-OV2).
-    pub fn encode(&self, identity: &Identity, records: &[Record], object: &mut [u8]) -> u64 {
+    pub fn encode(
+        &self,
+        identity: &Identity,
+        records: &[Record],
+        changes: &[SnapshotChange],
+        object: &mut [u8],
+    ) -> u64 {
         let sources = sources_of(records);
-        let (head_end, sectors) = (head_bytes(sources.len(), records.len()), object.len() / SECTOR);
+        let head_end = head_bytes(sources.len(), records.len(), changes.len());
+        let sectors = object.len() / SECTOR;
         assert_eq!(object.len() % SECTOR, 0, "a segment has whole sectors");
         assert!(
             head_end <= object.len() && sources.len() < SOURCES_MAX,
@@ -208,6 +223,7 @@ impl SegmentHeader {
         );
         let sectors = u32::try_from(sectors).expect("below 64 Ki sectors, asserted below");
         assert_eq!(self.wrong_field(identity, records, sectors, head_end), None, "{self:?}");
+        assert_eq!(wrong_change(changes, identity.place), None, "{changes:?}");
         let media = HeaderMedia {
             chain_durable: U64::new(self.chain_durable),
             parent_epoch: U64::new(self.parent.epoch),
@@ -216,7 +232,8 @@ impl SegmentHeader {
             records: U32::new(u32::try_from(records.len()).expect("checked above")),
             sources: U32::new(u32::try_from(sources.len()).expect("checked above")),
             sectors: U32::new(sectors),
-            reserved: [0; 20],
+            changes: U32::new(u32::try_from(changes.len()).expect("checked above")),
+            reserved: [0; 16],
         };
         object[super::COMMON..SEGMENT_HEADER].copy_from_slice(media.as_bytes());
         let mut at = SEGMENT_HEADER;
@@ -229,6 +246,10 @@ impl SegmentHeader {
         for record in records {
             object[at..at + RECORD].copy_from_slice(encode_record(record, &sources).as_bytes());
             at += RECORD;
+        }
+        for change in changes {
+            object[at..at + snapshot::ENTRY].copy_from_slice(snapshot::encode(change).as_bytes());
+            at += snapshot::ENTRY;
         }
         object[at..at.next_multiple_of(SECTOR)].fill(0);
         finish(object, SEGMENT_MAGIC, identity, head_end);
@@ -269,6 +290,18 @@ impl SegmentHeader {
             Some(ObjectDamage::Record { index, field })
         })
     }
+}
+
+/// FM-SG4.
+fn wrong_change(changes: &[SnapshotChange], place: Place) -> Option<ObjectDamage> {
+    if changes.len() > CHANGES_MAX {
+        return Some(ObjectDamage::Field("changes"));
+    }
+    (0..).zip(changes).find_map(|(index, change)| {
+        let is_before = change.snapshot().place < place;
+        let field = change.snapshot().wrong_field(place).or((!is_before).then_some("place"))?;
+        Some(ObjectDamage::Record { index, field })
+    })
 }
 
 fn wrong_record(r: &Record, place: Place, data_at: u64, sectors: u64) -> Option<&'static str> {
@@ -418,13 +451,18 @@ fn decode_segment(
     }
     let count = |n: U32| usize::try_from(n.get()).unwrap_or(usize::MAX);
     let (sources, records) = (count(media.sources), count(media.records));
+    let changes = count(media.changes);
     if sources >= SOURCES_MAX || records > RECORDS_MAX {
         return Err(ObjectDamage::Field("records"));
     }
-    if head.len() != head_bytes(sources, records) {
+    if changes > CHANGES_MAX {
+        return Err(ObjectDamage::Field("changes"));
+    }
+    if head.len() != head_bytes(sources, records, changes) {
         return Err(ObjectDamage::Field("head_bytes"));
     }
-    let (source_bytes, record_bytes) = rest.split_at(sources * SOURCE);
+    let (source_bytes, rest) = rest.split_at(sources * SOURCE);
+    let (record_bytes, change_bytes) = rest.split_at(records * RECORD);
     let media_sources = <[SourceMedia]>::ref_from_bytes(source_bytes)
         .map_err(|_| ObjectDamage::Field("sources"))?;
     let sources: Vec<Place> = media_sources
@@ -451,5 +489,19 @@ fn decode_segment(
     if let Some(damage) = header.wrong_field(&identity, &records, sectors, head.len()) {
         return Err(damage);
     }
-    Ok(SegmentHead { identity, header, sectors, records, hash: hash(head) })
+    let changes = decode_changes(change_bytes, place)?;
+    Ok(SegmentHead { identity, header, sectors, records, changes, hash: hash(head) })
+}
+
+fn decode_changes(bytes: &[u8], place: Place) -> Result<Vec<SnapshotChange>, ObjectDamage> {
+    let media =
+        <[SnapshotMedia]>::ref_from_bytes(bytes).map_err(|_| ObjectDamage::Field("changes"))?;
+    let decode = |(index, media)| {
+        snapshot::decode(media).map_err(|field| ObjectDamage::Record { index, field })
+    };
+    let changes = (0..).zip(media).map(decode).collect::<Result<Vec<_>, _>>()?;
+    match wrong_change(&changes, place) {
+        Some(damage) => Err(damage),
+        None => Ok(changes),
+    }
 }

@@ -15,7 +15,15 @@ fn record(kind: RecordKind, start: u64, sectors: u32, at: u16, crc: u32) -> Reco
     Record { kind, start, sectors, at, crc }
 }
 
-/// A segment with one record of each kind, and two sectors of data.
+/// Bytes of the head of [`segment`].
+const HEAD: usize = 312;
+
+fn snapshot(name: &str, sequence: u64) -> Snapshot {
+    let place = Place { epoch: 3, sequence };
+    Snapshot { name: name.into(), place, created_at: 1_700_000_000, volume_sectors: VOLUME }
+}
+
+/// A segment with one record of each kind, two sectors of data, and a change of a snapshot.
 fn segment() -> (Vec<u8>, SegmentHead) {
     let moved = RecordKind::Moved { from: Place { epoch: 2, sequence: 5 }, from_at: 9 };
     let records = vec![
@@ -28,9 +36,11 @@ fn segment() -> (Vec<u8>, SegmentHead) {
         parent: Place { epoch: 3, sequence: 6 },
         parent_hash: 0xfeed,
     };
+    let changes = vec![SnapshotChange::Deleted(snapshot("daily-1", 6))];
     let mut object = vec![0x5a; 3 * SECTOR];
-    let hash = header.encode(&identity(3, 7), &records, &mut object);
-    let head = SegmentHead { identity: identity(3, 7), header, sectors: 3, records, hash };
+    let hash = header.encode(&identity(3, 7), &records, &changes, &mut object);
+    let identity = identity(3, 7);
+    let head = SegmentHead { identity, header, sectors: 3, records, changes, hash };
     (object, head)
 }
 
@@ -69,6 +79,8 @@ fn checkpoint() -> Checkpoint {
         header: CheckpointHeader { identity: identity(3, 7), tail_hash: 0xbeef },
         segments: vec![segment(1, 8), segment(2, 0), segment(7, 8)],
         extents: vec![extent(0, 2, 8), extent(8, 0, 0)],
+        retained: vec![RetainedSegment { segment: 1, dead_at: Place::new(3, 6) }],
+        snapshots: vec![snapshot("a", 5), snapshot("b", 7)],
     }
 }
 
@@ -85,15 +97,18 @@ fn the_bytes_of_a_segment_are_those_of_the_format_page() {
     at(0, b"MPOVSEGM\x01\x00\x00\x00");
     at(16, &UUID);
     at(32, &[3, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
-    at(48, &[216, 0, 0, 0, 0, 0, 0, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+    at(48, &[0x38, 1, 0, 0, 0, 0, 0, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
     at(64, &[4, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0xed, 0xfe]);
-    at(96, &[3, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]);
+    at(96, &[3, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0]);
     at(128, &[2, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
     at(144, &[16, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 13, 12, 11, 10, 1, 0, 0, 0, 0, 0, 1, 0]);
     at(192, &[80, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 2, 0, 9, 0, 0, 0, 3, 0]);
-    at(216, &[0; 296]);
+    at(216, &[3, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0xf1, 0x53, 0x65, 0, 0, 0, 0]);
+    at(240, &[0, 0, 16, 0, 0, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0]);
+    at(256, b"daily-1\0");
+    at(264, &[0; 248]);
     at(512, &[0x5a; 1024]);
-    assert_eq!(stated_head_bytes(&object), Ok(216));
+    assert_eq!(stated_head_bytes(&object), Ok(HEAD as u64));
 }
 
 #[test]
@@ -123,6 +138,10 @@ fn the_bytes_of_the_other_objects_are_those_of_the_page() {
     assert_eq!(&checkpoint[128..152], &first);
     let extent = [0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 1, 0, 8, 0, 8, 0, 16, 0];
     assert_eq!(&checkpoint[200..224], &extent);
+    assert_eq!((&checkpoint[84..88], &checkpoint[96..100]), (&[2, 0, 0, 0][..], &[1, 0, 0, 0][..]));
+    let retained = [3, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(&checkpoint[248..272], &retained);
+    assert_eq!((&checkpoint[312..314], checkpoint.len()), (&b"a\0"[..], 464));
 }
 
 #[test]
@@ -152,7 +171,7 @@ fn any_flipped_bit_is_detected_in_every_object() {
         }
     };
     // The data of a segment have checksums of their own.
-    flipped(segment().0, 216, &|o| decode_segment(o).is_ok());
+    flipped(segment().0, HEAD, &|o| decode_segment(o).is_ok());
     let seal = Seal { identity: identity(3, 7), by_epoch: 5 }.encode();
     flipped(seal, SEAL_BYTES, &|o| decode_segment(o).is_ok());
     let object = manifest().encode();
@@ -181,7 +200,7 @@ fn impossible_values_are_refused_despite_good_checksums() {
     let forged = |offset: usize, bytes: &[u8]| {
         let (mut object, _) = segment();
         object[offset..offset + bytes.len()].copy_from_slice(bytes);
-        let crc = crate::checksum_without(&object[..216], CRC);
+        let crc = crate::checksum_without(&object[..HEAD], CRC);
         object[CRC].copy_from_slice(&crc.to_le_bytes());
         decode_segment(&object).unwrap_err()
     };
@@ -190,7 +209,15 @@ fn impossible_values_are_refused_despite_good_checksums() {
     assert_eq!(forged(80, &[5]), ObjectDamage::Field("parent"));
     assert_eq!(forged(72, &[4]), ObjectDamage::Field("parent"));
     assert_eq!(forged(104, &[0]), ObjectDamage::Field("sectors"));
-    assert_eq!(forged(108, &[1]), ObjectDamage::Field("reserved"));
+    assert_eq!(forged(108, &[0]), ObjectDamage::Field("head_bytes"));
+    assert_eq!(forged(108, &[65]), ObjectDamage::Field("changes"));
+    assert_eq!(forged(112, &[1]), ObjectDamage::Field("reserved"));
+    assert_eq!(forged(224, &[7]), record(0, "place"));
+    assert_eq!(forged(246, &[0x80]), record(0, "volume_sectors"));
+    assert_eq!(forged(248, &[3]), record(0, "kind"));
+    assert_eq!(forged(249, &[6]), record(0, "reserved"));
+    assert_eq!(forged(249, &[57]), record(0, "name_bytes"));
+    assert_eq!(forged(256, b"/"), record(0, "name"));
     assert_eq!(forged(128, &[4]), record(2, "source"));
     assert_eq!(forged(152, &[3]), record(0, "at"));
     assert_eq!(forged(153, &[2]), record(0, "sectors"));
@@ -199,9 +226,44 @@ fn impossible_values_are_refused_despite_good_checksums() {
     assert_eq!(forged(184, &[1]), record(1, "at"));
     assert_eq!(forged(8, &[2]), ObjectDamage::Version { found: 2, known: 1 });
     assert_eq!(forged(10, &[1]), ObjectDamage::Field("reserved"));
-    let mut wrong = checkpoint();
-    wrong.segments[0].live = 9;
-    assert!(std::panic::catch_unwind(|| wrong.encode(VOLUME)).is_err());
+}
+
+#[test]
+fn impossible_checkpoints_are_refused() {
+    let refused = |change: fn(&mut Checkpoint)| {
+        let mut wrong = checkpoint();
+        change(&mut wrong);
+        std::panic::catch_unwind(|| wrong.encode(VOLUME)).is_err()
+    };
+    assert!(!refused(|_| ()));
+    assert!(refused(|c| c.segments[0].live = 9));
+    assert!(refused(|c| c.snapshots.swap(0, 1)));
+    assert!(refused(|c| c.snapshots[1].name = "a".into()));
+    assert!(refused(|c| c.snapshots[1].place.sequence = 8));
+    // Nobody needs it: it is alive, was dead at the snapshot, or is younger.
+    assert!(refused(|c| c.retained[0].segment = 0));
+    assert!(refused(|c| c.retained[0].dead_at.sequence = 5));
+    assert!(refused(|c| c.snapshots[0].place.sequence = 1));
+    assert!(refused(|c| c.retained[0].dead_at.sequence = 8));
+}
+
+#[test]
+fn garbage_is_what_neither_map_nor_snapshots_need() {
+    let mut checkpoint = checkpoint();
+    assert_eq!(checkpoint.garbage().count(), 0);
+    checkpoint.retained.clear();
+    assert_eq!(checkpoint.garbage().collect::<Vec<_>>(), [Place::new(3, 2)]);
+}
+
+#[test]
+fn names_of_snapshots_are_words() {
+    let longest = "x".repeat(SNAPSHOT_NAME_BYTES_MAX);
+    for name in ["a", "Before_upgrade-2.1", "7", &longest] {
+        assert!(is_snapshot_name(name), "{name}");
+    }
+    for name in ["", "-a", ".a", "a/b", "a@b", "a b", "ä", &format!("{longest}x")] {
+        assert!(!is_snapshot_name(name), "{name}");
+    }
 }
 
 #[test]
@@ -244,7 +306,7 @@ proptest! {
 
     #[test]
     fn fields_with_good_checksums_are_decoded_or_refused(
-        bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 1 => any::<u8>()], 0..400)
+        bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 1 => any::<u8>()], 0..600)
     ) {
         let place = Place { epoch: 3, sequence: 7 };
         let _ = decode_segment(&repaired(bytes.clone(), *b"MPOVSEGM", place));
@@ -270,7 +332,7 @@ proptest! {
             .iter()
             .map(|&(at, sectors, kind, crc)| record(kind_of(at, kind), at, sectors, 0, crc))
             .collect();
-        let mut at = u16::try_from(head_bytes_needed(&records).div_ceil(SECTOR)).unwrap();
+        let mut at = u16::try_from(head_bytes_needed(&records, &[]).div_ceil(SECTOR)).unwrap();
         for record in &mut records {
             if record.has_data() {
                 record.at = at;
@@ -282,7 +344,7 @@ proptest! {
         let mut object = vec![0xaa; usize::from(at) * SECTOR];
         let header =
             SegmentHeader { chain_durable: 0, parent: Place::new(3, 6), parent_hash: 1 };
-        header.encode(&identity(3, 7), &records, &mut object);
+        header.encode(&identity(3, 7), &records, &[], &mut object);
         let Ok(SegmentObject::Segment(head)) = decode_segment(&object) else {
             panic!("refused: {records:?}");
         };

@@ -15,7 +15,7 @@ pub static MANUAL: Manual = Manual {
     name: "objvol",
     version: (1, 0, 0),
     about: "a log-structured volume on an object store",
-    arguments: "<url> [<#opt_args> [<option> [<value>]]...]",
+    arguments: "<url>[@<snapshot>] [<#opt_args> [<option> [<value>]]...]",
     specs,
     metrics: || attr::metric_specs(&FIGURES),
 };
@@ -51,16 +51,16 @@ fn or_none(text: Option<String>) -> Value {
     text.unwrap_or_else(|| "none".to_owned()).into()
 }
 
-static FIGURES: [Figure; 16] = [
-    text("state", "open, closed, fenced, refused (by the store) or waiting (for it)", |t| {
-        t.state_word().into()
-    }),
+static FIGURES: [Figure; 18] = [
+    text(
+        "state",
+        "open, closed, fenced, refused (by the store), waiting (for it) or deleted",
+        |t| t.state_word().into(),
+    ),
     text("fence", "who has taken the volume over", |t| {
         or_none(t.fence().map(|fence| fence.to_string()))
     }),
-    text("refusal", "why the store refuses", |t| {
-        or_none(t.volume_status().and_then(|status| status.denial))
-    }),
+    text("refusal", "why the store refuses", |t| or_none(t.store_state().0)),
     figure("epoch", "number of this opening of the volume", |t| of_volume(t, |s| s.epoch)),
     figure("stored_segment_size", "bytes of a full object of the volume", |t| {
         t.volume().map_or(0, |volume| u64::from(volume.geometry().segment_bytes)).into()
@@ -68,9 +68,13 @@ static FIGURES: [Figure; 16] = [
     gauge("behind_bytes", "data that would be lost with this machine now", |t| {
         of_volume(t, |s| s.behind_bytes)
     }),
-    gauge("extents", "entries of the map", |t| of_volume(t, |s| s.extents)),
+    gauge("extents", "entries of the map", |t| t.extents().into()),
     gauge("stored_bytes", "segments in the store", |t| of_volume(t, |s| s.stored_bytes)),
     gauge("live_bytes", "data in them that can still be read", |t| of_volume(t, |s| s.live_bytes)),
+    gauge("snapshots", "states of the volume that have a name", |t| of_volume(t, |s| s.snapshots)),
+    gauge("retained_bytes", "segments that only snapshots need", |t| {
+        of_volume(t, |s| s.retained_bytes)
+    }),
     counter("put_requests", "objects that were sent", |t| t.counts.puts.get().into()),
     counter("get_requests", "reads of the store", |t| t.counts.gets.get().into()),
     counter("list_requests", "pages of listings", |t| t.counts.lists.get().into()),
@@ -94,11 +98,45 @@ impl VolumeTarget {
         }
         match &*self.state.borrow() {
             State::Closed | State::Fenced(_) => "closed",
-            State::Open(volume) => match volume.status() {
-                VolumeStatus { denial: Some(_), .. } => "refused",
-                VolumeStatus { last_failure: Some(_), .. } => "waiting",
-                VolumeStatus { .. } => "open",
+            State::Snapshot(snapshot) if snapshot.is_deleted() => "deleted",
+            State::Open(_) | State::Snapshot(_) => match self.store_state() {
+                (Some(_), _) => "refused",
+                (None, Some(_)) => "waiting",
+                (None, None) => "open",
             },
+        }
+    }
+
+    /// Why the store refuses, and why it does not answer.
+    fn store_state(&self) -> (Option<String>, Option<String>) {
+        match &*self.state.borrow() {
+            State::Closed | State::Fenced(_) => (None, None),
+            State::Snapshot(snapshot) => (snapshot.denial(), snapshot.last_failure()),
+            State::Open(volume) => {
+                let VolumeStatus { denial, last_failure, .. } = volume.status();
+                (denial, last_failure)
+            }
+        }
+    }
+
+    fn extents(&self) -> u64 {
+        match &*self.state.borrow() {
+            State::Closed | State::Fenced(_) => 0,
+            State::Snapshot(snapshot) => snapshot.extents(),
+            State::Open(volume) => volume.status().extents,
+        }
+    }
+
+    /// What an operator should look at.
+    pub(super) fn problem(&self) -> Option<String> {
+        if let Some(fence) = self.fence() {
+            return Some(fence.to_string());
+        }
+        match (self.state_word(), self.store_state()) {
+            ("deleted", _) => Some("the snapshot was deleted: every read fails".to_owned()),
+            (_, (Some(denial), _)) => Some(format!("the store refuses: {denial}")),
+            (_, (None, Some(failure))) => Some(format!("the store does not answer: {failure}")),
+            (_, (None, None)) => None,
         }
     }
 
@@ -106,9 +144,9 @@ impl VolumeTarget {
     /// the volume over, or what is wrong with the store; `-` when nothing is.
     pub(super) fn status_line(&self) -> String {
         let status = self.volume_status();
-        let numbers = status
-            .as_ref()
-            .map_or([0; 5], |s| [s.epoch, s.extents, s.behind_bytes, s.stored_bytes, s.live_bytes]);
+        let [epoch, behind, stored, live] =
+            status.map_or([0; 4], |s| [s.epoch, s.behind_bytes, s.stored_bytes, s.live_bytes]);
+        let numbers = [epoch, self.extents(), behind, stored, live];
         let counts = &self.counts;
         let counts = [&counts.puts, &counts.gets, &counts.lists, &counts.deletes];
         let mut line = self.state_word().to_owned();
@@ -116,8 +154,7 @@ impl VolumeTarget {
             line.push_str(&format!(" {number}"));
         }
         let fence = self.fence().map(|fence| fence.to_string());
-        let denial = status.as_ref().and_then(|status| status.denial.clone());
-        let failure = status.and_then(|status| status.last_failure);
+        let (denial, failure) = self.store_state();
         let words = fence.or(denial).or(failure).unwrap_or_else(|| "-".to_owned());
         format!("{line} {words}")
     }

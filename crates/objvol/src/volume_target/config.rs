@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The table line: `URL [<#opt_args> [<option> [<value>]]...]`.
+//! The table line: `URL [<#opt_args> [<option> [<value>]]...]`, or `URL@SNAPSHOT`.
 //!
 //! Invariants
 //! - OV-TC1 [`TargetConfig::table`] names what differs from the defaults, and parses to the same.
@@ -9,6 +9,7 @@ use block::{Error, Nanos, Sector};
 use format::objvol::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::config::{Geometry, OpenOptions};
+use crate::snapshot::check_snapshot_name;
 
 /// The least map: 40,000 extents.
 const MAP_MEMORY_MIN: u64 = 1 << 20;
@@ -97,12 +98,19 @@ pub(crate) static OPTIONS: [Opt; 6] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetConfig {
     pub(crate) url: String,
+    pub(crate) snapshot: Option<String>,
     pub(crate) segment_bytes: u32,
     pub(crate) gc_threshold: u32,
     pub(crate) map_memory: u64,
     pub(crate) grace_s: u64,
     pub(crate) single_writer: bool,
     pub(crate) take_over: bool,
+}
+
+/// The URL of a volume and the name of a snapshot, of a word like `URL@NAME` or `URL`. No URL of a
+/// store has an `@`.
+pub fn split_snapshot(word: &str) -> (&str, Option<&str>) {
+    word.split_once('@').map_or((word, None), |(url, name)| (url, Some(name)))
 }
 
 impl TargetConfig {
@@ -114,8 +122,11 @@ impl TargetConfig {
         let Some((url, rest)) = args.split_first() else {
             return Err(Error::invalid("must be URL [#opt_args [OPTION [VALUE]]...]"));
         };
+        let (url, snapshot) = split_snapshot(url);
+        snapshot.map_or(Ok(()), check_snapshot_name)?;
         let mut config = TargetConfig {
-            url: (*url).to_owned(),
+            url: url.to_owned(),
+            snapshot: snapshot.map(str::to_owned),
             segment_bytes: 4 << 20,
             gc_threshold: 75,
             map_memory: 256 << 20,
@@ -125,6 +136,10 @@ impl TargetConfig {
         };
         let Some((count, words)) = rest.split_first() else { return Ok(config) };
         attr::check_count(count, words, 2 * OPTIONS.len())?;
+        if let (Some(name), Some(word)) = (&config.snapshot, words.first()) {
+            let text = format!("`{word}`: the table of a snapshot, here {name}, takes no options");
+            return Err(Error::invalid(text));
+        }
         attr::options(&OPTIONS, words, |option, word| {
             let value = match option.spec.form {
                 OptionForm::Name => Value::Flag(true),
@@ -143,8 +158,16 @@ impl TargetConfig {
         &self.url
     }
 
+    /// The snapshot that the table line names.
+    pub fn snapshot(&self) -> Option<&str> {
+        self.snapshot.as_deref()
+    }
+
     /// The arguments of a table line (OV-TC1).
     pub fn table(&self) -> String {
+        if let Some(name) = &self.snapshot {
+            return format!("{}@{name}", self.url);
+        }
         let defaults = TargetConfig::parse(&[&self.url]).expect("a URL alone is allowed");
         let mut words = Vec::new();
         for option in &OPTIONS {
@@ -203,6 +226,9 @@ mod tests {
             assert_eq!(config.table(), line);
             assert_eq!(parsed(&config.table()).unwrap(), config);
         }
+        let snapshot = parsed("s3://b/p@Monday 0").unwrap();
+        assert_eq!((snapshot.url(), snapshot.snapshot()), ("s3://b/p", Some("Monday")));
+        assert_eq!(snapshot.table(), "s3://b/p@Monday");
         let defaults = "s3://b/p 8 segment_size 4M gc_threshold 75 map_memory 256M grace 1m";
         assert_eq!(parsed(defaults).unwrap().table(), "s3://b/p");
     }
@@ -224,6 +250,9 @@ mod tests {
             ("s3://b/p 2 gc_threshold 91", "gc_threshold: `91`: a number from 0 to 90 percent"),
             ("s3://b/p 2 grace 2d", "grace: `2d`: 0 to 86400 s"),
             ("s3://b/p 1 take", "take"),
+            ("s3://b/p@", "``: the name of a snapshot has 1 to 56 letters"),
+            ("s3://b/p@a@b", "`a@b`: the name of a snapshot"),
+            ("s3://b/p@a 1 take_over", "`take_over`: the table of a snapshot, here a, takes no"),
         ] {
             let e = parsed(line).unwrap_err().to_string();
             assert!(e.contains(why), "{line}: {e}");

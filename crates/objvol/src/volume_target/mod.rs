@@ -14,8 +14,11 @@
 //! - OV-TG3 A target that was fenced stays so: only a new table takes the volume back, because
 //!   somebody must have decided that.
 //! - OV-TG4 A volume is made only where nothing lies, and the operator is told.
+//! - OV-TG5 The table of a snapshot takes no writes, from the load on, and writes nothing.
+
 mod attributes;
 mod config;
+mod messages;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -31,11 +34,12 @@ use crate::config::{Geometry, OpenOptions};
 use crate::open::{Contents, contents, create};
 use crate::request_counts::RequestCounts;
 use crate::shared::Fence;
+use crate::snapshot_device::{self, SnapshotDevice};
 use crate::store::ObjectStore;
-use crate::volume::{Volume, VolumeStatus, limits};
+use crate::volume::{self, Volume, VolumeStatus};
 
 pub use attributes::MANUAL;
-pub use config::TargetConfig;
+pub use config::{TargetConfig, split_snapshot};
 
 /// How long a resume waits for a store that does not answer. Chosen: as long as the daemon's end
 /// may take; a bucket that is away for longer is a reason to look.
@@ -81,6 +85,7 @@ enum State {
     /// Made, or suspended.
     Closed,
     Open(Rc<Volume>),
+    Snapshot(Rc<SnapshotDevice>),
     /// OV-TG3.
     Fenced(Fence),
 }
@@ -113,12 +118,14 @@ impl VolumeTarget {
         environment: Environment,
     ) -> Result<Rc<VolumeTarget>, Error> {
         config.geometry(len).check()?;
+        let is_snapshot = config.snapshot.is_some();
+        let limits_of = if is_snapshot { snapshot_device::limits } else { volume::limits };
         Ok(Rc::new(VolumeTarget {
             name: name.to_owned(),
             config,
             store,
             environment,
-            limits: limits(len),
+            limits: limits_of(len),
             counts: Rc::default(),
             state: RefCell::new(State::Closed),
             on_event: RefCell::default(),
@@ -130,9 +137,9 @@ impl VolumeTarget {
         *self.on_event.borrow_mut() = Some(Box::new(notify));
     }
 
-    /// The store's URL, in one spelling if the table line had that.
-    pub fn url(&self) -> &str {
-        self.config.url()
+    /// What the table line says; the store's URL in one spelling, if the line had that.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
     }
 
     fn notify(&self, event: &VolumeEvent) {
@@ -144,7 +151,7 @@ impl VolumeTarget {
     fn volume(&self) -> Option<Rc<Volume>> {
         match &*self.state.borrow() {
             State::Open(volume) => Some(volume.clone()),
-            State::Closed | State::Fenced(_) => None,
+            State::Closed | State::Fenced(_) | State::Snapshot(_) => None,
         }
     }
 
@@ -153,7 +160,7 @@ impl VolumeTarget {
         match &*self.state.borrow() {
             State::Open(volume) => volume.fence(),
             State::Fenced(fence) => Some(fence.clone()),
-            State::Closed => None,
+            State::Closed | State::Snapshot(_) => None,
         }
     }
 
@@ -199,6 +206,11 @@ impl VolumeTarget {
             );
             return Err(Error::busy(text)); // OV-TG3
         }
+        if let Some(name) = &self.config.snapshot {
+            let opened = SnapshotDevice::open(self.store.clone(), name, &self.options()).await?;
+            *self.state.borrow_mut() = State::Snapshot(opened);
+            return Ok(());
+        }
         let volume = self.open().await?;
         *self.state.borrow_mut() = State::Open(volume.clone());
         reactor::spawn(async move {
@@ -211,7 +223,13 @@ impl VolumeTarget {
 
     /// OV-TG2.
     async fn stop(&self) -> Result<(), Error> {
-        let Some(volume) = self.volume() else { return Ok(()) };
+        let Some(volume) = self.volume() else {
+            let is_fenced = self.fence().is_some();
+            if !is_fenced {
+                *self.state.borrow_mut() = State::Closed;
+            }
+            return Ok(());
+        };
         let closed = volume.close().await;
         let Some(fence) = volume.fence() else {
             *self.state.borrow_mut() = State::Closed;
@@ -233,10 +251,15 @@ impl BlockDevice for VolumeTarget {
         self.limits.clone()
     }
 
+    fn is_stale(&self) -> bool {
+        self.config.snapshot.is_some() // OV-TG5
+    }
+
     fn submit(&self, bio: Bio) {
-        match self.volume() {
-            Some(volume) => volume.submit(bio),
-            None => bio.complete(Status::Stale),
+        match &*self.state.borrow() {
+            State::Open(volume) => volume.submit(bio),
+            State::Snapshot(snapshot) => snapshot.submit(bio),
+            State::Closed | State::Fenced(_) => bio.complete(Status::Stale),
         }
     }
 }
@@ -259,17 +282,7 @@ impl Target for VolumeTarget {
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
-        Box::pin(async move {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let ["checkpoint"] = words[..] else {
-                let words = words.join(" ");
-                let text = format!("unknown message `{words}`: `checkpoint` is allowed");
-                return Err(Error::invalid(text));
-            };
-            let none = || Error::busy(format!("{}: the volume is not open", self.name));
-            self.volume().ok_or_else(none)?.checkpoint().await?;
-            Ok(String::new())
-        })
+        Box::pin(self.answer(words))
     }
 
     /// Closes the volume: everything is durable, and a checkpoint lets the next opening be short.
@@ -303,13 +316,7 @@ impl Target for VolumeTarget {
     }
 
     fn problems(&self) -> Vec<String> {
-        let fence = self.fence().map(|fence| fence.to_string());
-        let status = self.volume_status();
-        let denial = status.as_ref().and_then(|status| status.denial.clone());
-        let denial = denial.map(|why| format!("the store refuses: {why}"));
-        let failure = status.and_then(|status| status.last_failure);
-        let failure = failure.map(|why| format!("the store does not answer: {why}"));
-        fence.or(denial).or(failure).into_iter().collect()
+        self.problem().into_iter().collect()
     }
 }
 

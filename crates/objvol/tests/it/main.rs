@@ -4,6 +4,7 @@
 
 mod border;
 mod bucket;
+mod catalogue;
 mod check;
 mod collection;
 mod crash;
@@ -12,6 +13,7 @@ mod fixture;
 mod judge;
 mod manual;
 mod planted;
+mod snapshots;
 mod takeover;
 mod target;
 mod volume;

@@ -10,7 +10,7 @@ use objvol::Fault;
 use sim::seeds;
 
 use crate::fixture::{Fixture, options};
-use crate::{crash, takeover};
+use crate::{crash, snapshots, takeover};
 
 const SEEDS: u64 = 4000;
 /// Segments of the first writer of a fixture.
@@ -105,6 +105,41 @@ fn moved_data_over_newer_are_caught() {
 #[test]
 fn segments_beyond_the_window_are_caught() {
     writers_find(Fault::IgnoreWindow);
+}
+
+fn snapshots_find(fault: Fault) {
+    let found = seeds::first_failure(0..SEEDS, |seed| snapshots::simulate(seed, Some(fault)));
+    assert!(found.is_some(), "{fault:?} is not found");
+}
+
+#[test]
+fn garbage_that_snapshots_need_is_caught() {
+    snapshots_find(Fault::CollectUnderSnapshots);
+}
+
+#[test]
+fn a_snapshot_before_its_checkpoint_is_caught() {
+    snapshots_find(Fault::SnapshotBeforeCheckpoint);
+}
+
+#[test]
+fn a_deletion_that_frees_shared_segments_is_caught() {
+    snapshots_find(Fault::FreeSharedSegments);
+}
+
+#[test]
+fn deleted_checkpoints_of_snapshots_are_caught() {
+    snapshots_find(Fault::ForgetSnapshotCheckpoints);
+}
+
+#[test]
+fn space_that_is_freed_before_its_deletion_is_caught() {
+    snapshots_find(Fault::FreeBeforeDeletion);
+}
+
+#[test]
+fn a_snapshot_that_is_acknowledged_early_is_caught() {
+    snapshots_find(Fault::AckSnapshotBeforeChain);
 }
 
 /// A segment in the middle of the chain has gone: somebody's lifecycle rule.

@@ -11,6 +11,7 @@ use objvol::{Fault, create};
 use sim::{Machine, RunEnd, World, WorldRef, seeds};
 
 use crate::bucket::{Bucket, BucketRef, Connection, Lies};
+use crate::catalogue::Catalogue;
 use crate::judge::{self, WriterLog};
 use crate::writer::{Setup, Writer, run_bounded};
 
@@ -51,6 +52,15 @@ fn draw_events(world: &WorldRef, writers: usize) -> Vec<(Nanos, Event)> {
 }
 
 pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    simulate_with(seed, fault, None)
+}
+
+/// With a catalogue the writers make and delete snapshots, which others read.
+pub(crate) fn simulate_with(
+    seed: u64,
+    fault: Option<Fault>,
+    catalogue: Option<&Rc<Catalogue>>,
+) -> Result<(), String> {
     let world = World::new(seed);
     let setup = Setup::draw(&world, fault);
     let bucket = Bucket::new(&world);
@@ -65,7 +75,11 @@ pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     bucket.borrow_mut().set_lies(lies);
     let stamps = Rc::new(Cell::new(0));
     let writers: Vec<Rc<Writer>> = (0..count)
-        .map(|n| Writer::new(&world, &bucket, setup, &format!("host{n}"), &stamps))
+        .map(|n| {
+            let mut writer = Writer::of(&world, &bucket, setup, &format!("host{n}"), &stamps);
+            writer.catalogue = catalogue.cloned();
+            Rc::new(writer)
+        })
         .collect();
     let span =
         world.borrow_mut().rng.pick(&[1, 5_000_000_000, 100_000_000_000, 7200 * 1_000_000_000]);
@@ -82,6 +96,11 @@ pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
             writer.work(requests, closes).await;
         });
     }
+    if let Some(catalogue) = catalogue {
+        let connection = Connection::new(&bucket);
+        let reader = catalogue.clone().read_some(world.clone(), connection, setup);
+        machine.spawn(u16::try_from(count).unwrap() + 1, reader);
+    }
     run(&world, &bucket, &mut machine, &writers)?;
     finish(&world, &bucket, machine, &writers, &stamps)
 }
@@ -93,7 +112,11 @@ fn run(
     machine: &mut Machine,
     writers: &[Rc<Writer>],
 ) -> Result<(), String> {
-    let failure = || writers.iter().find_map(|writer| writer.failure.borrow().clone());
+    let catalogue = writers[0].catalogue.as_ref();
+    let failure = || {
+        let of_writers = writers.iter().find_map(|writer| writer.failure.borrow().clone());
+        of_writers.or_else(|| catalogue.and_then(|catalogue| catalogue.failure.borrow().clone()))
+    };
     for (at, event) in draw_events(world, writers.len()) {
         machine.run(|| world.borrow().now() >= at || failure().is_some());
         match event {
@@ -127,6 +150,10 @@ fn finish(
     stamps: &Rc<Cell<u64>>,
 ) -> Result<(), String> {
     let setup = writers[0].setup;
+    let catalogue = writers[0].catalogue.clone();
+    if catalogue.is_some() {
+        machine.kill_process(u16::try_from(writers.len() + 1).unwrap());
+    }
     for core in 1..=writers.len() {
         machine.kill_process(u16::try_from(core).unwrap());
     }
@@ -148,7 +175,10 @@ fn finish(
         }
         eprintln!("{setup:?}");
     }
-    judge::check(&logs)
+    judge::check(&logs)?;
+    let Some(catalogue) = catalogue else { return Ok(()) };
+    let judged = catalogue.judge(Connection::new(bucket), setup, logs);
+    run_bounded(&machine, world, judged).map_err(|stop| format!("{stop:?}"))?
 }
 
 #[test]

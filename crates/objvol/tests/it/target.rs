@@ -229,7 +229,7 @@ fn messages_and_attributes_name_what_is_allowed() {
     assert_eq!(message("checkpoint").unwrap(), "");
     assert_eq!(checkpoints(&stage), 1);
     let e = message("collect").unwrap_err().to_string();
-    assert!(e.contains("unknown message `collect`: `checkpoint` is allowed"), "{e}");
+    assert!(e.contains("unknown message `collect`: `checkpoint`, `snapshot NAME`"), "{e}");
     let set = |name: &str| {
         stage.run(subject.target.clone().set_attribute(name.into(), "1".into())).unwrap_err().kind()
     };

@@ -11,6 +11,7 @@ use sim::harness::{self, Step};
 use sim::{Machine, RunEnd, WorldRef};
 
 use crate::bucket::{BucketRef, Connection};
+use crate::catalogue::Catalogue;
 use crate::judge::{BLOCK_BYTES, BLOCK_SECTORS, Change, WriterLog, fill, stamps};
 
 /// The volume of a seed, and how writers work with it.
@@ -66,6 +67,9 @@ impl Setup {
     }
 }
 
+/// How often a writer makes or deletes a snapshot before a request.
+const SNAPSHOTS_PER_MILLE: u32 = 80;
+
 /// Virtual time after which something hangs: outages are shorter.
 const HANGS: Nanos = Nanos::from_secs(12 * 3600);
 
@@ -99,6 +103,8 @@ pub(crate) struct Writer {
     /// So many changes have completed: what a FLUSH covers.
     completed: Cell<usize>,
     stamps: Rc<Cell<u64>>,
+    /// Where it takes snapshots, if it does.
+    pub(crate) catalogue: Option<Rc<Catalogue>>,
 }
 
 /// Why a writer stops.
@@ -122,7 +128,17 @@ impl Writer {
         host: &str,
         stamps: &Rc<Cell<u64>>,
     ) -> Rc<Writer> {
-        Rc::new(Writer {
+        Rc::new(Writer::of(world, bucket, setup, host, stamps))
+    }
+
+    pub(crate) fn of(
+        world: &WorldRef,
+        bucket: &BucketRef,
+        setup: Setup,
+        host: &str,
+        stamps: &Rc<Cell<u64>>,
+    ) -> Writer {
+        Writer {
             world: world.clone(),
             setup,
             connection: Connection::new(bucket),
@@ -132,7 +148,8 @@ impl Writer {
             failure: RefCell::default(),
             completed: Cell::default(),
             stamps: stamps.clone(),
-        })
+            catalogue: None,
+        }
     }
 
     /// Opens the volume, does `requests` requests, and closes it if `closes`.
@@ -158,7 +175,15 @@ impl Writer {
             log.epoch = volume.status().epoch;
             log.view = Some(view);
         }
+        if let Some(catalogue) = &self.catalogue {
+            catalogue.list(&volume);
+        }
         for _ in 0..requests {
+            if let Some(catalogue) = &self.catalogue
+                && self.world.borrow_mut().rng.chance_per_mille(SNAPSHOTS_PER_MILLE)
+            {
+                self.change_snapshots(catalogue, &volume).await?;
+            }
             self.request(&device).await?;
         }
         if closes {
@@ -169,6 +194,55 @@ impl Writer {
                 Err(e) => return Err(Stop::Failed(format!("close failed: {}", e.chain()))),
             }
         }
+        Ok(())
+    }
+
+    /// Makes or deletes a snapshot, beside what follows or before it.
+    async fn change_snapshots(
+        self: &Rc<Self>,
+        catalogue: &Rc<Catalogue>,
+        volume: &Rc<Volume>,
+    ) -> Result<(), Stop> {
+        let (is_deletion, waits) = {
+            let rng = &mut self.world.borrow_mut().rng;
+            (rng.chance_per_mille(400), rng.chance_per_mille(500))
+        };
+        let epoch = volume.status().epoch;
+        let deletion = if is_deletion { catalogue.draw_deletion(&self.world, epoch) } else { None };
+        let (this, catalogue, volume) = (self.clone(), catalogue.clone(), volume.clone());
+        let completed = self.completed.get();
+        let work = async move {
+            let done = match deletion {
+                Some((nth, name)) => {
+                    let deleted = volume.delete_snapshot(&name).await;
+                    deleted.map(|()| catalogue.deleted(nth))
+                }
+                None => {
+                    let (nth, name) = catalogue.begin(epoch, completed);
+                    let made = volume.create_snapshot(&name, 0).await;
+                    made.map(|_| {
+                        catalogue.made(nth, this.log.borrow().changes.len());
+                        this.flushed(completed);
+                    })
+                }
+            };
+            match done {
+                Err(_) if volume.status().fence.is_some() => Err(Stop::Fenced),
+                // The deletion of another writer was under way, and has come into the log.
+                Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+                Err(e) => Err(Stop::Failed(format!("a snapshot failed: {}", e.chain()))),
+                Ok(()) => Ok(()),
+            }
+        };
+        if waits {
+            return work.await;
+        }
+        let this = self.clone();
+        reactor::spawn(async move {
+            if let Err(Stop::Failed(why)) = work.await {
+                *this.failure.borrow_mut() = Some(why);
+            }
+        });
         Ok(())
     }
 

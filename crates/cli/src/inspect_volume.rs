@@ -9,7 +9,9 @@ use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use format::objvol::{Owner, OwnerState, Place};
 use host::{Format, Listing, open_store, print};
 use objstore::{StoreClient, StoreUrl};
-use objvol::{Depth, Health, LostRange, OpenOptions, VolumeReport, check};
+use objvol::{
+    Depth, Health, LostRange, OpenOptions, Snapshot, SnapshotReport, VolumeReport, check,
+};
 use serde_json::{Value, json};
 
 use crate::columns::utc;
@@ -99,7 +101,7 @@ fn text(url: &StoreUrl, report: &VolumeReport, shown: usize) -> String {
             None => format!("none; {behind}"),
         },
     );
-    let (segments, stored) = (report.segments, size_text(report.stored_bytes));
+    let (segments, stored) = (report.segments.count, size_text(report.segments.bytes));
     let (live, extents) = (size_text(report.live_bytes), report.extents);
     line("segments", format!("{segments} with {stored}; {live} are live, in {extents} extents"));
     line(
@@ -109,6 +111,10 @@ fn text(url: &StoreUrl, report: &VolumeReport, shown: usize) -> String {
             bytes => format!("of {} were compared", size_text(bytes)),
         },
     );
+    for of in &report.snapshots {
+        let damage = of.damage.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        line("snapshot", format!("{}, {}{damage}", of.snapshot.name, utc(of.snapshot.created_at)));
+    }
     line(
         "lost",
         match report.lost.len() {
@@ -146,6 +152,13 @@ fn range_value(lost: &LostRange) -> Value {
     json!({ "start": lost.start.0, "sectors": lost.len.0, "why": lost.why })
 }
 
+fn snapshot_value(of: &SnapshotReport) -> Value {
+    let Snapshot { name, created_at, volume_sectors, .. } = &of.snapshot;
+    json!({
+        "name": name, "created_at": created_at, "sectors": volume_sectors, "damage": of.damage,
+    })
+}
+
 fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
     let health = match report.health() {
         Health::Sound => "sound",
@@ -170,8 +183,8 @@ fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
         "checkpoint": report.checkpoint.map(|place| place.to_string()),
         "replayed_segments": report.replayed,
         "last_segment": report.end.to_string(),
-        "segments": report.segments,
-        "stored_bytes": report.stored_bytes,
+        "segments": report.segments.count,
+        "stored_bytes": report.segments.bytes,
         "live_bytes": report.live_bytes,
         "extents": report.extents,
         "checked_bytes": report.checked_bytes,
@@ -180,6 +193,7 @@ fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
         "cut_off_segments": report.cut_off,
         "lost_range_count": report.lost.len(),
         "lost_ranges": report.lost.iter().take(shown).map(range_value).collect::<Vec<_>>(),
+        "snapshots": report.snapshots.iter().map(snapshot_value).collect::<Vec<_>>(),
         "notes": report.notes.iter().take(shown).collect::<Vec<_>>(),
     })
 }

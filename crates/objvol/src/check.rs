@@ -16,8 +16,8 @@ use std::rc::Rc;
 use block::{Error, ErrorKind, Sector};
 use format::checksum;
 use format::objvol::{
-    CHECKPOINTS, MANIFESTS, Manifest, OWNERS, Owner, PROBES, Place, SEAL_BYTES, SECTOR, SEGMENTS,
-    parse_place_name, place_name,
+    CHECKPOINTS, Checkpoint, MANIFESTS, Manifest, OWNERS, Owner, PROBES, Place, SEAL_BYTES, SECTOR,
+    SEGMENTS, Snapshot, parse_place_name, place_name,
 };
 
 use crate::config::OpenOptions;
@@ -57,12 +57,31 @@ pub struct LostRange {
     pub why: String,
 }
 
+/// Objects of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredObjects {
+    /// Their number.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a check says of a snapshot: its data are looked for, and not compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotReport {
+    /// What it is.
+    pub snapshot: Snapshot,
+    /// What of it is missing or unreadable.
+    pub damage: Option<String>,
+}
+
 /// What a check says of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Nothing is damaged.
     Sound,
-    /// It opens, and some sectors of it fail with an error until they are written again.
+    /// It opens, and some sectors of it fail with an error until they are written again; or those
+    /// of a snapshot do.
     Lossy,
     /// It does not open: a repair gives up what damage has cut off.
     Broken,
@@ -93,10 +112,8 @@ pub struct VolumeReport {
     pub replayed: u64,
     /// The last segment of history.
     pub end: Place,
-    /// Objects that are segments, and their bytes.
-    pub segments: u64,
-    /// See `segments`.
-    pub stored_bytes: u64,
+    /// Objects that are segments.
+    pub segments: StoredObjects,
     /// Entries of the map.
     pub extents: u64,
     /// Bytes that it points to.
@@ -109,6 +126,8 @@ pub struct VolumeReport {
     pub cut_off: u64,
     /// What cannot be read.
     pub lost: Vec<LostRange>,
+    /// By name.
+    pub snapshots: Vec<SnapshotReport>,
     /// What is no damage, and should be known.
     pub notes: Vec<String>,
 }
@@ -116,11 +135,16 @@ pub struct VolumeReport {
 impl VolumeReport {
     /// The judgement.
     pub fn health(&self) -> Health {
-        match (self.damage.is_empty(), self.lost.is_empty()) {
+        let is_complete = self.lost.is_empty() && !self.has_damaged_snapshot();
+        match (self.damage.is_empty(), is_complete) {
             (false, _) => Health::Broken,
             (true, false) => Health::Lossy,
             (true, true) => Health::Sound,
         }
+    }
+
+    fn has_damaged_snapshot(&self) -> bool {
+        self.snapshots.iter().any(|snapshot| snapshot.damage.is_some())
     }
 }
 
@@ -180,7 +204,8 @@ impl Check<'_> {
         log.restore(&history);
         let mut report = self.summary(manifest, &history, &log, damage).await?;
         let lost = self.unreadable(&log, &mut report).await?;
-        let is_damaged = !report.damage.is_empty() || !lost.is_empty();
+        let is_damaged =
+            !report.damage.is_empty() || !lost.is_empty() || report.has_damaged_snapshot();
         let is_believed = self.opening.options.planted.is(Fault::CheckOnce);
         if is_damaged && !is_believed && self.newest_checkpoint_name().await? != began_from {
             return Ok(None);
@@ -211,14 +236,14 @@ impl Check<'_> {
             checkpoint: checkpoint.map(|checkpoint| checkpoint.header.identity.place),
             replayed: history.heads.len() as u64,
             end: log.tail(),
-            segments: 0,
-            stored_bytes: 0,
+            segments: StoredObjects::default(),
             extents: log.extents() as u64,
             live_bytes: live * SECTOR as u64,
             checked_bytes: 0,
             damage,
             cut_off: history.cut_off,
             lost: Vec::new(),
+            snapshots: Vec::new(),
             notes: Vec::new(),
         })
     }
@@ -242,29 +267,46 @@ impl Check<'_> {
             } else if let Some(place) = parse_place_name(SEGMENTS, &name)
                 && bytes != SEAL_BYTES as u64
             {
-                report.segments += 1;
-                report.stored_bytes += bytes;
+                report.segments.count += 1;
+                report.segments.bytes += bytes;
                 there.insert(place, bytes);
             }
         }
-        let mut bad: BTreeMap<Place, String> = BTreeMap::new();
-        for (place, sectors) in &wanted {
-            let bytes = u64::from(*sectors) * SECTOR as u64;
-            match there.get(place) {
-                Some(has) if *has == bytes => {}
-                Some(has) => {
-                    bad.insert(*place, format!("segment {place} has {has} bytes, not {bytes}"));
-                }
-                None => {
-                    bad.insert(*place, format!("segment {place} is missing"));
-                }
-            }
+        let bad: BTreeMap<Place, String> = wanted
+            .iter()
+            .filter_map(|&(place, sectors)| Some((place, absence(&there, place, sectors)?)))
+            .collect();
+        for snapshot in log.snapshots().values() {
+            let damage = self.snapshot_damage(snapshot, &report.uuid, &there).await?;
+            report.snapshots.push(SnapshotReport { snapshot: snapshot.clone(), damage });
         }
         let bad_extents = match self.depth {
             Depth::Data => self.compare(log, &bad, report).await?,
             Depth::Metadata => BTreeSet::new(),
         };
         Ok(lost_ranges(log, report.sectors, &bad, &bad_extents))
+    }
+
+    /// What of a snapshot is missing or unreadable, its data aside.
+    async fn snapshot_damage(
+        &self,
+        snapshot: &Snapshot,
+        uuid: &[u8; 16],
+        there: &BTreeMap<Place, u64>,
+    ) -> Result<Option<String>, Error> {
+        let name = place_name(CHECKPOINTS, snapshot.place);
+        let object = self.opening.requests.object(&name).await;
+        let Some(object) = object.map_err(|denial| self.opening.denied(&denial))? else {
+            return Ok(Some(format!("{name} is missing")));
+        };
+        let (place, sectors) = (snapshot.place, snapshot.volume_sectors);
+        Ok(match object.read(|object| Checkpoint::decode(object, uuid, place, sectors)) {
+            Err(damage) => Some(format!("{name}: {damage}")),
+            Ok(checkpoint) => {
+                let mut live = checkpoint.segments.iter().filter(|segment| segment.live > 0);
+                live.find_map(|segment| absence(there, segment.place, segment.sectors))
+            }
+        })
     }
 
     /// The extents whose data do not agree with their checksums.
@@ -318,6 +360,16 @@ impl Check<'_> {
             extents.iter().filter(|extent| !is_right(extent, data)).copied().collect()
         };
         Ok(data.map_or_else(|| extents.to_vec(), |data| data.read(wrong)))
+    }
+}
+
+/// Why a segment of which data are needed can't be read.
+fn absence(there: &BTreeMap<Place, u64>, place: Place, sectors: u32) -> Option<String> {
+    let bytes = u64::from(sectors) * SECTOR as u64;
+    match there.get(&place) {
+        Some(has) if *has == bytes => None,
+        Some(has) => Some(format!("segment {place} has {has} bytes, not {bytes}")),
+        None => Some(format!("segment {place} is missing")),
     }
 }
 

@@ -74,7 +74,7 @@ mod volume;
 mod volume_target;
 mod write;
 
-pub use check::{Depth, Health, LostRange, VolumeReport, check};
+pub use check::{Depth, Health, LostRange, SnapshotReport, StoredObjects, VolumeReport, check};
 pub use config::{Geometry, OpenOptions};
 pub use format::objvol::Snapshot;
 pub use open::{Contents, contents, create};

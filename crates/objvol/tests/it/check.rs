@@ -61,7 +61,7 @@ fn a_volume_in_use_is_checked_and_its_writer_goes_on() {
     let (fixture, volume) = written();
     let report = fixture.check(Depth::Data);
     assert_eq!((report.health(), &report.notes), (Health::Sound, &Vec::new()), "{report:?}");
-    assert_eq!((report.segments, report.replayed, report.extents), (6, 4, 6));
+    assert_eq!((report.segments.count, report.replayed, report.extents), (6, 4, 6));
     assert_eq!((report.live_bytes, report.checked_bytes), (6 * 4096, 6 * 4096));
     assert_eq!((report.epoch, report.host.as_str()), (2, "a"));
     assert_eq!(report.owner.map(|owner| owner.host), Some("a".to_owned()));
@@ -191,6 +191,33 @@ fn a_repair_that_seals_nothing_is_caught() {
     let moments = || (0..10).map(|step| Nanos::from_millis(step * 500));
     assert!(moments().any(|after| writes_behind_a_repair(after, Some(Fault::SkipSeal))));
     assert!(!moments().any(|after| writes_behind_a_repair(after, None)));
+}
+
+#[test]
+fn a_check_finds_what_of_a_snapshot_is_missing() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    fixture.write(&volume, 0, 8, 1).unwrap();
+    let taken = volume.clone();
+    fixture.run(async move { taken.create_snapshot("x", 1).await }).unwrap();
+    fixture.write(&volume, 0, 8, 2).unwrap();
+    fixture.flush(&volume).unwrap();
+    fixture.sleep(Nanos::from_secs(5)); // what is garbage is deleted
+    let report = fixture.check(Depth::Data);
+    let names: Vec<&str> = report.snapshots.iter().map(|of| &*of.snapshot.name).collect();
+    assert_eq!((report.health(), names), (Health::Sound, vec!["x"]));
+    let segment = fixture.names("segment/0000000000000002/").remove(0);
+    let object = fixture.bucket.borrow_mut().object(&segment).unwrap().to_vec();
+    fixture.bucket.borrow_mut().force(&segment, None);
+    let report = fixture.check(Depth::Metadata);
+    assert_eq!(report.health(), Health::Lossy);
+    assert_eq!(report.snapshots[0].damage.as_deref(), Some("segment 2.1 is missing"));
+    assert_eq!(report.lost, [], "the volume does not need it any more");
+    fixture.bucket.borrow_mut().force(&segment, Some(object));
+    let checkpoint = fixture.names("checkpoint/").remove(0);
+    fixture.bucket.borrow_mut().force(&checkpoint, None);
+    let damage = fixture.check(Depth::Metadata).snapshots.remove(0).damage.unwrap();
+    assert_eq!(damage, format!("{checkpoint} is missing"));
 }
 
 /// A writer that collects garbage, and checks beside it: damage is found where there is none?

@@ -35,6 +35,7 @@ mod requests;
 mod resize;
 mod save;
 mod show;
+mod shrink;
 mod snapshot;
 mod top;
 mod ublk_verb;
@@ -54,6 +55,7 @@ pub use inspect::InspectArgs;
 pub use mkvol::MkvolArgs;
 pub use recover::RecoverArgs;
 pub use reproduce::{ReproduceArgs, run as reproduce};
+pub use shrink::ShrinkCacheArgs;
 pub use ublk_verb::UblkArgs;
 pub use verbs::run as control_daemon;
 pub use wipe::WipeArgs;
@@ -72,6 +74,14 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     let done = offline::run(|| recover::run(args, run_dir));
     let done = done.map_err(|f| offline::name_user(f, &images, run_dir));
     done.map_err(|f| f.within("recover"))
+}
+
+/// `millpond shrink-cache`. Returns the exit code.
+pub fn shrink_cache(args: ShrinkCacheArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
+    let (cache, origin) = (args.cache.clone(), args.origin.clone());
+    let done = offline::run(|| shrink::run(args, run_dir));
+    let done = done.map_err(|f| offline::name_user(f, &[&cache, &origin], run_dir));
+    done.map_err(|f| f.within("shrink-cache"))
 }
 
 /// `millpond mkvol`. Returns the exit code.

@@ -165,7 +165,7 @@ async fn recover_with_cache(
     config.ordered = matches!(report.contents, Contents::Native(_));
     let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;
     target.clone().resume().await?;
-    let progress = show_progress(&target);
+    let progress = show_progress(&target, "recover", ["flush_done_blocks", "flush_total_blocks"]);
     let flushed = target.clone().message(vec!["flush".into()]).await;
     drop(progress);
     target.clone().refresh().await;
@@ -197,12 +197,12 @@ async fn recover_with_cache(
     Ok(EXIT_DONE)
 }
 
-fn path(path: &Path) -> String {
+pub(crate) fn path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
 /// What the cache holds. Fails when it is no cache, or too damaged to open.
-fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
+pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
     let found = match &report.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
         Contents::Replaced(mark) => Err(format!(
@@ -222,7 +222,7 @@ fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, F
 }
 
 /// The length to map, and whether the origin has to be adopted (CL-R1).
-fn check_origin(
+pub(crate) fn check_origin(
     report: &ProbeReport,
     found: &Occupancy,
     origin: &dyn BlockDevice,
@@ -350,15 +350,19 @@ fn print_result(
     }
 }
 
-/// Shows the progress on standard error, until dropped.
-fn show_progress(target: &Rc<WriteCache>) -> Rc<ProgressLine> {
-    let line = Rc::new(ProgressLine::begin("recover", "blocks"));
+/// Shows on standard error how far `verb` is, by two attributes.
+pub(crate) fn show_progress(
+    target: &Rc<WriteCache>,
+    verb: &'static str,
+    [done, total]: [&'static str; 2],
+) -> Rc<ProgressLine> {
+    let line = Rc::new(ProgressLine::begin(verb, "blocks"));
     let (weak, shown) = (Rc::downgrade(target), Rc::downgrade(&line));
     reactor::spawn(async move {
         while let (Some(target), Some(line)) = (weak.upgrade(), shown.upgrade()) {
             target.clone().refresh().await;
             let number = |name| target.attribute(name).ok()?.number();
-            let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
+            let progress = (number(done), number(total));
             if let (Some(done), Some(total)) = progress {
                 line.show(done, total);
             }

@@ -21,7 +21,8 @@ use crate::requests::warn;
 ///
 /// With --cache the device keeps its size, and its write cache takes the space by which its cache
 /// device has grown. Nothing is drained, and clients notice nothing. From then on the cache device
-/// has the format version 4, which older versions of this program refuse.
+/// has the format version 4, which older versions of this program refuse. A cache is made smaller
+/// by `millpond shrink-cache`, without a daemon.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -49,7 +50,7 @@ pub struct ResizeArgs {
     listing: Listing,
 }
 
-fn size_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
     match parse_size(text).map_err(|e| e.to_string())? {
         0 => Err("at least a sector is needed".into()),
         bytes => Ok(bytes),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cli::{
-    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, UblkArgs, WipeArgs,
+    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, ShrinkCacheArgs,
+    UblkArgs, WipeArgs,
 };
 use host::{RunArgs, ServeArgs};
 use loadgen::BenchArgs;
@@ -49,6 +50,7 @@ pub(crate) enum Verb {
     Reproduce(ReproduceArgs),
     Inspect(InspectArgs),
     Recover(RecoverArgs),
+    ShrinkCache(ShrinkCacheArgs),
     Wipe(WipeArgs),
     Mkvol(MkvolArgs),
     Check(CheckArgs),

@@ -52,6 +52,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         | Verb::Bench(_)
         | Verb::Reproduce(_)
         | Verb::Recover(_)
+        | Verb::ShrinkCache(_)
         | Verb::Mkvol(_)
         | Verb::Check(_) => Some(Level::WARN),
         Verb::Inspect(_)
@@ -78,6 +79,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         }
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
+        Verb::ShrinkCache(args) => cli::shrink_cache(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
         Verb::Mkvol(args) => cli::mkvol(&args, run_dir),
         Verb::Check(args) => cli::check(&args, run_dir),

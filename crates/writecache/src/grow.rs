@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Growth of a cache in use: the cache device has grown, and the cache takes the new space.
 //! `store::grow` has the order of what is written.
-use std::rc::Rc;
-
 use block::{Error, ErrorKind, Status, size_text};
 use format::{Geometry, GeometryError, UNIT};
 
@@ -36,6 +34,14 @@ impl Cache {
         }
         let old = native.geometry.get();
         let area = store.config.area_bytes(&*store.device);
+        if area < old.end_bytes() {
+            return Err(Error::invalid(format!(
+                "{place}: it has {}, its cache takes {}: a cache is made smaller before its device \
+                 is, without a daemon, by `millpond shrink-cache`. Give the device its size back",
+                size_text(area),
+                size_text(old.end_bytes())
+            )));
+        }
         // A format leaves what is no slot with its metadata; a growth what is no unit.
         let is_format = Geometry::compute(area, old.block_size) == Ok(old);
         if is_format || area < old.end_bytes() + UNIT as u64 {
@@ -54,22 +60,14 @@ impl Cache {
 
     async fn grow_to(&self, new: Geometry) -> Result<(), Error> {
         let store = &self.store;
-        let native = store.native().expect("the caller has looked");
         let map = if store.config.ordered { ordered_map_bytes } else { map_bytes };
         let had = self.memory.borrow().bytes();
         let (old, more) = (store.slot_count(), map(new.slots.into()));
         let bytes = had + more - map(old.into());
         let what = format!("the map of its {} blocks", new.slots);
         self.memory.borrow_mut().grow_to(bytes, what)?;
-        let blanked = store.blank_log(&new).await;
-        let writeback = Rc::downgrade(&self.writeback);
-        let switched = move || {
-            if let Some(writeback) = writeback.upgrade() {
-                writeback.tune(writeback.store.tuning());
-            }
-        };
-        let grown = match blanked {
-            Ok(()) => store.grow(native, new, Rc::new(switched)).await,
+        let grown = match store.blank_log(&new).await {
+            Ok(()) => self.take_layout(new).await,
             Err(status) => Err(status),
         };
         if store.slot_count() == old {

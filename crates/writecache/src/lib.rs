@@ -87,6 +87,7 @@ mod read_cache;
 mod reader;
 mod recovery;
 mod scrub;
+mod shrink;
 mod stats;
 mod status;
 mod store;

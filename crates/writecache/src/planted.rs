@@ -265,6 +265,12 @@ pub enum Fault {
     GrownUnflushed,
     /// Growth: slots of the new space are used before the superblock has them.
     GrownSlotsEarly,
+    /// Shrink: dirty blocks in the part that goes are dropped, not written back.
+    CutDirtyDropped,
+    /// Shrink: blocks in the part that goes stay in the map.
+    CutSlotsNamed,
+    /// Shrink: metadata are written over slots before it is durable that they hold no block.
+    CutBeforeCommit,
 }
 
 #[cfg(feature = "planted")]

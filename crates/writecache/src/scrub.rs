@@ -131,7 +131,8 @@ impl Scrub {
 
     /// Checks the next blocks.
     async fn check_piece(&self) {
-        let (slots, first) = (self.store.slot_count(), self.cursor.get());
+        let slots = self.store.slot_count();
+        let first = if self.cursor.get() < slots { self.cursor.get() } else { 0 };
         let last = first.saturating_add(SLOTS_AT_ONCE_MAX).min(slots);
         let (mut left, mut end) = (self.blocks_of_piece(), first);
         let mut run: Vec<HeldBlock> = Vec::new();

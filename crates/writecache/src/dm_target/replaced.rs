@@ -74,6 +74,29 @@ impl WriteCache {
         Ok(format!("{before} {} {}", cache.store.slot_count(), cache.store.config.block_size))
     }
 
+    /// Makes the cache fit into the first `device_bytes` of its cache device, which may be cut
+    /// there when the cache is suspended. No client may use it meanwhile. What is dirty is written
+    /// back; blocks in the part that stays are kept.
+    ///
+    /// # Errors
+    /// As [`Cache::shrink`] and, of a cache in parts, `EINVAL`.
+    ///
+    /// [`Cache::shrink`]: crate::cache::Cache::shrink
+    pub async fn shrink(self: Rc<Self>, device_bytes: u64) -> Result<(), Error> {
+        let (cache, start) = {
+            let config = self.config.borrow();
+            (config.cache.clone(), config.start_sector)
+        };
+        if self.parts().is_some() {
+            return Err(Error::invalid(format!(
+                "cache device {cache}: a cache in parts can't shrink: the areas of its parts \
+                 follow each other. `millpond recover` writes back what it holds, `millpond wipe` \
+                 makes its device blank for a new one"
+            )));
+        }
+        self.running()?.shrink(device_bytes.saturating_sub(start.bytes())).await
+    }
+
     fn is_first_part(&self) -> bool {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }

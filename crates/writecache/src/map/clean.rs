@@ -48,19 +48,29 @@ impl Slots {
             }
             let slot = self.evict_cursor;
             self.evict_cursor = if slot + 1 == self.counts.slots { 0 } else { slot + 1 };
-            let s = &self.slots[slot as usize];
-            // With epochs a block may leave only when the log has it as clean (WC-E5).
-            let unlogged = self.epochs.is_some() && self.needs_logging(s.block());
-            if s.state != State::Clean || unlogged {
+            if !self.may_drop(slot) {
                 continue;
             }
             let is_used = uses.as_mut().is_some_and(|uses| uses.pass(slot));
             if !is_used || step >= counted {
-                let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
-                self.drop_block(block, slot_ref);
+                self.drop_if_clean(slot);
                 evicted += 1;
             }
         }
         evicted
+    }
+
+    /// Whether the slot has a clean block. With epochs a block may leave only when the log has it
+    /// as clean (WC-E5).
+    fn may_drop(&self, slot: u32) -> bool {
+        let s = &self.slots[slot as usize];
+        s.state == State::Clean && !(self.epochs.is_some() && self.needs_logging(s.block()))
+    }
+
+    /// Drops the block of a slot if it may leave.
+    pub(super) fn drop_if_clean(&mut self, slot: u32) -> bool {
+        let s = &self.slots[slot as usize];
+        let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
+        self.may_drop(slot) && self.drop_block(block, slot_ref)
     }
 }

@@ -42,8 +42,8 @@ impl Oldest {
         Oldest { words, marked: true, marks: 0, since: Nanos(0) }
     }
 
-    /// Adds slots, none of them marked, so that there are `slots`.
-    pub(super) fn grow(&mut self, slots: u32) {
+    /// Adds slots, none of them marked, or takes some away that are free.
+    pub(super) fn resize(&mut self, slots: u32) {
         self.words.resize(slots.div_ceil(64) as usize, 0);
     }
 

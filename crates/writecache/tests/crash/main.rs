@@ -16,5 +16,6 @@ mod read_cache;
 mod recover_killed;
 mod reload;
 mod replace;
+mod shrink;
 mod simulate;
 mod through;

@@ -35,6 +35,8 @@ thread_local! {
     pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
     /// How often the cache has grown.
     pub(crate) static GROWN: Cell<u64> = const { Cell::new(0) };
+    /// How often its device was cut.
+    pub(crate) static SHRUNK: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
     pub(crate) static EMPTIED: Cell<u64> = const { Cell::new(0) };
 }
@@ -91,6 +93,9 @@ pub(crate) struct Plan {
     pub(crate) journal: JournalPlan,
     /// The cache device becomes larger, up to four times, while clients work.
     pub(crate) grows: bool,
+    /// Before clients work, in half of the lives, the cache is made smaller and its device is cut.
+    /// With `grows` only.
+    pub(crate) shrinks: bool,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -114,6 +119,7 @@ impl Plan {
         through: false,
         journal: JournalPlan::None,
         grows: false,
+        shrinks: false,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -305,8 +311,12 @@ impl Engine for Lives {
         let discards = if setup.config.ordered { 0 } else { self.mix.discards };
         let mix = Mix { discards, ..self.mix };
         let with_faults = mix.errors_allowed;
-        let cache = setup.make(world);
+        let mut cache = setup.make(world);
         self.open(machine, &cache)?;
+        if setup.plan.shrinks && self.cut(machine, &cache)? {
+            cache = setup.make(world);
+            self.open(machine, &cache)?;
+        }
         let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
         let mut load = Workload::new(world, &self.oracle, mix);
@@ -367,6 +377,32 @@ impl Lives {
             found.map_err(|why| format!("the kernel would not open it: {why}"))?;
         }
         life::open(machine, cache)
+    }
+
+    /// In half of the lives: a tool makes the cache smaller, and its device is cut. Returns whether
+    /// it was, and the cache must be opened again.
+    fn cut(&self, machine: &Machine, cache: &Rc<WriteCache>) -> Step<bool> {
+        let with_faults = self.mix.errors_allowed;
+        let growth = self.setup.growth.clone().expect("the device has a size");
+        let to = {
+            let rng = &mut self.world.borrow_mut().rng;
+            if rng.below(2) == 0 {
+                return Ok(false);
+            }
+            Sector(rng.below(growth.size.get().0) + 1)
+        };
+        if with_faults {
+            draw_faults(&self.world, &self.setup);
+        }
+        let cut = machine.block_on(growth.cut(to, cache.clone(), with_faults));
+        if with_faults {
+            for disk in [self.setup.cache, self.setup.origin] {
+                self.world.borrow_mut().set_faults(disk, Faults::default());
+            }
+        }
+        let is_cut = cut??;
+        SHRUNK.set(SHRUNK.get() + u64::from(is_cut));
+        Ok(is_cut)
     }
 
     /// A quiet end; then the origin alone is the device.

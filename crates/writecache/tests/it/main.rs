@@ -38,6 +38,7 @@ mod scrub;
 mod sectors;
 mod sequential;
 mod session;
+mod shrink;
 mod slot_reads;
 mod through;
 mod traces;

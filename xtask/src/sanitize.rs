@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// Rooms with `unsafe`, and those in which threads meet.
-const ROOMS: &[&str] = &["block", "uring", "reactor", "queue", "fuse"];
+const ROOMS: &[&str] = &["block", "format", "uring", "reactor", "queue", "fuse"];
 
 /// Rooms whose tests Miri, which interprets, can run, and what is left out there.
 const WITHOUT_SYSTEM_CALLS: &[(&str, &[&str])] = &[(

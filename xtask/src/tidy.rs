@@ -34,6 +34,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/block/src/buf.rs", "aligned buffers that the kernel reads and writes"),
     ("crates/block/src/ram.rs", "memory that several cores read and write"),
     ("crates/block/src/shared_copy.rs", "copies of such memory"),
+    ("crates/format/src/unit_crc.rs", "a call of code for CPUs with certain instructions"),
     (
         "crates/ublk/src/kernel.rs",
         "commands to the kernel's ublk driver, and memory that it writes",

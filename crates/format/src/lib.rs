@@ -36,6 +36,8 @@ mod quorum;
 mod record;
 mod replaced;
 mod superblock;
+#[cfg(target_arch = "x86_64")]
+mod unit_crc;
 pub mod zram;
 
 pub use damage::Damage;
@@ -68,6 +70,12 @@ const CRC_RANGE: Range<usize> = 12..16;
 /// CRC-32C (Castagnoli) of `data`: the checksum of cached blocks and of metadata units.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Ok(unit) = <&[u8; UNIT]>::try_from(data)
+        && let Some(crc) = unit_crc::fastest(unit, unit_crc::second_word(unit))
+    {
+        return crc;
+    }
     crc_fast::crc32_iscsi(data)
 }
 
@@ -106,6 +114,14 @@ pub fn is_blank(unit: &[u8]) -> bool {
 
 /// CRC-32C of a whole unit with the checksum field taken as zero.
 fn unit_checksum(unit: &[u8; UNIT]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const { assert!(CRC_RANGE.start == 12 && CRC_RANGE.end == 16) };
+        let second = unit_crc::second_word(unit) & 0xffff_ffff;
+        if let Some(crc) = unit_crc::fastest(unit, second) {
+            return crc;
+        }
+    }
     checksum_without(unit, CRC_RANGE)
 }
 

@@ -100,9 +100,9 @@ impl BlockSet {
     }
 
     /// In order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
-        let many = self.has_many().then(|| self.many.iter());
-        self.few.iter().copied().chain(many.into_iter().flatten())
+    pub(super) fn iter(&self) -> Members<'_> {
+        let (few, bitmaps) = (self.few.iter(), self.many.bitmaps());
+        Members { few, bitmaps, of_bitmap: None, taken: [0; TAKEN_MAX], taken_len: 0, next: 0 }
     }
 
     /// Moves all blocks of `other` here.
@@ -119,6 +119,51 @@ impl BlockSet {
             self.insert(block);
         }
         other.len = 0;
+    }
+}
+
+/// Members of a bitmap that are taken together.
+const TAKEN_MAX: usize = 32;
+
+/// All members in order. The iterator of the library takes 80 instructions for each.
+pub(super) struct Members<'a> {
+    few: std::slice::Iter<'a, u64>,
+    bitmaps: roaring::treemap::BitmapIter<'a>,
+    /// The bitmap that is being read: its upper half of the numbers, and the lower ones.
+    of_bitmap: Option<(u64, roaring::bitmap::Iter<'a>)>,
+    taken: [u32; TAKEN_MAX],
+    taken_len: usize,
+    next: usize,
+}
+
+impl Iterator for Members<'_> {
+    type Item = u64;
+
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        if self.next == self.taken_len && !self.take_more() {
+            return self.few.next().copied();
+        }
+        let (high, _) = self.of_bitmap.as_ref()?;
+        let block = high | u64::from(self.taken[self.next]);
+        self.next += 1;
+        Some(block)
+    }
+}
+
+impl Members<'_> {
+    /// Takes more of the bitmaps; false if there are none.
+    fn take_more(&mut self) -> bool {
+        loop {
+            if let Some((_, members)) = &mut self.of_bitmap {
+                (self.taken_len, self.next) = (members.next_many(&mut self.taken).len(), 0);
+                if self.taken_len > 0 {
+                    return true;
+                }
+            }
+            let Some((high, bitmap)) = self.bitmaps.next() else { return false };
+            self.of_bitmap = Some((u64::from(high) << 32, bitmap.iter()));
+        }
     }
 }
 

@@ -498,7 +498,7 @@ impl Slots {
 
     /// Whether the origin lacks the newest version of the block.
     pub(crate) fn is_dirty(&self, block: u64) -> bool {
-        self.dirty.contains(block)
+        self.slot_of(block).is_some_and(|slot| self.slots[slot as usize].state == State::Dirty)
     }
 
     /// Unreadable blocks.
@@ -560,7 +560,12 @@ impl Slots {
 
 /// The first member of `set` that is not below `from`.
 pub(crate) fn next_in(set: &RoaringTreemap, from: u64) -> Option<u64> {
-    let mut iter = set.iter();
-    iter.advance_to(from);
-    iter.next()
+    // The iterator over all 64 bits costs twice as much to make as the search in one bitmap, and of
+    // these there are few: one for 2^32 blocks.
+    let high = (from >> 32) as u32;
+    set.bitmaps().skip_while(|&(at, _)| at < high).find_map(|(at, bitmap)| {
+        let low = if at == high { from as u32 } else { 0 };
+        let found = bitmap.range(low..).next()?;
+        Some(u64::from(at) << 32 | u64::from(found))
+    })
 }

@@ -19,6 +19,7 @@ use block::Status;
 use policy::Run;
 use roaring::RoaringTreemap;
 use slab::Slab;
+use smallvec::SmallVec;
 
 use crate::map::intersects;
 use crate::store::Store;
@@ -73,10 +74,18 @@ impl Locks {
     /// Unlocks blocks that are locked; returns how many. The caller wakes the tasks that wait.
     pub(super) fn remove_blocks(&self, blocks: impl Iterator<Item = u64>) -> u64 {
         let mut busy = self.busy.borrow_mut();
-        let mut removed = 0;
-        for block in blocks {
-            busy.remove(block);
-            removed += 1;
+        // To remove one from a bitmap moves what lies behind it.
+        let mut blocks: SmallVec<[u64; 4]> = blocks.collect();
+        let removed = blocks.len() as u64;
+        if blocks.len() <= blocks.inline_size() {
+            for &block in &blocks {
+                busy.remove(block);
+            }
+        } else {
+            blocks.sort_unstable();
+            blocks.dedup();
+            let sorted = RoaringTreemap::from_sorted_iter(blocks);
+            *busy -= sorted.expect("sorted above");
         }
         removed
     }

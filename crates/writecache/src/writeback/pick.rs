@@ -242,9 +242,13 @@ impl Writeback {
         let (mut drain, awaited) = (self.jobs.drain.borrow_mut(), self.locks.awaited());
         let only_failing = self.retry.is_full();
         loop {
+            let mut is_dirty = false;
             let block = match from {
                 _ if only_failing => self.retry.next_ready(at)?,
-                Source::Any => slots.next_dirty(at)?,
+                Source::Any => {
+                    is_dirty = true;
+                    slots.next_dirty(at)?
+                }
                 Source::Drain => drain.as_ref().and_then(|drain| next_in(&drain.job.todo, at))?,
                 Source::Asked => {
                     let todo = job.as_ref().and_then(|job| next_in(&job.todo, at));
@@ -259,7 +263,7 @@ impl Writeback {
                 at = end;
             } else if busy.contains(block) {
                 at = block + 1;
-            } else if slots.dirty().contains(block) {
+            } else if is_dirty || slots.is_dirty(block) {
                 return Some(block);
             } else {
                 // The block was discarded, became bad or was written back: there is nothing to

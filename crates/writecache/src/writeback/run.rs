@@ -70,7 +70,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         parts.push((part, gap, io));
     }
     wb.in_flight.send_order.advance(ticket);
-    for (part, gap, io) in parts {
+    for (part, gap, io) in &mut parts {
         let blocks = good.blocks[part.dirty.clone()].iter();
         let outcome = io.await;
         let part_bytes = (part.range.end - part.range.start) * size as u64;
@@ -90,7 +90,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
             _ => {
                 wb.settling.volatile.set(wb.settling.volatile.get() || !fua);
                 let copied = if good.copied { part.filled() } else { 0 };
-                wb.destage.wrote(part_bytes, copied * size as u64, gap);
+                wb.destage.wrote(part_bytes, copied * size as u64, *gap);
                 let one = |&(block, slot_ref): &(u64, SlotRef)| WrittenBlock {
                     block,
                     slot_ref,
@@ -240,12 +240,12 @@ impl Writeback {
             at = end;
         }
         let mut good = PerBlock::with_capacity(blocks.len());
-        for (range, io) in reads {
+        for (range, io) in &mut reads {
             let together = match io {
                 Some(io) => io.await,
                 None => Ok(()), // of the span, or from the write buffer
             };
-            for &(block, slot_ref, crc, in_gap) in &blocks[range] {
+            for &(block, slot_ref, crc, in_gap) in &blocks[range.clone()] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),

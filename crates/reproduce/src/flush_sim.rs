@@ -159,6 +159,11 @@ pub(crate) fn finish<T: 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
+    use block::BlockDevice;
+    use queue::FileLeaf;
+
     use super::*;
     use crate::flush::PUBLISHED_PERCENT;
 
@@ -261,5 +266,49 @@ mod tests {
         let outcome = run(Scale::divided(64), case).unwrap();
         assert_eq!(outcome.idle_read_ns.len(), READS.idle);
         assert!(outcome.flush_read_ns.len() > 5);
+    }
+
+    /// Flash that says wrongly that it rotates, as virtual disks do. While it was at rest its reads
+    /// have shown what it can do; the first window of the throttle ends after a sixth of the flush.
+    #[test]
+    fn reads_beside_the_begin_of_a_flush_are_protected() {
+        let scale = Scale::divided(4);
+        let origin_blocks = scale.origin_blocks;
+        let world = World::calm(SEED);
+        let flash = |params| Box::new(Flash::new(params));
+        let disk = |name, sectors, params| DiskSpec {
+            rotational: true,
+            keeps_history: false,
+            ..DiskSpec::new(name, sectors, flash(params))
+        };
+        let slots = scale.slots(PUBLISHED_PERCENT, Strategy::Sorted);
+        let (origin, cache) = {
+            let mut w = world.borrow_mut();
+            let origin = disk("origin", sectors(origin_blocks), FlashParams::sata());
+            let cache = disk("cache", cache_device_sectors(slots), FlashParams::nvme());
+            (w.add_disk(origin), w.add_disk(cache))
+        };
+        let limits = |file| world.borrow().leaf(file).limits();
+        let (origin_limits, cache_limits) = (limits(origin), limits(cache));
+        let machine = Machine::boot(&world, 1);
+        let plan = Plan {
+            scale,
+            strategy: Strategy::Sorted,
+            fill_percent: PUBLISHED_PERCENT,
+            reads: Some(Reads { every: Nanos::from_millis(2), idle: 500 }),
+            jobs: 0,
+            nth: 0,
+            watched: false,
+        };
+        let flush = async move {
+            let origin = Rc::new(FileLeaf::new("origin", origin, origin_limits));
+            let cache = Rc::new(FileLeaf::new("cache", cache, cache_limits));
+            crate::flush::run(origin, cache, plan).await
+        };
+        let outcome = finish(&machine, flush).unwrap().unwrap();
+        let p99 = |sorted: &[u64]| sorted[(sorted.len() - 1) * 99 / 100];
+        let (rest, beside) = (p99(&outcome.idle_read_ns), p99(&outcome.flush_read_ns));
+        assert!(outcome.flush_read_ns.len() > 100, "{} reads", outcome.flush_read_ns.len());
+        assert!(beside < 3 * rest, "{beside} ns, at rest {rest} ns");
     }
 }

@@ -373,6 +373,15 @@ impl Control {
         ThrottleLimits { is_on: self.is_on(), algorithm }
     }
 
+    /// Windows begin again: takes the clean reads that came while there were none. They show what
+    /// the device can do before the first write is limited.
+    pub fn learn_at_rest(&mut self, clean_reads: &LatencyHistogram, now_ns: u64) {
+        match self {
+            Control::Kernel(_) => {}
+            Control::Tail(control) => control.learn_at_rest(clean_reads, now_ns),
+        }
+    }
+
     /// Evaluates a window. Afterwards waiting requests may try again: always with [`Mode::Tail`],
     /// with [`Mode::Kernel`] if the step went down.
     pub fn close_window(&mut self, sample: &WindowSample) -> Verdict {

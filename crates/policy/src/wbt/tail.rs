@@ -302,6 +302,8 @@ impl Control {
         let first = if self.seeks() { FIRST_SLACK_ROTATING_NS } else { FIRST_SLACK_FLASH_NS };
         let target_ns = self.target_ns();
         match self.unloaded.tail_ns {
+            // Two requests at a time would show a low rate, and the limit follows the rate.
+            Some(_) if self.rate.is_none() && !self.seeks() => first,
             // If the target can't be met, come as near as possible.
             Some(tail_ns) => target_ns.saturating_sub(tail_ns).max(target_ns / 8),
             None => first.min(target_ns / 2),
@@ -350,6 +352,20 @@ impl Control {
         self.limits
     }
 
+    pub(super) fn learn_at_rest(&mut self, clean_reads: &LatencyHistogram, now_ns: u64) {
+        self.learn_clean(clean_reads, now_ns);
+        self.recompute();
+    }
+
+    fn learn_clean(&mut self, clean_reads: &LatencyHistogram, now_ns: u64) {
+        let was_known = self.unloaded.tail_ns.is_some();
+        self.unloaded.add(clean_reads, now_ns);
+        if self.unloaded.tail_ns.is_some() && !was_known {
+            // Judgements against the guessed target do not count.
+            self.forget();
+        }
+    }
+
     pub(super) fn close_window(&mut self, sample: &WindowSample) -> Verdict {
         let verdict = self.learn(sample);
         self.recompute();
@@ -361,12 +377,7 @@ impl Control {
             self.forget();
         }
         self.closed_ns = sample.now_ns;
-        let was_known = self.unloaded.tail_ns.is_some();
-        self.unloaded.add(&sample.clean_reads, sample.now_ns);
-        if self.unloaded.tail_ns.is_some() && !was_known {
-            // Judgements against the guessed target do not count.
-            self.forget();
-        }
+        self.learn_clean(&sample.clean_reads, sample.now_ns);
         if let Some(gap_ns) = sample.window_ns.checked_div(sample.reads.count()) {
             self.read_gap_ns = gap_ns;
         }

@@ -123,6 +123,20 @@ fn reads_of_a_device_that_is_alone_are_measured_without_a_probe() {
     assert_eq!(fixture.control.stats().probes, 0);
 }
 
+/// A disk that says wrongly that it rotates, whose first writes come after reads.
+#[test]
+fn reads_at_rest_count_before_the_first_window() {
+    let mut fixture = Fixture::new(DISK);
+    let guessed = fixture.control.limit_bytes();
+    fixture.control.learn_at_rest(&reads(20, 100_000), 10 * MS);
+    assert_eq!(fixture.control.target_ns(), 175_000);
+    let first = fixture.control.limit_bytes();
+    assert!(first * 8 < guessed, "{first} of {guessed}");
+    assert_eq!(fixture.control.limits().limit_bytes, first);
+    // Enough to show what it can do: more than the limit of so low a rate.
+    assert!(first > 4 * PIECE_UNIT, "{first}");
+}
+
 #[test]
 fn a_disk_faster_than_half_a_turn_counts_as_flash() {
     let allowed = |device| {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use block::{CoreId, Nanos};
 use policy::wbt::{
-    Control, DeviceTraits, Inputs, LatencyHistogram, Mode, Quota, ThrottleClass, ThrottleLimits,
-    Verdict, WindowSample,
+    Control, DeviceTraits, Inputs, Mode, Quota, ThrottleClass, ThrottleLimits, Verdict,
+    WindowSample,
 };
 use reactor::{CoreLocal, Msg, core_id, now, post, sleep, spawn};
 
@@ -80,8 +80,6 @@ pub(crate) struct State {
     pub(crate) device: DeviceTraits,
     watched: Vec<(Weak<Counters>, Snapshot)>,
     window_from_ns: u64,
-    /// Clean reads of before the first window.
-    early_reads: LatencyHistogram,
     silent_windows: u32,
     /// Windows by [`Verdict`].
     pub(crate) windows: [u64; 4],
@@ -146,7 +144,6 @@ impl Shared {
             device,
             watched: Vec::new(),
             window_from_ns: 0,
-            early_reads: LatencyHistogram::default(),
             silent_windows: 0,
             windows: [0; 4],
             last: LastWindow::default(),
@@ -331,12 +328,14 @@ impl Shared {
         if self.armed.swap(true, SeqCst) {
             return false;
         }
-        let mut state = self.lock();
-        state.silent_windows = 0;
-        // What came before the window is none of it, but for clean reads: there may be no others.
-        let Delta { clean_reads, .. } = state.delta();
-        state.early_reads.merge(&clean_reads);
-        state.window_from_ns = now_ns;
+        self.change(|state| {
+            state.silent_windows = 0;
+            // What came before the window is none of it, but for clean reads: there may be no
+            // others.
+            let Delta { clean_reads, .. } = state.delta();
+            state.control.learn_at_rest(&clean_reads, now_ns);
+            state.window_from_ns = now_ns;
+        });
         self.busy(now_ns);
         true
     }
@@ -384,9 +383,8 @@ impl Shared {
 
     /// What has come since the last window.
     fn sample(&self, state: &mut State, now_ns: u64) -> WindowSample {
-        let Delta { mut clean_reads, other_reads: mut reads, writes, write_bytes } = state.delta();
+        let Delta { clean_reads, other_reads: mut reads, writes, write_bytes } = state.delta();
         reads.merge(&clean_reads);
-        clean_reads.merge(&std::mem::take(&mut state.early_reads));
         let watched = state.watched.iter().filter_map(|(c, _)| c.upgrade()?.watched_ns()).min();
         let window_ns = now_ns.saturating_sub(state.window_from_ns);
         let dirty_wait_ns = time(&self.dirty_wait_ns);

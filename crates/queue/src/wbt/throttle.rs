@@ -229,12 +229,13 @@ impl Throttle {
         let is_first = self.shared.tokens.load(0).ios == 0;
         let now_ns = if is_first { now().0 } else { loop_time().0 };
         let bytes = bio.len.bytes();
+        // Before the limits are asked: reads that came before may change them.
+        self.arm(now_ns);
         let goes = self.line.borrow().strong_count() == 0 && {
             let quota = self.quota(who, now_ns);
             let whole = !is_splittable(bio.op) || bytes <= u64::from(quota.piece_bytes);
             whole && self.shared.take(who, bytes, quota, now_ns)
         };
-        self.arm(now_ns);
         if goes {
             Admission::Now(EndAction::Token { who, bytes, forced: false })
         } else {

@@ -25,7 +25,7 @@ LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_n
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup build install uninstall deb try-deb demo attack test test-fast test-s3 guest guest-or-skip lint fmt fuzz sanitize seeds kills soak soak-guest docs deny clean
-.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
+.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -224,6 +224,9 @@ bench-paths: setup ## what one operation takes on the hot paths of each engine, 
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
 	$(CARGO) run --release --locked -p bench -- pmem-copy
+
+bench-objvol: ## a volume on a model of an object store: bandwidth, flushes, garbage in virtual time; CPU of opening a TiB
+	$(CARGO) run --release --locked -p bench -- objvol $(ARGS)
 
 bench-read-cache: ## the read cache beside LRU and S3-FIFO over a model of a disk, in virtual time
 	$(CARGO) run --release --locked -p bench -- read-cache $(ARGS)

@@ -18,4 +18,5 @@ pub mod output;
 pub mod peers;
 pub mod process;
 mod replies;
+pub mod store_model;
 pub mod through_fuse;

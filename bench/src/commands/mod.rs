@@ -9,6 +9,7 @@ mod hop;
 mod iomap;
 mod nbd;
 mod noclone;
+mod objvol;
 mod paths;
 mod peers;
 mod pmem_copy;
@@ -32,6 +33,7 @@ pub(crate) enum Command {
     Iomap(iomap::Args),
     Nbd(nbd::Args),
     Noclone(noclone::Args),
+    Objvol(objvol::Args),
     Paths(paths::Args),
     Peers(peers::Args),
     PmemCopy(pmem_copy::Args),
@@ -53,6 +55,7 @@ impl Command {
             Command::Iomap(args) => iomap::main(args),
             Command::Nbd(args) => nbd::main(args),
             Command::Noclone(args) => noclone::main(args),
+            Command::Objvol(args) => objvol::main(args),
             Command::Paths(args) => paths::main(args),
             Command::Peers(args) => peers::main(args),
             Command::PmemCopy(args) => pmem_copy::main(args),

@@ -6,6 +6,7 @@ mod cache_scale;
 mod doors;
 mod flush_sim;
 mod iomap;
+mod objvol;
 mod read_cache;
 mod wbt;
 mod wbt_sim;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `StoreModel`: an object store in virtual time. Each request takes a latency, and the bytes of all
-//! requests go through one line, in the order in which they were sent.
+//! `StoreModel`: an object store in virtual time. Each request takes a latency, and the bytes of
+//! all requests go through one line, in the order in which they were sent.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;

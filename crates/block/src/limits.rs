@@ -38,6 +38,9 @@ pub struct Limits {
     /// Whether completed writes survive the death of the process (contract, point 5), and none of
     /// its writes comes after that. Then a door may hide the death from its clients.
     pub survives_kill: bool,
+    /// Whether a crash keeps a write only together with all writes that had completed when it was
+    /// submitted, as a log does; a failed flush loses nothing by itself.
+    pub keeps_write_order: bool,
     /// Whether seeks cost (HDD): decides writeback tuning.
     pub rotational: bool,
     /// Commands the device works on at once; 0 when nobody knows.
@@ -61,6 +64,7 @@ impl Limits {
             volatile_cache: true,
             keeps: true,
             survives_kill: true,
+            keeps_write_order: false,
             rotational: false,
             queue_depth: 0,
         }
@@ -94,6 +98,8 @@ impl Limits {
         self.volatile_cache |= below.volatile_cache;
         self.keeps &= below.keeps;
         self.survives_kill &= below.survives_kill;
+        // Two devices keep no order between each other.
+        self.keeps_write_order = false;
         self.rotational |= below.rotational;
         self.queue_depth = match (self.queue_depth, below.queue_depth) {
             (0, depth) | (depth, 0) => depth,

@@ -23,6 +23,7 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
         discard_granularity_bytes: 512,
         write_zeroes: true,
         survives_kill: false,
+        keeps_write_order: true,
         ..Limits::new(capacity)
     }
 }

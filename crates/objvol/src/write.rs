@@ -9,6 +9,8 @@
 //!   the first of the epoch on. A segment that is there behind a hole does not count.
 //! - OV-W2 Writes that are submitted after a FLUSH was submitted lie behind what it covers, or in
 //!   the same segment: no crash keeps them without it.
+//! - OV-W3 A write is in the log when it completes, so one that is submitted later lies behind it
+//!   (`Limits::keeps_write_order`).
 use std::ops::Range;
 use std::rc::Rc;
 

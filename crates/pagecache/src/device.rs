@@ -71,6 +71,7 @@ fn limits(below: &dyn BlockDevice, len: Sector) -> Result<Limits, Error> {
         merge_block_bytes: 0,
         volatile_cache: true,
         survives_kill: false,
+        keeps_write_order: false, // it writes back in the order of its pages
         atomic_write_unit_bytes: under.atomic_write_unit_bytes,
         ..under
     })

@@ -62,6 +62,9 @@ pub struct DiskSpec {
     /// cut may lose any words of cache lines that no flush (a fence) covers. It has no discards, no
     /// write zeroes, and no lost or misdirected writes.
     pub is_memory: bool,
+    /// `Limits::keeps_write_order` of its leaf: a power cut loses the newest writes, and no flush
+    /// that fails loses any.
+    pub keeps_write_order: bool,
     /// Whether power cuts are possible. Costs twice the memory; benchmarks of gigabytes turn it
     /// off.
     pub keeps_history: bool,
@@ -84,6 +87,7 @@ impl DiskSpec {
             logical_block_bytes: 512,
             atomic_write_unit_bytes: 512,
             is_memory: false,
+            keeps_write_order: false,
             keeps_history: true,
             keeps_data: true,
             rotational: false,
@@ -137,6 +141,7 @@ impl DiskState {
             atomic_write_unit_bytes: spec.atomic_write_unit_bytes,
             discard_granularity_bytes: if spec.is_memory { 0 } else { 512 },
             write_zeroes: !spec.is_memory,
+            keeps_write_order: spec.keeps_write_order,
             rotational: spec.rotational,
             queue_depth: spec.queue_depth,
             ..Limits::new(spec.capacity)
@@ -148,7 +153,9 @@ impl DiskState {
             media: if spec.is_memory {
                 Medium::Memory(Lines::new(spec.capacity.bytes()))
             } else {
-                Medium::Disk(Media::new(spec.capacity.bytes(), tear, spec.keeps_history))
+                let mut media = Media::new(spec.capacity.bytes(), tear, spec.keeps_history);
+                media.keeps_order = spec.keeps_write_order;
+                Medium::Disk(media)
             },
             keeps_data: spec.keeps_data,
             faults: Faults::default(),

@@ -15,6 +15,8 @@
 //!   older unflushed versions, and a flushed write those that a failed flush left behind.
 //! - SI-P3 Writes that a failed flush should have covered are not made durable by later flushes:
 //!   they may be lost at any power cut until they are rewritten.
+//! - SI-P4 With `keeps_order` a power cut loses the newest writes: of the completed ones all behind
+//!   some moment, and those in flight if any of these. A failed flush loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -60,6 +62,8 @@ pub(crate) struct Media {
     completed: u64,
     flush_failures: u64,
     tear_bytes: u64,
+    /// See SI-P4.
+    pub(crate) keeps_order: bool,
 }
 
 /// What a flush covers, decided when it is submitted.
@@ -80,7 +84,8 @@ impl Media {
             touched: BTreeSet::new(),
         });
         let visible = Pages::new(capacity_bytes);
-        Media { visible, history, completed: 0, flush_failures: 0, tear_bytes }
+        let keeps_order = false;
+        Media { visible, history, completed: 0, flush_failures: 0, tear_bytes, keeps_order }
     }
 
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
@@ -186,7 +191,7 @@ impl Media {
     /// Fails a flush: what it should have covered may be lost at the next power cut (SI-P3).
     pub(crate) fn fail_flush(&mut self, mark: FlushMark) {
         self.flush_failures += 1;
-        let Some(h) = &mut self.history else { return };
+        let Some(h) = self.history.as_mut().filter(|_| !self.keeps_order) else { return };
         for (_, write) in h.unflushed.range_mut(..mark.completed) {
             write.abandoned.get_or_insert(self.flush_failures);
         }
@@ -194,7 +199,8 @@ impl Media {
 
     /// The last flush that failed takes the newest write with it, which was in flight then (SI-P3).
     pub(crate) fn abandon_newest(&mut self) {
-        let newest = self.history.as_mut().and_then(|h| h.unflushed.last_entry());
+        let history = self.history.as_mut().filter(|_| !self.keeps_order);
+        let newest = history.and_then(|h| h.unflushed.last_entry());
         if let Some(mut newest) = newest {
             newest.get_mut().abandoned.get_or_insert(self.flush_failures);
         }
@@ -218,7 +224,21 @@ impl Media {
         // Each cut draws how much it loses, so that "all" and "nothing" occur, too.
         let keep_per_mille = rng.pick(&[0, 100, 500, 900, 1000]);
         let tear_per_mille = rng.pick(&[0, 100, 500]);
-        let completed = std::mem::take(&mut h.unflushed);
+        let mut completed = std::mem::take(&mut h.unflushed);
+        if self.keeps_order {
+            // SI-P4: all before a moment are kept, all behind it are lost.
+            let kept = rng.index(completed.len() + 1);
+            for _ in 0..kept {
+                let (id, first) = completed.pop_first().expect("as many are there");
+                h.touched.extend(pages_of(first.offset, first.data.len()));
+                h.make_durable(id, first.offset, &first.data);
+            }
+            if let Some((_, torn)) = completed.pop_first() {
+                in_flight = vec![InFlight { offset: torn.offset, data: torn.data.to_vec() }];
+            }
+            h.touched.extend(completed.values().flat_map(|w| pages_of(w.offset, w.data.len())));
+            completed.clear();
+        }
         let completed = completed.into_iter().map(|(id, w)| (id, w.offset, w.data));
         let in_flight = in_flight.into_iter().map(|w| (u64::MAX, w.offset, w.data.into()));
         for (id, offset, data) in completed.chain(in_flight) {
@@ -392,6 +412,23 @@ mod tests {
             m.power_cut(Vec::new(), rng);
             assert_eq!(byte(m, 0), 2);
         });
+    }
+
+    #[test]
+    fn a_cut_of_an_ordered_disk_loses_the_newest_writes() {
+        let mut seen = BTreeSet::new();
+        each_seed(|m, rng| {
+            m.keeps_order = true;
+            for n in 0..3 {
+                m.write(n * 4096, &[1; 512], false);
+                m.fail_flush(m.flush_mark());
+            }
+            m.power_cut(vec![InFlight { offset: 3 * 4096, data: vec![1; 512] }], rng);
+            let kept: Vec<u8> = (0..4).map(|n| byte(m, n * 4096)).collect();
+            assert!(kept.is_sorted_by(|before, after| before >= after), "{kept:?}");
+            seen.insert(kept);
+        });
+        assert_eq!(seen.len(), 5, "{seen:?}");
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) fn limits(
         keeps: o.keeps && c.keeps,
         // By a journal in memory: whether this cache has one is known when it is open.
         survives_kill: o.survives_kill && c.survives_kill && reactor::shared_memory().is_some(),
+        keeps_write_order: false,
         rotational: false,
         queue_depth: 0,
     }

@@ -88,7 +88,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 78] = [
+pub(crate) static FIGURES: [Figure; 79] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -147,6 +147,13 @@ pub(crate) static FIGURES: [Figure; 78] = [
     number("pending_epochs", "epochs", "with ordered: epochs that the origin has to get", |c| {
         c.store.slots.borrow().pending_epochs().into()
     }),
+    number(
+        "epochs_together",
+        "epochs",
+        "with ordered: epochs that needed no flush of their own",
+        |c| count(&c.store.stats.epochs_together),
+    )
+    .metric(Metric::COUNTER),
     blocks("uncommitted_blocks", "blocks written since the last commit", |c| {
         c.store.counts().unlogged.into()
     })

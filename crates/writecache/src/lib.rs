@@ -47,8 +47,8 @@
 //!   (`writeback::extent`, WC-GF1).
 //! - WC-I7 Discards are records.
 //! - With `ordered` nothing of a later epoch reaches the origin before all earlier ones are durable
-//!   there: WC-E1 to WC-E6 in `map::epochs`. Long zeroes are a version without data: WC-Z1 to
-//!   WC-Z4 in `map::zeroes`.
+//!   there, or lie before it in the origin's log: WC-E1 to WC-E7 in `map::epochs`. Long zeroes are
+//!   a version without data: WC-Z1 to WC-Z4 in `map::zeroes`.
 //! - WC-I8 After an error of a commit or of a flush of the cache device the cache fails stop: it
 //!   serves reads and fails writes and flushes until the table is loaded again; dirty data stay.
 //!   Writes that were acknowledged and not committed are lost then, and each client gets an error

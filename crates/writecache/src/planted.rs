@@ -140,6 +140,12 @@ pub enum Fault {
     OldNotKept,
     /// Ordered: epochs are merged although the second has other blocks too.
     UnsafeMerge,
+    /// The epochs of a phase are written together, in any order.
+    StepsTogether,
+    /// A phase has epochs with the same block, of which only the newer version is written.
+    StepsOverlap,
+    /// A phase has several epochs though the origin keeps no order of writes.
+    StepsUnordered,
     /// The media are read when a table is loaded, while an older instance may still write.
     #[cfg(feature = "planted")]
     OpenWhenLoaded,

@@ -61,6 +61,7 @@ pub(crate) struct Stats {
     pub(crate) admitted_write_bytes: Counter,
     pub(crate) metadata_write_bytes: Counter,
     pub(crate) zeroes_installed: Counter,
+    pub(crate) epochs_together: Counter,
 }
 
 impl Stats {

@@ -163,6 +163,12 @@ impl World {
         self.add_disk(DiskSpec::new(name, capacity, model))
     }
 
+    /// The same for a disk that keeps the order of writes.
+    pub fn add_swarm_log(&mut self, name: &str, capacity: Sector) -> FileId {
+        let spec = DiskSpec::new(name, capacity, self.swarm_model());
+        self.add_disk(DiskSpec { keeps_write_order: true, ..spec })
+    }
+
     /// Adds persistent memory of `capacity`, mostly fast, with a model drawn by the seed.
     pub fn add_swarm_memory(&mut self, name: &str, capacity: Sector) -> FileId {
         let model = match self.rng.below(4) {

@@ -18,9 +18,24 @@ pub(super) struct UnloggedVersion {
     pub(super) stamp: u32,
 }
 
-/// The epoch that is written back (WC-E3).
+/// The epochs of a phase beyond the first, which are written one after the other (WC-E7).
+#[derive(Default)]
+pub(super) struct Steps {
+    /// Blocks of the epochs whose turn has come.
+    pub(super) ready: RoaringTreemap,
+    /// Those of them that have not been written to the origin yet.
+    pub(super) unsent: RoaringTreemap,
+    /// The blocks of each later epoch.
+    pub(super) later: VecDeque<Vec<u64>>,
+}
+
+/// The epoch that is written back (WC-E3), or several of them (WC-E7).
 pub(super) struct Phase {
+    pub(super) first: u64,
+    /// The last one.
     pub(super) epoch: u64,
+    /// With several epochs: which blocks may be written.
+    pub(super) steps: Option<Steps>,
     /// Whether the epoch was closed when the phase began, or since. If so, the blocks of `todo` are
     /// left to write; otherwise every dirty block is.
     pub(super) closed: bool,
@@ -134,6 +149,10 @@ impl Epochs {
     pub(super) fn done(&mut self, block: u64) {
         if let Some(phase) = &mut self.phase {
             phase.todo.remove(block);
+            if let Some(steps) = &mut phase.steps {
+                steps.ready.remove(block);
+                steps.unsent.remove(block);
+            }
         }
     }
 }

@@ -28,6 +28,11 @@
 //! - WC-E5 The log has every version of a pending epoch, with its epoch; each batch begins with the
 //!   oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps its
 //!   slot, even if the origin has it: recovery would read the slot.
+//! - WC-E7 Over an origin that keeps the order of writes (`Limits::keeps_write_order`) a phase may
+//!   have several epochs, if no block is in two of them and none has zeroes. They are written one
+//!   after the other: the next one when the origin has completed all writes of the one before. So
+//!   one flush of the origin covers them all. What recovery writes again changes nothing: an epoch
+//!   that is on the origin has the only versions of its blocks in the phase.
 //! - WC-E6 Epochs are merged in one case only: both are closed, each has a single block to write,
 //!   and it is the same one. The first version is skipped: with the write of the second the origin
 //!   goes from the state before both to the state after both. That write must not tear, so a block
@@ -260,7 +265,7 @@ impl Slots {
     /// Whether the origin holds everything of the epochs before `epoch`.
     pub(crate) fn is_retired_before(&self, epoch: u64) -> bool {
         self.epochs.as_ref().is_none_or(|e| {
-            let phase = e.phase.as_ref().map(|p| p.epoch);
+            let phase = e.phase.as_ref().map(|p| p.first);
             phase.into_iter().chain(e.first_pending()).all(|pending| pending >= epoch)
         })
     }
@@ -268,7 +273,7 @@ impl Slots {
     /// Epochs that are closed and not retired.
     pub(crate) fn pending_epochs(&self) -> u64 {
         self.epochs.as_ref().map_or(0, |e| {
-            let first = e.phase.as_ref().map(|p| p.epoch).or_else(|| e.first_pending());
+            let first = e.phase.as_ref().map(|p| p.first).or_else(|| e.first_pending());
             first.map_or(0, |first| e.open.saturating_sub(first))
         })
     }
@@ -298,7 +303,9 @@ impl Slots {
             }
             let is_logged = |e: &Epochs, epoch| e.unlogged.front().is_none_or(|f| f.epoch > epoch);
             let mut phase = Phase {
+                first: epoch,
                 epoch,
+                steps: None,
                 closed: epoch < e.open,
                 todo: RoaringTreemap::new(),
                 old_slots: Vec::new(),
@@ -361,7 +368,7 @@ impl Slots {
                 }
             }
             phase.old_slots.sort_unstable_by_key(|&slot| slots.slots[slot as usize].block());
-            phase.epoch = epoch;
+            (phase.first, phase.epoch) = (epoch, epoch);
             e.oldest = epoch;
             e.phase = Some(phase);
         });
@@ -391,7 +398,11 @@ impl Slots {
     /// write (WC-Z2).
     pub(crate) fn phase_blocks(&self) -> Option<&RoaringTreemap> {
         let phase = self.epochs.as_ref()?.phase.as_ref().filter(|p| p.zeroes.is_empty())?;
-        Some(if phase.closed { &phase.todo } else { &self.dirty })
+        Some(match &phase.steps {
+            Some(steps) => &steps.ready,
+            None if phase.closed => &phase.todo,
+            None => &self.dirty,
+        })
     }
 
     /// The version of `block` that is to be written back, with its checksum.
@@ -482,7 +493,7 @@ impl Epochs {
     }
 
     /// Seals `epoch`, which is closed and fully logged.
-    fn seal(&mut self, slots: &Slots, epoch: u64) {
+    pub(super) fn seal(&mut self, slots: &Slots, epoch: u64) {
         if !self.pending.begins(epoch) {
             self.seal_last(slots);
         }

@@ -46,6 +46,7 @@ mod chunks;
 mod clean;
 mod entries;
 mod epoch_state;
+mod epoch_steps;
 mod epochs;
 mod free;
 mod grow;

@@ -83,6 +83,16 @@ impl PendingVersions {
         Some((self.epoch_of(*second), first.len, second.len))
     }
 
+    /// The epoch of the segment with this number, and how many slots it has.
+    pub(super) fn nth(&self, nth: usize) -> Option<(u64, u32)> {
+        self.segments.get(nth).map(|&segment| (self.epoch_of(segment), segment.len))
+    }
+
+    /// The slots of a segment that begins with slot number `from`.
+    pub(super) fn members_at(&self, from: usize, len: u32) -> Vec<u32> {
+        self.slots.range(from..from + len as usize).filter(|&slot| slot != HOLE).collect()
+    }
+
     fn last_epoch(&self) -> Option<u64> {
         self.segments.back().map(|&s| self.epoch_of(s))
     }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   begin ─▶ runs of this epoch ─▶ origin FLUSH ─▶ retired ─▶ commit logs that ─▶ begin the next
+//!             └─▶ of the next one: only an origin that keeps the order of writes (WC-E7)
 //! ```
 //!
 //! Cost: beside the flushes of the origin that settle its blocks (at least one) an epoch takes one
@@ -17,7 +18,8 @@ impl Writeback {
         loop {
             let phase_state = self.store.slots.borrow().phase_state();
             match phase_state {
-                PhaseState::Idle | PhaseState::Writing => return,
+                PhaseState::Idle => return,
+                PhaseState::Writing => return self.store.slots.borrow_mut().next_step(),
                 PhaseState::Written => {
                     // A run of an earlier version may still be in flight.
                     if self.blocks() > 0 || self.in_flight_runs() > 0 {
@@ -38,9 +40,19 @@ impl Writeback {
                     }
                     if self.store.slots.borrow().phase_state() == PhaseState::Due {
                         self.store.slots.borrow_mut().begin_phase(self.merge());
+                        self.extend_phase();
                     }
                 }
             }
+        }
+    }
+
+    /// WC-E7.
+    fn extend_phase(&self) {
+        let keeps_order = self.origin.device.limits().keeps_write_order;
+        if keeps_order || self.store.has_fault(Fault::StepsUnordered) {
+            let added = self.store.slots.borrow_mut().extend_phase();
+            self.store.stats.epochs_together.add(added);
         }
     }
 

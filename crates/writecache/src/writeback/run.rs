@@ -115,7 +115,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         span.written(run);
     }
     let is_written = !written.is_empty();
-    wb.settling.written.borrow_mut().extend(written);
+    wb.await_settling(written);
     if !store.has_fault(Fault::LeakedCount) {
         wb.in_flight.blocks.set(wb.in_flight.blocks.get() - run.blocks());
     }
@@ -183,6 +183,14 @@ impl RunData {
 }
 
 impl Writeback {
+    /// The origin has completed these writes; they wait for a flush of it.
+    fn await_settling(&self, written: PerBlock<WrittenBlock>) {
+        if self.store.slots.borrow_mut().sent_in_phase(written.iter().map(|w| w.block)) {
+            self.recheck(); // the next epoch can be written
+        }
+        self.settling.written.borrow_mut().extend(written);
+    }
+
     /// Reads every block of the run that is still dirty, and checks it (WC-WB2). In an extent it
     /// also reads clean copies for gaps that were not read from the origin (WC-GF2).
     async fn gather(&self, run: Run, extent: Option<&Extent>, span: Option<&Span>) -> RunData {

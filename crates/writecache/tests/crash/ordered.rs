@@ -40,6 +40,8 @@ struct Coverage {
     epochs_max: u64,
     /// Blocks of zeroes that were not on the origin.
     zeroes_max: u64,
+    /// Epochs of one life that were written together with the one before.
+    together_max: u64,
 }
 
 /// What a test asks of every seed.
@@ -58,6 +60,8 @@ struct Plan {
     write_errors: &'static [u32],
     /// Blocks that are read enter the cache.
     reads: bool,
+    /// The origin keeps the order of writes.
+    origin_keeps_order: bool,
 }
 
 impl Plan {
@@ -70,7 +74,10 @@ impl Plan {
         write_buffer: 0,
         write_errors: &[0, 5, 20],
         reads: false,
+        origin_keeps_order: false,
     };
+    /// The origin keeps the order of writes, as a log does.
+    const IN_ORDER: Plan = Plan { origin_keeps_order: true, ..Plan::USUAL };
     const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..Plan::USUAL };
 }
 
@@ -85,7 +92,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
         "p" => w.add_swarm_memory("cache", Sector(area_kib * 2)),
         _ => w.add_swarm_disk("cache", Sector(area_kib * 2)),
     };
-    let origin = w.add_swarm_disk("origin", sectors);
+    let origin = match plan.origin_keeps_order {
+        false => w.add_swarm_disk("origin", sectors),
+        true => w.add_swarm_log("origin", sectors),
+    };
     let high = w.rng.pick(&[0, 3, 20, 60]);
     let mut more = w.rng.pick(&["", "", " max_age 0", " max_age 3"]).to_owned();
     more += &random_options::draw_limits(&mut w.rng);
@@ -165,6 +175,7 @@ impl Operator {
                 kept_max: coverage.kept_max.max(number(cache, "old_blocks")),
                 epochs_max: coverage.epochs_max.max(number(cache, "pending_epochs")),
                 zeroes_max: coverage.zeroes_max.max(number(cache, "zero_blocks")),
+                together_max: coverage.together_max.max(number(cache, "epochs_together")),
                 ..coverage
             });
             let acted = if self.errors_allowed { Ok(()) } else { acted };
@@ -409,6 +420,41 @@ fn the_order_holds_beside_blocks_that_enter_by_reads() {
     seeds::run(15, |seed| simulate(seed, Plan { reads: true, ..Plan::JOURNAL }, &coverage));
     let buffered = Plan { write_buffer: BUFFER, ..plan };
     seeds::run(15, |seed| simulate(seed, buffered, &coverage));
+}
+
+/// WC-E7: one flush of the origin covers many epochs.
+#[test]
+fn an_origin_that_keeps_order_gets_many_epochs_at_once() {
+    let coverage = Rc::new(Cell::new(Coverage::default()));
+    seeds::run(100, |seed| simulate(seed, Plan::IN_ORDER, &coverage));
+    let together = coverage.get().together_max;
+    assert!(seeds::count(100) < 100 || together > 20, "{together} epochs together");
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..Plan::IN_ORDER }, &coverage));
+    seeds::run(30, |seed| simulate(seed, Plan { by_sectors: true, ..Plan::IN_ORDER }, &coverage));
+    let buffered = Plan { write_buffer: BUFFER, ..Plan::IN_ORDER };
+    seeds::run(30, |seed| simulate(seed, buffered, &coverage));
+    let journal = Plan { journal: JournalPlan::Kept, ..buffered };
+    seeds::run(20, |seed| simulate(seed, journal, &coverage));
+}
+
+fn is_caught_in_order(fault: Fault) {
+    let why = is_seen(Plan { fault: Some(fault), ..Plan::IN_ORDER });
+    assert!(why.contains("the origin alone"), "by another judge: {why}");
+}
+
+#[test]
+fn epochs_that_are_written_together_in_any_order_are_caught() {
+    is_caught_in_order(Fault::StepsTogether);
+}
+
+#[test]
+fn epochs_of_the_same_block_written_together_are_caught() {
+    is_caught_in_order(Fault::StepsOverlap);
+}
+
+#[test]
+fn epochs_together_on_a_disk_that_keeps_no_order_are_caught() {
+    is_caught(Some(Fault::StepsUnordered));
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

@@ -225,6 +225,8 @@ fn the_commands_of_the_pages_on_services_work() {
         }
     }
     let result = shell(&script, daemon.dir.path(), &daemon.run_dir());
+    // An upgrade is one of the commands: the daemon is no child of this test any more.
+    daemon.cli(&["stop"]).ok();
     let errors = result.err.lines().filter(|line| !line.contains("warning: not saved: "));
     assert_eq!((result.code, errors.count()), (Some(0), 0), "{script}\n{result:?}");
     assert!(result.out.contains("pond.toml: 2 devices, no error found"), "{result:?}");

@@ -108,15 +108,21 @@ impl Epochs {
                     blocks.push(s.block());
                 }
                 State::Bad => {}
-                _ => return None,
+                State::Dirty
+                | State::Old
+                | State::Zero
+                | State::Free
+                | State::Writing
+                | State::Clean
+                | State::Limbo => return None,
             }
         }
         for &slot in members {
-            let s = &slots.slots[slot as usize];
-            match s.state {
-                State::Old => phase.old_slots.push(slot),
-                State::Bad => drop(self.bad.insert(slot, true)),
-                _ => {}
+            let state = slots.slots[slot as usize].state;
+            if state == State::Old {
+                phase.old_slots.push(slot);
+            } else if state == State::Bad {
+                self.bad.insert(slot, true);
             }
         }
         phase.todo.extend(blocks.iter().copied());

@@ -62,13 +62,13 @@ done
 reconnect=reconnect=1
 version=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
 [ "$version" -lt 10 ] || reconnect=reconnect-ms=1000
-# Two more disks for what compares drivers of the kernel.
+# Two more disks for what compares drivers of the kernel; host.sh has images of other names.
 disks=()
 case " $* " in
 *" kernel "* | *" bcache "*)
     for disk in origin cache; do
-        truncate -s 512M "$work/$disk.img"
-        disks+=(-drive "file=$work/$disk.img,format=raw,if=none,id=$disk,cache=none,aio=native"
+        truncate -s 512M "$work/bench-$disk.img"
+        disks+=(-drive "file=$work/bench-$disk.img,format=raw,if=none,id=$disk,cache=none,aio=native"
             -device "virtio-blk-pci,drive=$disk,serial=$disk")
     done
     ;;

@@ -67,8 +67,9 @@ disks=()
 case " $* " in
 *" kernel "* | *" bcache "*)
     for disk in origin cache; do
-        truncate -s 512M "$work/bench-$disk.img"
-        disks+=(-drive "file=$work/bench-$disk.img,format=raw,if=none,id=$disk,cache=none,aio=native"
+        image=$work/bench-$disk.img
+        truncate -s 512M "$image"
+        disks+=(-drive "file=$image,format=raw,if=none,id=$disk,cache=none,aio=native"
             -device "virtio-blk-pci,drive=$disk,serial=$disk")
     done
     ;;

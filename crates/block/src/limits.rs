@@ -166,5 +166,8 @@ mod tests {
         assert!(!top.keeps && !top.survives_kill);
         top.stack(&Limits::new(Sector(50)));
         assert!(!top.keeps, "nor with a part that does");
+        let mut log = Limits { keeps_write_order: true, ..Limits::new(Sector(100)) };
+        log.stack(&log.clone());
+        assert!(!log.keeps_write_order, "two logs keep no order between each other");
     }
 }

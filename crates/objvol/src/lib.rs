@@ -47,9 +47,8 @@
 //!
 //! Not there yet: read-ahead, resize; incremental checkpoints (a checkpoint writes the whole map);
 //! defragmentation by garbage collection; deletion of what lies behind seals; the owner record of a
-//! write cache above. An opening reads something of each epoch
-//! since the newest checkpoint: a volume that is opened a thousand times without a write opens
-//! slowly.
+//! write cache above. An opening reads something of each epoch since the newest checkpoint: a
+//! volume that is opened a thousand times without a write opens slowly.
 #![warn(missing_docs)]
 
 mod check;

@@ -20,24 +20,24 @@
 //! - WC-E2 A dirty version of an epoch that is not open is kept when it is superseded, until its
 //!   epoch is retired. A version of the open epoch is not kept: a disk may skip a write that no
 //!   flush covers, too.
-//! - WC-E3 One epoch at a time is written back: the phase. It begins when all earlier epochs are
-//!   retired by a durable record. Otherwise recovery would write an earlier epoch again, over those
-//!   parts of the new epoch that are on the origin.
+//! - WC-E3 One epoch at a time is written back (but WC-E7): the phase. It begins when all earlier
+//!   epochs are retired by a durable record. Otherwise recovery would write an earlier epoch again,
+//!   over those parts of the new epoch that are on the origin.
 //! - WC-E4 An epoch is retired when all its versions are durable on the origin, except unreadable
 //!   ones.
 //! - WC-E5 The log has every version of a pending epoch, with its epoch; each batch begins with the
 //!   oldest epoch that is pending. A version that the log calls dirty in a pending epoch keeps its
 //!   slot, even if the origin has it: recovery would read the slot.
-//! - WC-E7 Over an origin that keeps the order of writes (`Limits::keeps_write_order`) a phase may
-//!   have several epochs, if no block is in two of them and none has zeroes. They are written one
-//!   after the other: the next one when the origin has completed all writes of the one before. So
-//!   one flush of the origin covers them all. What recovery writes again changes nothing: an epoch
-//!   that is on the origin has the only versions of its blocks in the phase.
 //! - WC-E6 Epochs are merged in one case only: both are closed, each has a single block to write,
 //!   and it is the same one. The first version is skipped: with the write of the second the origin
 //!   goes from the state before both to the state after both. That write must not tear, so a block
 //!   is no larger than what the origin writes atomically. With a second block in either epoch there
 //!   would be a moment with one of them written and not the other.
+//! - WC-E7 Over an origin that keeps the order of writes (`Limits::keeps_write_order`) a phase may
+//!   have several epochs, if no block is in two of them and none has zeroes. They are written one
+//!   after the other: the next one when the origin has completed all writes of the one before. So
+//!   one flush of the origin covers them all. What recovery writes again changes nothing: an epoch
+//!   that is on the origin has the only versions of its blocks in the phase.
 //!
 //! Memory, besides the map: 4 bytes for a pending version, 8 for an epoch, two bits for a slot; 16
 //! bytes for an unlogged version (their number has a bound); 2 bytes for a block of the phase.

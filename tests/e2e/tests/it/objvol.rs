@@ -108,6 +108,24 @@ fn a_cache_over_a_bad_bucket_loses_nothing_to_kills() {
     assert_eq!(bed.attribute("wc", "error"), 0);
 }
 
+/// Through the table of the volume: epochs of a client that flushes after each write share a PUT.
+#[test]
+fn many_flushes_above_an_ordered_cache_share_an_object() {
+    let bucket = Bucket::start().unwrap();
+    let table = format!("0 {SECTORS} writecache s vol ./cache.img 4096 1 ordered");
+    let bed = in_bucket(&bucket, &[("wc", &table)]);
+    let mut client = bed.connect("wc");
+    for block in 0..200 {
+        client.write(block * 4096, &[1; 4096]).unwrap();
+        client.flush().unwrap();
+    }
+    bed.verb(&["flush", "wc"]);
+    assert_eq!(bed.attribute("wc", "dirty_blocks"), 0);
+    let (flushes, together) =
+        (bed.attribute("wc", "origin_flushes"), bed.attribute("wc", "epochs_together"));
+    assert!(together > 100 && flushes < 100, "{flushes} flushes, {together} epochs together");
+}
+
 #[test]
 fn fio_verifies_a_volume_over_a_bad_bucket() {
     if !clients(&["fio"]) {

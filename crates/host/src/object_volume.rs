@@ -93,6 +93,10 @@ pub(crate) async fn construct(
             tracing::error!(device, "objvol: {event}");
             events.raise();
         }
+        VolumeEvent::Unreadable(..) => {
+            tracing::error!(device, "objvol: {event}");
+            events.raise();
+        }
         VolumeEvent::LeftFenced => tracing::warn!(device, "objvol: {event}"),
     });
     Ok(target)

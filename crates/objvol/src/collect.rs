@@ -16,15 +16,19 @@
 //! - OV-G4 Garbage is bounded: while less than half of `gc_threshold` of the segments with live
 //!   data is live, writers wait for its collection, unless there is nothing that it could collect.
 //!   What has no live data any more waits for its grace time only.
-use std::collections::BTreeSet;
+//! - OV-G5 What can't be read is left as it is, and everything else is collected: a damaged segment
+//!   counts neither as garbage to collect nor against OV-G4.
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use block::{Nanos, Status};
 use format::objvol::{CHECKPOINTS, Place, SECTOR, SEGMENTS, place_name};
 
+use crate::join::{Pending, join_all};
 use crate::log::{SegmentUse, StoredExtent};
 use crate::map::Extent;
 use crate::planted::Fault;
+use crate::read::Fetched;
 use crate::shared::{GarbageList, LOOK_EVERY, Shared};
 
 /// How often the housekeeping task looks for work.
@@ -76,10 +80,9 @@ impl Shared {
             if !self.pause(pause).await {
                 return;
             }
-            let has_work = !self.victims().is_empty();
             let mut has_moved = false;
             for _ in 0..ROUNDS_MAX {
-                // An error is that of a fence, or damage that readers find, too.
+                // An error is that of a fence.
                 if self.is_closing.get() || !self.collect().await.unwrap_or(false) {
                     break;
                 }
@@ -93,20 +96,27 @@ impl Shared {
                 // An error is that of a fence.
                 let _ = self.checkpoint().await;
             }
-            // OV-G4. Work that moves nothing is on damaged segments.
-            if !has_moved && (has_work || self.victims().is_empty()) {
+            // OV-G4
+            if !has_moved && self.victims().is_empty() {
                 self.release_writers();
             }
             self.delete_garbage().await;
         }
     }
 
-    /// OV-G4: measures what is live, and has writers wait or go on.
-    pub(crate) fn pace_writers(&self) {
+    /// The readable segments with live data (OV-G5), their live sectors and all of their sectors.
+    fn live_uses(&self) -> (Vec<SegmentUse>, u64, u64) {
         let mut uses = self.log.borrow().uses();
-        uses.retain(|segment| segment.live > 0);
+        let unreadable = self.unreadable.borrow();
+        uses.retain(|segment| segment.live > 0 && !unreadable.places.contains(&segment.place));
         let sum = |of: fn(&SegmentUse) -> u32| uses.iter().map(|s| u64::from(of(s))).sum::<u64>();
         let (live, all) = (sum(|segment| segment.live), sum(|segment| segment.sectors));
+        (uses, live, all)
+    }
+
+    /// OV-G4: measures what is live, and has writers wait or go on.
+    pub(crate) fn pace_writers(&self) {
+        let (uses, live, all) = self.live_uses();
         let [begin, end] = PACED;
         let share = if self.is_collection_behind.get() { end } else { begin };
         let least = all * u64::from(self.options.gc_threshold) * share;
@@ -129,10 +139,7 @@ impl Shared {
     /// still being overwritten. Segments without live data are as good as deleted.
     fn victims(&self) -> Vec<SegmentUse> {
         let last = Place::new(self.epoch(), self.checkpointed.get());
-        let mut uses = self.log.borrow().uses();
-        uses.retain(|segment| segment.live > 0);
-        let sum = |of: fn(&SegmentUse) -> u32| uses.iter().map(|s| u64::from(of(s))).sum::<u64>();
-        let (live, all) = (sum(|segment| segment.live), sum(|segment| segment.sectors));
+        let (mut uses, live, all) = self.live_uses();
         if live * 100 >= all * u64::from(self.options.gc_threshold) {
             return Vec::new();
         }
@@ -144,10 +151,8 @@ impl Shared {
 
     /// Moves the live data of some segments. Whether there were any.
     async fn collect(self: &Rc<Self>) -> Result<bool, Status> {
-        let ids: BTreeSet<_> = self.victims().iter().map(|segment| segment.id).collect();
-        if ids.is_empty() {
-            return Ok(false);
-        }
+        let victims = self.victims();
+        let ids: BTreeSet<_> = victims.iter().map(|segment| segment.id).collect();
         let runs: Vec<(u64, Extent, StoredExtent, u32)> = {
             let log = self.log.borrow();
             let run = |(start, extent): (u64, Extent)| {
@@ -156,18 +161,57 @@ impl Shared {
             };
             log.runs_in(&ids).into_iter().map(run).collect()
         };
-        let wanted: Vec<StoredExtent> = runs.iter().map(|(_, _, stored, _)| *stored).collect();
-        let Some(fetched) = self.fetch(&wanted).await? else { return Ok(false) };
+        let fetched = self.fetch_readable(runs.iter().map(|(_, _, stored, _)| *stored)).await?;
         for (start, extent, stored, from_at) in runs {
+            let Some(data) = fetched.get(&stored) else { continue }; // OV-G5
             let bytes = usize::from(extent.sectors) * SECTOR;
             self.wait_for_room(bytes).await?;
             let skip = usize::from(extent.skip) * SECTOR;
             let mut log = self.log.borrow_mut();
-            fetched[&stored].read(|data| {
+            data.read(|data| {
                 log.move_data(start, &data[skip..skip + bytes], extent.segment, from_at)
             });
         }
-        Ok(true)
+        Ok(!victims.is_empty())
+    }
+
+    /// The data of these extents, but for those of segments of which something can't be read.
+    async fn fetch_readable(
+        &self,
+        wanted: impl Iterator<Item = StoredExtent>,
+    ) -> Result<Fetched, Status> {
+        let mut by_segment: BTreeMap<Place, Vec<StoredExtent>> = BTreeMap::new();
+        wanted.for_each(|stored| by_segment.entry(stored.place).or_default().push(stored));
+        let fetch = |wanted: &Vec<StoredExtent>| -> Pending<'_, _> {
+            let (requests, wanted) = (&self.requests, wanted.clone());
+            Box::pin(async move { requests.fetch(&wanted).await })
+        };
+        let outcomes = join_all(by_segment.values().map(fetch).collect()).await;
+        let mut fetched = Fetched::new();
+        for (place, outcome) in by_segment.keys().zip(outcomes) {
+            match outcome {
+                Ok(Some(data)) => fetched.extend(data),
+                Ok(None) => self.skip_segment(*place, "it is missing").await?,
+                Err(status) => self.skip_segment(*place, &status.to_string()).await?,
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// OV-G5: the segment can't be read; it is left alone as long as the volume is open.
+    async fn skip_segment(&self, place: Place, why: &str) -> Result<(), Status> {
+        // Whoever has taken the volume over may have deleted it.
+        if !self.look().await {
+            return Err(Status::Stale);
+        }
+        if !self.options.planted.is(Fault::StopAtDamage) {
+            let mut unreadable = self.unreadable.borrow_mut();
+            unreadable.places.insert(place);
+            unreadable.met += 1;
+            unreadable.last = format!("segment {place}: {why}");
+        }
+        self.changed.wake_all();
+        Ok(())
     }
 
     /// Deletes the lists that are due (OV-G2).
@@ -191,6 +235,7 @@ impl Shared {
         for place in list.segments {
             self.delete(&place_name(SEGMENTS, place)).await;
             self.log.borrow_mut().forget(place);
+            self.unreadable.borrow_mut().places.remove(&place);
         }
     }
 

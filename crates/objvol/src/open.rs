@@ -341,6 +341,7 @@ pub(crate) async fn open(
         checkpoints: RefCell::new(checkpoints),
         garbage: RefCell::new(VecDeque::new()),
         is_collection_behind: Cell::default(),
+        unreadable: RefCell::default(),
     });
     // OV-O3
     shared.put_owner(1, OwnerState::Attached).await?;

@@ -37,6 +37,8 @@ pub enum Fault {
     IgnoreWindow,
     /// Writers never wait for garbage collection.
     UnpacedWriters,
+    /// Garbage collection tries what it can't read again and again.
+    StopAtDamage,
     /// Segments are garbage if the map has nothing of them, although snapshots do.
     CollectUnderSnapshots,
     /// A snapshot is entered into the log before its checkpoint is durable.

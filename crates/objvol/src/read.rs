@@ -55,7 +55,7 @@ impl Shared {
                 return Ok(());
             }
             let wanted = stored_extents(&missing);
-            if let Some(fetched) = self.fetch(&wanted).await? {
+            if let Some(fetched) = self.requests.fetch(&wanted).await? {
                 copy_fetched(&missing, &fetched, start, bufs);
                 return self.check_fence();
             }
@@ -79,11 +79,6 @@ impl Shared {
         let pieces = log.pieces(range).into_iter();
         let stored = pieces.filter(|(_, extent)| log.in_memory(extent, |_| ()).is_none());
         stored.map(|(_, extent)| log.stored(&extent)).collect()
-    }
-
-    /// As [`Requests::fetch`].
-    pub(crate) async fn fetch(&self, wanted: &[StoredExtent]) -> Result<Option<Fetched>, Status> {
-        self.requests.fetch(wanted).await
     }
 }
 

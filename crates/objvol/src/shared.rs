@@ -6,7 +6,7 @@
 //! - OV-F2 Whoever deletes or has been idle looks at the manifests first: one above the own epoch
 //!   fences.
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
 
@@ -52,6 +52,16 @@ pub(crate) struct GarbageList {
     pub(crate) checkpoints: Vec<Place>,
 }
 
+/// Segments that garbage collection could not read (OV-G5).
+#[derive(Debug, Default)]
+pub(crate) struct Unreadable {
+    pub(crate) places: BTreeSet<Place>,
+    /// So many were met since the volume was opened: those that were deleted since, too.
+    pub(crate) met: u64,
+    /// The newest of them, and why; for the operator.
+    pub(crate) last: String,
+}
+
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) requests: Requests,
@@ -74,6 +84,7 @@ pub(crate) struct Shared {
     pub(crate) garbage: RefCell<VecDeque<GarbageList>>,
     /// Writers wait until more garbage was collected (OV-G4).
     pub(crate) is_collection_behind: Cell<bool>,
+    pub(crate) unreadable: RefCell<Unreadable>,
 }
 
 impl Shared {

@@ -61,6 +61,10 @@ pub struct VolumeStatus {
     pub retained_bytes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// Segments that garbage collection left alone because it could not read them.
+    pub unreadable_segments: u64,
+    /// The newest of them, and why.
+    pub unreadable: Option<String>,
     /// Why the store refuses, if it does.
     pub denial: Option<String>,
     /// Why the last request to it has no outcome, until one has one again.
@@ -94,6 +98,8 @@ impl Volume {
     pub fn status(&self) -> VolumeStatus {
         let log = self.shared.log.borrow();
         let uses = log.uses();
+        let unreadable = self.shared.unreadable.borrow();
+        let unreadable_segments = unreadable.places.len() as u64;
         let bytes = |of: fn(&SegmentUse) -> u32| {
             uses.iter().map(|segment| u64::from(of(segment))).sum::<u64>() * SECTOR as u64
         };
@@ -105,6 +111,8 @@ impl Volume {
             live_bytes: bytes(|segment| segment.live),
             retained_bytes: bytes(|s| if s.is_retained { s.sectors } else { 0 }),
             snapshots: log.snapshots().len() as u64,
+            unreadable_segments,
+            unreadable: (unreadable_segments > 0).then(|| unreadable.last.clone()),
             last_failure: self.shared.requests.last_failure(),
             segments: log.next() - u64::from(!log.is_gathering()),
             durable: log.durable(),
@@ -131,6 +139,17 @@ impl Volume {
         let is_over = || shared.is_fence_read.get() || shared.is_closing.get();
         shared.changed.wait_for(is_over).await;
         shared.fence.borrow().clone()
+    }
+
+    /// Waits until garbage collection has met more than `known` segments that it can't read;
+    /// returns how many, and the newest with the reason. `None` when the volume is fenced or is
+    /// being closed.
+    pub async fn wait_for_unreadable(&self, known: u64) -> Option<(u64, String)> {
+        let shared = &self.shared;
+        let is_over = || shared.is_fenced() || shared.is_closing.get();
+        shared.changed.wait_for(|| is_over() || shared.unreadable.borrow().met > known).await;
+        let unreadable = shared.unreadable.borrow();
+        (unreadable.met > known).then(|| (unreadable.met, unreadable.last.clone()))
     }
 
     /// Writes a checkpoint of what was written before the call, unless there is nothing new.

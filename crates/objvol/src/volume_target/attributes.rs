@@ -51,7 +51,7 @@ fn or_none(text: Option<String>) -> Value {
     text.unwrap_or_else(|| "none".to_owned()).into()
 }
 
-static FIGURES: [Figure; 18] = [
+static FIGURES: [Figure; 19] = [
     text(
         "state",
         "open, closed, fenced, refused (by the store), waiting (for it) or deleted",
@@ -75,6 +75,11 @@ static FIGURES: [Figure; 18] = [
     gauge("retained_bytes", "segments that only snapshots need", |t| {
         of_volume(t, |s| s.retained_bytes)
     }),
+    gauge(
+        "unreadable_segments",
+        "segments that garbage collection left alone because it could not read them",
+        |t| of_volume(t, |s| s.unreadable_segments),
+    ),
     counter("put_requests", "objects that were sent", |t| t.counts.puts.get().into()),
     counter("get_requests", "reads of the store", |t| t.counts.gets.get().into()),
     counter("list_requests", "pages of listings", |t| t.counts.lists.get().into()),
@@ -136,7 +141,7 @@ impl VolumeTarget {
             ("deleted", _) => Some("the snapshot was deleted: every read fails".to_owned()),
             (_, (Some(denial), _)) => Some(format!("the store refuses: {denial}")),
             (_, (None, Some(failure))) => Some(format!("the store does not answer: {failure}")),
-            (_, (None, None)) => None,
+            (_, (None, None)) => self.volume_status().and_then(unreadable),
         }
     }
 
@@ -177,6 +182,12 @@ impl VolumeTarget {
     pub(super) fn figures(&self) -> Vec<(&'static Spec, u64)> {
         attr::metrics(&FIGURES, self)
     }
+}
+
+/// What garbage collection could not read.
+fn unreadable(status: VolumeStatus) -> Option<String> {
+    let (count, newest) = (status.unreadable_segments, status.unreadable?);
+    Some(format!("garbage collection can't read {count} segments, the newest {newest}"))
 }
 
 fn unknown(name: &str) -> Error {

@@ -61,6 +61,8 @@ pub enum VolumeEvent {
     Made(Sector),
     /// Somebody has taken the volume over.
     Fenced(Fence),
+    /// Garbage collection can't read segments: so many, and the newest with the reason.
+    Unreadable(u64, String),
     /// It was suspended after that: what was not flushed before is lost.
     LeftFenced,
 }
@@ -74,6 +76,11 @@ impl fmt::Display for VolumeEvent {
             VolumeEvent::Fenced(fence) => {
                 write!(f, "{fence}: every request fails with ESTALE; what was flushed is safe")
             }
+            VolumeEvent::Unreadable(count, newest) => write!(
+                f,
+                "garbage collection can't read {count} segments, the newest {newest}: it leaves \
+                 them alone; `millpond check` lists what is lost"
+            ),
             VolumeEvent::LeftFenced => f.write_str(
                 "suspended; somebody else has the volume, and what was not flushed before is lost",
             ),
@@ -213,6 +220,14 @@ impl VolumeTarget {
         }
         let volume = self.open().await?;
         *self.state.borrow_mut() = State::Open(volume.clone());
+        let (this, opened) = (self.clone(), volume.clone());
+        reactor::spawn(async move {
+            let mut known = 0;
+            while let Some((met, newest)) = opened.wait_for_unreadable(known).await {
+                known = met;
+                this.notify(&VolumeEvent::Unreadable(met, newest));
+            }
+        });
         reactor::spawn(async move {
             if let Some(fence) = volume.wait_for_fence().await {
                 self.notify(&VolumeEvent::Fenced(fence));

@@ -196,3 +196,62 @@ fn garbage_in_damaged_segments_does_not_stop_writers() {
     ran.unwrap();
     assert_eq!(written.get(), 10 * BLOCKS);
 }
+
+/// Segments that the next test damages: more than are collected in a round.
+const DAMAGED: u64 = 6;
+
+/// The emptiest segments are damaged: bytes of all others with live data for each live byte, per
+/// cent, when collection has come to rest; and how many segments it has met that it can't read.
+fn stored_beside_damage(fault: Option<Fault>) -> (u64, u64) {
+    let world = World::calm(7);
+    let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
+    let options = OpenOptions { gc_threshold: 75, checkpoint_every: 8, ..options("host", fault) };
+    let (store, there) = (Rc::new(Connection::new(&bucket)), bucket.clone());
+    let mut rng = world.borrow_mut().rng.fork();
+    let ran = machine.block_on(async move {
+        create(store.clone(), &GEOMETRY, &options).await.unwrap();
+        let volume = Volume::open(store, options).await.unwrap();
+        let data = Buf::zeroed(4096);
+        let write = async |block: u64| {
+            let range = (Sector(block * BLOCK_SECTORS), Sector(BLOCK_SECTORS));
+            let (class, bufs) = (Class::Normal, data.all().into());
+            reactor::io(&*volume, Op::Write, Flags::empty(), class, range, bufs).await.unwrap();
+        };
+        let of_segment = u64::from(SEGMENT_BYTES) / 4096;
+        for block in 0..DAMAGED * of_segment {
+            write(block).await;
+        }
+        reactor::flush(&*volume, Class::Normal).await.unwrap();
+        damage_segments(&mut there.borrow_mut());
+        for block in DAMAGED * of_segment..BLOCKS {
+            write(block).await;
+        }
+        // One block of each damaged segment stays live.
+        for block in (0..DAMAGED * of_segment).filter(|block| block % of_segment > 0) {
+            write(block).await;
+        }
+        for _ in 0..BLOCKS / 2 {
+            write(rng.range(DAMAGED * of_segment, BLOCKS)).await;
+        }
+        reactor::sleep(Nanos::from_secs(600)).await;
+        let status = volume.status();
+        let readable = status.collectable_bytes - DAMAGED * u64::from(SEGMENT_BYTES);
+        let met = volume.wait_for_unreadable(0);
+        reactor::spawn({
+            let volume = volume.clone();
+            async move { drop(volume.close().await) }
+        });
+        let met = met.await.map_or(0, |(met, _)| met);
+        assert_eq!(met, status.unreadable_segments);
+        (readable * 100 / status.live_bytes, met)
+    });
+    ran.unwrap()
+}
+
+#[test]
+fn garbage_is_collected_beside_damaged_segments() {
+    let (stored, met) = stored_beside_damage(None);
+    assert!(stored <= 136 && met == DAMAGED, "{stored} %, {met} unreadable");
+    let (stored, met) = stored_beside_damage(Some(Fault::StopAtDamage));
+    assert!(stored > 136 && met == 0, "the fault shows: {stored} %, {met} unreadable");
+}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `make bench-objvol`: a volume on a model of an object store, in virtual time: how much of the
 //! store's bandwidth small random writes get, how many flushes a second there are, alone and below
-//! an `ordered` write cache, and what garbage collection writes. And in real time, how much CPU the
-//! opening of a large volume takes.
+//! an `ordered` write cache, what readers cost, and what garbage collection writes. And in real
+//! time, how much CPU the opening of a large volume takes.
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use bench::output::{finish, progress};
 use bench::store_model::StoreModel;
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
-use objvol::{Geometry, ObjectStore, OpenOptions, Volume};
+use objvol::{Geometry, ObjectStore, OpenOptions, RequestCounts, Volume};
 use reproduce::cpu::cpu_seconds;
 use reproduce::report::{Goal, Requirement, Section};
 use reproduce::table::{Table, fixed};
@@ -32,6 +32,9 @@ const CLIENTS: u64 = 32;
 const VOLUME: Sector = Sector((4 << 30) / 512);
 /// Cache devices below which the bandwidth is measured; the goal is of the last one.
 const CACHES_MIB: [u64; 2] = [64, 256];
+/// Volume of the reads, and those at random.
+const READ_VOLUME: u64 = 256 * MIB;
+const RANDOM_READS: u64 = 2000;
 /// Volume of the garbage, and its segments.
 const SMALL_BLOCKS: u64 = 8192;
 const SMALL_SEGMENT: u32 = 128 << 10;
@@ -393,6 +396,85 @@ fn garbage(args: &Args, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
+/// Reads of so many bytes, at these places, of a volume that was written in order: MB/s, GETs, and
+/// bytes that came.
+async fn read_back(
+    store: StoreModel,
+    read_ahead: u64,
+    bytes: u64,
+    places: Vec<u64>,
+) -> Result<[f64; 3], String> {
+    let counts = Rc::new(RequestCounts::default());
+    let geometry = Geometry::new(Sector(READ_VOLUME / 512));
+    let shared: Rc<dyn ObjectStore> = Rc::new(store);
+    let options = OpenOptions { read_ahead, counts: counts.clone(), ..options() };
+    objvol::create(shared.clone(), &geometry, &options).await.map_err(|e| e.chain())?;
+    let volume = Volume::open(shared, options).await.map_err(|e| e.chain())?;
+    let data = Buf::zeroed(64 << 10);
+    for nth in 0..READ_VOLUME / data.len() as u64 {
+        write(&*volume, nth, &data).await?;
+    }
+    flush(&*volume).await?;
+    let (began, gets, came) = (reactor::now(), counts.gets.get(), counts.get_bytes.get());
+    let buf = Buf::zeroed(usize::try_from(bytes).map_err(|e| e.to_string())?);
+    let count = places.len() as u64;
+    for place in places {
+        let (at, bufs) = (Sector(place * bytes / 512), buf.all().into());
+        let read = reactor::read(&*volume, Class::Foreground, at, bufs).await;
+        read.map_err(|status| format!("read {place}: {status}"))?;
+    }
+    let rate = (count * bytes) as f64 / 1e6 / seconds_since(began);
+    let [gets, came] = [counts.gets.get() - gets, counts.get_bytes.get() - came];
+    Ok([rate, gets as f64, came as f64])
+}
+
+/// What sequential and random readers cost, and the goals.
+fn reads(_: &Args, section: &mut Section) -> Result<(), String> {
+    let mut table = Table::new(
+        format!("one reader of a volume of {} MiB (virtual time)", READ_VOLUME / MIB),
+        &["reads", "read_ahead"],
+        &["MB/s", "GETs", "KiB a GET"],
+    );
+    let mut rng = Rng::new(1);
+    let random: Vec<u64> = (0..RANDOM_READS).map(|_| rng.below(READ_VOLUME / BLOCK)).collect();
+    let in_order: Vec<u64> = (0..READ_VOLUME / (64 << 10)).collect();
+    let cases = [("64 KiB in order", 64 << 10, in_order), ("4 KiB at random", BLOCK, random)];
+    let mut figures = Vec::new();
+    for (name, bytes, places) in cases {
+        for read_ahead in [0, options().read_ahead] {
+            let places = places.clone();
+            let read = in_model(move |store, _| read_back(store, read_ahead, bytes, places))?;
+            let [rate, gets, came] = read;
+            let cells = [fixed(rate, 1), fixed(gets, 0), fixed(came / gets / 1024.0, 0)];
+            table.row(&[name, &(read_ahead / MIB).to_string()], cells);
+            figures.push(read);
+        }
+    }
+    table.note("read_ahead in MiB");
+    section.tables.push(table);
+    let goals = [
+        ("MiB of a GET of a sequential reader", figures[1][2] / figures[1][1] / MIB as f64, 2.0),
+        (
+            "bytes of random reads with read-ahead, of those without",
+            figures[3][2] / figures[2][2],
+            1.05,
+        ),
+    ];
+    for (nth, (what, figure, bound)) in goals.into_iter().enumerate() {
+        section.goals.push(Goal {
+            what: what.to_owned(),
+            figure,
+            bound,
+            is_at_most: nth == 1,
+            requirement: Requirement::Required,
+        });
+    }
+    section.put("sequential_mb_s", figures[1][0]);
+    section.put("sequential_gets", figures[1][1]);
+    section.put("random_gets", figures[3][1]);
+    Ok(())
+}
+
 /// Opens the volume in `store`; returns seconds of CPU, and extents.
 async fn open(store: StoreModel) -> Result<(f64, u64), String> {
     let cpu = cpu_seconds();
@@ -445,14 +527,15 @@ fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
 fn bench(args: &Args) -> Result<Section, String> {
     let mut section = Section::default();
     type Part = fn(&Args, &mut Section) -> Result<(), String>;
-    let parts: [(&str, Part); 4] = [
+    let parts: [(&str, Part); 5] = [
         ("bandwidth", bandwidth),
         ("flushes", flush_rates),
+        ("reads", reads),
         ("garbage", garbage),
         ("opening", opening),
     ];
     for (nth, (name, part)) in parts.into_iter().enumerate() {
-        progress(nth as f64 / 4.0, name);
+        progress(nth as f64 / 5.0, name);
         part(args, &mut section)?;
     }
     let (latency, line) = (LATENCY.0 / 1_000_000, BYTES_PER_S / 1_000_000);

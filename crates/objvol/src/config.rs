@@ -10,6 +10,10 @@ use format::objvol::{
 use crate::planted::Fault;
 use crate::request_counts::RequestCounts;
 
+/// Chosen: windows of a usual segment, of which one is read while the next one comes, and as much
+/// again for another reader.
+pub(crate) const READ_AHEAD_DEFAULT: u64 = 16 << 20;
+
 /// What a volume is for its whole life.
 #[derive(Clone, Debug)]
 pub struct Geometry {
@@ -75,6 +79,8 @@ pub struct OpenOptions {
     pub gc_threshold: u32,
     /// Largest map, bytes, at 24 each extent: writes beyond it fail with `NoSpace`.
     pub map_memory: u64,
+    /// Memory for data that are read ahead of sequential readers, bytes; 0: none are.
+    pub read_ahead: u64,
     /// Garbage is deleted so long after the checkpoint that lists it.
     pub grace: Nanos,
     /// How long an opening, or the making of a volume, repeats a request that the store does not
@@ -99,6 +105,7 @@ impl OpenOptions {
             checkpoint_every: 256,
             gc_threshold: 75,
             map_memory: 256 << 20,
+            read_ahead: READ_AHEAD_DEFAULT,
             grace: Nanos::from_secs(60),
             patience: None,
             counts: Rc::default(),

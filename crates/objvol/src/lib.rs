@@ -34,6 +34,7 @@
 //! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
 //! | who is fenced stays fenced, reads too | OV-F in `shared` |
 //! | data are checked; what was moved is looked up again | OV-RD in `read` |
+//! | what is read ahead is never old, and its errors are nobody's | OV-RA in `read_ahead` |
 //! | a check changes nothing, and judges one moment | OV-CH in `check` |
 //! | a repair gives up what damage has cut off, and nothing else | OV-RP in `repair` |
 //! | when a volume is open, made, and left to others | OV-TG in `volume_target` |
@@ -45,7 +46,7 @@
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: read-ahead, resize; incremental checkpoints (a checkpoint writes the whole map);
+//! Not there yet: resize; incremental checkpoints (a checkpoint writes the whole map);
 //! defragmentation by garbage collection; deletion of what lies behind seals; the owner record of a
 //! write cache above. An opening reads something of each epoch since the newest checkpoint: a
 //! volume that is opened a thousand times without a write opens slowly.
@@ -62,6 +63,7 @@ mod map;
 mod open;
 mod planted;
 mod read;
+mod read_ahead;
 mod repair;
 mod request_counts;
 mod requests;

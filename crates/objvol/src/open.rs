@@ -35,6 +35,7 @@ use crate::config::{Geometry, OpenOptions};
 use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
 use crate::planted::Fault;
+use crate::read_ahead::ReadAhead;
 use crate::requests::{Creation, Denial, Requests};
 use crate::shared::Shared;
 use crate::store::ObjectStore;
@@ -154,7 +155,7 @@ async fn probe(requests: &Requests, options: &OpenOptions) -> Result<(), Error> 
 
 /// An opening under way, or a look at a volume.
 pub(crate) struct Opening {
-    pub(crate) requests: Requests,
+    pub(crate) requests: Rc<Requests>,
     pub(crate) options: OpenOptions,
     nonce: u64,
 }
@@ -327,6 +328,7 @@ pub(crate) async fn open(
     let checkpoints = places.filter(|place| place.epoch < epoch).collect();
     let Opening { requests, options, .. } = opening;
     let shared = Rc::new(Shared {
+        ahead: ReadAhead::new(requests.clone(), options.read_ahead),
         requests,
         manifest,
         options,

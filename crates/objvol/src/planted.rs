@@ -53,6 +53,12 @@ pub enum Fault {
     AckSnapshotBeforeChain,
     /// A read takes data without checking their checksum.
     SkipChecksum,
+    /// A read takes what the map had when its data were read ahead.
+    ReadAheadByOldMap,
+    /// An error of a request that was sent ahead is an error of the read.
+    ReadAheadErrors,
+    /// There is read-ahead behind random reads, too.
+    ReadAheadOfAll,
     /// A check believes the damage that it finds while a writer changes the volume.
     CheckOnce,
 }

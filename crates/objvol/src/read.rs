@@ -8,8 +8,9 @@
 //! - OV-RD2 A segment that has gone is no error while the map has moved on: garbage collection may
 //!   delete what a read had looked up. The map is looked up again.
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use block::{Buf, Bufs, Status};
+use block::{Buf, Bufs, Opener, Status};
 use format::checksum;
 use format::objvol::{Place, SECTOR, SEGMENTS, place_name};
 
@@ -45,8 +46,9 @@ pub(crate) type Fetched = BTreeMap<StoredExtent, Buf>;
 
 impl Shared {
     /// A read of whole sectors.
-    pub(crate) async fn read(&self, start: u64, bufs: &Bufs) -> Result<(), Status> {
+    pub(crate) async fn read(&self, opener: Opener, start: u64, bufs: &Bufs) -> Result<(), Status> {
         let end = start + (bufs.len_bytes() / SECTOR) as u64;
+        self.ahead.follow(opener, &(start..end), &self.log.borrow());
         let mut lookups = 0;
         loop {
             self.check_fence()?;
@@ -55,7 +57,7 @@ impl Shared {
                 return Ok(());
             }
             let wanted = stored_extents(&missing);
-            if let Some(fetched) = self.requests.fetch(&wanted).await? {
+            if let Some(fetched) = self.ahead.fetch(&missing).await? {
                 copy_fetched(&missing, &fetched, start, bufs);
                 return self.check_fence();
             }
@@ -74,7 +76,7 @@ impl Shared {
         }
     }
 
-    fn stored_runs(&self, range: std::ops::Range<u64>) -> Vec<StoredExtent> {
+    fn stored_runs(&self, range: Range<u64>) -> Vec<StoredExtent> {
         let log = self.log.borrow();
         let pieces = log.pieces(range).into_iter();
         let stored = pieces.filter(|(_, extent)| log.in_memory(extent, |_| ()).is_none());
@@ -83,7 +85,7 @@ impl Shared {
 }
 
 /// Fills in zeroes and what is in memory; returns the rest.
-pub(crate) fn read_memory(log: &Log, range: std::ops::Range<u64>, bufs: &Bufs) -> Missing {
+pub(crate) fn read_memory(log: &Log, range: Range<u64>, bufs: &Bufs) -> Missing {
     let offset_of = |sector: u64| usize_of(sector - range.start) * SECTOR;
     let (mut missing, mut at) = (Missing::new(), range.start);
     let zero = |from: u64, to: u64| {
@@ -138,15 +140,12 @@ impl Requests {
         let mut ranges = ranges.into_iter();
         let mut range = ranges.next();
         for extent in wanted {
-            let (start, sectors) = (u64::from(extent.at), u64::from(extent.sectors));
             while range.as_ref().is_some_and(|(fetch, _)| !fetch.has(&extent)) {
                 range = ranges.next();
             }
             let (fetch, bytes) = range.as_ref().expect("each extent lies in a fetch");
-            let from = usize_of(start - fetch.start) * SECTOR;
-            let to = from + usize_of(sectors) * SECTOR;
             let data = bytes.read(|bytes| {
-                let data = bytes.get(from..to)?;
+                let data = bytes.get(fetch.bytes_of(&extent))?;
                 // OV-RD1
                 let is_right = checksum(data) == extent.crc;
                 (is_right || self.planted.is(Fault::SkipChecksum)).then(|| Buf::copy_of(data))
@@ -158,9 +157,8 @@ impl Requests {
 
     async fn fetch_range(&self, fetch: Fetch) -> Option<Buf> {
         let name = place_name(SEGMENTS, fetch.place);
-        let bytes = fetch.start * SECTOR as u64..fetch.end * SECTOR as u64;
         loop {
-            match self.get(&name, bytes.clone()).await {
+            match self.get(&name, fetch.byte_range()).await {
                 Ok(data) => return data,
                 Err(denial) => self.wait_out(denial).await,
             }
@@ -173,6 +171,22 @@ impl Fetch {
         let (start, end) = range_of(extent);
         self.place == extent.place && self.start <= start && end <= self.end
     }
+
+    /// Bytes of the request.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.end - self.start) * SECTOR as u64
+    }
+
+    /// Its bytes in the object.
+    pub(crate) fn byte_range(&self) -> Range<u64> {
+        self.start * SECTOR as u64..self.end * SECTOR as u64
+    }
+
+    /// The bytes of an extent in those that it fetches.
+    pub(crate) fn bytes_of(&self, extent: &StoredExtent) -> Range<usize> {
+        let (start, end) = range_of(extent);
+        usize_of(start - self.start) * SECTOR..usize_of(end - self.start) * SECTOR
+    }
 }
 
 fn range_of(extent: &StoredExtent) -> (u64, u64) {
@@ -180,22 +194,32 @@ fn range_of(extent: &StoredExtent) -> (u64, u64) {
     (start, start + u64::from(extent.sectors))
 }
 
+impl Fetch {
+    /// Whether one more extent makes it a request that is cheaper than two.
+    fn may_take(&self, extent: &StoredExtent) -> bool {
+        let (start, end) = range_of(extent);
+        self.place == extent.place
+            && start >= self.start
+            && start <= self.end + GAP_BYTES_MAX / SECTOR as u64
+            && end.saturating_sub(self.start) <= FETCH_BYTES_MAX / SECTOR as u64
+    }
+}
+
+/// Whether an extent lies at most a gap behind another one.
+pub(crate) fn may_join(last: &StoredExtent, next: &StoredExtent) -> bool {
+    let (start, end) = range_of(last);
+    Fetch { place: last.place, start, end }.may_take(next)
+}
+
 /// Merges neighbours, which are sorted, into requests.
 pub(crate) fn merge(extents: &[StoredExtent]) -> Vec<Fetch> {
-    let gap_max = GAP_BYTES_MAX / SECTOR as u64;
-    let len_max = FETCH_BYTES_MAX / SECTOR as u64;
     let mut fetches: Vec<Fetch> = Vec::new();
     for extent in extents {
         let (start, end) = range_of(extent);
-        if let Some(last) = fetches.last_mut()
-            && last.place == extent.place
-            && start <= last.end + gap_max
-            && end.saturating_sub(last.start) <= len_max
-        {
-            last.end = last.end.max(end);
-            continue;
+        match fetches.last_mut() {
+            Some(last) if last.may_take(extent) => last.end = last.end.max(end),
+            Some(_) | None => fetches.push(Fetch { place: extent.place, start, end }),
         }
-        fetches.push(Fetch { place: extent.place, start, end });
     }
     fetches
 }

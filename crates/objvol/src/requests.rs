@@ -95,14 +95,14 @@ impl Backoff {
 }
 
 impl Requests {
-    pub(crate) fn new(store: Rc<dyn ObjectStore>, options: &OpenOptions) -> Requests {
-        Requests {
+    pub(crate) fn new(store: Rc<dyn ObjectStore>, options: &OpenOptions) -> Rc<Requests> {
+        Rc::new(Requests {
             store,
             counts: options.counts.clone(),
             patience: Cell::new(options.patience),
             denial: RefCell::default(),
             planted: options.planted,
-        }
+        })
     }
 
     /// From now on requests are repeated without an end (OV-R1).
@@ -209,6 +209,14 @@ impl Requests {
             }
             backoff.wait(self).await?;
         }
+    }
+
+    /// The same, of one request that may fail: for what nobody waits for yet.
+    pub(crate) async fn try_get(&self, name: &str, range: std::ops::Range<u64>) -> Option<Buf> {
+        self.counts.add(|counts| &counts.gets, 1);
+        let bytes = self.store.get(name, range).await.ok()?;
+        self.counts.add(|counts| &counts.get_bytes, bytes.len() as u64);
+        Some(bytes)
     }
 
     /// All names that begin with `prefix` and come after `after`, with the lengths of the objects.

@@ -18,6 +18,7 @@ use reactor::WaitList;
 
 use crate::config::OpenOptions;
 use crate::log::Log;
+use crate::read_ahead::ReadAhead;
 use crate::requests::{Denial, Requests};
 
 /// How often a volume looks whether somebody has taken it over. The longest time for which a fenced
@@ -64,7 +65,8 @@ pub(crate) struct Unreadable {
 
 /// See the module.
 pub(crate) struct Shared {
-    pub(crate) requests: Requests,
+    pub(crate) requests: Rc<Requests>,
+    pub(crate) ahead: Rc<ReadAhead>,
     pub(crate) manifest: Manifest,
     pub(crate) options: OpenOptions,
     pub(crate) log: RefCell<Log>,

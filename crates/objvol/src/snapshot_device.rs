@@ -11,14 +11,18 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Bufs, Error, ErrorKind, Limits, Op, Sector, Status};
+use block::{
+    Bio, BlockDevice, Bufs, Error, ErrorKind, Limits, Op, Opener, Reservation, Sector, Status,
+};
 use format::objvol::{CHECKPOINTS, Checkpoint, Manifest, SECTOR, Snapshot, place_name};
 
 use crate::config::OpenOptions;
 use crate::history::Purpose;
 use crate::log::Log;
+use crate::map::ENTRY_BYTES;
 use crate::open::Opening;
-use crate::read::{copy_fetched, read_memory, stored_extents};
+use crate::read::{copy_fetched, read_memory};
+use crate::read_ahead::ReadAhead;
 use crate::snapshot::check_snapshot_name;
 use crate::store::ObjectStore;
 use crate::volume;
@@ -33,6 +37,8 @@ struct Source {
     manifest: Manifest,
     snapshot: Snapshot,
     log: Log,
+    ahead: Rc<ReadAhead>,
+    _memory: Reservation,
     is_deleted: Cell<bool>,
 }
 
@@ -115,11 +121,23 @@ impl SnapshotDevice {
             let checkpoint = object
                 .read(|object| Checkpoint::decode(object, uuid, place, snapshot.volume_sectors))
                 .map_err(|damage| opening.damage(format!("{object_name}: {damage}")))?;
+            let bytes = checkpoint.extents.len() as u64 * ENTRY_BYTES + options.read_ahead;
+            let what = format_args!("the map of snapshot {name}, and read_ahead");
+            let memory = reactor::memory().reserve(bytes, what)?;
             let mut log = Log::new(0, options.planted);
             log.load(&checkpoint);
             opening.requests.wait_for_ever();
             let (snapshot, is_deleted) = (snapshot.clone(), Cell::new(false));
-            let source = Rc::new(Source { opening, manifest, snapshot, log, is_deleted });
+            let ahead = ReadAhead::new(opening.requests.clone(), options.read_ahead);
+            let source = Rc::new(Source {
+                opening,
+                manifest,
+                snapshot,
+                log,
+                ahead,
+                _memory: memory,
+                is_deleted,
+            });
             return Ok(Rc::new(SnapshotDevice { source, limits: limits(has) }));
         }
         Err(opening.damage(format!("snapshot {name} is listed, and its checkpoint has gone")))
@@ -152,16 +170,17 @@ impl SnapshotDevice {
 }
 
 impl Source {
-    async fn read(&self, start: u64, bufs: &Bufs) -> Result<(), Status> {
+    async fn read(&self, opener: Opener, start: u64, bufs: &Bufs) -> Result<(), Status> {
         if self.is_deleted.get() {
             return Err(Status::Stale);
         }
         let end = start + (bufs.len_bytes() / SECTOR) as u64;
+        self.ahead.follow(opener, &(start..end), &self.log);
         let missing = read_memory(&self.log, start..end, bufs);
         if missing.is_empty() {
             return Ok(());
         }
-        let Some(fetched) = self.opening.requests.fetch(&stored_extents(&missing)).await? else {
+        let Some(fetched) = self.ahead.fetch(&missing).await? else {
             // OV-SD2
             let there = listed(&self.opening, &self.manifest).await.map_err(|_| Status::Io)?;
             if there.contains(&self.snapshot) {
@@ -177,7 +196,7 @@ impl Source {
 
     async fn serve(&self, bio: &Bio) -> Result<(), Status> {
         match bio.op {
-            Op::Read => self.read(bio.sector.0, &bio.bufs).await,
+            Op::Read => self.read(bio.opener, bio.sector.0, &bio.bufs).await,
             Op::Flush => Ok(()),
             Op::Write | Op::Discard | Op::WriteZeroes => Err(Status::ReadOnly),
         }

@@ -59,6 +59,8 @@ pub struct VolumeStatus {
     pub live_bytes: u64,
     /// Segments without such data that snapshots need.
     pub retained_bytes: u64,
+    /// Data that were read ahead, and are still in memory.
+    pub ahead_bytes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
     /// Segments that garbage collection left alone because it could not read them.
@@ -110,6 +112,7 @@ impl Volume {
             collectable_bytes: bytes(|s| if s.live > 0 { s.sectors } else { 0 }),
             live_bytes: bytes(|segment| segment.live),
             retained_bytes: bytes(|s| if s.is_retained { s.sectors } else { 0 }),
+            ahead_bytes: self.shared.ahead.held(),
             snapshots: log.snapshots().len() as u64,
             unreadable_segments,
             unreadable: (unreadable_segments > 0).then(|| unreadable.last.clone()),
@@ -193,7 +196,7 @@ impl Shared {
         self.check_fence()?;
         let range = bio.sector.0..bio.end().0;
         match bio.op {
-            Op::Read => return self.read(range.start, &bio.bufs).await,
+            Op::Read => return self.read(bio.opener, range.start, &bio.bufs).await,
             Op::Flush => return self.flush().await,
             Op::Write => self.write(range.start, &bio.bufs).await?,
             Op::Discard | Op::WriteZeroes => self.zero(range).await?,

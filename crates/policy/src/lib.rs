@@ -37,7 +37,7 @@ pub use idle::{Ages, IdleAction, IdleOrder, IdlePolicy, IdleRules, IdleState, Id
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use rate::RateLimit;
 pub use read_admission::{DailyBudget, Ghosts, ReadAdmission, Refusal, UseCounts};
-pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams};
+pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, StreamsWithin};
 pub use request_costs::{RequestCost, RequestCosts};
 pub use sweep::{Run, Sweep};
 pub use tail_limit::TailLimit;

@@ -21,9 +21,6 @@ use std::ops::Range;
 pub const STREAMS_MAX: usize = 64;
 /// Streams of one opener, so that random reads do not evict all other streams.
 const STREAMS_OF_OPENER: usize = 16;
-/// Reads of a stream may come in another order than they were sent, within so many pages. Chosen:
-/// 32 reads of 128 KiB in flight.
-const REORDER_PAGES: u64 = 1024;
 /// Largest folio: 2 MiB.
 pub const ORDER_MAX: u8 = 9;
 
@@ -50,9 +47,9 @@ struct Stream {
 
 impl Stream {
     /// Works out anew which requests go on with it.
-    fn settle(&mut self) {
-        let behind = if self.goes_on { REORDER_PAGES } else { 1 };
-        let ahead = if self.window > 0 { REORDER_PAGES } else { 0 };
+    fn settle(&mut self, reorder_pages: u64) {
+        let behind = if self.goes_on { reorder_pages } else { 1 };
+        let ahead = if self.window > 0 { reorder_pages } else { 0 };
         self.from = self.next.saturating_sub(behind);
         self.span = self.next.saturating_add(ahead) - self.from;
     }
@@ -63,18 +60,23 @@ impl Stream {
     }
 }
 
-/// The streams of all openers of a device, of reads or of writes.
+/// The usual streams. Chosen: 32 reads of 128 KiB in flight.
+pub type Streams = StreamsWithin<1024>;
+
+/// The streams of all openers of a device, of reads or of writes. Requests of a stream may come in
+/// another order than they were sent, within `REORDER_PAGES`: the more, the more random requests
+/// are taken for one.
 #[derive(Clone, Debug, Default)]
-pub struct Streams {
+pub struct StreamsWithin<const REORDER_PAGES: u64> {
     rows: Vec<Stream>,
     clock: u64,
 }
 
-impl Streams {
+impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
     /// None.
     #[must_use]
-    pub fn new() -> Streams {
-        Streams::default()
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// `opener` reads `pages`: what to read ahead now, in windows of at most `max_pages`. It may
@@ -93,7 +95,7 @@ impl Streams {
             let asked = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
             stream.window = first_window(asked, max_pages);
             stream.ahead_end = stream.next;
-            stream.settle();
+            stream.settle(REORDER_PAGES);
         } else if pages.end > stream.marker {
             stream.window = next_window(stream.window, max_pages);
         } else {
@@ -118,7 +120,7 @@ impl Streams {
         if end > stream.next {
             stream.run += end - stream.next;
             stream.next = end;
-            stream.settle();
+            stream.settle(REORDER_PAGES);
         }
         order
     }
@@ -183,7 +185,7 @@ impl Streams {
             stream.run += (pages.end - stream.next).min(asked);
             stream.next = pages.end;
             stream.goes_on = true;
-            stream.settle();
+            stream.settle(REORDER_PAGES);
         }
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // PO-RA1
     }
@@ -214,7 +216,7 @@ impl Streams {
             marker: 0,
             used_at: self.clock,
         };
-        stream.settle();
+        stream.settle(REORDER_PAGES);
         let mut of = own;
         if of.rows < STREAMS_OF_OPENER && self.rows.len() >= STREAMS_MAX {
             of = Oldest::NONE;

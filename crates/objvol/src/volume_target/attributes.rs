@@ -51,7 +51,7 @@ fn or_none(text: Option<String>) -> Value {
     text.unwrap_or_else(|| "none".to_owned()).into()
 }
 
-static FIGURES: [Figure; 19] = [
+static FIGURES: [Figure; 20] = [
     text(
         "state",
         "open, closed, fenced, refused (by the store), waiting (for it) or deleted",
@@ -71,6 +71,9 @@ static FIGURES: [Figure; 19] = [
     gauge("extents", "entries of the map", |t| t.extents().into()),
     gauge("stored_bytes", "segments in the store", |t| of_volume(t, |s| s.stored_bytes)),
     gauge("live_bytes", "data in them that can still be read", |t| of_volume(t, |s| s.live_bytes)),
+    gauge("ahead_bytes", "data that were read ahead, in memory", |t| {
+        of_volume(t, |s| s.ahead_bytes)
+    }),
     gauge("snapshots", "states of the volume that have a name", |t| of_volume(t, |s| s.snapshots)),
     gauge("retained_bytes", "segments that only snapshots need", |t| {
         of_volume(t, |s| s.retained_bytes)

@@ -8,12 +8,14 @@ use block::value::{TimeUnit, Value};
 use block::{Error, Nanos, Sector};
 use format::objvol::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-use crate::config::{Geometry, OpenOptions};
+use crate::config::{Geometry, OpenOptions, READ_AHEAD_DEFAULT};
 use crate::snapshot::check_snapshot_name;
 
 /// The least map: 40,000 extents.
 const MAP_MEMORY_MIN: u64 = 1 << 20;
 const MAP_MEMORY_MAX: u64 = 1 << 40;
+/// With more, requests reach their largest size anyway.
+const READ_AHEAD_MAX: u64 = 1 << 30;
 /// A day: a reader of an old checkpoint has long ended then.
 const GRACE_S_MAX: u64 = 86_400;
 
@@ -33,7 +35,7 @@ fn number<T: TryFrom<u64>>(value: &Value) -> T {
 }
 
 /// The options, in the order in which a table line shows them.
-pub(crate) static OPTIONS: [Opt; 6] = [
+pub(crate) static OPTIONS: [Opt; 7] = [
     Attr::new(
         value(
             "segment_size",
@@ -71,6 +73,16 @@ pub(crate) static OPTIONS: [Opt; 6] = [
     ),
     Attr::new(
         value(
+            "read_ahead",
+            Kind::Size { min: 0, max: READ_AHEAD_MAX, unit: 1, or: None },
+            "16M",
+            "memory for data that are read ahead of sequential readers; 0: none are",
+        ),
+        |c| c.read_ahead.into(),
+        |c, v| c.read_ahead = number(v),
+    ),
+    Attr::new(
+        value(
             "grace",
             Kind::Time { unit: TimeUnit::Second, min: 0, max: GRACE_S_MAX, or: None },
             "60",
@@ -102,6 +114,7 @@ pub struct TargetConfig {
     pub(crate) segment_bytes: u32,
     pub(crate) gc_threshold: u32,
     pub(crate) map_memory: u64,
+    pub(crate) read_ahead: u64,
     pub(crate) grace_s: u64,
     pub(crate) single_writer: bool,
     pub(crate) take_over: bool,
@@ -130,6 +143,7 @@ impl TargetConfig {
             segment_bytes: 4 << 20,
             gc_threshold: 75,
             map_memory: 256 << 20,
+            read_ahead: READ_AHEAD_DEFAULT,
             grace_s: 60,
             single_writer: false,
             take_over: false,
@@ -200,6 +214,7 @@ impl TargetConfig {
             single_writer: self.single_writer,
             gc_threshold: self.gc_threshold,
             map_memory: self.map_memory,
+            read_ahead: self.read_ahead,
             grace: Nanos::from_secs(self.grace_s),
             ..OpenOptions::new(host, now)
         }
@@ -229,7 +244,8 @@ mod tests {
         let snapshot = parsed("s3://b/p@Monday 0").unwrap();
         assert_eq!((snapshot.url(), snapshot.snapshot()), ("s3://b/p", Some("Monday")));
         assert_eq!(snapshot.table(), "s3://b/p@Monday");
-        let defaults = "s3://b/p 8 segment_size 4M gc_threshold 75 map_memory 256M grace 1m";
+        let defaults =
+            "s3://b/p 10 segment_size 4M gc_threshold 75 map_memory 256M read_ahead 16M grace 1m";
         assert_eq!(parsed(defaults).unwrap().table(), "s3://b/p");
     }
 

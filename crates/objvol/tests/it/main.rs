@@ -13,6 +13,7 @@ mod fixture;
 mod judge;
 mod manual;
 mod planted;
+mod read_ahead;
 mod snapshots;
 mod takeover;
 mod target;

@@ -107,6 +107,12 @@ fn segments_beyond_the_window_are_caught() {
     writers_find(Fault::IgnoreWindow);
 }
 
+#[test]
+fn data_read_ahead_by_an_old_map_are_caught() {
+    let simulate = |seed| takeover::simulate_ahead(seed, Some(Fault::ReadAheadByOldMap));
+    assert!(seeds::first_failure(0..SEEDS, simulate).is_some());
+}
+
 fn snapshots_find(fault: Fault) {
     let found = seeds::first_failure(0..SEEDS, |seed| snapshots::simulate(seed, Some(fault)));
     assert!(found.is_some(), "{fault:?} is not found");

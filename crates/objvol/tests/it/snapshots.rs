@@ -188,7 +188,7 @@ fn a_damaged_snapshot_is_an_error_of_its_reads_only() {
 }
 
 pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
-    takeover::simulate_with(seed, fault, Some(&Rc::default()))
+    takeover::simulate_with(seed, fault, Some(&Rc::default()), 0)
 }
 
 #[test]

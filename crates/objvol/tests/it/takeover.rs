@@ -52,7 +52,12 @@ fn draw_events(world: &WorldRef, writers: usize) -> Vec<(Nanos, Event)> {
 }
 
 pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
-    simulate_with(seed, fault, None)
+    simulate_with(seed, fault, None, 0)
+}
+
+/// With read-ahead: the writers scan the volume.
+pub(crate) fn simulate_ahead(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    simulate_with(seed, fault, None, 16 << 20)
 }
 
 /// With a catalogue the writers make and delete snapshots, which others read.
@@ -60,9 +65,10 @@ pub(crate) fn simulate_with(
     seed: u64,
     fault: Option<Fault>,
     catalogue: Option<&Rc<Catalogue>>,
+    read_ahead: u64,
 ) -> Result<(), String> {
     let world = World::new(seed);
-    let setup = Setup::draw(&world, fault);
+    let setup = Setup { read_ahead, ..Setup::draw(&world, fault) };
     let bucket = Bucket::new(&world);
     let count = world.borrow_mut().rng.range(2, WRITERS_MAX + 1);
     let mut machine = Machine::boot(&world, u16::try_from(count).unwrap() + 2);
@@ -184,4 +190,9 @@ fn finish(
 #[test]
 fn every_opening_finds_what_was_flushed_before_it() {
     seeds::run(300, |seed| simulate(seed, None));
+}
+
+#[test]
+fn what_is_read_ahead_is_what_was_written_last() {
+    seeds::run(200, |seed| simulate_ahead(seed, None));
 }

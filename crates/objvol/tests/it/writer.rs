@@ -23,6 +23,8 @@ pub(crate) struct Setup {
     pub(crate) checkpoint_every: u64,
     pub(crate) grace: Nanos,
     pub(crate) think: Nanos,
+    /// With it writers scan the volume instead of reading some blocks.
+    pub(crate) read_ahead: u64,
     pub(crate) fault: Option<Fault>,
 }
 
@@ -42,6 +44,7 @@ impl Setup {
                 Nanos::from_secs(3),
                 Nanos::from_secs(200),
             ]),
+            read_ahead: 0,
             fault,
         }
     }
@@ -61,6 +64,7 @@ impl Setup {
             single_writer: self.fault == Some(Fault::BelieveExists),
             checkpoint_every: self.checkpoint_every,
             grace: self.grace,
+            read_ahead: self.read_ahead,
             planted: self.fault.into(),
             ..OpenOptions::new(host, 1_700_000_000)
         }
@@ -277,18 +281,44 @@ impl Writer {
                 Ok(())
             }
             80..90 => self.flush(device).await,
-            _ => {
-                let found = self.read(device, blocks.clone()).await?;
-                let wanted = self.log.borrow().contents();
-                let range =
-                    usize::try_from(blocks.start).unwrap()..usize::try_from(blocks.end).unwrap();
-                if found != wanted[range.clone()] {
-                    let wanted = &wanted[range];
-                    return Err(format!("blocks {blocks:?}: {found:x?}, not {wanted:x?}").into());
-                }
-                Ok(())
+            _ if self.setup.read_ahead > 0 => self.scan(device, blocks.start).await,
+            _ => self.read_back(device, blocks).await,
+        }
+    }
+
+    /// Reads blocks, which must be what was written.
+    async fn read_back(
+        &self,
+        device: &Rc<dyn BlockDevice>,
+        blocks: Range<u64>,
+    ) -> Result<(), Stop> {
+        let found = self.read(device, blocks.clone()).await?;
+        let wanted = self.log.borrow().contents();
+        let range = usize::try_from(blocks.start).unwrap()..usize::try_from(blocks.end).unwrap();
+        if found != wanted[range.clone()] {
+            let wanted = &wanted[range];
+            return Err(format!("blocks {blocks:?}: {found:x?}, not {wanted:x?}").into());
+        }
+        Ok(())
+    }
+
+    /// Reads the volume from a block to its end in order, and changes blocks meanwhile.
+    async fn scan(&self, device: &Rc<dyn BlockDevice>, from: u64) -> Result<(), Stop> {
+        for block in from..self.setup.blocks {
+            self.read_back(device, block..block + 1).await?;
+            let (changes, flushes, other) = {
+                let rng = &mut self.world.borrow_mut().rng;
+                let [changes, flushes] = [300, 100].map(|n| rng.chance_per_mille(n));
+                (changes, flushes, rng.below(self.setup.blocks))
+            };
+            if changes {
+                self.change(device, other..other + 1, Op::Write, Flags::empty()).await?;
+            }
+            if flushes {
+                self.flush(device).await?;
             }
         }
+        Ok(())
     }
 
     fn outcome(&self, what: &str, result: Result<(), Status>) -> Result<(), Stop> {

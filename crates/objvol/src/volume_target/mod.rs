@@ -14,6 +14,7 @@
 //! - OV-TG3 A target that was fenced stays so: only a new table takes the volume back, because
 //!   somebody must have decided that.
 //! - OV-TG4 A volume is made only where nothing lies, and the operator is told.
+//! - OV-TG6 Memory for the map is reserved before anything is written, and as long as it is open.
 //! - OV-TG5 The table of a snapshot takes no writes, from the load on, and writes nothing.
 
 mod attributes;
@@ -27,7 +28,8 @@ use std::rc::Rc;
 use block::attr::Spec;
 use block::value::Value;
 use block::{
-    Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Sector, Status, Target,
+    Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Reservation, Sector, Status,
+    Target,
 };
 
 use crate::config::{Geometry, OpenOptions};
@@ -108,6 +110,8 @@ pub struct VolumeTarget {
     limits: Limits,
     counts: Rc<RequestCounts>,
     state: RefCell<State>,
+    /// While it is open.
+    memory: RefCell<Option<Reservation>>,
     on_event: RefCell<Option<OnEvent>>,
 }
 
@@ -135,6 +139,7 @@ impl VolumeTarget {
             limits: limits_of(len),
             counts: Rc::default(),
             state: RefCell::new(State::Closed),
+            memory: RefCell::default(),
             on_event: RefCell::default(),
         }))
     }
@@ -218,7 +223,11 @@ impl VolumeTarget {
             *self.state.borrow_mut() = State::Snapshot(opened);
             return Ok(());
         }
+        let TargetConfig { map_memory, read_ahead, .. } = self.config;
+        let what = format_args!("{}: the options map_memory and read_ahead", self.name);
+        let memory = reactor::memory().reserve(map_memory + read_ahead, what)?; // OV-TG6
         let volume = self.open().await?;
+        self.memory.replace(Some(memory));
         *self.state.borrow_mut() = State::Open(volume.clone());
         let (this, opened) = (self.clone(), volume.clone());
         reactor::spawn(async move {
@@ -238,6 +247,12 @@ impl VolumeTarget {
 
     /// OV-TG2.
     async fn stop(&self) -> Result<(), Error> {
+        let stopped = self.close().await;
+        self.memory.take();
+        stopped
+    }
+
+    async fn close(&self) -> Result<(), Error> {
         let Some(volume) = self.volume() else {
             let is_fenced = self.fence().is_some();
             if !is_fenced {

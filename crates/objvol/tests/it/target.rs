@@ -2,8 +2,11 @@
 //! The target of a table line, in a calm world: what it makes, refuses and says.
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Nanos, Op, Sector, Status, Target};
+use block::{
+    BlockDevice, Budget, Buf, Class, Error, ErrorKind, Flags, Nanos, Op, Sector, Status, Target,
+};
 use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget};
 use sim::{Machine, World, WorldRef};
 
@@ -211,6 +214,24 @@ fn an_opening_gives_up_on_a_store_that_is_away_a_volume_not() {
     assert!(stage.world.borrow().now() >= until);
     let repeated = stage.run(subject.target.clone().get_attribute("repeated_requests".into()));
     assert!(repeated.unwrap().number() > Some(10));
+}
+
+#[test]
+fn the_map_is_in_the_budget_while_the_volume_is_open() {
+    let stage = Stage::new();
+    let budget = Arc::new(Budget::new(300 << 20, "a test"));
+    let free = budget.clone();
+    stage.run(async move { reactor::set_memory(budget) });
+    let subject = stage.target("a", "2 map_memory 512M", LEN);
+    let e = stage.resume(&subject).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NoMemory, "{e}");
+    assert!(e.to_string().contains("vol: the options map_memory and read_ahead"), "{e}");
+    assert_eq!(stage.bucket.borrow().counts().puts, 0, "nothing is written");
+    let subject = stage.target("a", "", LEN);
+    stage.resume(&subject).unwrap();
+    assert_eq!(free.free(), (300 - 256 - 16) << 20);
+    stage.suspend(&subject).unwrap();
+    assert_eq!(free.free(), 300 << 20);
 }
 
 #[test]

@@ -295,6 +295,10 @@ pub trait Target: BlockDevice + Any {
     /// written to the other one.
     fn require_empty(&self) {}
 
+    /// It takes the place of a shorter target of the same line: the `resume` that opens it makes
+    /// what it keeps as long as the line, if that has a size of its own.
+    fn allow_growth(&self) {}
+
     /// The error that `resume` will have after [`Target::require_empty`], of a target that has not
     /// been resumed yet. It reads the cache device, and changes nothing.
     fn check_empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {

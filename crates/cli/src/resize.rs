@@ -15,7 +15,8 @@ use crate::requests::warn;
 /// Reads the sizes of the files, disks and devices below again. The last line of the table gets as
 /// much as they have, or SIZE less the lines before it. A write cache is drained first, and holds
 /// nothing at the moment of the change. Clients of NBD keep the size that they know until they
-/// connect again; files of --fuse show the new one at once.
+/// connect again; files of --fuse show the new one at once. A volume on an object store has no
+/// device below: it grows to SIZE, and never shrinks.
 ///
 /// A device shrinks only with the token that the refusal prints. Make file systems smaller before.
 ///

@@ -87,6 +87,8 @@ pub struct TargetType {
     pub construct: Construct,
     /// What the length `-` means to it; without, a line needs a number.
     pub whole: Option<WholeOf>,
+    /// What it keeps has a size of its own, which grows by [`block::Target::allow_growth`].
+    pub grows: bool,
 }
 
 impl TargetType {
@@ -95,7 +97,7 @@ impl TargetType {
         manual: &'static Manual,
         construct: impl Fn(Context, Vec<String>) -> Constructing + 'static,
     ) -> TargetType {
-        TargetType { manual, construct: Rc::new(construct), whole: None }
+        TargetType { manual, construct: Rc::new(construct), whole: None, grows: false }
     }
 
     /// The same, for lines of the length `-`, too.

@@ -35,6 +35,8 @@ struct EngineType {
     construct: fn(Machine, Context, Vec<String>) -> Constructing,
     /// What the length `-` means to it.
     whole: Option<WholeOf>,
+    /// It grows by itself.
+    grows: bool,
 }
 
 /// All engines.
@@ -43,6 +45,7 @@ static ENGINES: [EngineType; 4] = [
         manual: &pagecache::MANUAL,
         construct: |_, ctx, args| Box::pin(page_cache(ctx, args)),
         whole: Some(|args| Whole::of_device(args, 0, Sector(1))),
+        grows: false,
     },
     EngineType {
         manual: &objvol::MANUAL,
@@ -52,11 +55,13 @@ static ENGINES: [EngineType; 4] = [
             })
         },
         whole: None,
+        grows: true,
     },
     EngineType {
         manual: &writecache::MANUAL,
         construct: |machine, ctx, args| Box::pin(write_cache(machine, ctx, args)),
         whole: Some(whole_origin),
+        grows: false,
     },
     EngineType {
         manual: &zram::MANUAL,
@@ -64,6 +69,7 @@ static ENGINES: [EngineType; 4] = [
             Box::pin(zram_factory::construct(machine.zram_factory, ctx, args))
         },
         whole: None,
+        grows: false,
     },
 ];
 
@@ -78,11 +84,11 @@ pub(crate) fn register(
     let zram_factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
     let (leaves, cores) = (leaves.clone(), cores.into());
     let machine = Machine { claims, leaves, cores, zram_factory };
-    for EngineType { manual, construct, whole } in &ENGINES {
+    for EngineType { manual, construct, whole, grows } in &ENGINES {
         let of = machine.clone();
         let constructor = move |ctx, args| construct(of.clone(), ctx, args);
         let kind = engine(manual, &machine.claims, constructor);
-        dm.register(TargetType { whole: *whole, ..kind });
+        dm.register(TargetType { whole: *whole, grows: *grows, ..kind });
     }
     (machine.zram_factory, machine.claims)
 }

@@ -58,6 +58,18 @@ impl Geometry {
     }
 }
 
+/// What an opening does about a volume of another size than is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherSize {
+    /// It fails.
+    #[default]
+    Refused,
+    /// A smaller volume grows (OV-O7); a larger one is refused.
+    Grows,
+    /// A larger volume is taken: whoever opens it had it open, and its growth was cut off later.
+    MayBeLarger,
+}
+
 /// Who opens a volume, and how it works meanwhile.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -65,8 +77,10 @@ pub struct OpenOptions {
     pub host: String,
     /// Wall-clock time, seconds since 1970: an engine has no such clock. For people only.
     pub opened_at: u64,
-    /// The size that the caller expects; another one is refused. `None`: any.
+    /// The size that the caller expects. `None`: any.
     pub sectors: Option<Sector>,
+    /// What happens when it has another one.
+    pub other_size: OtherSize,
     /// Take the volume although its owner record says that another host has it.
     pub take_over: bool,
     /// Take a store without conditional writes, too: it is not asked. The caller promises that
@@ -99,6 +113,7 @@ impl OpenOptions {
             host: host.to_owned(),
             opened_at,
             sectors: None,
+            other_size: OtherSize::Refused,
             take_over: false,
             single_writer: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.

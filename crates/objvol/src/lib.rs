@@ -28,7 +28,7 @@
 //! | requests are repeated until decided; 412 may be one's own | OV-R in `requests` |
 //! | FLUSH is the unbroken chain; later writes lie behind it | OV-W in `write` |
 //! | the map follows the log; the window; moved data | OV-L in `log`, OV-M in `map` |
-//! | epochs without gaps, owners, what an opening reads and when | OV-O in `open` |
+//! | epochs without gaps, owners, sizes, what an opening reads and when | OV-O in `open` |
 //! | every epoch below is sealed; a hole is damage; which checkpoints count | OV-H in `history` |
 //! | checkpoints lie in the durable chain, and in the own epoch | OV-K in `checkpoint` |
 //! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
@@ -46,7 +46,7 @@
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: resize; incremental checkpoints (a checkpoint writes the whole map);
+//! Not there yet: incremental checkpoints (a checkpoint writes the whole map);
 //! defragmentation by garbage collection; deletion of what lies behind seals; the owner record of a
 //! write cache above. An opening reads something of each epoch since the newest checkpoint: a
 //! volume that is opened a thousand times without a write opens slowly.
@@ -76,7 +76,7 @@ mod volume_target;
 mod write;
 
 pub use check::{Depth, Health, LostRange, SnapshotReport, StoredObjects, VolumeReport, check};
-pub use config::{Geometry, OpenOptions};
+pub use config::{Geometry, OpenOptions, OtherSize};
 pub use format::objvol::Snapshot;
 pub use open::{Contents, contents, create};
 #[cfg(feature = "planted")]

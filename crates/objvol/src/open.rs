@@ -20,18 +20,23 @@
 //!   if it is, nobody has deleted anything meanwhile (OV-G2).
 //! - OV-O6 A store that creates the same object twice has no conditional writes, and is refused
 //!   before anything of the volume is written.
+//! - OV-O7 A volume grows by an opening: the manifest of its epoch has the new size, and decides
+//!   with one request both who writes and how much. No epoch has less than the one before, so each
+//!   record and checkpoint of the past lies within.
 use std::cell::{Cell, RefCell};
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Error, ErrorKind, Planted, Sector};
+use block::{Buf, Error, ErrorKind, Planted};
 use format::objvol::{
     CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, PROBES, Place, SEGMENTS,
-    manifest_name, parse_manifest_name, parse_place_name, place_name, probe_name,
+    VOLUME_SECTORS_MAX, manifest_name, parse_manifest_name, parse_place_name, place_name,
+    probe_name,
 };
 use reactor::WaitList;
 
-use crate::config::{Geometry, OpenOptions};
+use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
 use crate::planted::Fault;
@@ -231,23 +236,23 @@ impl Opening {
     async fn take_epoch(&self) -> Result<Manifest, Error> {
         for _ in 0..RACES_MAX {
             let newest = self.newest_manifest().await?;
-            let has = Sector(newest.volume_sectors);
-            if let Some(wanted) = self.options.sectors.filter(|wanted| *wanted != has) {
-                let text = format!(
-                    "{}: the volume has {has} sectors, not {wanted}",
-                    self.requests.store_name()
-                );
-                return Err(Error::invalid(text));
-            }
+            let volume_sectors = self.size_of_epoch(&newest)?;
             self.check_owner(&newest.identity.uuid).await?;
             let place = Place::new(newest.identity.place.epoch + 1, 0);
             let manifest = Manifest {
                 identity: Identity { place, nonce: self.nonce, ..newest.identity },
                 opened_at: self.options.opened_at,
                 host: self.options.host.clone(),
+                volume_sectors,
                 ..newest
             };
             let name = manifest_name(place.epoch);
+            if self.options.planted.is(Fault::GrowInMemory) {
+                let old = Manifest { volume_sectors: newest.volume_sectors, ..manifest.clone() };
+                let put = put_whole(&self.requests, &name, &old.encode()).await;
+                put.map_err(|d| self.denied(&d))?;
+                return Ok(manifest);
+            }
             let put = put_whole(&self.requests, &name, &manifest.encode()).await;
             if let Creation::Own = put.map_err(|d| self.denied(&d))? {
                 return Ok(manifest);
@@ -255,6 +260,30 @@ impl Opening {
         }
         let text = format!("{}: others open the volume all the time", self.requests.store_name());
         Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// The size of the volume in the epoch after this one (OV-O7).
+    fn size_of_epoch(&self, newest: &Manifest) -> Result<u64, Error> {
+        let has = newest.volume_sectors;
+        let wanted = self.options.sectors.map_or(has, |wanted| wanted.0);
+        match self.options.other_size {
+            OtherSize::Grows if (has..=VOLUME_SECTORS_MAX).contains(&wanted) => Ok(wanted),
+            OtherSize::MayBeLarger if wanted <= has => Ok(has),
+            OtherSize::Grows | OtherSize::MayBeLarger | OtherSize::Refused => {
+                let store = self.requests.store_name();
+                match wanted.cmp(&has) {
+                    Ordering::Equal => Ok(has),
+                    Ordering::Greater => Err(Error::invalid(format!(
+                        "{store}: the volume has {has} sectors, not {wanted}: `millpond resize` \
+                         makes it larger while it is in use"
+                    ))),
+                    Ordering::Less => Err(Error::invalid(format!(
+                        "{store}: the volume has {has} sectors, not {wanted}: it may have been \
+                         resized, and does not become smaller"
+                    ))),
+                }
+            }
+        }
     }
 
     /// OV-O5: fails if a later epoch exists.

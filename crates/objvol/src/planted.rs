@@ -17,6 +17,8 @@ pub enum Fault {
     DeleteSeals,
     /// An opening does not look whether it was taken over while it read.
     OpenUnlooked,
+    /// A volume grows in memory only: the manifest has the old size.
+    GrowInMemory,
     /// A hole in the chain is taken for its end although a segment behind it proves that it is not.
     HoleIsEnd,
     /// A checkpoint is written before the segments that it includes are durable.

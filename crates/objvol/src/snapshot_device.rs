@@ -14,7 +14,9 @@ use std::rc::Rc;
 use block::{
     Bio, BlockDevice, Bufs, Error, ErrorKind, Limits, Op, Opener, Reservation, Sector, Status,
 };
-use format::objvol::{CHECKPOINTS, Checkpoint, Manifest, SECTOR, Snapshot, place_name};
+use format::objvol::{
+    CHECKPOINTS, Checkpoint, Manifest, SECTOR, Snapshot, VOLUME_SECTORS_MAX, place_name,
+};
 
 use crate::config::OpenOptions;
 use crate::history::Purpose;
@@ -61,7 +63,9 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
 
 /// The snapshots that the newest checkpoint lists, by name.
 async fn listed(opening: &Opening, manifest: &Manifest) -> Result<Vec<Snapshot>, Error> {
-    let reader = opening.reader(manifest, u64::MAX, Purpose::TakeOver);
+    // A writer may have made it larger since.
+    let manifest = Manifest { volume_sectors: VOLUME_SECTORS_MAX, ..manifest.clone() };
+    let reader = opening.reader(&manifest, u64::MAX, Purpose::TakeOver);
     Ok(reader.find_checkpoint().await?.map_or_else(Vec::new, |newest| newest.snapshots))
 }
 

@@ -34,6 +34,8 @@
 //!   copies, would be older than what clients have written meanwhile.
 //! - DM-R6 The new table is opened when the origins are as clients see them: a cache that guards
 //!   its origin has given it back. After an error it guards it again.
+//! - DM-R7 What a target keeps grows only when a longer line takes the place of the same shorter
+//!   one: a table that is loaded with a wrong length changes nothing.
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
@@ -278,6 +280,7 @@ impl MappedDevice {
         for entry in new.entries.iter().filter(|entry| !dm.keeps_its_cache(entry, live)) {
             entry.target.require_empty();
         }
+        allow_growth(live, new);
         new.resume_after(Some(live.clone())).await?;
         let marked = match self.check_guard(guard) {
             Ok(()) => self.mark_replaced(dm, live, new).await,
@@ -324,6 +327,21 @@ pub(super) async fn release_origins(table: &Table) -> Result<(), Error> {
         released.map_err(|e| e.within(entry.label()))?;
     }
     Ok(())
+}
+
+/// DM-R7: the lines of `new` that are longer than the same ones of `live`.
+fn allow_growth(live: &Table, new: &Table) {
+    for entry in &new.entries {
+        let is_same = |old: &&Entry| {
+            old.start == entry.start
+                && old.target.kind() == entry.target.kind()
+                && old.target.table() == entry.target.table()
+        };
+        let old = live.find(entry.start).filter(is_same);
+        if old.is_some_and(|old| old.end < entry.end) {
+            entry.target.allow_growth();
+        }
+    }
 }
 
 async fn claim_origins(table: &Table) {

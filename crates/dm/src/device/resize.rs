@@ -59,7 +59,7 @@ impl Dm {
             format!("{} {len} {} {}", e.start, e.target.kind(), e.target.table())
         };
         let kind = self.types.borrow().get(last.target.kind()).cloned();
-        let kind = kind.filter(|kind| kind.whole.is_some()).ok_or_else(|| {
+        let kind = kind.filter(|kind| kind.whole.is_some() || kind.grows).ok_or_else(|| {
             Error::invalid(format!(
                 "{}: this line has no device below that could grow or shrink: only the last line \
                  of a table changes its length",
@@ -85,6 +85,14 @@ impl Dm {
             }
         };
         table::check_length(last.start, len).map_err(|e| e.within(last.label()))?;
+        let now = last.end - last.start;
+        if kind.grows && len < now {
+            return Err(Error::invalid(format!(
+                "{}: it has {now} sectors ({}), and does not become smaller",
+                last.label(),
+                size_text(now.bytes())
+            )));
+        }
         let mut text = String::new();
         for entry in rest {
             let len = entry.end - entry.start;

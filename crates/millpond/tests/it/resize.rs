@@ -77,6 +77,36 @@ fn rest(mut client: Child, commands: &[&str]) -> String {
     format!("{out}{}", String::from_utf8_lossy(&err))
 }
 
+/// The last lines of a command that is refused.
+#[track_caller]
+fn refused(daemon: &Daemon, args: &[&str], why: &str) {
+    let output = daemon.cli(args);
+    assert!(output.code == Some(1) && output.err.contains(why), "{output:?}");
+}
+
+#[test]
+fn a_volume_on_an_object_store_grows_and_never_shrinks() {
+    let dir = folder();
+    std::fs::create_dir(dir.path().join("vol")).unwrap();
+    let url = format!("file://{}", dir.path().join("vol").display());
+    let daemon = Daemon::start_in(dir, &[]);
+    let table = |size: &str| format!("0 {size} objvol {url}");
+    daemon.cli(&["create", "vol", "--table", &table("8M")]).ok();
+    write(&daemon, "vol", 1, "0 64k");
+    refused(&daemon, &["resize", "vol"], "give a number of sectors or a size");
+    daemon.cli(&["resize", "vol", "16M"]).ok();
+    assert_eq!(sectors(&daemon, "vol"), 32768);
+    write(&daemon, "vol", 2, "15M 64k");
+    expect(&daemon, "vol", 1, "0 64k");
+    let smaller = "it has 32768 sectors (16.0 MiB), and does not become smaller";
+    refused(&daemon, &["resize", "vol", "8M"], smaller);
+    daemon.cli(&["remove", "vol"]).ok();
+    let other = "the volume has 32768 sectors, not 16384: it may have been resized";
+    refused(&daemon, &["create", "vol", "--table", &table("8M")], other);
+    daemon.cli(&["create", "vol", "--table", &table("16M")]).ok();
+    expect(&daemon, "vol", 2, "15M 64k");
+}
+
 #[test]
 fn a_grown_origin_is_followed_under_a_client() {
     let daemon = start(setup());

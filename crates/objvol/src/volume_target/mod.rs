@@ -14,14 +14,16 @@
 //! - OV-TG3 A target that was fenced stays so: only a new table takes the volume back, because
 //!   somebody must have decided that.
 //! - OV-TG4 A volume is made only where nothing lies, and the operator is told.
-//! - OV-TG6 Memory for the map is reserved before anything is written, and as long as it is open.
 //! - OV-TG5 The table of a snapshot takes no writes, from the load on, and writes nothing.
+//! - OV-TG6 Memory for the map is reserved before anything is written, and as long as it is open.
+//! - OV-TG7 Another length than the volume's is refused, but for a growth (OV-O7). If that fails
+//!   late, the target of before finds a larger volume than it has left, and takes it.
 
 mod attributes;
 mod config;
 mod messages;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
@@ -32,7 +34,7 @@ use block::{
     Target,
 };
 
-use crate::config::{Geometry, OpenOptions};
+use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::open::{Contents, contents, create};
 use crate::request_counts::RequestCounts;
 use crate::shared::Fence;
@@ -112,6 +114,9 @@ pub struct VolumeTarget {
     state: RefCell<State>,
     /// While it is open.
     memory: RefCell<Option<Reservation>>,
+    /// It has been open: the volume has had the length of the line, or has it.
+    was_open: Cell<bool>,
+    may_grow: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
 }
 
@@ -140,6 +145,8 @@ impl VolumeTarget {
             counts: Rc::default(),
             state: RefCell::new(State::Closed),
             memory: RefCell::default(),
+            was_open: Cell::default(),
+            may_grow: Cell::default(),
             on_event: RefCell::default(),
         }))
     }
@@ -185,6 +192,11 @@ impl VolumeTarget {
         OpenOptions {
             patience: Some(PATIENCE),
             counts: self.counts.clone(),
+            other_size: match (self.may_grow.get(), self.was_open.get()) {
+                (true, _) => OtherSize::Grows,
+                (false, true) => OtherSize::MayBeLarger, // OV-TG7
+                (false, false) => OtherSize::Refused,
+            },
             ..self.config.open_options(host, clock(), self.limits.capacity)
         }
     }
@@ -228,6 +240,7 @@ impl VolumeTarget {
         let memory = reactor::memory().reserve(map_memory + read_ahead, what)?; // OV-TG6
         let volume = self.open().await?;
         self.memory.replace(Some(memory));
+        self.was_open.set(true);
         *self.state.borrow_mut() = State::Open(volume.clone());
         let (this, opened) = (self.clone(), volume.clone());
         reactor::spawn(async move {
@@ -323,6 +336,10 @@ impl Target for VolumeTarget {
 
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(self.start())
+    }
+
+    fn allow_growth(&self) {
+        self.may_grow.set(true);
     }
 
     fn attributes(&self) -> Vec<&'static Spec> {

@@ -14,6 +14,7 @@ mod judge;
 mod manual;
 mod planted;
 mod read_ahead;
+mod resize;
 mod snapshots;
 mod takeover;
 mod target;

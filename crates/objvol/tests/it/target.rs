@@ -144,6 +144,27 @@ fn another_length_than_the_volumes_is_refused() {
 }
 
 #[test]
+fn a_longer_line_in_the_place_of_the_same_one_grows_the_volume() {
+    let stage = Stage::new();
+    let subject = stage.target("a", "", LEN);
+    stage.resume(&subject).unwrap();
+    stage.write(&subject, 5).unwrap();
+    stage.suspend(&subject).unwrap();
+    let longer = stage.target("a", "", Sector(2048));
+    longer.target.allow_growth();
+    stage.resume(&longer).unwrap();
+    assert_eq!(stage.read(&longer), Ok(5));
+    stage.suspend(&longer).unwrap();
+    // Had the growth failed late, the target of before would go on.
+    stage.resume(&subject).unwrap();
+    assert_eq!(stage.read(&subject), Ok(5));
+    stage.suspend(&subject).unwrap();
+    // A new one of the old length is a mistake.
+    let e = stage.resume(&stage.target("a", "", LEN)).unwrap_err();
+    assert!(e.to_string().contains("has 2048 sectors, not 1024: it may have been"), "{e}");
+}
+
+#[test]
 fn a_store_without_conditional_writes_needs_single_writer() {
     let stage = Stage::new();
     stage.bucket.borrow_mut().set_overwrites();

@@ -5,7 +5,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, ErrorKind, Flags, Nanos, Op, Sector, Status};
-use objvol::{Depth, Fault, Health, OpenOptions, Volume, VolumeReport, check, repair};
+use objvol::{
+    Depth, Fault, Health, OpenOptions, SnapshotDevice, Volume, VolumeReport, check, repair,
+};
 use sim::seeds;
 
 use crate::bucket::{Connection, Lies};
@@ -135,6 +137,62 @@ fn an_unreadable_checkpoint_gives_way_to_the_one_before() {
     spoil(&fixture, &names[1], 200);
     assert_cut(&fixture.check(Depth::Metadata), &names[1], 0);
     repair_keeps(&fixture, &volume, 0..6);
+}
+
+/// What lies between the checkpoint of the newest snapshot and the damaged one was garbage, and has
+/// been deleted: the volume becomes what the snapshot was, and older snapshots stay.
+#[test]
+fn an_unreadable_checkpoint_gives_way_to_that_of_a_snapshot() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    for (name, writes) in [("old", 0..2), ("new", 2..4)] {
+        write_segments(&fixture, &volume, writes);
+        let taken = volume.clone();
+        fixture.run(async move { taken.create_snapshot(name, 1).await }).unwrap();
+    }
+    write_segments(&fixture, &volume, 4..6);
+    let checkpointed = volume.clone();
+    fixture.run(async move { checkpointed.checkpoint().await }).unwrap();
+    fixture.sleep(Nanos::from_secs(5)); // those between are deleted
+    let names = fixture.names("checkpoint/");
+    assert_eq!(names.len(), 3);
+    spoil(&fixture, &names[2], 200);
+    let report = fixture.check(Depth::Metadata);
+    assert_eq!(report.health(), Health::Broken, "{report:?}");
+    assert!(report.damage[0].contains(&names[2]), "{:?}", report.damage);
+    repair_keeps(&fixture, &volume, 0..4);
+    let report = fixture.check(Depth::Data);
+    let snapshots = report.snapshots.iter().map(|of| (&*of.snapshot.name, &of.damage));
+    assert_eq!(snapshots.collect::<Vec<_>>(), [("old", &None)]);
+    let store = Rc::new(Connection::new(&fixture.bucket));
+    let found = fixture.run(async move {
+        let snapshot = SnapshotDevice::open(store, "old", &options("r", None)).await.unwrap();
+        let buf = Buf::alloc(48 * 512);
+        let all = buf.all().into();
+        reactor::read(&*snapshot, Class::Normal, Sector(0), all).await.unwrap();
+        buf.read(|data| data.chunks(512).map(|sector| sector[0]).collect::<Vec<u8>>())
+    });
+    assert_eq!(found, expected(0..2, 6));
+}
+
+/// The snapshot's place lies behind the damage: it goes with what is cut off, and its data stay
+/// out of the way.
+#[test]
+fn a_repair_gives_up_snapshots_that_damage_has_cut_off() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    write_segments(&fixture, &volume, 0..4);
+    let taken = volume.clone();
+    fixture.run(async move { taken.create_snapshot("x", 1).await }).unwrap();
+    write_segments(&fixture, &volume, 4..6);
+    for name in fixture.names("checkpoint/") {
+        delete(&fixture, &name);
+    }
+    delete(&fixture, &fixture.names(EPOCH_2)[2]);
+    let report = fixture.check(Depth::Metadata);
+    assert_eq!(report.health(), Health::Broken, "{report:?}");
+    repair_keeps(&fixture, &volume, 0..2);
+    assert_eq!(fixture.check(Depth::Data).snapshots, []);
 }
 
 #[test]

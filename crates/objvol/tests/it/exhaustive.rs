@@ -17,7 +17,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, LocalFuture, Nanos, Op, Sector};
-use objvol::{Fault, Geometry, Listing, ObjectStore, OpenOptions, StoreError, Volume, create};
+use objvol::{
+    Fault, Geometry, Listing, ObjectStore, OpenOptions, SnapshotDevice, StoreError, Volume, create,
+    snapshots,
+};
 use reactor::WaitList;
 use sim::{Machine, RunEnd, World, seeds};
 
@@ -33,10 +36,13 @@ struct Script {
     writes: &'static [u64],
     /// Whether it writes a checkpoint then, and deletes what that makes garbage.
     collects: bool,
+    /// Whether it makes a snapshot before that.
+    takes_snapshot: bool,
 }
 
-const FLUSHES: Script = Script { writes: &[0, 1, 2], collects: false };
-const GARBAGE: Script = Script { writes: &[0, 0, 1], collects: true };
+const FLUSHES: Script = Script { writes: &[0, 1, 2], collects: false, takes_snapshot: false };
+const GARBAGE: Script = Script { writes: &[0, 0, 1], collects: true, takes_snapshot: false };
+const SNAPSHOT: Script = Script { writes: &[0, 0], collects: true, takes_snapshot: true };
 
 enum Request {
     Put { name: String, object: Rc<[u8]> },
@@ -181,6 +187,8 @@ struct Progress {
     log: RefCell<WriterLog>,
     has_ended: Cell<bool>,
     failure: RefCell<Option<String>>,
+    /// What its snapshot has, if that was acknowledged.
+    snapshot: RefCell<Option<Vec<u64>>>,
 }
 
 fn options(writer: usize, fault: Option<Fault>) -> OpenOptions {
@@ -259,10 +267,49 @@ async fn try_work(
             flush.await?;
         }
     }
+    if script.takes_snapshot {
+        let contents = progress.log.borrow().contents();
+        volume.create_snapshot(&snapshot_name(writer), 0).await.map_err(|_| None)?;
+        *progress.snapshot.borrow_mut() = Some(contents);
+    }
     if script.collects {
         volume.checkpoint().await.map_err(|_| None)?;
         // The housekeeping task deletes.
         reactor::sleep(Nanos::from_secs(2)).await;
+    }
+    Ok(())
+}
+
+fn snapshot_name(writer: usize) -> String {
+    format!("of-{writer}")
+}
+
+/// Each snapshot that is listed can be read, and those that were acknowledged are.
+async fn read_snapshots(
+    store: Rc<StepStore>,
+    acknowledged: Vec<Option<Vec<u64>>>,
+) -> Result<(), String> {
+    let store: Rc<dyn ObjectStore> = Rc::new(Connection { store, writer: WRITERS });
+    let options = options(WRITERS, None);
+    let listed = snapshots(store.clone(), &options).await.map_err(|e| e.chain())?;
+    let names: Vec<String> = listed.into_iter().map(|snapshot| snapshot.name).collect();
+    for (writer, contents) in acknowledged.into_iter().enumerate() {
+        let name = snapshot_name(writer);
+        if !names.contains(&name) {
+            if contents.is_some() {
+                return Err(format!("snapshot {name} has gone"));
+            }
+            continue;
+        }
+        let opened = SnapshotDevice::open(store.clone(), &name, &options).await;
+        let snapshot = opened.map_err(|e| format!("{name}: {}", e.chain()))?;
+        let buf = Buf::alloc(usize::try_from(BLOCKS).unwrap() * BLOCK_BYTES);
+        let read = reactor::read(&*snapshot, Class::Normal, Sector(0), buf.all().into()).await;
+        read.map_err(|status| format!("{name}: {status}"))?;
+        let found = buf.read(|data| stamps(data, 0))?;
+        if contents.as_ref().is_some_and(|contents| *contents != found) {
+            return Err(format!("snapshot {name} has {found:?}, and was made of {contents:?}"));
+        }
     }
     Ok(())
 }
@@ -319,6 +366,16 @@ fn run(choices: &[usize], script: Script, fault: Option<Fault>) -> (Trace, Resul
     if let Some(why) = all.iter().chain([&reader]).find_map(failure) {
         return (trace, Err(why));
     }
+    let acknowledged = all.iter().map(|progress| progress.snapshot.borrow().clone()).collect();
+    let read = Rc::new(RefCell::new(None));
+    let (of, set) = (store.clone(), read.clone());
+    machine.spawn(3, async move {
+        *set.borrow_mut() = Some(read_snapshots(of, acknowledged).await);
+    });
+    machine.run(|| read.borrow().is_some());
+    if let Some(Err(why)) = read.take() {
+        return (trace, Err(why));
+    }
     let logs: Vec<WriterLog> =
         all.iter().chain([&reader]).map(|progress| progress.log.borrow().clone()).collect();
     (trace, judge::check(&logs))
@@ -349,12 +406,12 @@ fn explore(switches_max: usize, script: Script, fault: Option<Fault>) -> Result<
 /// With `MILLPOND_SEEDS` above 1000 one switch more, and with few of them one less.
 #[test]
 fn no_interleaving_of_three_writers_loses_what_was_flushed() {
-    let (flushes, garbage) = match seeds::count(100) {
-        0..100 => (1, 1),
-        100..=1000 => (2, 2),
-        _ => (3, 2),
+    let (flushes, garbage, snapshot) = match seeds::count(100) {
+        0..100 => (1, 1, 1),
+        100..=1000 => (2, 2, 1),
+        _ => (3, 2, 2),
     };
-    for (script, switches) in [(FLUSHES, flushes), (GARBAGE, garbage)] {
+    for (script, switches) in [(FLUSHES, flushes), (GARBAGE, garbage), (SNAPSHOT, snapshot)] {
         let runs = explore(switches, script, None).unwrap();
         eprintln!("{script:?}: {runs} runs with {switches} switches");
         assert!(runs > 100, "{script:?}: {runs} runs");
@@ -371,6 +428,8 @@ fn few_switches_find_planted_faults() {
         (FLUSHES, Fault::DeleteSeals),
         (GARBAGE, Fault::DeleteUnlooked),
         (GARBAGE, Fault::OpenUnlooked),
+        (SNAPSHOT, Fault::CollectUnderSnapshots),
+        (SNAPSHOT, Fault::AckSnapshotBeforeChain),
     ];
     for (script, fault) in faults {
         assert!(explore(2, script, Some(fault)).is_err(), "{fault:?} is not found");

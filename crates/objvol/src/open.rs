@@ -98,6 +98,9 @@ pub async fn create(
     }
 }
 
+/// The manifests, as they are listed.
+pub(crate) type Manifests = Vec<(String, u64)>;
+
 /// What lies under a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
@@ -117,14 +120,23 @@ pub async fn contents(
     store: Rc<dyn ObjectStore>,
     options: &OpenOptions,
 ) -> Result<Contents, Error> {
+    look(store, options).await.map(|(contents, _)| contents)
+}
+
+/// As [`contents`], with the manifests, which an opening then need not list again.
+pub(crate) async fn look(
+    store: Rc<dyn ObjectStore>,
+    options: &OpenOptions,
+) -> Result<(Contents, Manifests), Error> {
     let requests = Requests::new(store, options);
     let denied = |denial: Denial| denied(&requests, &denial);
-    if !requests.list(MANIFESTS, "").await.map_err(denied)?.is_empty() {
-        return Ok(Contents::Volume);
+    let manifests = requests.list(MANIFESTS, "").await.map_err(denied)?;
+    if !manifests.is_empty() {
+        return Ok((Contents::Volume, manifests));
     }
     let there = requests.list("", "").await.map_err(denied)?;
     let other = there.into_iter().map(|(name, _)| name).find(|name| !name.starts_with(PROBES));
-    Ok(other.map_or(Contents::Nothing, Contents::Other))
+    Ok((other.map_or(Contents::Nothing, Contents::Other), Manifests::new()))
 }
 
 async fn put_whole(requests: &Requests, name: &str, object: &[u8]) -> Result<Creation, Denial> {
@@ -163,11 +175,14 @@ pub(crate) struct Opening {
     pub(crate) requests: Rc<Requests>,
     pub(crate) options: OpenOptions,
     nonce: u64,
+    /// The manifests of a listing that nobody has used yet; empty: none.
+    listed: RefCell<Manifests>,
 }
 
 impl Opening {
     pub(crate) fn new(store: Rc<dyn ObjectStore>, options: OpenOptions) -> Opening {
-        Opening { requests: Requests::new(store, &options), options, nonce: reactor::random() }
+        let requests = Requests::new(store, &options);
+        Opening { requests, options, nonce: reactor::random(), listed: RefCell::default() }
     }
 
     pub(crate) fn damage(&self, what: impl std::fmt::Display) -> Error {
@@ -180,7 +195,10 @@ impl Opening {
 
     /// The newest manifest.
     pub(crate) async fn newest_manifest(&self) -> Result<Manifest, Error> {
-        let names = self.requests.list(MANIFESTS, "").await.map_err(|d| self.denied(&d))?;
+        let mut names = self.listed.take();
+        if names.is_empty() {
+            names = self.requests.list(MANIFESTS, "").await.map_err(|d| self.denied(&d))?;
+        }
         for ((name, _), epoch) in names.iter().zip(1..) {
             if parse_manifest_name(name) != Some(epoch) {
                 // OV-O1
@@ -343,9 +361,20 @@ pub(crate) async fn open(
     options: OpenOptions,
     purpose: Purpose,
 ) -> Result<Rc<Shared>, Error> {
+    open_listed(store, options, purpose, Manifests::new()).await
+}
+
+/// The same, with the manifests of a listing that may be old: if somebody was faster, the next
+/// attempt lists them again (OV-O1).
+pub(crate) async fn open_listed(
+    store: Rc<dyn ObjectStore>,
+    options: OpenOptions,
+    purpose: Purpose,
+    listed: Manifests,
+) -> Result<Rc<Shared>, Error> {
     options.check()?;
     let planted: Planted<Fault> = options.planted;
-    let opening = Opening::new(store, options);
+    let opening = Opening { listed: RefCell::new(listed), ..Opening::new(store, options) };
     probe(&opening.requests, &opening.options).await?;
     let manifest = opening.take_epoch().await?;
     let epoch = manifest.identity.place.epoch;

@@ -9,7 +9,7 @@ use format::objvol::{Manifest, OwnerState, SECTOR};
 use crate::config::{Geometry, OpenOptions};
 use crate::history::Purpose;
 use crate::log::SegmentUse;
-use crate::open;
+use crate::open::{self, Manifests};
 use crate::shared::{Fence, Shared};
 use crate::store::ObjectStore;
 
@@ -88,6 +88,16 @@ impl Volume {
         options: OpenOptions,
     ) -> Result<Rc<Volume>, Error> {
         let shared = open::open(store, options, Purpose::TakeOver).await?;
+        Ok(Rc::new(Volume::of(shared)))
+    }
+
+    /// The same, of a volume whose manifests were just listed.
+    pub(crate) async fn open_listed(
+        store: Rc<dyn ObjectStore>,
+        options: OpenOptions,
+        listed: Manifests,
+    ) -> Result<Rc<Volume>, Error> {
+        let shared = open::open_listed(store, options, Purpose::TakeOver, listed).await?;
         Ok(Rc::new(Volume::of(shared)))
     }
 

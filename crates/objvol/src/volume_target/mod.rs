@@ -204,7 +204,8 @@ impl VolumeTarget {
     /// Opens the volume; makes it where nothing is (OV-TG4).
     async fn open(&self) -> Result<Rc<Volume>, Error> {
         let options = self.options();
-        match contents(self.store.clone(), &options).await? {
+        let (contents, listed) = look(self.store.clone(), &options).await?;
+        match contents {
             Contents::Volume => {}
             Contents::Nothing => {
                 let geometry: Geometry = self.config.geometry(self.limits.capacity);
@@ -219,7 +220,7 @@ impl VolumeTarget {
                 return Err(Error::new(ErrorKind::Exists, text));
             }
         }
-        Volume::open(self.store.clone(), options).await
+        Volume::open_listed(self.store.clone(), options, listed).await
     }
 
     async fn start(self: Rc<Self>) -> Result<(), Error> {

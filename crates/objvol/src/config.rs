@@ -98,7 +98,8 @@ pub struct OpenOptions {
     /// Garbage is deleted so long after the checkpoint that lists it.
     pub grace: Nanos,
     /// How long an opening, or the making of a volume, repeats a request that the store does not
-    /// answer; `None`: without an end. An opened volume always does.
+    /// answer, and how long a close waits for a store that does not work; `None`: without an end.
+    /// An opened volume repeats without an end.
     pub patience: Option<Nanos>,
     /// Where the requests are counted.
     pub counts: Rc<RequestCounts>,

@@ -405,7 +405,7 @@ pub(crate) async fn open_listed(
     });
     // OV-O3
     shared.put_owner(1, OwnerState::Attached).await?;
-    shared.requests.wait_for_ever();
+    shared.requests.set_patience(None);
     shared.start();
     Ok(shared)
 }

@@ -7,7 +7,7 @@
 //! - OV-R2 "It exists" is no failure and no success: what is there is read back and compared. It is
 //!   the writer's own if the whole head is the same, the nonce of the opening included.
 //! - OV-R3 Only an opening may give up on a store that does not answer: nothing has been
-//!   acknowledged yet.
+//!   acknowledged yet; and the end of a close, when everything is in the store.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -105,9 +105,14 @@ impl Requests {
         })
     }
 
-    /// From now on requests are repeated without an end (OV-R1).
-    pub(crate) fn wait_for_ever(&self) {
-        self.patience.set(None);
+    /// From now on requests are repeated for so long; `None`: without an end (OV-R1).
+    pub(crate) fn set_patience(&self, patience: Option<Nanos>) {
+        self.patience.set(patience);
+    }
+
+    /// The store refuses, or does not answer: why.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.denial().or_else(|| self.last_failure())
     }
 
     /// Why the last request has no outcome, until one has one again.

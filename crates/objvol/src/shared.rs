@@ -26,7 +26,7 @@ use crate::requests::{Denial, Requests};
 pub(crate) const LOOK_EVERY: Nanos = Nanos::from_secs(5);
 
 /// A background task notices so soon that the volume is being closed.
-const PAUSE_STEP: Nanos = Nanos::from_secs(1);
+pub(crate) const PAUSE_STEP: Nanos = Nanos::from_secs(1);
 
 /// Who has taken a volume over.
 #[derive(Clone, Debug, PartialEq, Eq)]

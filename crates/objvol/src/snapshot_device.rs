@@ -130,7 +130,7 @@ impl SnapshotDevice {
             let memory = reactor::memory().reserve(bytes, what)?;
             let mut log = Log::new(0, options.planted);
             log.load(&checkpoint);
-            opening.requests.wait_for_ever();
+            opening.requests.set_patience(None);
             let (snapshot, is_deleted) = (snapshot.clone(), Cell::new(false));
             let ahead = ReadAhead::new(opening.requests.clone(), options.read_ahead);
             let source = Rc::new(Source {

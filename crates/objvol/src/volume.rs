@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `Volume`: an opened volume as a block device.
+use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Status};
+use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Status, size_text};
 use format::objvol::{Manifest, OwnerState, SECTOR};
 
 use crate::config::{Geometry, OpenOptions};
 use crate::history::Purpose;
 use crate::log::SegmentUse;
 use crate::open::{self, Manifests};
-use crate::shared::{Fence, Shared};
+use crate::shared::{Fence, PAUSE_STEP, Shared};
 use crate::store::ObjectStore;
 
 /// Largest request, bytes.
@@ -175,20 +176,34 @@ impl Volume {
     }
 
     /// Makes everything durable, writes a checkpoint, marks the volume as clean and ends its tasks.
-    /// It waits until an outage has ended.
+    /// It waits out an outage, but no longer than the patience of its options.
     ///
     /// # Errors
-    /// `Busy` if somebody has taken it over: then what was not flushed is lost. `Denied` if the
-    /// store refuses.
+    /// `Busy` if somebody has taken it over: then what was not flushed is lost. `Io` if the store
+    /// has not worked for that time: the volume is open as before ([`Volume::is_closed`]), and goes
+    /// on trying. `Denied` if the store refuses.
     pub async fn close(&self) -> Result<(), Error> {
         let shared = &self.shared;
-        let flushed = shared.flush().await;
-        let written = if flushed.is_ok() { shared.checkpoint().await } else { flushed };
+        let Some(written) = shared.settle().await else {
+            let why = shared.requests.failure().unwrap_or_default();
+            let behind = size_text(self.status().behind_bytes);
+            return Err(Error::io(format!(
+                "{}: the store does not work, and {behind} are not in it: {why}; it goes on \
+                 trying; `remove --force` gives them up",
+                self.name()
+            )));
+        };
         shared.is_closing.set(true);
+        shared.requests.set_patience(shared.options.patience); // OV-R3
         shared.changed.wake_all();
         shared.changed.wait_for(|| shared.tasks.get() == 0).await;
         written.and(shared.check_fence()).map_err(|status| self.fenced(status))?;
         shared.put_owner(2, OwnerState::Clean).await
+    }
+
+    /// It was closed: a close that has given up on the store has not.
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closing.get()
     }
 
     /// An error of this volume: by whom it was taken over, if it was.
@@ -202,6 +217,38 @@ impl Volume {
 }
 
 impl Shared {
+    /// Makes everything durable, and writes a checkpoint. `None` when the store has not worked for
+    /// as long as a close waits: then the attempt goes on.
+    async fn settle(self: &Rc<Self>) -> Option<Result<(), Status>> {
+        let Some(patience) = self.options.patience else { return Some(self.write_all().await) };
+        let written = Rc::new(Cell::new(None));
+        let (this, outcome) = (self.clone(), written.clone());
+        reactor::spawn(async move {
+            outcome.set(Some(this.write_all().await));
+            this.changed.wake_all();
+        });
+        let gave_up = Rc::new(Cell::new(false));
+        let (this, outcome, ends) = (self.clone(), written.clone(), gave_up.clone());
+        reactor::spawn(async move {
+            let mut works_until = reactor::now();
+            while outcome.get().is_none() && !ends.get() {
+                reactor::sleep(PAUSE_STEP).await;
+                if this.requests.failure().is_none() {
+                    works_until = reactor::now();
+                }
+                ends.set(reactor::now() >= works_until + patience);
+                this.changed.wake_all();
+            }
+        });
+        self.changed.wait_for(|| written.get().is_some() || gave_up.get()).await;
+        written.get()
+    }
+
+    async fn write_all(self: &Rc<Self>) -> Result<(), Status> {
+        self.flush().await?;
+        self.checkpoint().await
+    }
+
     async fn serve(self: &Rc<Self>, bio: &Bio) -> Result<(), Status> {
         self.check_fence()?;
         let range = bio.sector.0..bio.end().0;

@@ -18,6 +18,9 @@
 //! - OV-TG6 Memory for the map is reserved before anything is written, and as long as it is open.
 //! - OV-TG7 Another length than the volume's is refused, but for a growth (OV-O7). If that fails
 //!   late, the target of before finds a larger volume than it has left, and takes it.
+//! - OV-TG8 A suspend waits no longer than [`PATIENCE`] for a store that does not work. Then it
+//!   fails, and the volume stays open with what is not in the store yet: a resume goes on with it,
+//!   and another suspend tries again.
 
 mod attributes;
 mod config;
@@ -35,7 +38,7 @@ use block::{
 };
 
 use crate::config::{Geometry, OpenOptions, OtherSize};
-use crate::open::{Contents, contents, create};
+use crate::open::{Contents, create, look};
 use crate::request_counts::RequestCounts;
 use crate::shared::Fence;
 use crate::snapshot_device::{self, SnapshotDevice};
@@ -45,8 +48,8 @@ use crate::volume::{self, Volume, VolumeStatus};
 pub use attributes::MANUAL;
 pub use config::{TargetConfig, split_snapshot};
 
-/// How long a resume waits for a store that does not answer. Chosen: as long as the daemon's end
-/// may take; a bucket that is away for longer is a reason to look.
+/// How long a resume and a suspend wait for a store that does not answer. Chosen: as long as the
+/// daemon's end may take; a bucket that is away for longer is a reason to look.
 const PATIENCE: Nanos = Nanos::from_secs(60);
 
 /// What an engine does not know of the world around it.
@@ -224,6 +227,9 @@ impl VolumeTarget {
     }
 
     async fn start(self: Rc<Self>) -> Result<(), Error> {
+        if self.volume().is_some_and(|volume| volume.fence().is_none()) {
+            return Ok(()); // OV-TG8
+        }
         if let Some(fence) = self.fence() {
             let text = format!(
                 "{}: {fence}; only a new table takes it back: `load`, then `resume`",
@@ -262,7 +268,9 @@ impl VolumeTarget {
     /// OV-TG2.
     async fn stop(&self) -> Result<(), Error> {
         let stopped = self.close().await;
-        self.memory.take();
+        if self.volume().is_none() {
+            self.memory.take();
+        }
         stopped
     }
 
@@ -276,6 +284,9 @@ impl VolumeTarget {
         };
         let closed = volume.close().await;
         let Some(fence) = volume.fence() else {
+            if !volume.is_closed() {
+                return closed; // OV-TG8
+            }
             *self.state.borrow_mut() = State::Closed;
             return closed;
         };
@@ -330,7 +341,7 @@ impl Target for VolumeTarget {
     }
 
     /// Closes the volume: everything is durable, and a checkpoint lets the next opening be short.
-    /// It waits until an outage has ended.
+    /// It waits out an outage, but not for ever (OV-TG8).
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move { self.stop().await })
     }

@@ -284,12 +284,14 @@ pub(crate) struct Connection {
     paused_until: Rc<Cell<Nanos>>,
     /// So many of its segments and seals are late, in thousandths, beside the bucket's lies.
     late_segments: Rc<Cell<u32>>,
+    /// The last request has had no answer.
+    has_failed: Rc<Cell<bool>>,
 }
 
 impl Connection {
     pub(crate) fn new(bucket: &BucketRef) -> Connection {
-        let (paused_until, late_segments) = Default::default();
-        Connection { bucket: bucket.clone(), paused_until, late_segments }
+        let (paused_until, late_segments, has_failed) = Default::default();
+        Connection { bucket: bucket.clone(), paused_until, late_segments, has_failed }
     }
 
     /// Until then it sends nothing and hears nothing; what it has sent is on its way.
@@ -318,6 +320,7 @@ impl Connection {
         let (at, answer) = self.bucket.borrow_mut().send(&make, self.late_segments.get());
         self.wait(at).await;
         self.bucket.borrow_mut().settle();
+        self.has_failed.set(matches!(answer, Answer::Given(StoreError::Unknown)));
         match answer {
             Answer::Given(error) => Err(error),
             Answer::Of(outcome) => outcome.take().expect("it arrived before it is answered"),
@@ -333,6 +336,7 @@ impl Connection {
         match asked {
             Err((at, error)) => {
                 self.wait(at).await;
+                self.has_failed.set(error == StoreError::Unknown);
                 Err(error)
             }
             Ok((arrival, answer)) => {
@@ -344,6 +348,7 @@ impl Connection {
                     execute(&mut bucket)
                 };
                 self.wait(answer).await;
+                self.has_failed.set(false);
                 result
             }
         }
@@ -353,6 +358,10 @@ impl Connection {
 impl ObjectStore for Connection {
     fn name(&self) -> &str {
         "sim://bucket/volume"
+    }
+
+    fn last_failure(&self) -> Option<String> {
+        self.has_failed.get().then(|| "no answer".to_owned())
     }
 
     fn put_absent(&self, name: &str, object: Buf) -> LocalFuture<Result<(), StoreError>> {

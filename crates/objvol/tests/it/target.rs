@@ -256,6 +256,51 @@ fn the_map_is_in_the_budget_while_the_volume_is_open() {
 }
 
 #[test]
+fn a_suspend_gives_up_on_a_store_that_is_away_and_loses_nothing() {
+    let stage = Stage::new();
+    let subject = stage.target("a", "", LEN);
+    stage.resume(&subject).unwrap();
+    stage.write(&subject, 9).unwrap();
+    let began = stage.world.borrow().now();
+    stage.bucket.borrow_mut().set_outage(began + Nanos::from_secs(600));
+    let e = stage.suspend(&subject).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Io, "{e}");
+    assert!(e.to_string().contains("the store does not work, and 4.5 KiB are not in it"), "{e}");
+    assert!(stage.world.borrow().now() < began + Nanos::from_secs(70));
+    // A resume goes on with what is there; another suspend succeeds when the store is back.
+    stage.resume(&subject).unwrap();
+    assert_eq!(stage.read(&subject), Ok(9));
+    stage.suspend(&subject).unwrap_err();
+    stage.run(reactor::sleep(Nanos::from_secs(600)));
+    stage.suspend(&subject).unwrap();
+    assert_eq!(status_word(&subject), "closed");
+    let again = stage.target("a", "", LEN);
+    stage.resume(&again).unwrap();
+    assert_eq!(stage.read(&again), Ok(9));
+}
+
+#[test]
+fn a_close_ends_though_the_store_goes_away_meanwhile() {
+    for after in (0..400).step_by(20) {
+        let stage = Stage::new();
+        let subject = stage.target("a", "", LEN);
+        stage.resume(&subject).unwrap();
+        stage.write(&subject, 9).unwrap();
+        let (bucket, began) = (stage.bucket.clone(), stage.world.borrow().now());
+        let stopping = subject.target.clone().suspend();
+        stage.run(async move {
+            reactor::spawn(async move {
+                reactor::sleep(Nanos::from_millis(after)).await;
+                bucket.borrow_mut().set_outage(Nanos(u64::MAX));
+            });
+            drop(stopping.await);
+        });
+        let took = stage.world.borrow().now().saturating_sub(began);
+        assert!(took < Nanos::from_secs(150), "after {after} ms: {took:?}");
+    }
+}
+
+#[test]
 fn messages_and_attributes_name_what_is_allowed() {
     let stage = Stage::new();
     let subject = stage.target("a", "", LEN);

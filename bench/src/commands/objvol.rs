@@ -15,7 +15,7 @@ use reproduce::cpu::cpu_seconds;
 use reproduce::report::{Goal, Requirement, Section};
 use reproduce::table::{Table, fixed};
 use sim::model::Uniform;
-use sim::{DiskSpec, Machine, Rng, World, WorldRef};
+use sim::{DiskSpec, Machine, Rng, World, WorldRef, Zipf};
 use writecache::{Config, WriteCache};
 
 const BLOCK: u64 = 4096;
@@ -313,20 +313,10 @@ fn flush_rates(args: &Args, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-/// Draws from the blocks in proportion to 1 / n^0.99; their order is mixed.
+/// Draws from the blocks by Zipf; their order is mixed.
 fn zipf() -> impl FnMut(&mut Rng) -> u64 {
-    let mut sum = 0.0;
-    let weigh = |n: u64| {
-        sum += (n as f64).powf(-0.99);
-        sum
-    };
-    let ends: Vec<f64> = (1..=SMALL_BLOCKS).map(weigh).collect();
-    let total = ends.last().copied().unwrap_or(0.0);
-    move |rng| {
-        let at = rng.below(1 << 32) as f64 / (1u64 << 32) as f64 * total;
-        let nth = ends.partition_point(|end| *end <= at) as u64;
-        nth * 1021 % SMALL_BLOCKS
-    }
+    let ranks = Zipf::new(SMALL_BLOCKS, 0.99);
+    move |rng| ranks.draw(rng) * 1021 % SMALL_BLOCKS
 }
 
 /// Bytes sent to the store for each byte of a client that overwrites a full volume, and the share

@@ -11,7 +11,7 @@ use block::{Buf, Class, Sector, Target};
 use reproduce::report::{Goal, Requirement, Section};
 use reproduce::table::{Table, fixed};
 use sim::model::{HddParams, Uniform};
-use sim::{DiskSpec, Machine, Rng, World};
+use sim::{DiskSpec, Machine, Rng, World, Zipf};
 use writecache::{Config, WriteCache};
 
 const BLOCK: u64 = 4096;
@@ -76,22 +76,15 @@ fn trace(shape: Shape, blocks: u64, slots: u64, count: u64) -> Vec<Read> {
     let mut rng = Rng::new(7);
     // Ranks are spread over the device; an odd number is prime to a power of two.
     let spread = |rank: u64| (rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)) % blocks;
-    let mut sums = Vec::new();
-    if let Shape::Zipf(power) = shape {
-        let mut sum = 0.0;
-        sums.extend((1..=blocks).map(|n| {
-            sum += (n as f64).powf(-power);
-            sum
-        }));
-    }
-    let unit = |rng: &mut Rng| rng.below(1 << 53) as f64 / (1u64 << 53) as f64;
+    let zipf = match shape {
+        Shape::Zipf(power) => Some(Zipf::new(blocks, power)),
+        Shape::Hot | Shape::HotAndScan | Shape::HotAndOnce | Shape::Shifting => None,
+    };
     let (hot, mut scan, mut once) = (slots / 2, 0, 0);
     let mut reads = Vec::new();
     for n in 0..count {
-        if let Some(total) = sums.last() {
-            let at = unit(&mut rng) * total;
-            let rank = sums.partition_point(|sum| *sum < at) as u64;
-            reads.push((spread(rank.min(blocks - 1)), 1, true));
+        if let Some(zipf) = &zipf {
+            reads.push((spread(zipf.draw(&mut rng)), 1, true));
             continue;
         }
         let moved = if shape == Shape::Shifting { n / (hot * 8) * (hot / 10) } else { 0 };

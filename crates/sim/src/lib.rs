@@ -36,6 +36,7 @@ pub mod seeds;
 mod shared_memory;
 mod workload;
 mod world;
+mod zipf;
 
 pub use disk::{Disk, DiskSpec, DiskStats, Faults};
 pub use driver::{Machine, RunEnd};
@@ -47,6 +48,7 @@ pub use rng::Rng;
 pub use shared_memory::Memories;
 pub use workload::{KeepsOverKill, Mix, Verdict, Workload};
 pub use world::{PowerCut, Swarm, World, WorldRef};
+pub use zipf::Zipf;
 
 #[cfg(test)]
 extern crate self as sim;

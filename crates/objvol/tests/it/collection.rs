@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector};
 use objvol::{Fault, Geometry, OpenOptions, Volume, create};
-use sim::{Machine, Rng, World};
+use sim::{Machine, Rng, World, Zipf};
 
 use crate::bucket::{Bucket, Connection};
 use crate::fixture::options;
@@ -77,21 +77,10 @@ fn overwrite(gc_threshold: u32, writes: u64, next: impl Fn(&mut Rng) -> u64 + 's
     }
 }
 
-/// Draws from blocks whose n-th is written in proportion to 1 / n^0.99; the order of blocks is
-/// mixed.
+/// Draws from blocks by Zipf; their order is mixed.
 fn zipf() -> impl Fn(&mut Rng) -> u64 {
-    let mut sum = 0.0;
-    let ends: Vec<f64> = (1..=BLOCKS)
-        .map(|n| {
-            sum += (n as f64).powf(-0.99);
-            sum
-        })
-        .collect();
-    move |rng| {
-        let at = rng.below(1 << 32) as f64 / (1u64 << 32) as f64 * sum;
-        let nth = ends.partition_point(|end| *end <= at) as u64;
-        nth * 1021 % BLOCKS
-    }
+    let ranks = Zipf::new(BLOCKS, 0.99);
+    move |rng| ranks.draw(rng) * 1021 % BLOCKS
 }
 
 /// The goals of the design: 2.4 at 75 % live for uniform overwrites, and 1.5 at 60 %. Heads of

@@ -99,6 +99,7 @@ echo o >/proc/sysrq-trigger
 sleep 30
 INIT
 # Emulation works everywhere. GUEST_ACCEL=kvm is some twenty times faster where it works.
+# GUEST_CPUS: its processors, 2 by default.
 # GUEST_ICOUNT=N: the guest's time passes by 2^N ns for each instruction of either processor, and
 # what it measures does not depend on what else this machine does. A copy by a string instruction
 # counts as many as it has repetitions there: GUEST_CPU=max,-erms,-fsrm copies words.
@@ -106,7 +107,7 @@ accel=(-accel "${GUEST_ACCEL:-tcg,thread=multi}")
 [ -z "${GUEST_ICOUNT:-}" ] ||
     accel=(-accel tcg,thread=single -icount "shift=$GUEST_ICOUNT,align=off,sleep=off")
 timeout --foreground -k 5 "$seconds" qemu-system-x86_64 "${accel[@]}" \
-    -cpu "${GUEST_CPU:-max}" -smp 2 -m 2048 \
+    -cpu "${GUEST_CPU:-max}" -smp "${GUEST_CPUS:-2}" -m 2048 \
     -object memory-backend-memfd,id=memory,size=2048M,share=on -numa node,memdev=memory \
     -nographic -no-reboot -nodefaults -serial stdio -kernel "$kernel" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on" \

@@ -13,9 +13,11 @@ done
 find_disks || return
 start || return
 
-options="4 high_watermark 99 low_watermark 98"
+options="high_watermark 99 low_watermark 98"
 writecache() {
-    local table="0 $((area * 2048)) writecache s $slow $fast 4096 $options"
+    local table="0 $((area * 2048)) writecache s $slow $fast 4096" ours_only=
+    [ "$1" != ublk-sorted ] || ours_only=" gap_fill 0"
+    table="$table $((4 + $(wc -w <<<"$ours_only"))) $options$ours_only"
     empty_cache
     case $1 in
     kernel)
@@ -24,9 +26,9 @@ writecache() {
             dmsetup message kernel_wc 0 flush
         dmsetup remove --noudevsync kernel_wc
         ;;
-    ublk)
+    ublk | ublk-sorted)
         mp create wc --ublk --table "$table" >/tmp/out 2>&1 || { bad "$(cat /tmp/out)"; return; }
-        fill_and_flush writecache-ublk "$(block_device /run/millpond/dev/wc)" mp message wc 0 flush
+        fill_and_flush "writecache-$1" "$(block_device /run/millpond/dev/wc)" mp message wc 0 flush
         mp remove wc
         ;;
     nbd)
@@ -50,6 +52,16 @@ fill_and_write_back() { # fill_and_write_back WHO WHERE IDLE...
 }
 idle_pages() { # idle_pages FOLDER: of the kernel's attributes
     echo all >"$1/idle" && echo idle >"$1/writeback"
+}
+# What a block device of ours costs before anything is compressed: the bound of filling by one.
+ublk_null() {
+    mp create null --ublk --table "0 $((ram * 2048)) linear null:${ram}M 0" >/tmp/out 2>&1 ||
+        { bad "$(cat /tmp/out)"; return; }
+    # shellcheck disable=SC2046
+    measure null-ublk-fill job 16 randwrite --size=${ram}m --refill_buffers \
+        --buffer_compress_percentage=0 $(block_device /run/millpond/dev/null)
+    echo "null-ublk-fill-iops $(cat /tmp/iops)" >>$figures
+    mp remove null
 }
 our_idle_pages() { mp set z idle all && mp set z writeback idle; }
 compressed() {
@@ -99,10 +111,14 @@ for round in $(seq "$rounds"); do
     [ $((round % 2)) = 1 ] || order="nbd ublk kernel"
     for what in writecache compressed linear; do
         for who in $order; do
+            # The same without bytes between dirty blocks, as dm-writecache writes back.
+            [ "$what $who" != "writecache ublk" ] || writecache ublk-sorted
             [ $failed = 0 ] || break 3
             $what "$who"
         done
     done
+    [ $failed = 0 ] || break
+    ublk_null
     say "round $round of $rounds is done"
 done
 stop

@@ -39,12 +39,18 @@ measure() {
             for (k = 14; k <= 17; k++) printf " %d", $(k + 4) - $k
             print ""}' >>$figures
 }
-job() { # job DEPTH RW OPTIONS: fio's requests a second are in /tmp/iops
+# job DEPTH RW OPTIONS: fio's requests a second, and the time within which 99 % of them end in ms,
+# are in /tmp/iops
+job() {
     local depth=$1 rw=$2
     shift 2
     fio --name=kernel --rw="$rw" --bs=4k --iodepth="$depth" --randseed=7 --output-format=terse \
         --terse-version=3 "$@" >/tmp/terse || return 1
-    awk -F';' '$1 == 3 {print $8 + $49}' /tmp/terse >/tmp/iops
+    awk -F';' '$1 == 3 {
+        p99 = $8 ? $30 : $71
+        sub(/.*=/, "", p99)
+        print $8 + $49, p99 / 1000
+    }' /tmp/terse >/tmp/iops
 }
 # Where the job finds the device: a block device, or an export.
 block_device() { echo "--filename=$1 --ioengine=libaio --direct=1"; }
@@ -66,18 +72,21 @@ median_of() { # median_of WHAT COLUMN
         awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'
 }
 print_figures() { # a line for each job: medians over the rounds
-    local what iops row column
-    say "                            time    CPU 4 KiB IOPS    reads sectors  writes sectors" \
-        "   reads sectors  writes sectors"
-    say "                               s      s               of the origin" \
+    local what iops p99 row column
+    say "                            time    CPU 4 KiB IOPS      p99" \
+        "   reads sectors  writes sectors   reads sectors  writes sectors"
+    say "                               s      s                  ms    of the origin" \
         "                     of the cache, or of zram's disk"
     for what in $(cut -d' ' -f1 $figures | grep -v -e '-iops$' | awk '!seen[$1]++'); do
-        iops=-
-        if grep -q "^$what-iops " $figures; then iops=$(median_of "$what-iops" 2); fi
+        iops=- p99=-
+        if grep -q "^$what-iops " $figures; then
+            iops=$(median_of "$what-iops" 2)
+            p99=$(median_of "$what-iops" 3)
+        fi
         row=
         for column in 4 5 6 7 8 9 10 11; do row="$row $(median_of "$what" $column)"; done
         # shellcheck disable=SC2086
-        say "$(printf '%-24s %7s %6s %10s  %7s %7s %7s %7s  %7s %7s %7s %7s' "$what" \
-            "$(median_of "$what" 2)" "$(median_of "$what" 3)" "$iops" $row)"
+        say "$(printf '%-24s %7s %6s %10s %8s  %7s %7s %7s %7s  %7s %7s %7s %7s' "$what" \
+            "$(median_of "$what" 2)" "$(median_of "$what" 3)" "$iops" "$p99" $row)"
     done
 }

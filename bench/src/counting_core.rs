@@ -169,6 +169,15 @@ impl CountingCore {
         sectors: u64,
         write_buffer: u32,
     ) -> Result<Rc<dyn BlockDevice>, Failure> {
+        Ok(self.write_cache(mode, sectors, write_buffer)?)
+    }
+
+    fn write_cache(
+        &self,
+        mode: &str,
+        sectors: u64,
+        write_buffer: u32,
+    ) -> Result<Rc<WriteCache>, Failure> {
         let mut config = writecache::Config::parse(&[mode, "origin", "cache", "4096", "0"])?;
         config.write_buffer = write_buffer;
         let origin = Rc::new(Mem::new("origin", LARGE)?);
@@ -176,6 +185,25 @@ impl CountingCore {
         let cache = WriteCache::new("wc", config, origin, device, LARGE)?;
         self.reactor.block_on(cache.clone().resume())?;
         Ok(cache)
+    }
+
+    /// Writes back the blocks of a write cache, of each four that are neighbours one, which were
+    /// written in another order.
+    ///
+    /// # Errors
+    /// What that ended with.
+    pub fn write_back_cache(&self) -> Result<(), Failure> {
+        let cache = self.write_cache("s", 512 * MIB, 0)?;
+        let (device, pool) = (cache.clone() as Rc<dyn BlockDevice>, pool(Some(Data::Half)));
+        self.each(DEPTH, 0..COUNTED, move |nth| {
+            // Odd, so that each comes once.
+            let place = nth * 7919 % COUNTED;
+            write(&device, &pool, Flags::empty(), nth, place * 4 + random(4)(place))
+        })?;
+        self.count(|| match self.counted {
+            0 => Ok(()),
+            _ => Ok(self.reactor.block_on(cache.write_back())?),
+        })
     }
 
     /// A compressed RAM disk.
@@ -189,6 +217,15 @@ impl CountingCore {
         let zram = Zram::new("zram", config, Some(backing), vec![CoreId(0)])?;
         self.reactor.block_on(zram.clone().resume())?;
         Ok(zram)
+    }
+
+    pub(crate) fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+
+    /// How many operations it counts.
+    pub(crate) fn counted(&self) -> u64 {
+        self.counted
     }
 
     /// Does `op` with each of the numbers, so many beside each other as begin when they are made.
@@ -218,7 +255,7 @@ impl CountingCore {
     }
 
     /// Tells what `work` took of what is counted here.
-    fn count(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    pub(crate) fn count(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         let (before, mut outcome) = (self.clock.reads.get(), Ok(()));
         let memory = allocation_counter::measure(|| outcome = work());
         println!("{} {}", memory.count_total, self.clock.reads.get() - before);

@@ -10,6 +10,7 @@ pub mod cache_image;
 pub mod compressed;
 pub mod counted;
 pub mod counting_core;
+pub mod counting_doors;
 pub mod doors;
 pub mod eviction_models;
 pub mod files;

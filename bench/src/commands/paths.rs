@@ -13,6 +13,7 @@ use std::process::{Command, ExitCode};
 
 use bench::counted::Count;
 use bench::counting_core::{COUNTED, CountingCore, DEPTH, Failure, MIB, in_order, random};
+use bench::counting_doors::Direction;
 use bench::output::finish;
 use block::{Flags, Sector};
 use reproduce::compressed::data::Data;
@@ -34,7 +35,7 @@ pub(crate) struct Args {
     run: Option<u64>,
 }
 
-const PATHS: [(&str, &str); 39] = [
+const PATHS: [(&str, &str); 44] = [
     ("memory", "write of memory, no engine"),
     ("leaf-read", "file: read, one at a time"),
     ("leaf-read-wbt", "the same, throttled"),
@@ -56,6 +57,7 @@ const PATHS: [(&str, &str); 39] = [
     ("wc-flush-buffer", "write, then flush, alone, with a write buffer"),
     ("wc-write-new", "write of a new block, and a writeback"),
     ("wc-write-new-journal", "the same, with a journal in memory"),
+    ("wc-writeback", "flush of many blocks, a quarter of their neighbourhood: each"),
     ("wc-write-pmem", "the same in mode p"),
     ("wc-write-fua", "write with FUA, alone"),
     ("wc-flush", "write, then flush, alone"),
@@ -74,6 +76,10 @@ const PATHS: [(&str, &str); 39] = [
     ("zram-read", "read of a page that half compresses"),
     ("zram-read-same", "read of a page of one word"),
     ("zram-writeback", "writeback of an idle page, packed"),
+    ("ublk-read", "queue of a block device, without the kernel's part: read"),
+    ("ublk-write", "write"),
+    ("vhost-read", "queue of a virtual machine: read"),
+    ("vhost-write", "write"),
 ];
 /// The default size of a write buffer.
 const BUFFER: u32 = 32 << 20;
@@ -126,6 +132,7 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
             let core = core.with_shared_memory();
             core.writes(core.cache("s", 32 * MIB)?, many, half)
         }
+        "wc-writeback" => core.write_back_cache(),
         "wc-write-new" => core.writes(core.cache("s", 32 * MIB)?, many, half),
         "wc-write-pmem" => core.writes(core.cache("p", 32 * MIB)?, many, half),
         "wc-write-fua" => core.durable_writes(core.cache("s", 512 * MIB)?, Flags::FUA),
@@ -159,6 +166,10 @@ fn run(path: &str, counted: u64) -> Result<(), Failure> {
             core.reads(zram, random(1 << 14))
         }
         "zram-writeback" => core.write_back(&core.zram()?),
+        "ublk-read" => core.ublk(Direction::Read),
+        "ublk-write" => core.ublk(Direction::Write),
+        "vhost-read" => core.vhost(Direction::Read),
+        "vhost-write" => core.vhost(Direction::Write),
         other => Err(format!("{other}: no such path; there are {}", all_paths()).into()),
     }
 }

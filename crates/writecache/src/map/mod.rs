@@ -499,7 +499,9 @@ impl Slots {
 
     /// Whether the origin lacks the newest version of the block.
     pub(crate) fn is_dirty(&self, block: u64) -> bool {
-        self.slot_of(block).is_some_and(|slot| self.slots[slot as usize].state == State::Dirty)
+        // The bitmap of a region is in the processor's cache while a sweep passes it: the index and
+        // the slot are not.
+        self.dirty.contains(block)
     }
 
     /// Unreadable blocks.

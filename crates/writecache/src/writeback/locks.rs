@@ -24,6 +24,13 @@ use smallvec::SmallVec;
 use crate::map::intersects;
 use crate::store::Store;
 
+/// Blocks that were unlocked.
+pub(super) struct Unlocked {
+    pub(super) count: u64,
+    /// The blocks, if they are more than a few.
+    pub(super) many: Option<RoaringTreemap>,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Locks {
@@ -71,23 +78,23 @@ impl Locks {
         assert_eq!(locked, run.blocks(), "WC-WB1: a block of {run:?} is locked already");
     }
 
-    /// Unlocks blocks that are locked; returns how many. The caller wakes the tasks that wait.
-    pub(super) fn remove_blocks(&self, blocks: impl Iterator<Item = u64>) -> u64 {
+    /// Unlocks blocks that are locked. The caller wakes the tasks that wait.
+    pub(super) fn remove_blocks(&self, blocks: impl Iterator<Item = u64>) -> Unlocked {
         let mut busy = self.busy.borrow_mut();
         // To remove one from a bitmap moves what lies behind it.
         let mut blocks: SmallVec<[u64; 4]> = blocks.collect();
-        let removed = blocks.len() as u64;
+        let count = blocks.len() as u64;
         if blocks.len() <= blocks.inline_size() {
             for &block in &blocks {
                 busy.remove(block);
             }
-        } else {
-            blocks.sort_unstable();
-            blocks.dedup();
-            let sorted = RoaringTreemap::from_sorted_iter(blocks);
-            *busy -= sorted.expect("sorted above");
+            return Unlocked { count, many: None };
         }
-        removed
+        blocks.sort_unstable();
+        blocks.dedup();
+        let many = RoaringTreemap::from_sorted_iter(blocks).expect("sorted above");
+        *busy -= &many;
+        Unlocked { count, many: Some(many) }
     }
 
     /// Unlocks a range. The caller wakes the tasks that wait.

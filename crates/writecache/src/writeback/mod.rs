@@ -55,6 +55,7 @@ use std::rc::Rc;
 
 use policy::destage::Costs;
 use policy::{Run, Sweep};
+use roaring::RoaringTreemap;
 
 use self::age::Ages;
 use self::fills::Fills;
@@ -270,14 +271,36 @@ impl Writeback {
 
     /// Unlocks picked blocks.
     fn release(&self, blocks: impl Iterator<Item = u64>) {
-        let released = self.locks.remove_blocks(blocks);
+        let unlocked = self.locks.remove_blocks(blocks);
         let picked = &self.in_flight.picked_blocks;
-        picked.set(picked.get() - released);
-        // Otherwise the picking task would search all busy blocks without result.
-        if released > 0 {
-            self.recheck();
-            self.store.waits.unlocked.wake_all();
+        picked.set(picked.get() - unlocked.count);
+        if unlocked.count == 0 {
+            return;
         }
+        // At the end of a flush all blocks that are left are locked: the picking task would search
+        // all of them without a result, each time that some are unlocked.
+        if unlocked.many.is_none_or(|blocks| self.concerns_picking(&blocks)) {
+            self.recheck();
+        } else {
+            self.store.waits.pick.wake_all();
+        }
+        self.store.waits.unlocked.wake_all();
+    }
+
+    /// Whether these blocks, which are not locked any more, may be picked, or are in a set from
+    /// which the picking task drops blocks that need not be written.
+    fn concerns_picking(&self, blocks: &RoaringTreemap) -> bool {
+        let overlaps = |set: &RoaringTreemap| !set.is_disjoint(blocks);
+        let slots = self.store.slots.borrow();
+        let mut in_job = false;
+        self.each_job(|job| in_job |= overlaps(&job.todo));
+        let c = slots.counts();
+        self.store.config.ordered
+            || c.zero + c.old > 0
+            || in_job
+            || overlaps(slots.dirty())
+            || overlaps(&self.picker.ages.marked().borrow())
+            || self.retry.has_any(blocks)
     }
 
     /// Whether failing blocks are being written again, or will be without a delay.

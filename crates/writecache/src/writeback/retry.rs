@@ -126,6 +126,11 @@ impl Retry {
         !self.ready.borrow().is_empty()
     }
 
+    /// Whether any of the blocks is ready or waits.
+    pub(super) fn has_any(&self, blocks: &RoaringTreemap) -> bool {
+        [&self.ready, &self.waiting].iter().any(|set| !set.borrow().is_disjoint(blocks))
+    }
+
     /// The first ready block at or after `from`.
     pub(super) fn next_ready(&self, from: u64) -> Option<u64> {
         next_in(&self.ready.borrow(), from)

@@ -24,7 +24,7 @@ mod tail;
 
 pub use histogram::{BUCKETS, LatencyHistogram, bucket_end_ns, bucket_of};
 pub use kernel::{Control as KernelControl, KernelParams, Qd1Rule};
-pub use tail::Control as TailControl;
+pub use tail::{Control as TailControl, SEEK_MIN_NS};
 
 /// The throttling algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -46,7 +46,7 @@ const GENERATION: u64 = 128;
 /// A generation also ends after this time, so that a single slow read is dropped.
 const GENERATION_NS: u64 = 60_000_000_000;
 /// The unloaded tail of a rotating disk is never below this: half a turn at 15,000 rpm.
-const SEEK_MIN_NS: u64 = 2_000_000;
+pub const SEEK_MIN_NS: u64 = 2_000_000;
 /// Least slack above the unloaded tail: a few requests of the fastest devices.
 const SLACK_MIN_NS: u64 = 10_000;
 

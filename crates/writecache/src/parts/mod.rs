@@ -24,6 +24,7 @@
 //!   (`flushes`).
 pub(crate) mod control;
 pub(crate) mod flushes;
+mod head;
 pub(crate) mod layout;
 pub(crate) mod open;
 mod router;

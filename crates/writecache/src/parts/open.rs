@@ -13,6 +13,7 @@
 use block::{BlockDevice, Error, Sector};
 use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 
+use super::head::seek_time;
 use super::layout::{Layout, area_of_each};
 use crate::config::{Config, MediaFormat, PartOf, ReadTuning, Tuning, WritebackLimits};
 use crate::planted::Fault;
@@ -184,13 +185,14 @@ async fn create(
     sectors: Sector,
 ) -> Result<Division, Error> {
     let of = config.parts.expect("no parts were found, so they were asked for");
-    if origin.limits().rotational {
+    if let Some(time) = seek_time(origin).await {
         return Err(Error::invalid(format!(
-            "Invalid optional argument: parts {of}: origin {} is a rotating disk: each part writes \
-             back in ascending order on its own, and the head would go back and forth between \
-             them; leave `parts` out, or, if the disk does not rotate (a virtual one may claim \
-             to), first set its queue/rotational to 0 in /sys/block",
-            config.origin
+            "Invalid optional argument: parts {of}: origin {} is a rotating disk, and a random \
+             read of it takes {:.1} ms: each part writes back in ascending order on its own, and \
+             the head would go back and forth between them; leave `parts` out, or, if the disk \
+             does not rotate, set its queue/rotational to 0 in /sys/block first",
+            config.origin,
+            time.0 as f64 / 1e6
         )));
     }
     if !config.chunk.is_aligned(Sector(config.block_sectors())) {

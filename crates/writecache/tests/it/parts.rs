@@ -11,6 +11,7 @@ use crate::common::{
 };
 use block::{BlockDevice, Buf, Class, CoreId, Error, Flags, Sector, Status, Target};
 use format::{Geometry, Superblock, UNIT};
+use reactor::FileId;
 use sim::model::Uniform;
 use sim::{DiskSpec, Faults, Machine};
 use writecache::{CacheEvent, Contents, Depth, Fault, WriteCache};
@@ -351,21 +352,51 @@ fn the_remains_of_an_interrupted_creation_are_formatted_again() {
 }
 
 #[test]
-fn too_small_a_device_and_an_origin_that_rotates_are_refused() {
+fn too_small_a_device_is_refused() {
     let mut small = fixture(2, "");
     small.config = config(4096, "parts 4");
     let said = small.refusal();
     assert!(said.contains("4 parts of 262144 bytes") && said.contains("408"), "{said}");
+}
 
-    let mut fixture = fixture(2, MANUAL);
-    let model = Box::new(Uniform::new(1, 20_000, 60_000));
+/// Adds a disk that claims to rotate, whose requests take so many ns.
+fn add_rotating(fixture: &Fixture, least_ns: u64, most_ns: u64) -> FileId {
+    let model = Box::new(Uniform::new(1, least_ns, most_ns));
     let spec = DiskSpec::new("hdd", fixture.sectors, model);
+    fixture.world.borrow_mut().add_disk(DiskSpec { rotational: true, ..spec })
+}
+
+/// As every virtual disk does.
+#[test]
+fn an_origin_that_only_claims_to_rotate_may_have_parts() {
+    let mut fixture = fixture(2, MANUAL);
+    fixture.origin = add_rotating(&fixture, 20_000, 60_000);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..16, 1).await;
+            flush(&*cache).await;
+        })
+        .unwrap();
+    assert_eq!(fixture.superblock().part.unwrap().of, 2);
+    // Reads that fail say nothing.
+    fixture.origin = add_rotating(&fixture, 20_000, 60_000);
+    let model = Box::new(Uniform::new(1, 20_000, 60_000));
+    let spec = DiskSpec::new("another", Sector(1024 * BLOCK_SECTORS), model);
+    fixture.cache = fixture.world.borrow_mut().add_disk(spec);
+    let faults = Faults { read_error_per_mille: 1000, ..Faults::default() };
+    fixture.world.borrow_mut().set_faults(fixture.origin, faults);
+    assert!(fixture.refusal().contains("is a rotating disk"));
+}
+
+#[test]
+fn an_origin_that_rotates_is_refused() {
+    let mut fixture = fixture(2, MANUAL);
     let ssd = fixture.origin;
-    fixture.origin = fixture.world.borrow_mut().add_disk(DiskSpec { rotational: true, ..spec });
+    fixture.origin = add_rotating(&fixture, 2_000_000, 9_000_000);
     let said = fixture.refusal();
     assert!(
         said.contains("parts 2")
-            && said.contains("is a rotating disk: each part")
+            && said.contains("is a rotating disk, and a random read of it takes ")
             && said.contains("leave `parts` out"),
         "{said}"
     );

@@ -332,7 +332,7 @@ impl Lives {
         };
         if self.setup.guards.is_some() && now.stack == Stack::Direct && first != now.stack {
             // From the first step of its open on the origin is the cache's.
-            let next = next.or(Some(now.with(first)));
+            let next = Some(next.unwrap_or(now).with(first));
             self.progress.set(Progress { now, next, marked, wiping });
         }
         let stack = match (self.create(machine, dm, first)?, second) {

@@ -32,6 +32,9 @@ const WRITEBACK_BUFFER_DEFAULT: u32 = 256 << 20;
 /// Default length of a stream of reads that is not admitted to the read cache. Chosen: a disk that
 /// spins reads it in the time of one way of its head.
 const SEQUENTIAL_READ_CUTOFF_DEFAULT: u64 = 1 << 20;
+/// Default memory for what is read ahead. Chosen: four windows over an origin that does not rotate,
+/// two of each of two streams.
+const READ_AHEAD_DEFAULT: u64 = 16 << 20;
 /// Entries of a journal. A commit begins when half of them are used, so that is about what the
 /// default of `autocommit_blocks` asks for; 6 MiB.
 const JOURNAL_CAPACITY: u64 = 1 << 17;
@@ -152,6 +155,8 @@ pub struct ReadTuning {
     pub sequential_cutoff: u64,
     /// At most so many bytes of them in any 24 hours; 0: no limit.
     pub bytes_per_day: u64,
+    /// Memory for what is read ahead of streams, bytes; 0: none is. With `enter` only.
+    pub ahead_bytes: u64,
 }
 
 /// What writeback does with gaps between dirty blocks.
@@ -285,6 +290,7 @@ impl Config {
                     enter: false,
                     sequential_cutoff: SEQUENTIAL_READ_CUTOFF_DEFAULT,
                     bytes_per_day: 0,
+                    ahead_bytes: READ_AHEAD_DEFAULT,
                 },
             },
             planted: Planted::NONE,
@@ -484,6 +490,13 @@ impl Config {
         let chunk = |block| block * self.block_sectors() / u64::from(part.chunk_sectors);
         let (first, last) = (chunk(blocks.start), chunk(blocks.end - 1));
         first == last && first % u64::from(part.of) == u64::from(part.nth)
+    }
+
+    /// For a part: the first block behind the chunk in which `block` lies.
+    pub(crate) fn chunk_end(&self, block: u64) -> Option<u64> {
+        let PartOf { part, .. } = self.part?;
+        let blocks = u64::from(part.chunk_sectors) / self.block_sectors();
+        Some((block / blocks + 1) * blocks)
     }
 
     /// The arguments as a table line shows them: only the options that were given.

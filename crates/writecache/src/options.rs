@@ -67,7 +67,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 33] = [
+pub(crate) static OPTIONS: [Opt; 34] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -375,6 +375,16 @@ pub(crate) static OPTIONS: [Opt; 33] = [
         ),
         |c| c.tuning.reads.bytes_per_day.into(),
         |c, v| c.tuning.reads.bytes_per_day = given(v),
+    ),
+    Attr::new(
+        value(
+            "read_ahead",
+            Kind::Size { min: 0, max: 1 << 30, unit: 1, or: None },
+            "16M",
+            "with read_cache: memory for what is read of the origin ahead of streams; 0 for none",
+        ),
+        |c| c.tuning.reads.ahead_bytes.into(),
+        |c, v| c.tuning.reads.ahead_bytes = given(v),
     ),
 ];
 

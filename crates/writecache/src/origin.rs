@@ -10,6 +10,8 @@ use reactor::GroupCommit;
 pub(crate) struct Origin {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) limits: Limits,
+    /// Blocks of it that are served.
+    pub(crate) blocks: u64,
     pub(crate) flush: GroupCommit,
     /// When a client last read from it.
     pub(crate) last_read_ns: Cell<Option<u64>>,
@@ -17,10 +19,11 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn new(device: Rc<dyn BlockDevice>) -> Origin {
+    pub(crate) fn new(device: Rc<dyn BlockDevice>, blocks: u64) -> Origin {
         Origin {
             limits: device.limits(),
             device,
+            blocks,
             flush: GroupCommit::default(),
             last_read_ns: Cell::default(),
             around: WriteAround::default(),

@@ -31,6 +31,14 @@ pub enum Fault {
     AdmitLastSlots,
     /// A block that is admitted keeps its ghost.
     GhostKept,
+    /// What was read ahead counts though the origin has changed since.
+    AheadOutlivesChange,
+    /// What was read ahead counts though a flush of the origin has failed since.
+    AheadOutlivesFlushError,
+    /// A read-ahead that has failed counts.
+    AheadErrorKept,
+    /// What was read ahead counts after a suspend.
+    AheadOutlivesSuspend,
     /// A commit does not wait for data that are in the write buffer.
     FlushForgetsBuffer,
     /// Data of the write buffer that their slot has refused count as written.

@@ -18,6 +18,7 @@ use crate::admission::AdmittedRead;
 use crate::events::CacheEvent;
 use crate::map::{CurrentVersion, SlotRef, Slots, State};
 use crate::planted::Fault;
+use crate::read_ahead::AheadOrigin;
 use crate::store::Store;
 use crate::writeback::Writeback;
 
@@ -54,11 +55,28 @@ pub(crate) enum BlockRead {
 pub(crate) struct Reader {
     store: Rc<Store>,
     writeback: Rc<Writeback>,
+    ahead: AheadOrigin,
 }
 
 impl Reader {
     pub(crate) fn new(writeback: Rc<Writeback>) -> Reader {
-        Reader { store: writeback.store.clone(), writeback }
+        let ahead = AheadOrigin(writeback.clone());
+        Reader { store: writeback.store.clone(), writeback, ahead }
+    }
+
+    /// The origin, or what was read ahead of it.
+    #[inline]
+    fn origin(&self) -> &dyn BlockDevice {
+        if self.writeback.read_ahead.has_any() {
+            return &self.ahead;
+        }
+        &*self.writeback.origin.device
+    }
+
+    /// A client reads `blocks`, and its own requests are under way.
+    #[inline]
+    pub(crate) fn read_ahead(&self, opener: Opener, blocks: &Range<u64>, class: Class) {
+        self.writeback.read_ahead(opener, blocks, class);
     }
 
     pub(crate) async fn read(&self, bio: &Bio) -> Result<(), Status> {
@@ -83,6 +101,9 @@ impl Reader {
                     done += 1;
                 }
             }
+        }
+        if admits.is_some() {
+            self.read_ahead(bio.opener, &(first..first + count as u64), bio.class);
         }
         // By reference: a piece is large, and moving it out costs 70 instructions.
         for piece in &mut pieces {
@@ -193,7 +214,7 @@ impl Reader {
             }
             BlockRead::Origin { .. } => {
                 self.writeback.origin.last_read_ns.set(Some(reactor::now().0));
-                (&*self.writeback.origin.device, self.store.sector_of(block))
+                (self.origin(), self.store.sector_of(block))
             }
         }
     }
@@ -299,7 +320,7 @@ impl Reader {
             None => {
                 let at = self.store.sector_of(first + blocks.start as u64);
                 self.writeback.origin.last_read_ns.set(Some(reactor::now().0));
-                reactor::read(&*self.writeback.origin.device, bio.class, at, data)
+                reactor::read(self.origin(), bio.class, at, data)
             }
         };
         Ok(Piece { blocks, slot_ref, admitted, io })
@@ -358,8 +379,7 @@ impl Reader {
             let Some(found) = found else {
                 let (at, failed_fills) =
                     (self.store.sector_of(block), self.writeback.fills.failed());
-                let read =
-                    reactor::read(&*self.writeback.origin.device, class, at, data.clone()).await;
+                let read = reactor::read(self.origin(), class, at, data.clone()).await;
                 if self
                     .writeback
                     .fills

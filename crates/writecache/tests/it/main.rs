@@ -32,6 +32,7 @@ mod pacing;
 mod parts;
 mod planted;
 mod probe;
+mod read_ahead;
 mod read_cache;
 mod regressions;
 mod scrub;

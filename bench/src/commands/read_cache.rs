@@ -2,6 +2,8 @@
 //! `make bench-read-cache`: the read cache of a write cache in virtual time: reads in the shapes of
 //! published traces, over a disk that spins. How often the cache has the block, beside LRU and
 //! S3-FIFO of as many blocks; what the cache device is written for that; how long a read takes.
+mod stream;
+
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -286,6 +288,7 @@ fn bench(args: &Args) -> Result<Section, String> {
         .notes
         .push("LRU enters each block of a shifting set once, so no cache writes less".to_owned());
     section.notes.push("off: the mean of a read without the read cache".to_owned());
+    stream::add(&mut section)?;
     Ok(section)
 }
 

@@ -28,7 +28,9 @@ fuzz_target!(|data: &[u8]| {
     let magics = [seal.unwrap_or(b"MPOVSEGM"), b"MPOVMANI", b"MPOVOWNR", b"MPOVCKPT"];
     let mut object = data.to_vec();
     if choice % 4 != 0 && object.len() >= 128 {
-        repair(&mut object, kind, magics[kind]);
+        // Owner records have a second version.
+        let version = if kind == 2 && choice & 0x10 != 0 { 2 } else { 1 };
+        repair(&mut object, kind, magics[kind], version);
     }
     let _ = stated_head_bytes(&object);
     match kind {
@@ -90,9 +92,9 @@ fn checkpoint(object: &[u8]) {
 }
 
 /// Gives the object this kind, the place and volume that are asked for, and right checksums.
-fn repair(object: &mut [u8], kind: usize, magic: &[u8; 8]) {
+fn repair(object: &mut [u8], kind: usize, magic: &[u8; 8], version: u8) {
     object[..8].copy_from_slice(magic);
-    object[8..12].copy_from_slice(&[1, 0, 0, 0]);
+    object[8..12].copy_from_slice(&[version, 0, 0, 0]);
     object[16..32].copy_from_slice(&UUID);
     object[32..40].copy_from_slice(&PLACE.epoch.to_le_bytes());
     let sequence = if kind == 1 { 0 } else { PLACE.sequence };

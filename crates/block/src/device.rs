@@ -10,7 +10,9 @@ use std::sync::Arc;
 use crate::attr::{self, Spec};
 use crate::runs::Runs;
 use crate::value::Value;
-use crate::{Bio, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks};
+use crate::{
+    Bio, CacheRecord, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks,
+};
 
 /// A future of the control path: boxed, on one core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -44,6 +46,11 @@ pub trait BlockDevice {
     /// An identity that no other device has, not even a copy of this one. It is the same after a
     /// restart of the machine. `None` when it is not known.
     fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Its record of the write cache above it, if it keeps one.
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
         None
     }
 
@@ -163,6 +170,10 @@ impl BlockDevice for OpenDevice {
 
     fn identity(&self) -> Option<String> {
         self.device.identity()
+    }
+
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
+        self.device.clone().cache_record()
     }
 
     fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {

@@ -23,6 +23,7 @@ pub mod attr;
 mod bio;
 mod borrow;
 mod buf;
+mod cache_record;
 mod completion;
 mod component;
 mod control_chars;
@@ -45,6 +46,7 @@ pub mod value;
 
 pub use bio::{Bio, Class, Flags, Opener};
 pub use buf::{Buf, Bufs, PAGE, Slice};
+pub use cache_record::{CacheAbove, CacheRecord};
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
 pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;

@@ -10,7 +10,8 @@ use format::objvol::{Owner, OwnerState, Place};
 use host::{Format, Listing, open_store, print};
 use objstore::{StoreClient, StoreUrl};
 use objvol::{
-    Depth, Health, LostRange, OpenOptions, Snapshot, SnapshotReport, VolumeReport, check,
+    Depth, Health, LostRange, OpenOptions, RecordedCache, Snapshot, SnapshotReport, VolumeReport,
+    check,
 };
 use serde_json::{Value, json};
 
@@ -90,6 +91,10 @@ fn text(url: &StoreUrl, report: &VolumeReport, shown: usize) -> String {
     let (epoch, at) = (report.epoch, utc(report.opened_at));
     line("opened", format!("last by host {}, {at}, as epoch {epoch}", report.host));
     line("owner", owner_text(report.owner.as_ref()));
+    if let Some(cache) = report.owner.as_ref().and_then(|owner| owner.cache.as_ref()) {
+        let (uuid, at) = (hex(&cache.uuid), utc(cache.attached_at));
+        line("cache", format!("{uuid} on {}, since {at}: it may hold newer data", cache.device));
+    }
     let behind = match report.end {
         end if end == Place::default() => "nothing was written yet".to_owned(),
         end => format!("{} segments behind it, the last is {end}", report.replayed),
@@ -167,7 +172,11 @@ fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
     };
     let owner = report.owner.as_ref().map(|owner| {
         let is_attached = owner.state == OwnerState::Attached;
-        json!({ "host": owner.host, "attached": is_attached, "cache": hex(&owner.cache) })
+        let cache = owner.cache.as_ref().map(|cache| {
+            let RecordedCache { uuid, attached_at, device } = cache;
+            json!({ "uuid": hex(uuid), "attached_at": attached_at, "device": device })
+        });
+        json!({ "host": owner.host, "attached": is_attached, "cache": cache })
     });
     json!({
         "url": url.to_string(),

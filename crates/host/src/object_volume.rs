@@ -97,7 +97,13 @@ pub(crate) async fn construct(
             tracing::error!(device, "objvol: {event}");
             events.raise();
         }
-        VolumeEvent::LeftFenced => tracing::warn!(device, "objvol: {event}"),
+        VolumeEvent::CacheRefused(_) => {
+            tracing::error!(device, "objvol: {event}");
+            events.raise();
+        }
+        VolumeEvent::GaveUp(_) | VolumeEvent::LeftFenced => {
+            tracing::warn!(device, "objvol: {event}");
+        }
     });
     Ok(target)
 }

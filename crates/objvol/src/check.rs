@@ -221,7 +221,7 @@ impl Check<'_> {
         log: &Log,
         damage: Vec<String>,
     ) -> Result<VolumeReport, Error> {
-        let owner = self.opening.newest_owner(&manifest.identity.uuid).await?;
+        let owner = self.opening.newest_owner(&manifest.identity.uuid, "").await?.owner;
         let live = log.uses().iter().map(|segment| u64::from(segment.live)).sum::<u64>();
         let checkpoint = history.checkpoint.as_ref();
         Ok(VolumeReport {

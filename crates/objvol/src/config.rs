@@ -83,6 +83,9 @@ pub struct OpenOptions {
     pub other_size: OtherSize,
     /// Take the volume although its owner record says that another host has it.
     pub take_over: bool,
+    /// The write cache with this UUID is lost: the volume takes changes without it, and what that
+    /// alone holds is never applied (OV-A5).
+    pub without_cache: Option<[u8; 16]>,
     /// Take a store without conditional writes, too: it is not asked. The caller promises that
     /// nobody else opens the volume, ever: two writers would destroy it without noticing.
     pub single_writer: bool,
@@ -116,6 +119,7 @@ impl OpenOptions {
             sectors: None,
             other_size: OtherSize::Refused,
             take_over: false,
+            without_cache: None,
             single_writer: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
             checkpoint_every: 256,

@@ -37,6 +37,7 @@
 //! | what is read ahead is never old, and its errors are nobody's | OV-RA in `read_ahead` |
 //! | a check changes nothing, and judges one moment | OV-CH in `check` |
 //! | a repair gives up what damage has cut off, and nothing else | OV-RP in `repair` |
+//! | which cache may hold newer data, and what may be done without it | OV-A in `attach` |
 //! | when a volume is open, made, and left to others | OV-TG in `volume_target` |
 //! | when a snapshot exists, and what it keeps | OV-S in `snapshot` |
 //! | what the reader of a snapshot needs | OV-SD in `snapshot_device` |
@@ -46,12 +47,13 @@
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: incremental checkpoints (a checkpoint writes the whole map);
-//! defragmentation by garbage collection; deletion of what lies behind seals; the owner record of a
-//! write cache above. An opening reads something of each epoch since the newest checkpoint: a
-//! volume that is opened a thousand times without a write opens slowly.
+//! Not there yet: incremental checkpoints (a checkpoint writes the whole map); defragmentation by
+//! garbage collection; deletion of what lies behind seals. An opening reads something of each epoch
+//! since the newest checkpoint: a volume that is opened a thousand times without a write opens
+//! slowly.
 #![warn(missing_docs)]
 
+mod attach;
 mod check;
 mod checkpoint;
 mod collect;
@@ -61,6 +63,7 @@ mod join;
 mod log;
 mod map;
 mod open;
+mod owner;
 mod planted;
 mod read;
 mod read_ahead;
@@ -77,7 +80,7 @@ mod write;
 
 pub use check::{Depth, Health, LostRange, SnapshotReport, StoredObjects, VolumeReport, check};
 pub use config::{Geometry, OpenOptions, OtherSize};
-pub use format::objvol::Snapshot;
+pub use format::objvol::{RecordedCache, Snapshot};
 pub use open::{Contents, contents, create};
 #[cfg(feature = "planted")]
 pub use planted::Fault;

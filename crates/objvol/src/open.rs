@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   owner record ─▶ manifest of the next epoch ─▶ seals, history ─▶ owner record ─▶ first segment
-//!   ours, or clean     put-if-absent: from here      (history.rs)       attached
+//!   ours, or clean     put-if-absent: from here      (history.rs)       (attach.rs)
 //!   or take_over       on it is our epoch
 //! ```
 //!
@@ -30,15 +30,16 @@ use std::rc::Rc;
 
 use block::{Buf, Error, ErrorKind, Planted};
 use format::objvol::{
-    CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, PROBES, Place, SEGMENTS,
-    VOLUME_SECTORS_MAX, manifest_name, parse_manifest_name, parse_place_name, place_name,
-    probe_name,
+    CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, PROBES, Place,
+    RecordedCache, SEGMENTS, VOLUME_SECTORS_MAX, manifest_name, parse_manifest_name,
+    parse_place_name, place_name, probe_name,
 };
 use reactor::WaitList;
 
 use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
+use crate::owner::{CacheDecision, FoundOwner, OwnerRecord};
 use crate::planted::Fault;
 use crate::read_ahead::ReadAhead;
 use crate::requests::{Creation, Denial, Requests};
@@ -139,11 +140,15 @@ pub(crate) async fn look(
     Ok((other.map_or(Contents::Nothing, Contents::Other), Manifests::new()))
 }
 
-async fn put_whole(requests: &Requests, name: &str, object: &[u8]) -> Result<Creation, Denial> {
+pub(crate) async fn put_whole(
+    requests: &Requests,
+    name: &str,
+    object: &[u8],
+) -> Result<Creation, Denial> {
     requests.put(name, &Buf::copy_of(object), object.len()).await
 }
 
-fn denied(requests: &Requests, Denial { kind, why }: &Denial) -> Error {
+pub(crate) fn denied(requests: &Requests, Denial { kind, why }: &Denial) -> Error {
     Error::new(*kind, format!("{}: {why}", requests.store_name()))
 }
 
@@ -222,21 +227,28 @@ impl Opening {
         })
     }
 
-    /// The newest owner record.
-    pub(crate) async fn newest_owner(&self, uuid: &[u8; 16]) -> Result<Option<Owner>, Error> {
-        let names = self.requests.list(OWNERS, "").await.map_err(|d| self.denied(&d))?;
-        let Some((name, _)) = names.last() else { return Ok(None) };
+    /// The newest owner record whose name comes after `after`.
+    pub(crate) async fn newest_owner(
+        &self,
+        uuid: &[u8; 16],
+        after: &str,
+    ) -> Result<FoundOwner, Error> {
+        let names = self.requests.list(OWNERS, after).await.map_err(|d| self.denied(&d))?;
+        let Some((name, _)) = names.last() else {
+            return Ok(FoundOwner { name: String::new(), owner: None });
+        };
         let place = parse_place_name(OWNERS, name)
             .ok_or_else(|| self.damage(format!("{name} is not an object of a volume")))?;
         let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         let owner = object.read(|object| Owner::decode(object, uuid, place));
-        Ok(Some(owner.map_err(|damage| self.damage(format!("{name}: {damage}")))?))
+        let owner = owner.map_err(|damage| self.damage(format!("{name}: {damage}")))?;
+        Ok(FoundOwner { name: name.clone(), owner: Some(owner) })
     }
 
     /// OV-O3.
-    async fn check_owner(&self, uuid: &[u8; 16]) -> Result<(), Error> {
-        let Some(owner) = self.newest_owner(uuid).await? else { return Ok(()) };
+    fn check_owner(&self, found: &FoundOwner) -> Result<(), Error> {
+        let Some(owner) = &found.owner else { return Ok(()) };
         let is_ours = owner.host == self.options.host || owner.state == OwnerState::Clean;
         if is_ours || self.options.take_over {
             return Ok(());
@@ -250,16 +262,48 @@ impl Opening {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
-    /// Makes the next epoch our own; returns its manifest (OV-O1).
-    async fn take_epoch(&self) -> Result<Manifest, Error> {
+    /// What becomes of the cache that is recorded (OV-A5).
+    fn decide(&self, newest: &Manifest, found: &FoundOwner, purpose: Purpose) -> CacheDecision {
+        let recorded = found.cache().cloned();
+        let is_given_up = |cache: &RecordedCache| self.options.without_cache == Some(cache.uuid);
+        let (given_up, kept) = match recorded {
+            Some(cache) if is_given_up(&cache) => (Some(cache), None),
+            other => (None, other),
+        };
+        let is_kept = given_up.is_none() || self.options.planted.is(Fault::LineageKept);
+        let is_new = !is_kept || purpose == Purpose::Repair;
+        let lineage = if is_new { random_16() } else { newest.lineage };
+        CacheDecision { kept, given_up, lineage }
+    }
+
+    /// OV-A1: whether the newest record still names the cache that `found` names, now that the own
+    /// manifest is durable.
+    async fn is_cache_still(&self, uuid: &[u8; 16], found: &FoundOwner) -> Result<bool, Error> {
+        if self.options.planted.is(Fault::OwnerReadOnce) {
+            return Ok(true);
+        }
+        let later = self.newest_owner(uuid, &found.name).await?;
+        Ok(later.owner.is_none() || later.cache() == found.cache())
+    }
+
+    /// Makes the next epoch our own; returns its manifest (OV-O1), and what becomes of the cache
+    /// that is recorded.
+    async fn take_epoch(&self, purpose: Purpose) -> Result<(Manifest, CacheDecision), Error> {
+        let mut has_epoch = false;
         for _ in 0..RACES_MAX {
             let newest = self.newest_manifest().await?;
             let volume_sectors = self.size_of_epoch(&newest)?;
-            self.check_owner(&newest.identity.uuid).await?;
+            let uuid = newest.identity.uuid;
+            let found = self.newest_owner(&uuid, "").await?;
+            if !has_epoch {
+                self.check_owner(&found)?;
+            }
+            let decision = self.decide(&newest, &found, purpose);
             let place = Place::new(newest.identity.place.epoch + 1, 0);
             let manifest = Manifest {
                 identity: Identity { place, nonce: self.nonce, ..newest.identity },
                 opened_at: self.options.opened_at,
+                lineage: decision.lineage,
                 host: self.options.host.clone(),
                 volume_sectors,
                 ..newest
@@ -269,11 +313,14 @@ impl Opening {
                 let old = Manifest { volume_sectors: newest.volume_sectors, ..manifest.clone() };
                 let put = put_whole(&self.requests, &name, &old.encode()).await;
                 put.map_err(|d| self.denied(&d))?;
-                return Ok(manifest);
+                return Ok((manifest, decision));
             }
             let put = put_whole(&self.requests, &name, &manifest.encode()).await;
             if let Creation::Own = put.map_err(|d| self.denied(&d))? {
-                return Ok(manifest);
+                if self.is_cache_still(&uuid, &found).await? {
+                    return Ok((manifest, decision));
+                }
+                has_epoch = true;
             }
         }
         let text = format!("{}: others open the volume all the time", self.requests.store_name());
@@ -376,7 +423,7 @@ pub(crate) async fn open_listed(
     let planted: Planted<Fault> = options.planted;
     let opening = Opening { listed: RefCell::new(listed), ..Opening::new(store, options) };
     probe(&opening.requests, &opening.options).await?;
-    let manifest = opening.take_epoch().await?;
+    let (manifest, cache) = opening.take_epoch(purpose).await?;
     let epoch = manifest.identity.place.epoch;
     let history = opening.read_history(&manifest, purpose).await?;
     let mut log = Log::new(epoch, planted);
@@ -402,35 +449,11 @@ pub(crate) async fn open_listed(
         garbage: RefCell::new(VecDeque::new()),
         is_collection_behind: Cell::default(),
         unreadable: RefCell::default(),
+        owner: OwnerRecord::new(cache),
     });
     // OV-O3
-    shared.put_owner(1, OwnerState::Attached).await?;
+    shared.put_host(OwnerState::Attached).await?;
     shared.requests.set_patience(None);
     shared.start();
     Ok(shared)
-}
-
-impl Shared {
-    /// Writes the owner record `sequence` of this epoch.
-    pub(crate) async fn put_owner(&self, sequence: u64, state: OwnerState) -> Result<(), Error> {
-        let place = Place::new(self.epoch(), sequence);
-        let owner = Owner {
-            identity: Identity { uuid: self.uuid(), place, nonce: self.nonce() },
-            cache: [0; 16],
-            state,
-            host: self.options.host.clone(),
-        };
-        let put = put_whole(&self.requests, &place_name(OWNERS, place), &owner.encode()).await;
-        match put.map_err(|d| denied(&self.requests, &d))? {
-            Creation::Own => Ok(()),
-            Creation::Other(_) => {
-                let text = format!(
-                    "{}: somebody else writes as epoch {}",
-                    self.requests.store_name(),
-                    self.epoch()
-                );
-                Err(Error::new(ErrorKind::Io, text))
-            }
-        }
-    }
 }

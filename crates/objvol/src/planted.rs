@@ -53,6 +53,20 @@ pub enum Fault {
     FreeBeforeDeletion,
     /// A snapshot is acknowledged before its entry in the log is durable.
     AckSnapshotBeforeChain,
+    /// A cache goes on before the record that names it is durable.
+    AttachUnrecorded,
+    /// A cache goes on without a look whether the volume was taken over meanwhile.
+    AttachUnlooked,
+    /// An opening does not read the owner record again when its manifest is durable.
+    OwnerReadOnce,
+    /// A record without the cache is written before what the cache has written is durable.
+    ReleaseUnflushed,
+    /// After a release with an unknown outcome the cache goes on as before.
+    UnsettledKept,
+    /// The record of a cache that is not there does not keep others from changing the volume.
+    ChangeWithoutCache,
+    /// An opening without the cache that is recorded has the lineage of before.
+    LineageKept,
     /// A read takes data without checking their checksum.
     SkipChecksum,
     /// A read takes what the map had when its data were read ahead.

@@ -18,6 +18,7 @@ use reactor::WaitList;
 
 use crate::config::OpenOptions;
 use crate::log::Log;
+use crate::owner::OwnerRecord;
 use crate::read_ahead::ReadAhead;
 use crate::requests::{Denial, Requests};
 
@@ -87,6 +88,8 @@ pub(crate) struct Shared {
     /// Writers wait until more garbage was collected (OV-G4).
     pub(crate) is_collection_behind: Cell<bool>,
     pub(crate) unreadable: RefCell<Unreadable>,
+    /// Who owns the volume, beside this host.
+    pub(crate) owner: OwnerRecord,
 }
 
 impl Shared {

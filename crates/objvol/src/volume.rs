@@ -4,8 +4,10 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, ErrorKind, Flags, Limits, Op, Sector, Status, size_text};
-use format::objvol::{Manifest, OwnerState, SECTOR};
+use block::{
+    Bio, BlockDevice, CacheAbove, Error, ErrorKind, Flags, Limits, Op, Sector, Status, size_text,
+};
+use format::objvol::{Manifest, OwnerState, RecordedCache, SECTOR};
 
 use crate::config::{Geometry, OpenOptions};
 use crate::history::Purpose;
@@ -74,6 +76,10 @@ pub struct VolumeStatus {
     pub last_failure: Option<String>,
     /// Who has taken it over.
     pub fence: Option<Fence>,
+    /// The write cache that is recorded: it may hold what the volume does not have.
+    pub cache: Option<RecordedCache>,
+    /// Why no changes are taken: that cache is not there, or one of another lineage is above.
+    pub reservation: Option<String>,
 }
 
 impl Volume {
@@ -133,7 +139,45 @@ impl Volume {
             extents: log.extents() as u64,
             denial: self.shared.requests.denial(),
             fence: self.shared.fence.borrow().clone(),
+            cache: self.shared.owner.recorded(),
+            reservation: self.shared.owner.reservation(),
         }
+    }
+
+    /// Which volume it is, and which of its histories: what a write cache above compares.
+    pub fn identity(&self) -> String {
+        self.shared.identity()
+    }
+
+    /// See `block::CacheRecord::attach`; `now` is seconds since 1970, for people.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn attach(&self, cache: &CacheAbove, now: u64) -> Result<(), Error> {
+        self.shared.attach(cache, now).await
+    }
+
+    /// The cache that was recorded, and that this opening has given up.
+    pub fn given_up(&self) -> Option<RecordedCache> {
+        self.shared.owner.given_up()
+    }
+
+    /// A cache of another lineage is above it: no change is taken any more.
+    pub(crate) fn refuse_changes(&self, why: String) {
+        self.shared.owner.lock(why);
+    }
+
+    /// See `block::CacheRecord::leave`.
+    pub fn leave(&self, uuid: [u8; 16]) {
+        self.shared.owner.leave(uuid);
+    }
+
+    /// See `block::CacheRecord::release`.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn release(&self, uuid: [u8; 16]) -> Result<(), Error> {
+        self.shared.release(uuid).await
     }
 
     /// What it was made with.
@@ -198,7 +242,7 @@ impl Volume {
         shared.changed.wake_all();
         shared.changed.wait_for(|| shared.tasks.get() == 0).await;
         written.and(shared.check_fence()).map_err(|status| self.fenced(status))?;
-        shared.put_owner(2, OwnerState::Clean).await
+        shared.put_host(OwnerState::Clean).await
     }
 
     /// It was closed: a close that has given up on the store has not.
@@ -255,8 +299,14 @@ impl Shared {
         match bio.op {
             Op::Read => return self.read(bio.opener, range.start, &bio.bufs).await,
             Op::Flush => return self.flush().await,
-            Op::Write => self.write(range.start, &bio.bufs).await?,
-            Op::Discard | Op::WriteZeroes => self.zero(range).await?,
+            Op::Write => {
+                self.check_changes()?;
+                self.write(range.start, &bio.bufs).await?;
+            }
+            Op::Discard | Op::WriteZeroes => {
+                self.check_changes()?;
+                self.zero(range).await?;
+            }
         }
         if bio.flags.contains(Flags::FUA) { self.flush().await } else { Ok(()) }
     }

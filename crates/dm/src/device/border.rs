@@ -4,8 +4,8 @@ use std::rc::{Rc, Weak};
 
 use block::runs::Runs;
 use block::{
-    Base, Bio, BlockDevice, Limits, LocalFuture, MappedExtent, OnIoError, Opener, Sector, Status,
-    ZeroRuns,
+    Base, Bio, BlockDevice, CacheRecord, Limits, LocalFuture, MappedExtent, OnIoError, Opener,
+    Sector, Status, Target, ZeroRuns,
 };
 
 use super::MappedDevice;
@@ -35,6 +35,16 @@ impl BlockDevice for MappedDevice {
             None if flat.is_empty() => self.submit_counted(bio),
             None => flat.submit_by_nodes(bio),
         }
+    }
+
+    /// That of the one line of the live table, if that keeps a record of the cache above it.
+    fn identity(&self) -> Option<String> {
+        let target = self.recording_target()?;
+        target.identity()
+    }
+
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
+        self.recording_target()?.cache_record()
     }
 
     fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {
@@ -73,6 +83,12 @@ impl BlockDevice for MappedDevice {
 }
 
 impl MappedDevice {
+    /// The target that is the whole live table, and keeps a record of the cache above it.
+    fn recording_target(&self) -> Option<Rc<dyn Target>> {
+        let target = self.live()?.only_target()?.clone();
+        target.clone().cache_record().map(|_| target)
+    }
+
     #[cold]
     #[inline(never)]
     fn submit_counted(&self, bio: Bio) {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::attr::Manual;
-use block::{Bio, BlockDevice, Component, Error, Limits, Sector, Target, ZeroRuns};
+use block::{Bio, BlockDevice, CacheRecord, Component, Error, Limits, Sector, Target, ZeroRuns};
 
 use crate::area::Area;
 use crate::context::Context;
@@ -27,6 +27,12 @@ pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn 
     Ok(Rc::new(Linear { area, len: ctx.len() }))
 }
 
+impl Linear {
+    fn is_whole(&self) -> bool {
+        self.area.offset == Sector::ZERO && self.len == self.area.device.limits().capacity
+    }
+}
+
 impl BlockDevice for Linear {
     fn name(&self) -> &str {
         self.area.device.name()
@@ -38,6 +44,15 @@ impl BlockDevice for Linear {
 
     fn submit(&self, bio: Bio) {
         self.area.submit(bio);
+    }
+
+    /// That of the device, if the line is all of it.
+    fn identity(&self) -> Option<String> {
+        if self.is_whole() { self.area.device.identity() } else { None }
+    }
+
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
+        if self.is_whole() { self.area.device.clone().cache_record() } else { None }
     }
 
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {

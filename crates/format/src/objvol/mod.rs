@@ -39,7 +39,7 @@ pub use name::{
     CHECKPOINTS, MANIFESTS, OWNERS, PROBES, Place, SEGMENTS, manifest_name, parse_manifest_name,
     parse_place_name, place_name, probe_name,
 };
-pub use owner::{Owner, OwnerState};
+pub use owner::{DEVICE_BYTES_MAX, Owner, OwnerState, RecordedCache};
 pub use segment::{
     EXTENT_SECTORS_MAX, RECORDS_MAX, Record, RecordKind, SEAL_BYTES, SEGMENT_HEADER, Seal,
     SegmentHead, SegmentHeader, SegmentObject, head_bytes, head_bytes_needed, is_seal,
@@ -95,9 +95,19 @@ pub fn hash(bytes: &[u8]) -> u64 {
 
 /// Writes the common head of `object`, whose first `head_bytes` bytes are otherwise complete.
 fn finish(object: &mut [u8], magic: [u8; 8], identity: &Identity, head_bytes: usize) {
+    finish_version(object, magic, identity, head_bytes, VERSION);
+}
+
+fn finish_version(
+    object: &mut [u8],
+    magic: [u8; 8],
+    identity: &Identity,
+    head_bytes: usize,
+    version: u16,
+) {
     let media = CommonMedia {
         magic,
-        version: U16::new(VERSION),
+        version: U16::new(version),
         zero: U16::ZERO,
         crc: U32::ZERO,
         uuid: identity.uuid,
@@ -135,6 +145,18 @@ fn check_common<'a>(
     uuid: &[u8; 16],
     fixed: usize,
 ) -> Result<(&'a [u8], Identity), ObjectDamage> {
+    let (head, identity, _) = check_versions(object, magic, uuid, fixed, VERSION)?;
+    Ok((head, identity))
+}
+
+/// The same for a kind of which there are versions up to `newest`; returns the object's, too.
+fn check_versions<'a>(
+    object: &'a [u8],
+    magic: [u8; 8],
+    uuid: &[u8; 16],
+    fixed: usize,
+    newest: u16,
+) -> Result<(&'a [u8], Identity, u16), ObjectDamage> {
     let wanted = short(object, fixed as u64);
     let Ok((media, _)) = CommonMedia::ref_from_prefix(object) else { return Err(wanted) };
     if media.magic != magic {
@@ -149,8 +171,9 @@ fn check_common<'a>(
     if crate::checksum_without(head, CRC) != media.crc.get() {
         return Err(ObjectDamage::Checksum);
     }
-    if media.version.get() != VERSION {
-        return Err(ObjectDamage::Version { found: media.version.get(), known: VERSION });
+    let version = media.version.get();
+    if !(VERSION..=newest).contains(&version) {
+        return Err(ObjectDamage::Version { found: version, known: newest });
     }
     if media.uuid != *uuid {
         return Err(ObjectDamage::OtherVolume { found: media.uuid });
@@ -159,7 +182,7 @@ fn check_common<'a>(
         return Err(ObjectDamage::Field("reserved"));
     }
     let place = Place { epoch: media.epoch.get(), sequence: media.sequence.get() };
-    Ok((head, Identity { uuid: media.uuid, place, nonce: media.nonce.get() }))
+    Ok((head, Identity { uuid: media.uuid, place, nonce: media.nonce.get() }, version))
 }
 
 /// FM-OV4.

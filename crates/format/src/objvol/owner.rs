@@ -1,28 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Owner records: which host and which cache the volume belongs to, and whether everything that the
-//! cache acknowledged is in the volume. The one with the highest place counts.
+//! Owner records: which host has the volume open, and which write cache above may hold what the
+//! volume does not have. The one with the highest place counts.
 //!
 //! ```text
-//! 64      80    81          82           84         128
-//! │ cache │ state │ reserved │ host_bytes │ reserved │ host …
+//! 64      80      81     82           84             86     88            96     128
+//! │ cache │ state │ zero │ host_bytes │ device_bytes │ zero │ attached_at │ zero │ host, device …
 //! ```
+//!
+//! A record that says when a cache was attached has version 2, so that a program that knows nothing
+//! of caches refuses the volume, and does not write behind the cache's back.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::manifest::HOST_BYTES_MAX;
-use super::{Identity, ObjectDamage, Place, check_common, check_place, finish};
+use super::{COMMON, Identity, ObjectDamage, Place, VERSION};
+use super::{check_place, check_versions, finish_version};
+
+/// Bytes of the name of a cache device at most.
+pub const DEVICE_BYTES_MAX: usize = 255;
 
 const HEADER: usize = 128;
 const MAGIC: [u8; 8] = *b"MPOVOWNR";
-const CACHE: std::ops::Range<usize> = 64..80;
-const STATE: usize = 80;
-const HOST_BYTES: std::ops::Range<usize> = 82..84;
+/// The version of records with the time at which a cache was attached.
+const VERSION_WITH_TIME: u16 = 2;
 
-/// What an owner may hold that the volume does not.
+/// Whether a host has the volume open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerState {
     /// The owner has the volume open, or died with it.
     Attached,
-    /// The owner closed it: nothing lives outside the volume.
+    /// The owner closed it: nothing lives outside the volume, but what a cache that is named holds.
     Clean,
+}
+
+/// The write cache above a volume, as the volume names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedCache {
+    /// Its UUID, which is not zero.
+    pub uuid: [u8; 16],
+    /// When it was attached, by the clock of its host: seconds since 1970; 0 when it is not known.
+    pub attached_at: u64,
+    /// Its cache device, as its table names it; empty when the time is not known.
+    pub device: String,
 }
 
 /// An owner record.
@@ -30,34 +50,78 @@ pub enum OwnerState {
 pub struct Owner {
     /// Who wrote it; the sequence counts the records of an epoch, from 1.
     pub identity: Identity,
-    /// UUID of the write cache above; zeroes without one.
-    pub cache: [u8; 16],
-    /// What it may hold.
+    /// The write cache above, which may hold what the volume does not have.
+    pub cache: Option<RecordedCache>,
+    /// Whether the host has it open.
     pub state: OwnerState,
-    /// Its host.
+    /// The host.
     pub host: String,
 }
 
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct OwnerMedia {
+    cache: [u8; 16],
+    state: u8,
+    reserved: u8,
+    host_bytes: U16,
+    device_bytes: U16,
+    reserved_too: U16,
+    attached_at: U64,
+    reserved_rest: [u8; 32],
+}
+
+const _: () = assert!(COMMON + size_of::<OwnerMedia>() == HEADER);
+
 impl Owner {
+    fn wrong_field(&self) -> Option<&'static str> {
+        let Place { epoch, sequence } = self.identity.place;
+        if epoch == 0 || sequence == 0 {
+            return Some("place");
+        }
+        if self.host.len() > HOST_BYTES_MAX {
+            return Some("host");
+        }
+        let cache = self.cache.as_ref()?;
+        if crate::is_blank(&cache.uuid) {
+            return Some("cache");
+        }
+        let is_too_long = cache.device.len() > DEVICE_BYTES_MAX;
+        let is_alone = cache.attached_at == 0 && !cache.device.is_empty();
+        (is_too_long || is_alone).then_some("device")
+    }
+
     /// The bytes of the record.
     ///
     /// # Panics
     /// If the decoder would refuse it (FM-OV2).
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Place { epoch, sequence } = self.identity.place;
-        assert!(epoch > 0 && sequence > 0 && self.host.len() <= HOST_BYTES_MAX, "{self:?}");
-        let mut object = vec![0; HEADER + self.host.len()];
-        object[CACHE].copy_from_slice(&self.cache);
-        object[STATE] = match self.state {
-            OwnerState::Attached => 1,
-            OwnerState::Clean => 2,
+        assert_eq!(self.wrong_field(), None, "{self:?}");
+        let cache = self.cache.as_ref();
+        let device = cache.map_or("", |cache| &cache.device);
+        let length = |text: &str| U16::new(u16::try_from(text.len()).expect("checked above"));
+        let attached_at = cache.map_or(0, |cache| cache.attached_at);
+        let media = OwnerMedia {
+            cache: cache.map_or([0; 16], |cache| cache.uuid),
+            state: match self.state {
+                OwnerState::Attached => 1,
+                OwnerState::Clean => 2,
+            },
+            reserved: 0,
+            host_bytes: length(&self.host),
+            device_bytes: length(device),
+            reserved_too: U16::ZERO,
+            attached_at: U64::new(attached_at),
+            reserved_rest: [0; 32],
         };
-        let host_bytes = u16::try_from(self.host.len()).expect("asserted above");
-        object[HOST_BYTES].copy_from_slice(&host_bytes.to_le_bytes());
-        object[HEADER..].copy_from_slice(self.host.as_bytes());
+        let mut object = vec![0; COMMON];
+        object.extend_from_slice(media.as_bytes());
+        object.extend_from_slice(self.host.as_bytes());
+        object.extend_from_slice(device.as_bytes());
         let end = object.len();
-        finish(&mut object, MAGIC, &self.identity, end);
+        let version = if attached_at > 0 { VERSION_WITH_TIME } else { VERSION };
+        finish_version(&mut object, MAGIC, &self.identity, end, version);
         object
     }
 
@@ -66,26 +130,42 @@ impl Owner {
     /// # Errors
     /// [`ObjectDamage`] says why it is none.
     pub fn decode(object: &[u8], uuid: &[u8; 16], place: Place) -> Result<Owner, ObjectDamage> {
-        let (head, identity) = check_common(object, MAGIC, uuid, HEADER)?;
+        let (head, identity, version) =
+            check_versions(object, MAGIC, uuid, HEADER, VERSION_WITH_TIME)?;
         check_place(&identity, place)?;
-        if place.epoch == 0 || place.sequence == 0 {
-            return Err(ObjectDamage::Field("place"));
-        }
-        let state = match head[STATE] {
+        let (media, names) = OwnerMedia::ref_from_prefix(&head[COMMON..])
+            .map_err(|_| ObjectDamage::Field("head_bytes"))?;
+        let state = match media.state {
             1 => OwnerState::Attached,
             2 => OwnerState::Clean,
             _ => return Err(ObjectDamage::Field("state")),
         };
-        if head[STATE + 1] != 0 || !crate::is_blank(&head[HOST_BYTES.end..HEADER]) {
+        let is_reserved_zero = media.reserved == 0 && media.reserved_too.get() == 0;
+        if !is_reserved_zero || !crate::is_blank(&media.reserved_rest) {
             return Err(ObjectDamage::Field("reserved"));
         }
-        let host_bytes = u16::from_le_bytes([head[HOST_BYTES.start], head[HOST_BYTES.start + 1]]);
-        let host = &head[HEADER..];
-        if host.len() != usize::from(host_bytes) || host.len() > HOST_BYTES_MAX {
+        let (attached_at, host_bytes) = (media.attached_at.get(), media.host_bytes.get().into());
+        if (version == VERSION_WITH_TIME) != (attached_at > 0) {
+            return Err(ObjectDamage::Field("attached_at"));
+        }
+        if names.len() != host_bytes + usize::from(media.device_bytes.get()) {
             return Err(ObjectDamage::Field("host_bytes"));
         }
-        let host = std::str::from_utf8(host).map_err(|_| ObjectDamage::Field("host"))?;
-        let cache = head[CACHE].try_into().expect("16 bytes");
-        Ok(Owner { identity, cache, state, host: host.to_owned() })
+        let (host, device) = names.split_at(host_bytes);
+        let text = |bytes, field| match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(ObjectDamage::Field(field)),
+        };
+        let (host, device) = (text(host, "host")?, text(device, "device")?);
+        let has_cache = !crate::is_blank(&media.cache);
+        if !has_cache && (attached_at > 0 || !device.is_empty()) {
+            return Err(ObjectDamage::Field("cache"));
+        }
+        let cache = has_cache.then_some(RecordedCache { uuid: media.cache, attached_at, device });
+        let owner = Owner { identity, cache, state, host };
+        match owner.wrong_field() {
+            Some(field) => Err(ObjectDamage::Field(field)),
+            None => Ok(owner),
+        }
     }
 }

@@ -58,7 +58,14 @@ fn manifest() -> Manifest {
 
 fn owner() -> Owner {
     let host = "storage-1".into();
-    Owner { identity: identity(3, 2), cache: [7; 16], state: OwnerState::Clean, host }
+    let cache = Some(RecordedCache { uuid: [7; 16], attached_at: 0, device: String::new() });
+    Owner { identity: identity(3, 2), cache, state: OwnerState::Clean, host }
+}
+
+fn owner_with_device() -> Owner {
+    let device = "/dev/nvme0n1p3".into();
+    let cache = Some(RecordedCache { uuid: [7; 16], attached_at: 1_700_000_000, device });
+    Owner { cache, state: OwnerState::Attached, ..owner() }
 }
 
 fn checkpoint() -> Checkpoint {
@@ -127,6 +134,12 @@ fn the_bytes_of_the_other_objects_are_those_of_the_page() {
     assert_eq!(&owner[..8], b"MPOVOWNR");
     assert_eq!(&owner[64..84], &[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 2, 0, 9, 0]);
     assert_eq!(&owner[128..], b"storage-1");
+    assert_eq!((owner[8], &owner[84..128]), (1, &[0; 44][..]));
+    let owner = owner_with_device().encode();
+    assert_eq!(&owner[..12], b"MPOVOWNR\x02\0\0\0");
+    assert_eq!(&owner[64..88], &[&[7; 16][..], &[1, 0, 9, 0, 14, 0, 0, 0]].concat());
+    assert_eq!(&owner[88..96], &1_700_000_000u64.to_le_bytes());
+    assert_eq!((&owner[96..128], &owner[128..]), (&[0; 32][..], &b"storage-1/dev/nvme0n1p3"[..]));
     let checkpoint = checkpoint().encode(VOLUME);
     assert_eq!(&checkpoint[..8], b"MPOVCKPT");
     assert_eq!(
@@ -152,7 +165,9 @@ fn what_is_encoded_is_decoded_again() {
     assert_eq!(decode_segment(&seal.encode()), Ok(SegmentObject::Seal(seal)));
     assert_eq!(Manifest::decode(&manifest().encode(), &UUID, 3), Ok(manifest()));
     assert_eq!(Manifest::volume_uuid(&manifest().encode()), Some(UUID));
-    assert_eq!(Owner::decode(&owner().encode(), &UUID, Place::new(3, 2)), Ok(owner()));
+    for owner in [owner(), owner_with_device(), Owner { cache: None, ..owner() }] {
+        assert_eq!(Owner::decode(&owner.encode(), &UUID, Place::new(3, 2)), Ok(owner));
+    }
     let place = Place { epoch: 3, sequence: 7 };
     let object = checkpoint().encode(VOLUME);
     assert_eq!(Checkpoint::decode(&object, &UUID, place, VOLUME), Ok(checkpoint()));
@@ -177,9 +192,11 @@ fn any_flipped_bit_is_detected_in_every_object() {
     let object = manifest().encode();
     let bytes = object.len();
     flipped(object, bytes, &|o| Manifest::decode(o, &UUID, 3).is_ok());
-    let object = owner().encode();
-    let bytes = object.len();
-    flipped(object, bytes, &|o| Owner::decode(o, &UUID, Place::new(3, 2)).is_ok());
+    for owner in [owner(), owner_with_device()] {
+        let object = owner.encode();
+        let bytes = object.len();
+        flipped(object, bytes, &|o| Owner::decode(o, &UUID, Place::new(3, 2)).is_ok());
+    }
     let object = checkpoint().encode(VOLUME);
     let bytes = object.len();
     flipped(object, bytes, &|o| Checkpoint::decode(o, &UUID, place, VOLUME).is_ok());
@@ -290,6 +307,34 @@ fn repaired(mut object: Vec<u8>, magic: [u8; 8], place: Place) -> Vec<u8> {
     object
 }
 
+#[test]
+fn impossible_owner_records_are_refused() {
+    let place = Place::new(3, 2);
+    let refused = |version: u16, offset: usize, bytes: &[u8], field: &'static str| {
+        let mut object = owner_with_device().encode();
+        object[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let end = object.len();
+        finish_version(&mut object, *b"MPOVOWNR", &identity(3, 2), end, version);
+        let decoded = Owner::decode(&object, &UUID, place);
+        assert_eq!(decoded, Err(ObjectDamage::Field(field)), "{offset}");
+    };
+    refused(2, 64, &[0; 16], "cache");
+    refused(2, 80, &[3], "state");
+    refused(2, 81, &[1], "reserved");
+    refused(2, 86, &[1], "reserved");
+    refused(2, 127, &[1], "reserved");
+    refused(2, 82, &[10], "host_bytes");
+    refused(2, 88, &[0; 8], "attached_at");
+    refused(1, 64, &[7; 16], "attached_at");
+    refused(2, 128, &[0xff], "host");
+    refused(2, 137, &[0xff], "device");
+    let mut object = owner().encode();
+    let end = object.len();
+    finish_version(&mut object, *b"MPOVOWNR", &identity(3, 2), end, 3);
+    let decoded = Owner::decode(&object, &UUID, place);
+    assert_eq!(decoded, Err(ObjectDamage::Version { found: 3, known: 2 }));
+}
+
 proptest! {
     #[test]
     fn any_bytes_at_all_are_refused_without_a_panic(
@@ -313,7 +358,13 @@ proptest! {
         let _ = decode_segment(&repaired(bytes.clone(), *b"MPOVSEAL", place));
         let object = repaired(bytes.clone(), *b"MPOVMANI", Place::new(3, 0));
         let _ = Manifest::decode(&object, &UUID, 3);
-        let _ = Owner::decode(&repaired(bytes.clone(), *b"MPOVOWNR", place), &UUID, place);
+        let mut object = repaired(bytes.clone(), *b"MPOVOWNR", place);
+        let _ = Owner::decode(&object, &UUID, place);
+        if let end @ COMMON.. = object.len() {
+            let identity = Identity { uuid: UUID, place, nonce: 0 };
+            finish_version(&mut object, *b"MPOVOWNR", &identity, end, 2);
+            let _ = Owner::decode(&object, &UUID, place);
+        }
         let object = repaired(bytes, *b"MPOVCKPT", place);
         let _ = Checkpoint::decode(&object, &UUID, place, VOLUME);
     }

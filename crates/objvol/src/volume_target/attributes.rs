@@ -3,9 +3,11 @@
 use block::Error;
 use block::attr::{self, Attr, Kind, Manual, Metric, Spec};
 use block::value::Value;
+use format::objvol::RecordedCache;
 
 use super::config::OPTIONS;
 use super::{State, VolumeTarget};
+use crate::owner::hex;
 use crate::volume::VolumeStatus;
 
 type Figure = Attr<VolumeTarget>;
@@ -51,14 +53,19 @@ fn or_none(text: Option<String>) -> Value {
     text.unwrap_or_else(|| "none".to_owned()).into()
 }
 
-static FIGURES: [Figure; 20] = [
+static FIGURES: [Figure; 21] = [
     text(
         "state",
-        "open, closed, fenced, refused (by the store), waiting (for it) or deleted",
+        "open, closed, fenced, refused (by the store), waiting (for it), reserved or deleted",
         |t| t.state_word().into(),
     ),
     text("fence", "who has taken the volume over", |t| {
         or_none(t.fence().map(|fence| fence.to_string()))
+    }),
+    text("cache", "the write cache that is recorded: its UUID, where it is, since when", |t| {
+        or_none(t.recorded_cache().map(|cache| {
+            format!("{} on {} since {}", hex(&cache.uuid), cache.device, cache.attached_at)
+        }))
     }),
     text("refusal", "why the store refuses", |t| or_none(t.store_state().0)),
     figure("epoch", "number of this opening of the volume", |t| of_volume(t, |s| s.epoch)),
@@ -110,9 +117,19 @@ impl VolumeTarget {
             State::Open(_) | State::Snapshot(_) => match self.store_state() {
                 (Some(_), _) => "refused",
                 (None, Some(_)) => "waiting",
+                (None, None) if self.reservation().is_some() => "reserved",
                 (None, None) => "open",
             },
         }
+    }
+
+    fn recorded_cache(&self) -> Option<RecordedCache> {
+        self.volume_status()?.cache
+    }
+
+    /// Why changes are refused.
+    fn reservation(&self) -> Option<String> {
+        self.volume_status()?.reservation
     }
 
     /// Why the store refuses, and why it does not answer.
@@ -144,7 +161,9 @@ impl VolumeTarget {
             ("deleted", _) => Some("the snapshot was deleted: every read fails".to_owned()),
             (_, (Some(denial), _)) => Some(format!("the store refuses: {denial}")),
             (_, (None, Some(failure))) => Some(format!("the store does not answer: {failure}")),
-            (_, (None, None)) => self.volume_status().and_then(unreadable),
+            (_, (None, None)) => {
+                self.reservation().or_else(|| self.volume_status().and_then(unreadable))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use block::{Error, Nanos, Sector};
 use format::objvol::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::config::{Geometry, OpenOptions, READ_AHEAD_DEFAULT};
+use crate::owner::hex;
 use crate::snapshot::check_snapshot_name;
 
 /// The least map: 40,000 extents.
@@ -35,7 +36,7 @@ fn number<T: TryFrom<u64>>(value: &Value) -> T {
 }
 
 /// The options, in the order in which a table line shows them.
-pub(crate) static OPTIONS: [Opt; 7] = [
+pub(crate) static OPTIONS: [Opt; 8] = [
     Attr::new(
         value(
             "segment_size",
@@ -104,7 +105,34 @@ pub(crate) static OPTIONS: [Opt; 7] = [
         |c| c.take_over.into(),
         |c, v| c.take_over = *v == Value::Flag(true),
     ),
+    Attr::new(
+        value(
+            "without_cache",
+            Kind::Text("the UUID of a write cache, or none"),
+            "none",
+            "take changes although this write cache, which the volume knows, is lost",
+        ),
+        |c| c.without_cache.map_or_else(|| "none".to_owned(), |uuid| hex(&uuid)).into(),
+        |c, v| c.without_cache = parse_uuid(&v.to_string()),
+    ),
 ];
+
+fn check_uuid(word: &str) -> Result<(), Error> {
+    if parse_uuid(word).is_some() {
+        return Ok(());
+    }
+    let text = format!(
+        "without_cache: `{word}`: the UUID of a write cache, 32 hexadecimal digits, or none"
+    );
+    Err(Error::invalid(text))
+}
+
+/// The UUID of 32 hexadecimal digits.
+fn parse_uuid(word: &str) -> Option<[u8; 16]> {
+    let is_hex = word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let number = is_hex.then(|| u128::from_str_radix(word, 16).ok()).flatten()?;
+    Some(number.to_be_bytes())
+}
 
 /// What a table line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +146,7 @@ pub struct TargetConfig {
     pub(crate) grace_s: u64,
     pub(crate) single_writer: bool,
     pub(crate) take_over: bool,
+    pub(crate) without_cache: Option<[u8; 16]>,
 }
 
 /// The URL of a volume and the name of a snapshot, of a word like `URL@NAME` or `URL`. No URL of a
@@ -147,6 +176,7 @@ impl TargetConfig {
             grace_s: 60,
             single_writer: false,
             take_over: false,
+            without_cache: None,
         };
         let Some((count, words)) = rest.split_first() else { return Ok(config) };
         attr::check_count(count, words, 2 * OPTIONS.len())?;
@@ -161,6 +191,9 @@ impl TargetConfig {
                     option.spec.parse(word.unwrap_or_default())?
                 }
             };
+            if option.spec.name == "without_cache" && value != "none" {
+                check_uuid(&value.to_string())?;
+            }
             option.set.expect("each option can be set")(&mut config, &value);
             Ok(())
         })?;
@@ -211,6 +244,7 @@ impl TargetConfig {
         OpenOptions {
             sectors: Some(sectors),
             take_over: self.take_over,
+            without_cache: self.without_cache,
             single_writer: self.single_writer,
             gc_threshold: self.gc_threshold,
             map_memory: self.map_memory,
@@ -231,8 +265,11 @@ mod tests {
 
     #[test]
     fn a_table_names_what_is_no_default() {
+        let uuid = "0123456789abcdef0123456789abcdef";
+        let given_up = format!("s3://b/p 2 without_cache {uuid}");
         for line in [
             "s3://b/p",
+            &given_up,
             "s3://b/p 2 segment_size 8388608",
             "file:///d 9 gc_threshold 60 map_memory 1048576 grace 0 single_writer take_over x",
         ] {
@@ -266,6 +303,7 @@ mod tests {
             ("s3://b/p 2 gc_threshold 91", "gc_threshold: `91`: a number from 0 to 90 percent"),
             ("s3://b/p 2 grace 2d", "grace: `2d`: 0 to 86400 s"),
             ("s3://b/p 1 take", "take"),
+            ("s3://b/p 2 without_cache 12", "without_cache: `12`: the UUID of a write cache, 32"),
             ("s3://b/p@", "``: the name of a snapshot has 1 to 56 letters"),
             ("s3://b/p@a@b", "`a@b`: the name of a snapshot"),
             ("s3://b/p@a 1 take_over", "`take_over`: the table of a snapshot, here a, takes no"),

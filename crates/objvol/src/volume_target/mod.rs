@@ -21,8 +21,11 @@
 //! - OV-TG8 A suspend waits no longer than [`PATIENCE`] for a store that does not work. Then it
 //!   fails, and the volume stays open with what is not in the store yet: a resume goes on with it,
 //!   and another suspend tries again.
+//! - OV-TG9 The cache above goes on after a suspend, or with a new table, if the volume is still of
+//!   the lineage that it knows; else the volume takes no changes.
 
 mod attributes;
+mod cache_above;
 mod config;
 mod messages;
 
@@ -33,12 +36,14 @@ use std::rc::Rc;
 use block::attr::Spec;
 use block::value::Value;
 use block::{
-    Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Reservation, Sector, Status,
-    Target,
+    Bio, BlockDevice, CacheAbove, CacheRecord, Error, ErrorKind, Limits, LocalFuture, Nanos,
+    Reservation, Sector, Status, Target,
 };
+use format::objvol::RecordedCache;
 
 use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::open::{Contents, create, look};
+use crate::owner::hex;
 use crate::request_counts::RequestCounts;
 use crate::shared::Fence;
 use crate::snapshot_device::{self, SnapshotDevice};
@@ -70,6 +75,10 @@ pub enum VolumeEvent {
     Fenced(Fence),
     /// Garbage collection can't read segments: so many, and the newest with the reason.
     Unreadable(u64, String),
+    /// A write cache that was recorded was given up: what it alone holds is never applied.
+    GaveUp(RecordedCache),
+    /// The cache above knows another lineage, and no changes are taken: why.
+    CacheRefused(String),
     /// It was suspended after that: what was not flushed before is lost.
     LeftFenced,
 }
@@ -88,6 +97,13 @@ impl fmt::Display for VolumeEvent {
                 "garbage collection can't read {count} segments, the newest {newest}: it leaves \
                  them alone; `millpond check` lists what is lost"
             ),
+            VolumeEvent::GaveUp(cache) => write!(
+                f,
+                "opened without the write cache {} on {}: what that alone holds is given up",
+                hex(&cache.uuid),
+                cache.device
+            ),
+            VolumeEvent::CacheRefused(why) => write!(f, "no changes are taken: {why}"),
             VolumeEvent::LeftFenced => f.write_str(
                 "suspended; somebody else has the volume, and what was not flushed before is lost",
             ),
@@ -120,6 +136,10 @@ pub struct VolumeTarget {
     /// It has been open: the volume has had the length of the line, or has it.
     was_open: Cell<bool>,
     may_grow: Cell<bool>,
+    /// The write cache above, while it is there.
+    above: RefCell<Option<CacheAbove>>,
+    /// The identity of the volume when it was last open.
+    identity: RefCell<Option<String>>,
     on_event: RefCell<Option<OnEvent>>,
 }
 
@@ -150,6 +170,8 @@ impl VolumeTarget {
             memory: RefCell::default(),
             was_open: Cell::default(),
             may_grow: Cell::default(),
+            above: RefCell::default(),
+            identity: RefCell::default(),
             on_event: RefCell::default(),
         }))
     }
@@ -223,7 +245,9 @@ impl VolumeTarget {
                 return Err(Error::new(ErrorKind::Exists, text));
             }
         }
-        Volume::open_listed(self.store.clone(), options, listed).await
+        let volume = Volume::open_listed(self.store.clone(), options, listed).await?;
+        self.go_on_with_cache(&volume).await?;
+        Ok(volume)
     }
 
     async fn start(self: Rc<Self>) -> Result<(), Error> {
@@ -248,6 +272,10 @@ impl VolumeTarget {
         let volume = self.open().await?;
         self.memory.replace(Some(memory));
         self.was_open.set(true);
+        if let Some(cache) = volume.given_up() {
+            self.notify(&VolumeEvent::GaveUp(cache));
+        }
+        *self.identity.borrow_mut() = Some(volume.identity());
         *self.state.borrow_mut() = State::Open(volume.clone());
         let (this, opened) = (self.clone(), volume.clone());
         reactor::spawn(async move {
@@ -310,6 +338,16 @@ impl BlockDevice for VolumeTarget {
         self.config.snapshot.is_some() // OV-TG5
     }
 
+    /// As of the last time when it was open: so a suspend does not make it unknown.
+    fn identity(&self) -> Option<String> {
+        self.identity.borrow().clone()
+    }
+
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
+        let is_volume = self.config.snapshot.is_none();
+        is_volume.then_some(self as Rc<dyn CacheRecord>)
+    }
+
     fn submit(&self, bio: Bio) {
         match &*self.state.borrow() {
             State::Open(volume) => volume.submit(bio),
@@ -352,6 +390,10 @@ impl Target for VolumeTarget {
 
     fn allow_growth(&self) {
         self.may_grow.set(true);
+    }
+
+    fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {
+        Box::pin(self.take_over_cache(before))
     }
 
     fn attributes(&self) -> Vec<&'static Spec> {

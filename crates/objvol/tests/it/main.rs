@@ -12,6 +12,8 @@ mod exhaustive;
 mod fixture;
 mod judge;
 mod manual;
+mod owner_record;
+mod owners;
 mod planted;
 mod read_ahead;
 mod resize;

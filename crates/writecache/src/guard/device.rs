@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::runs::{Runs, joined, without};
-use block::{Bio, BlockDevice, Bufs, Limits, Op, Sector, Status, ZeroRuns};
+use block::{Bio, BlockDevice, Bufs, CacheRecord, Limits, Op, Sector, Status, ZeroRuns};
 use reactor::{OnDone, spawn};
 use smallvec::SmallVec;
 
@@ -81,6 +81,10 @@ impl BlockDevice for GuardedOrigin {
 
     fn identity(&self) -> Option<String> {
         self.origin.identity()
+    }
+
+    fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {
+        self.origin.clone().cache_record()
     }
 
     /// What the origin has in a range is not what clients see there: it is left out.

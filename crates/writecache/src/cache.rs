@@ -40,7 +40,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// The cache that recovery has found, for `origin`.
     pub(crate) fn new(recovered: RecoveredCache, origin: Rc<dyn BlockDevice>) -> Cache {
-        let RecoveredCache { config, device, blocks, media, slots, memory, journal, guard } =
+        let RecoveredCache { config, device, blocks, media, slots, memory, journal, guard, .. } =
             recovered;
         let origin = match &guard {
             Some(guard) => Rc::new(GuardedOrigin::new(guard.clone())),

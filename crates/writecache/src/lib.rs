@@ -66,6 +66,7 @@
 
 mod admission;
 mod allocation;
+mod attachment;
 mod cache;
 mod config;
 mod device_limits;

@@ -11,6 +11,12 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
 pub enum Fault {
+    /// The origin's record of the cache is not waited for.
+    RecordedLate,
+    /// The origin's record of the cache ends although the cache holds blocks.
+    ReleasedHeld,
+    /// The identity of an origin is not compared.
+    LineageUnchecked,
     /// A suspend does not wait for the reads of scrub.
     ScrubUnguarded,
     /// A suspend does not wait for admissions of reads.

@@ -10,6 +10,7 @@
 mod early;
 mod lost_writes;
 mod open;
+mod origin;
 mod problems;
 mod replaced;
 mod whole;
@@ -26,6 +27,7 @@ use block::{
 };
 
 use self::whole::WholeCache;
+use crate::attachment::Attachment;
 use crate::cache::Cache;
 use crate::config::{CacheMode, Config, Tuning};
 use crate::device_limits::limits;
@@ -64,6 +66,8 @@ pub struct WriteCache {
     on_event: RefCell<Option<OnEvent>>,
     /// The cores of the parts.
     placement: RefCell<Option<Placement>>,
+    /// The origin's record of the cache, if it keeps one, from the first open on.
+    attachment: RefCell<Option<Rc<Attachment>>>,
     /// Counts live periods, so that a task of an earlier one ends.
     period: Cell<u64>,
 }
@@ -125,6 +129,7 @@ impl WriteCache {
             #[cfg(feature = "planted")]
             early: RefCell::new(None),
             placement: RefCell::new(None),
+            attachment: RefCell::new(None),
             period: Cell::new(0),
         });
         #[cfg(feature = "planted")]
@@ -412,7 +417,7 @@ impl Target for WriteCache {
     }
 
     fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move { self.guard_origin().await })
+        Box::pin(async move { self.claim().await })
     }
 
     fn require_empty(&self) {
@@ -466,11 +471,9 @@ impl Target for WriteCache {
 
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
-            if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
-                return parts.suspend(self.flush_on_suspend.replace(false)).await;
-            }
-            let Some(cache) = self.cache().filter(|c| !c.is_stopping()) else { return Ok(()) };
-            cache.suspend(self.flush_on_suspend.replace(false)).await
+            let suspended = self.end_period().await;
+            self.leave_origin();
+            suspended
         })
     }
 
@@ -481,6 +484,7 @@ impl Target for WriteCache {
             if self.live.borrow().is_none() {
                 return self.open_and_begin().await;
             }
+            self.attach_origin().await?;
             self.guard_origin().await;
             self.begin().await;
             Ok(())

@@ -8,6 +8,7 @@ use reactor::TaskPool;
 
 use super::whole::WholeCache;
 use super::{OpenCache, WriteCache};
+use crate::attachment::{Attachment, recorded_identity};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
@@ -37,10 +38,15 @@ impl WriteCache {
         if blocks >= LARGE_BLOCKS {
             report(CacheEvent::Opening { blocks });
         }
-        self.open().await?;
+        let opened = self.open().await;
+        if opened.is_err() {
+            drop(self.attachment.take());
+        }
+        opened?;
         if let Err(e) = self.check_empty().await {
             // It was not started: nothing of it has been written back.
             drop(self.live.take());
+            drop(self.attachment.take());
             return Err(e);
         }
         let time = Nanos(reactor::now().0 - began.0);
@@ -98,7 +104,8 @@ impl WriteCache {
             self.open_parts(&config, None).await?
         } else {
             match recovery::open(config.clone(), &origin, device, self.sectors).await? {
-                AreaContents::Whole(found) => {
+                AreaContents::Whole(mut found) => {
+                    *self.attachment.borrow_mut() = found.attachment.take();
                     self.open_whole(Rc::new(Cache::new(*found, origin))).await?
                 }
                 AreaContents::Divided(first) => self.open_parts(&config, Some(first)).await?,
@@ -126,7 +133,10 @@ impl WriteCache {
         first: Option<format::Superblock>,
     ) -> Result<OpenCache, Error> {
         let (origin, device) = (&self.origin, &self.device);
+        let recorded = recorded_identity(config, origin)?;
         let division = divide(config, &**origin, &**device, self.sectors, first).await?;
+        let attachment = Attachment::begin(config, origin, recorded, division.uuid()).await?;
+        *self.attachment.borrow_mut() = attachment;
         let placement = self.placement.borrow().clone();
         let on_event = self.on_event.borrow().clone();
         let (name, sectors, limits) = (&*self.name, self.sectors, self.limits());
@@ -209,6 +219,15 @@ impl WriteCache {
             parts.suspended.set(false);
             parts.refresh().await;
         }
+    }
+
+    /// Suspends the cache, on all cores.
+    pub(super) async fn end_period(&self) -> Result<(), Error> {
+        if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
+            return parts.suspend(self.flush_on_suspend.replace(false)).await;
+        }
+        let Some(cache) = self.cache().filter(|c| !c.is_stopping()) else { return Ok(()) };
+        cache.suspend(self.flush_on_suspend.replace(false)).await
     }
 
     pub(crate) fn begin_local(&self) {

@@ -29,35 +29,6 @@ impl WriteCache {
         }
     }
 
-    /// Takes the guard from the origin, if it has one. The cache then holds nothing: a clean block
-    /// would be older than what others write to the origin.
-    pub(super) async fn release(&self) -> Result<(), Error> {
-        let Some(cache) = self.cache() else { return Ok(()) };
-        let Some(guard) = cache.guard.clone() else { return Ok(()) };
-        if !cache.is_stopping() {
-            cache.writeback.write_back_all().await?;
-        }
-        let c = cache.store.counts();
-        let held = c.slots - c.free - c.limbo;
-        if held > 0 {
-            let text = format!(
-                "writecache {0}: its cache device holds {held} blocks, so the guard of its origin \
-                 stays: `millpond message {0} 0 flush_on_suspend` empties it as the table is \
-                 swapped, `millpond uncache {0}` does all of it",
-                self.name
-            );
-            return Err(Error::busy(text));
-        }
-        guard.detach().await
-    }
-
-    /// Puts the guard on the origin, where it was taken away, or another cache had the origin.
-    pub(super) async fn guard_origin(&self) {
-        if let Some(guard) = self.cache().and_then(|cache| cache.guard.clone()) {
-            guard.attach_again().await;
-        }
-    }
-
     /// Takes the space by which the cache device has grown. Returns the blocks before, those now,
     /// and the bytes of a block.
     pub(super) async fn grow(&self) -> Result<String, Error> {

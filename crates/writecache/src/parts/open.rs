@@ -42,6 +42,10 @@ impl Division {
         self.first.of
     }
 
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
     pub(crate) fn layout(&self) -> Layout {
         Layout { parts: self.first.of, chunk: Sector(u64::from(self.first.chunk_sectors)) }
     }

@@ -97,7 +97,17 @@ pub(crate) async fn open(
     let why = "the kernel's format has none".to_owned();
     let journal = OpenJournal { memory: Err(why), applied: 0, lost: None, lost_blocks: 0 };
     let (media, guard) = (Media::Dm(dm), None);
-    Ok(RecoveredCache { config, device, blocks, media, slots, memory, journal, guard })
+    Ok(RecoveredCache {
+        config,
+        device,
+        blocks,
+        media,
+        slots,
+        memory,
+        journal,
+        guard,
+        attachment: None,
+    })
 }
 
 /// The first unit of the area, or all of a smaller one.

@@ -43,6 +43,7 @@ use self::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
     write_copies,
 };
+use crate::attachment::{Attachment, recorded_identity, refuse_record};
 use crate::config::{Config, MediaFormat};
 use crate::events::IgnoredJournal;
 use crate::guard::{self, FoundGuard, Guard, Place, refuse_guarded};
@@ -87,6 +88,7 @@ pub(crate) async fn open(
 ) -> Result<AreaContents, Error> {
     match dm::detect(&config, &*device).await? {
         MediaFormat::Dm => {
+            refuse_record(&config, origin)?;
             Ok(AreaContents::Whole(Box::new(dm::open(config, device, sectors).await?)))
         }
         MediaFormat::Native => open_native(config, origin, device, sectors).await,
@@ -100,6 +102,7 @@ pub(crate) async fn open_native(
     sectors: Sector,
 ) -> Result<AreaContents, Error> {
     let area = config.area_bytes(&*device);
+    let recorded = recorded_identity(&config, origin)?; // WC-OR3
     let mut reserved = None;
     let mut is_new = false;
     let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
@@ -133,6 +136,7 @@ pub(crate) async fn open_native(
     let found = guard::find(&config, &**origin, &*device, &superblock, sectors).await?;
     let buffer = u64::from(buffer_blocks(&config, superblock.slots)) * u64::from(config.block_size);
     memory.grow_to(memory.bytes() + buffer, format!("the write buffer of {}", config.cache))?;
+    let attachment = Attachment::begin(&config, origin, recorded, superblock.uuid).await?; // WC-OR1
     // Nothing was written so far: a refused cache is not changed.
     if !agreed {
         write_copies(&config, &*device, &superblock).await?;
@@ -180,6 +184,7 @@ pub(crate) async fn open_native(
         memory,
         journal,
         guard,
+        attachment,
     })))
 }
 
@@ -254,6 +259,8 @@ pub(crate) struct RecoveredCache {
     pub(crate) journal: OpenJournal,
     /// The guard of the origin, if there is, or was, one.
     pub(crate) guard: Option<Rc<Guard>>,
+    /// The origin's record of the cache, if it keeps one.
+    pub(crate) attachment: Option<Rc<Attachment>>,
 }
 
 /// The map from checkpoint, log and journal.

@@ -19,6 +19,7 @@ use format::Superblock;
 
 use crate::config::Config;
 use crate::map::Slots;
+use crate::planted::Fault;
 
 /// The identity in a superblock whose origin is not known.
 pub(crate) const NO_ORIGIN: [u8; 16] = [0; 16];
@@ -60,7 +61,8 @@ pub(crate) fn ownership(
     if superblock.origin_id == id {
         return Ok(unchanged);
     }
-    if superblock.origin_id == NO_ORIGIN || cached == 0 || config.adopt_origin {
+    let is_unchecked = config.planted.is(Fault::LineageUnchecked);
+    if superblock.origin_id == NO_ORIGIN || cached == 0 || config.adopt_origin || is_unchecked {
         return Ok(Some(Adoption { origin_id: id, ..resized }));
     }
     Err(Error::invalid(format!(

@@ -14,6 +14,7 @@ pub(crate) mod operator;
 pub(crate) mod origin_history;
 pub(crate) mod ram;
 pub(crate) mod random_options;
+pub(crate) mod recorded;
 pub(crate) mod recording;
 pub(crate) mod sha256;
 pub(crate) mod spread;

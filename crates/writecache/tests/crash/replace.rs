@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::common::journal_plan::{JournalPlan, Memory};
+use crate::common::recorded::{Record, RecordingOrigin};
 use block::{BlockDevice, Buf, Class, Error, Flags, LocalFuture, Nanos, Sector, Target};
 use dm::{Constructing, Context, Dm, Resolver, TargetType, Whole};
 use reactor::FileId;
@@ -24,13 +25,21 @@ struct Plan {
     fault: Option<Fault>,
     journal: JournalPlan,
     is_guarded: bool,
+    /// The origin records the cache above it.
+    is_recorded: bool,
     /// Blocks that are read enter the caches.
     reads_enter: bool,
 }
 
 impl Plan {
-    const USUAL: Plan =
-        Plan { fault: None, journal: JournalPlan::None, is_guarded: false, reads_enter: false };
+    const USUAL: Plan = Plan {
+        fault: None,
+        journal: JournalPlan::None,
+        is_guarded: false,
+        is_recorded: false,
+        reads_enter: false,
+    };
+    const RECORDED: Plan = Plan { is_recorded: true, ..Plan::USUAL };
     const GUARDED: Plan = Plan { is_guarded: true, ..Plan::USUAL };
 }
 
@@ -66,6 +75,8 @@ struct Setup {
     options: String,
     /// Whether tables ask for a guard of the origin; it changes from life to life.
     guards: Option<Rc<Cell<&'static str>>>,
+    /// What the origin knows of the cache above it.
+    record: Option<Rc<Record>>,
     formats: [&'static str; 2],
     chunk: Sector,
     origin: FileId,
@@ -103,13 +114,18 @@ impl Setup {
         let options = format!(
             "high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}{reads}"
         );
-        let native_only = ordered || is_guarded || !parts.is_empty();
+        let native_only = ordered || is_guarded || plan.is_recorded || !parts.is_empty();
         let formats = [0, 1].map(|_| match native_only {
             true => "native",
             false => w.rng.pick(&["native", "native", "dm"]),
         });
         drop(w);
         let chunk = Sector(u64::from(block_size) / 512 * 4);
+        let record = plan.is_recorded.then(|| {
+            let record = Rc::new(Record::default());
+            record.delay.set(Nanos(world.borrow_mut().rng.below(400_000)));
+            record
+        });
         let world = world.clone();
         Setup {
             world,
@@ -119,6 +135,7 @@ impl Setup {
             first_len,
             options,
             guards,
+            record,
             formats,
             chunk,
             origin,
@@ -166,8 +183,12 @@ impl Resolver for Disks {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
         let setup = &self.0;
         let file = CACHES.iter().position(|name| *name == word).map(|nth| setup.caches[nth]);
-        let disk = setup.world.borrow().leaf(file.unwrap_or(setup.origin));
-        Box::pin(async move { Ok(disk as Rc<dyn BlockDevice>) })
+        let disk: Rc<dyn BlockDevice> = setup.world.borrow().leaf(file.unwrap_or(setup.origin));
+        let disk = match &setup.record {
+            Some(record) if file.is_none() => RecordingOrigin::over(disk, record),
+            Some(_) | None => disk,
+        };
+        Box::pin(async move { Ok(disk) })
     }
 }
 
@@ -330,7 +351,8 @@ impl Lives {
             }
             (_, None) => (now.stack, None),
         };
-        if self.setup.guards.is_some() && now.stack == Stack::Direct && first != now.stack {
+        let is_owned = self.setup.guards.is_some() || self.setup.record.is_some();
+        if is_owned && now.stack == Stack::Direct && first != now.stack {
             // From the first step of its open on the origin is the cache's.
             let next = Some(next.unwrap_or(now).with(first));
             self.progress.set(Progress { now, next, marked, wiping });
@@ -385,6 +407,9 @@ impl Engine for Lives {
 
     fn live(&mut self, machine: &Machine) -> Step {
         let setup = &self.setup;
+        if let Some(record) = &setup.record {
+            record.end_life();
+        }
         if let Some(guards) = &setup.guards {
             let words = [" no_guard", "", " guard_origin", " guard_origin"];
             guards.set(setup.world.borrow_mut().rng.pick(&words));
@@ -447,6 +472,12 @@ fn a_device_grown_or_recached_in_use_loses_nothing() {
 #[test]
 fn a_guarded_origin_loses_nothing_at_any_step() {
     seeds::run(100, |seed| simulate(seed, Plan::GUARDED));
+}
+
+/// The origin takes changes from the cache that it has recorded only.
+#[test]
+fn an_origin_that_records_its_cache_loses_nothing() {
+    seeds::run(110, |seed| simulate(seed, Plan::RECORDED));
 }
 
 /// The same while blocks that are read enter the caches: they must not outlast a change of size, or

@@ -34,6 +34,7 @@ mod planted;
 mod probe;
 mod read_ahead;
 mod read_cache;
+mod recorded;
 mod regressions;
 mod scrub;
 mod sectors;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What others may do with the origin: the guard, and the origin's record of this cache.
+use block::{Error, Status};
+
+use super::WriteCache;
+use crate::planted::Fault;
+
+impl WriteCache {
+    /// Takes the guard from the origin, if it has one, and ends the origin's record of the cache.
+    /// The cache then holds nothing: a clean block would be older than what others write to the
+    /// origin.
+    pub(super) async fn release(&self) -> Result<(), Error> {
+        let guard = self.cache().and_then(|cache| cache.guard.clone());
+        let attachment = self.attachment.borrow().clone();
+        if guard.is_none() && attachment.is_none() {
+            return Ok(());
+        }
+        if !self.has_fault(Fault::ReleasedHeld) {
+            self.empty_for_release().await?;
+        }
+        if let Some(guard) = guard {
+            guard.detach().await?;
+        }
+        match attachment {
+            Some(attachment) => attachment.release().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the cache holds blocks, after what can be written back was.
+    async fn empty_for_release(&self) -> Result<(), Error> {
+        match (self.parts(), self.cache()) {
+            (Some(parts), _) if !parts.suspended.get() => parts.write_back_all().await?,
+            (None, Some(cache)) if !cache.is_stopping() => {
+                cache.writeback.write_back_all().await?;
+            }
+            (_, _) => {}
+        }
+        let held = self.count_held().await;
+        if held == 0 {
+            return Ok(());
+        }
+        Err(Error::busy(format!(
+            "writecache {0}: its cache device holds {held} blocks, so its origin is not given \
+             back: `millpond message {0} 0 flush_on_suspend` empties it as the table is swapped, \
+             `millpond uncache {0}` does all of it",
+            self.name
+        )))
+    }
+
+    /// How many blocks the cache holds, dirty or clean.
+    async fn count_held(&self) -> u64 {
+        if let Some(parts) = self.parts() {
+            parts.refresh().await;
+            let names = ["dirty_blocks", "zero_blocks", "bad_blocks", "clean_blocks"];
+            let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
+            return names.into_iter().map(count).sum();
+        }
+        let Some(cache) = self.cache() else { return 0 };
+        let c = cache.store.counts();
+        (c.slots - c.free - c.limbo).into()
+    }
+
+    /// Attaches the cache again, after a suspend or a release.
+    pub(super) async fn attach_origin(&self) -> Result<(), Error> {
+        let attachment = self.attachment.borrow().clone();
+        match attachment {
+            Some(attachment) => attachment.attach().await,
+            None => Ok(()),
+        }
+    }
+
+    /// WC-OR4.
+    pub(super) fn leave_origin(&self) {
+        if let Some(attachment) = &*self.attachment.borrow() {
+            attachment.leave();
+        }
+    }
+
+    /// The cache whose place this one takes has given the origin back, and is marked (WC-OR5).
+    pub(super) async fn claim(&self) {
+        if self.attach_origin().await.is_err() {
+            return self.fail_all().await;
+        }
+        self.guard_origin().await;
+    }
+
+    /// Puts the guard on the origin, where it was taken away, or another cache had the origin.
+    pub(super) async fn guard_origin(&self) {
+        if let Some(guard) = self.cache().and_then(|cache| cache.guard.clone()) {
+            guard.attach_again().await;
+        }
+    }
+
+    async fn fail_all(&self) {
+        let fail = |part: &WriteCache| {
+            if let Some(cache) = part.cache() {
+                cache.store.fail(Status::ReadOnly);
+            }
+        };
+        match self.parts() {
+            Some(parts) => drop(parts.ask(move |part| async move { fail(&part) }).await),
+            None => fail(self),
+        }
+    }
+}

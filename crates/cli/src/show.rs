@@ -137,6 +137,7 @@ pub(crate) async fn summary(
         match target.as_str() {
             "writecache" => figures.extend(of_write_cache(attributes)),
             "zram" => figures.extend(of_zram(attributes)),
+            "objvol" => figures.extend(of_volume(attributes)),
             "buffered" => {
                 for list in ["cache_stat", "errors"] {
                     let path = paths::attribute(name, list);
@@ -200,6 +201,11 @@ fn of_write_cache(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
         ("checksum_errors", of("checksum_errors")),
     ];
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+fn of_volume(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
+    let names = ["behind_bytes", "behind_seconds", "stored_bytes", "live_bytes"];
+    names.into_iter().filter_map(|name| Some((name, number(attributes, name)?))).collect()
 }
 
 fn of_zram(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
@@ -326,7 +332,15 @@ impl Summary {
             ("written back", "written_back_bytes"),
             ("unreadable", "unreadable_bytes"),
             ("can't be written", "failing_bytes"),
+            ("stored", "stored_bytes"),
+            ("live", "live_bytes"),
         ];
+        if let Some(bytes) = self.figure("behind_bytes") {
+            let seconds = self.figure("behind_seconds").unwrap_or(0);
+            let since =
+                if bytes > 0 { format!(", for {}", duration(seconds)) } else { String::new() };
+            rows.push(("not stored", format!("{}{since}", size_text(bytes))));
+        }
         if self.figure("dirty_bytes").is_some() {
             rows.push(("dirty", self.dirty()));
         }
@@ -429,6 +443,26 @@ wc
   last error            EIO
 ";
         assert_eq!(write_cache().text(), want);
+    }
+
+    #[test]
+    fn a_volume_shows_what_is_not_in_the_store() {
+        let attributes = |bytes, seconds| -> api::Attributes {
+            let pairs = [("behind_bytes", bytes), ("behind_seconds", seconds), ("live_bytes", 512)];
+            let pair = |(name, n): (&str, u64)| (name.to_owned(), api::Value::Number(n));
+            pairs.into_iter().map(pair).collect()
+        };
+        let shown = |bytes, seconds| {
+            let figures = of_volume(&attributes(bytes, seconds)).into_iter().collect();
+            Summary { figures, ..Summary::default() }.text()
+        };
+        assert!(
+            shown(5 << 20, 70).contains("not stored            5.0 MiB, for "),
+            "{}",
+            shown(5 << 20, 70)
+        );
+        assert!(shown(0, 0).contains("not stored            0 bytes\n"));
+        assert!(shown(0, 0).contains("live                  512 bytes"));
     }
 
     #[test]

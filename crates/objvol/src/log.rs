@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use block::{Buf, Planted};
+use block::{Buf, Nanos, Planted};
 use format::checksum;
 use format::objvol::{
     Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, EXTENT_SECTORS_MAX,
@@ -59,6 +59,8 @@ struct Segment {
     /// Sectors before the place that `Extent::at` counts from.
     data_at: u16,
     data: Data,
+    /// When its first record was gathered; of one that was read zero.
+    began: Nanos,
 }
 
 impl Segment {
@@ -213,7 +215,11 @@ impl Log {
     }
 
     fn add_segment(&mut self, place: Place, sectors: u32, data: Data) -> SegmentId {
-        let segment = Segment { place, sectors, live: 0, dead_at: place, data_at: 0, data };
+        let began = match data {
+            Data::Gathered => reactor::now(),
+            Data::InFlight(_) | Data::Stored => Nanos::ZERO,
+        };
+        let segment = Segment { place, sectors, live: 0, dead_at: place, data_at: 0, data, began };
         let id = u32::try_from(self.segments.insert(segment)).expect("fewer than 2^32 segments");
         self.ids.insert(place, id);
         id
@@ -455,6 +461,12 @@ impl Log {
         let behind = self.ids.range(Place::new(self.epoch, self.durable + 1)..);
         let sectors = behind.map(|(_, id)| u64::from(self.segment(*id).sectors)).sum::<u64>();
         sectors * SECTOR as u64 + self.gather.data.len() as u64
+    }
+
+    /// When the first of them was written; `None` if there are none.
+    pub(crate) fn behind_since(&self) -> Option<Nanos> {
+        let mut behind = self.ids.range(Place::new(self.epoch, self.durable + 1)..);
+        behind.next().map(|(_, id)| self.segment(*id).began)
     }
 
     /// The runs of `range` that have data.

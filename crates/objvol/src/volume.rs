@@ -5,7 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{
-    Bio, BlockDevice, CacheAbove, Error, ErrorKind, Flags, Limits, Op, Sector, Status, size_text,
+    Bio, BlockDevice, CacheAbove, Error, ErrorKind, Flags, Limits, Nanos, Op, Sector, Status,
+    size_text,
 };
 use format::objvol::{Manifest, OwnerState, RecordedCache, SECTOR};
 
@@ -54,6 +55,8 @@ pub struct VolumeStatus {
     pub extents: u64,
     /// Bytes that would be lost with this machine: written, and not in that chain.
     pub behind_bytes: u64,
+    /// How long ago the first of them was written; zero if there are none.
+    pub behind: Nanos,
     /// Bytes of the segments in the store.
     pub stored_bytes: u64,
     /// Those among them with live data: the others wait for their deletion.
@@ -125,6 +128,7 @@ impl Volume {
         VolumeStatus {
             epoch: self.shared.epoch(),
             behind_bytes: log.bytes_behind(),
+            behind: log.behind_since().map_or(Nanos::ZERO, |t| reactor::now().saturating_sub(t)),
             stored_bytes: bytes(|segment| segment.sectors),
             collectable_bytes: bytes(|s| if s.live > 0 { s.sectors } else { 0 }),
             live_bytes: bytes(|segment| segment.live),

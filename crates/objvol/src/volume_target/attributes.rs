@@ -53,7 +53,7 @@ fn or_none(text: Option<String>) -> Value {
     text.unwrap_or_else(|| "none".to_owned()).into()
 }
 
-static FIGURES: [Figure; 21] = [
+static FIGURES: [Figure; 22] = [
     text(
         "state",
         "open, closed, fenced, refused (by the store), waiting (for it), reserved or deleted",
@@ -75,6 +75,11 @@ static FIGURES: [Figure; 21] = [
     gauge("behind_bytes", "data that would be lost with this machine now", |t| {
         of_volume(t, |s| s.behind_bytes)
     }),
+    gauge(
+        "behind_seconds",
+        "how long ago the oldest of them was written; 0: there are none",
+        |t| of_volume(t, |s| s.behind.0.div_ceil(1_000_000_000)),
+    ),
     gauge("extents", "entries of the map", |t| t.extents().into()),
     gauge("stored_bytes", "segments in the store", |t| of_volume(t, |s| s.stored_bytes)),
     gauge("live_bytes", "data in them that can still be read", |t| of_volume(t, |s| s.live_bytes)),

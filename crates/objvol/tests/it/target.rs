@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    BlockDevice, Budget, Buf, Class, Error, ErrorKind, Flags, Nanos, Op, Sector, Status, Target,
+    BlockDevice, Budget, Buf, CacheAbove, Class, Error, ErrorKind, Flags, Nanos, Op, Sector,
+    Status, Target,
 };
 use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget};
 use sim::{Machine, World, WorldRef};
@@ -335,13 +336,67 @@ fn what_would_be_lost_with_the_machine_is_shown() {
     let stage = Stage::new();
     let subject = stage.target("a", "", LEN);
     stage.resume(&subject).unwrap();
-    let behind = || {
-        let value = stage.run(subject.target.clone().get_attribute("behind_bytes".into()));
-        value.unwrap().number().unwrap()
-    };
-    assert_eq!(behind(), 0);
+    let get = |name: &str| stage.run(subject.target.clone().get_attribute(name.into())).unwrap();
+    let behind =
+        || (get("behind_bytes").number().unwrap(), get("behind_seconds").number().unwrap());
+    assert_eq!(behind(), (0, 0));
     stage.write(&subject, 1).unwrap();
-    assert_eq!(behind(), 4096);
+    stage.run(async { reactor::sleep(Nanos::from_millis(2500)).await });
+    stage.write(&subject, 2).unwrap();
+    assert_eq!(behind(), (8192, 3));
     stage.io(&subject, Op::Flush, None).unwrap();
-    assert_eq!(behind(), 0);
+    assert_eq!(behind(), (0, 0));
+}
+
+/// OV-TG6: through a suspend, another table, and another process meanwhile.
+#[test]
+fn a_cache_above_goes_on_with_the_same_lineage_only() {
+    let stage = Stage::new();
+    let first = stage.target("a", "", LEN);
+    stage.resume(&first).unwrap();
+    let record = first.target.clone().cache_record().unwrap();
+    let origin = first.target.identity().unwrap();
+    let cache = CacheAbove { uuid: [0xab; 16], device: "/dev/b".into(), origin };
+    stage.run(record.clone().attach(cache)).unwrap();
+    stage.write(&first, 1).unwrap();
+    stage.suspend(&first).unwrap();
+    stage.resume(&first).unwrap();
+    stage.write(&first, 2).unwrap();
+    stage.suspend(&first).unwrap();
+    // With a new table.
+    let second = stage.target("a", "2 grace 1", LEN);
+    stage.resume(&second).unwrap();
+    assert_eq!(
+        (stage.write(&second, 3), &*status_word(&second)),
+        (Err(Status::ReadOnly), "reserved")
+    );
+    assert!(second.target.problems()[0].contains("on a:/dev/b, attached at 1700000000"));
+    stage.run(second.target.clone().take_over(first.target.clone()));
+    assert_eq!((stage.write(&second, 3), &*status_word(&second)), (Ok(()), "open"));
+    stage.suspend(&second).unwrap();
+    // Another process gives the cache up.
+    let other = stage.target("b", "2 without_cache abababababababababababababababab", LEN);
+    stage.resume(&other).unwrap();
+    assert!(matches!(other.heard.borrow()[..], [VolumeEvent::GaveUp(_)]));
+    stage.write(&other, 4).unwrap();
+    stage.suspend(&other).unwrap();
+    let e = stage.resume(&second).unwrap_err().to_string();
+    assert!(e.contains("its volume was opened without it, or repaired"), "{e}");
+    let third = stage.target("a", "", LEN);
+    stage.resume(&third).unwrap();
+    stage.run(third.target.clone().take_over(second.target.clone()));
+    assert_eq!((stage.write(&third, 5), stage.read(&third)), (Err(Status::ReadOnly), Ok(4)));
+    assert!(matches!(third.heard.borrow()[..], [VolumeEvent::CacheRefused(_)]));
+}
+
+#[test]
+fn a_closed_volume_records_no_cache() {
+    let stage = Stage::new();
+    let subject = stage.target("a", "", LEN);
+    assert_eq!(subject.target.identity(), None);
+    let record = subject.target.clone().cache_record().unwrap();
+    let cache = CacheAbove { uuid: [1; 16], device: String::new(), origin: String::new() };
+    let e = stage.run(record.clone().attach(cache)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Busy);
+    assert_eq!(stage.run(record.release([1; 16])).unwrap_err().kind(), ErrorKind::Busy);
 }

@@ -38,6 +38,10 @@ pub struct Limits {
     /// Whether completed writes survive the death of the process (contract, point 5), and none of
     /// its writes comes after that. Then a door may hide the death from its clients.
     pub survives_kill: bool,
+    /// Whether what has been flushed survives the death of the process, and none of its writes
+    /// comes after that. A volume on an object store says yes, and no to `survives_kill`: what it
+    /// has gathered dies with the process.
+    pub flushed_survives_kill: bool,
     /// Whether a crash keeps a write only together with all writes that had completed when it was
     /// submitted, as a log does; a failed flush loses nothing by itself.
     pub keeps_write_order: bool,
@@ -64,6 +68,7 @@ impl Limits {
             volatile_cache: true,
             keeps: true,
             survives_kill: true,
+            flushed_survives_kill: true,
             keeps_write_order: false,
             rotational: false,
             queue_depth: 0,
@@ -98,6 +103,7 @@ impl Limits {
         self.volatile_cache |= below.volatile_cache;
         self.keeps &= below.keeps;
         self.survives_kill &= below.survives_kill;
+        self.flushed_survives_kill &= below.flushed_survives_kill;
         // Two devices keep no order between each other.
         self.keeps_write_order = false;
         self.rotational |= below.rotational;
@@ -154,6 +160,7 @@ mod tests {
             write_zeroes: true,
             keeps: false,
             survives_kill: false,
+            flushed_survives_kill: false,
             ..Limits::new(Sector(50))
         };
         top.stack(&below);
@@ -163,7 +170,7 @@ mod tests {
         assert_eq!(top.io_opt_bytes, 196_608);
         assert_eq!(top.max_io_bytes, 1 << 20);
         assert!(!top.write_zeroes);
-        assert!(!top.keeps && !top.survives_kill);
+        assert!(!top.keeps && !top.survives_kill && !top.flushed_survives_kill);
         top.stack(&Limits::new(Sector(50)));
         assert!(!top.keeps, "nor with a part that does");
         let mut log = Limits { keeps_write_order: true, ..Limits::new(Sector(100)) };

@@ -44,6 +44,7 @@ impl Mem {
             // A flush has no effect: the contents end with the process.
             volatile_cache: false,
             survives_kill: false,
+            flushed_survives_kill: false,
             // Bytes beyond the last whole sector are not used.
             ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };

@@ -65,6 +65,8 @@ pub struct DiskSpec {
     /// `Limits::keeps_write_order` of its leaf: a power cut loses the newest writes, and no flush
     /// that fails loses any.
     pub keeps_write_order: bool,
+    /// A kill loses what was not flushed, as a power cut does: the process has it in its memory.
+    pub loses_at_kill: bool,
     /// Whether power cuts are possible. Costs twice the memory; benchmarks of gigabytes turn it
     /// off.
     pub keeps_history: bool,
@@ -88,6 +90,7 @@ impl DiskSpec {
             atomic_write_unit_bytes: 512,
             is_memory: false,
             keeps_write_order: false,
+            loses_at_kill: false,
             keeps_history: true,
             keeps_data: true,
             rotational: false,
@@ -142,6 +145,7 @@ impl DiskState {
             discard_granularity_bytes: if spec.is_memory { 0 } else { 512 },
             write_zeroes: !spec.is_memory,
             keeps_write_order: spec.keeps_write_order,
+            survives_kill: !spec.loses_at_kill,
             rotational: spec.rotational,
             queue_depth: spec.queue_depth,
             ..Limits::new(spec.capacity)

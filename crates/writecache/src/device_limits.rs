@@ -3,6 +3,7 @@
 use block::{BlockDevice, Limits, Sector};
 
 use crate::config::Config;
+use crate::planted::Fault;
 
 pub(crate) fn limits(
     config: &Config,
@@ -14,6 +15,7 @@ pub(crate) fn limits(
     // Writes around the cache may tear like writes of the origin.
     let around = if config.ordered { u32::MAX } else { o.atomic_write_unit_bytes };
     let atomic_bytes = c.atomic_write_unit_bytes.min(around);
+    let is_in_order = config.ordered || config.planted.is(Fault::SurvivesUnordered);
     Limits {
         capacity,
         // Requests for less than a block are merged (`merge`).
@@ -32,8 +34,12 @@ pub(crate) fn limits(
         write_zeroes: true,
         volatile_cache: true,
         keeps: o.keeps && c.keeps,
-        // By a journal in memory: whether this cache has one is known when it is open.
-        survives_kill: o.survives_kill && c.survives_kill && reactor::shared_memory().is_some(),
+        // By a journal in memory: whether this cache has one is known when it is open. With
+        // `ordered` no write goes around the cache, and a block is dirty until it is flushed.
+        survives_kill: (o.survives_kill || is_in_order && o.flushed_survives_kill)
+            && c.survives_kill
+            && reactor::shared_memory().is_some(),
+        flushed_survives_kill: o.flushed_survives_kill && c.flushed_survives_kill,
         keeps_write_order: false,
         rotational: false,
         queue_depth: 0,

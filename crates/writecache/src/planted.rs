@@ -15,6 +15,9 @@ pub enum Fault {
     RecordedLate,
     /// The origin's record of the cache ends although the cache holds blocks.
     ReleasedHeld,
+    /// A cache around which writes go promises that a kill undoes none of them, although its origin
+    /// forgets what is not flushed.
+    SurvivesUnordered,
     /// The identity of an origin is not compared.
     LineageUnchecked,
     /// A suspend does not wait for the reads of scrub.

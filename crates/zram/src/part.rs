@@ -326,6 +326,7 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
         write_zeroes: true,
         volatile_cache: false,
         survives_kill: false,
+        flushed_survives_kill: false,
         ..Limits::new(capacity)
     }
 }

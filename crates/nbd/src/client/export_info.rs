@@ -57,6 +57,7 @@ impl ExportInfo {
             keeps: self.flags.contains(ExportFlags::FLUSH),
             // A server may still do what a client sent that has died since.
             survives_kill: false,
+            flushed_survives_kill: false,
             rotational: self.flags.contains(ExportFlags::ROTATIONAL),
             ..Limits::new(capacity)
         })

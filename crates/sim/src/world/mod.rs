@@ -169,6 +169,13 @@ impl World {
         self.add_disk(DiskSpec { keeps_write_order: true, ..spec })
     }
 
+    /// The same for one in the memory of the process until it is flushed, as a volume on an object
+    /// store is.
+    pub fn add_swarm_volume(&mut self, name: &str, capacity: Sector) -> FileId {
+        let spec = DiskSpec::new(name, capacity, self.swarm_model());
+        self.add_disk(DiskSpec { keeps_write_order: true, loses_at_kill: true, ..spec })
+    }
+
     /// Adds persistent memory of `capacity`, mostly fast, with a model drawn by the seed.
     pub fn add_swarm_memory(&mut self, name: &str, capacity: Sector) -> FileId {
         let model = match self.rng.below(4) {

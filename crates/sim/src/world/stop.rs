@@ -50,14 +50,17 @@ impl World {
         self.mix(u64::MAX);
     }
 
-    /// Kills the process with the power on: caches keep their contents; each write in flight takes
-    /// effect or not. The reactors must be dropped before.
+    /// Kills the process with the power on: caches keep their contents, but those in its memory;
+    /// each write in flight takes effect or not. The reactors must be dropped before.
     pub fn kill(&mut self) {
         let (step, in_flight) = (self.steps, self.ops.len());
         record(self.now, TraceEvent::Killed { step, in_flight });
         let pending = self.take_in_flight();
         for (disk, pending) in self.disks.iter_mut().zip(pending) {
-            disk.media.kill(pending, &mut self.rng);
+            match disk.limits.survives_kill {
+                true => disk.media.kill(pending, &mut self.rng),
+                false => disk.media.power_cut(pending, &mut self.rng),
+            }
         }
         self.mix(u64::MAX - 1);
     }

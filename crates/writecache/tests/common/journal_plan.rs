@@ -52,6 +52,11 @@ impl Memory {
         }
     }
 
+    /// Whether this life has memory that outlives it.
+    pub(crate) fn is_there(&self) -> bool {
+        self.directory.is_some()
+    }
+
     /// The workload of this life; what fails may not be kept.
     pub(crate) fn workload(&self, load: Workload, with_faults: bool) -> Workload {
         match self.directory {

@@ -65,6 +65,20 @@ fn a_read_before_a_journal_elsewhere_is_refused_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::ReadBeforeRecord), options, ..MOVED });
 }
 
+/// An origin that forgets, as a volume does, below a cache around which writes go: the limits must
+/// not promise that a kill undoes nothing.
+const FORGETS: Plan = Plan { origin_dies: true, around: true, ..Plan::JOURNAL };
+
+#[test]
+fn what_limits_say_of_kills_above_an_origin_that_forgets_holds() {
+    seeds::run(25, |seed| simulate(seed, FORGETS));
+}
+
+#[test]
+fn a_cache_that_promises_too_much_of_kills_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::SurvivesUnordered), ..FORGETS });
+}
+
 #[test]
 fn an_entry_after_its_request_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::EntryAfterRequest), ..Plan::JOURNAL });

@@ -62,6 +62,8 @@ struct Plan {
     reads: bool,
     /// The origin keeps the order of writes.
     origin_keeps_order: bool,
+    /// A kill loses what the origin has not flushed.
+    origin_dies: bool,
 }
 
 impl Plan {
@@ -75,10 +77,13 @@ impl Plan {
         write_errors: &[0, 5, 20],
         reads: false,
         origin_keeps_order: false,
+        origin_dies: false,
     };
     /// The origin keeps the order of writes, as a log does.
     const IN_ORDER: Plan = Plan { origin_keeps_order: true, ..Plan::USUAL };
     const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..Plan::USUAL };
+    /// A volume on an object store, which is in the memory of the process until it is flushed.
+    const VOLUME: Plan = Plan { origin_dies: true, ..Plan::JOURNAL };
 }
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
@@ -92,9 +97,10 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
         "p" => w.add_swarm_memory("cache", Sector(area_kib * 2)),
         _ => w.add_swarm_disk("cache", Sector(area_kib * 2)),
     };
-    let origin = match plan.origin_keeps_order {
-        false => w.add_swarm_disk("origin", sectors),
-        true => w.add_swarm_log("origin", sectors),
+    let origin = match (plan.origin_keeps_order, plan.origin_dies) {
+        (_, true) => w.add_swarm_volume("origin", sectors),
+        (false, false) => w.add_swarm_disk("origin", sectors),
+        (true, false) => w.add_swarm_log("origin", sectors),
     };
     let high = w.rng.pick(&[0, 3, 20, 60]);
     let mut more = w.rng.pick(&["", "", " max_age 0", " max_age 3"]).to_owned();
@@ -258,6 +264,9 @@ impl Engine for Lives {
         let device: Rc<dyn BlockDevice> = recorded.clone();
         let load = Workload::new(world, &self.oracle, self.mix);
         let load = self.memory.workload(load, with_faults);
+        let limited = cache.clone();
+        let survives = machine.block_on(async move { limited.limits().survives_kill })?;
+        assert_eq!(survives, self.memory.is_there());
         life::verify(machine, &load, &device)?;
         self.record(machine, &cache)?;
         if with_faults {
@@ -363,6 +372,16 @@ fn no_kill_undoes_a_buffered_write_of_an_ordered_cache() {
     let plan = Plan { write_buffer: BUFFER, ..Plan::JOURNAL };
     seeds::run(15, |seed| simulate(seed, plan, &coverage));
     seeds::run(8, |seed| simulate(seed, Plan { with_faults: true, ..plan }, &coverage));
+    seeds::run(8, |seed| simulate(seed, Plan { by_sectors: true, ..plan }, &coverage));
+}
+
+/// The limits say so, and a door hides kills from its clients (`Limits::survives_kill`).
+#[test]
+fn no_kill_undoes_a_write_above_an_origin_that_forgets() {
+    let coverage = Rc::default();
+    seeds::run(20, |seed| simulate(seed, Plan::VOLUME, &coverage));
+    let plan = Plan { write_buffer: BUFFER, ..Plan::VOLUME };
+    seeds::run(15, |seed| simulate(seed, plan, &coverage));
     seeds::run(8, |seed| simulate(seed, Plan { by_sectors: true, ..plan }, &coverage));
 }
 

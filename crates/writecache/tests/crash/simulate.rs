@@ -70,6 +70,8 @@ struct Setup {
 pub(crate) struct Plan {
     pub(crate) fault: Option<Fault>,
     pub(crate) with_faults: bool,
+    /// A kill loses what the origin has not flushed.
+    pub(crate) origin_dies: bool,
     /// With `p` the cache is persistent memory: a power cut takes any words of unfenced lines.
     pub(crate) mode: &'static str,
     pub(crate) format: &'static str,
@@ -106,6 +108,7 @@ impl Plan {
     pub(crate) const USUAL: Plan = Plan {
         fault: None,
         with_faults: false,
+        origin_dies: false,
         mode: "s",
         format: "native",
         block_sizes: &[512, 4096, 4096, 4096],
@@ -163,7 +166,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let may_go_around = around || (plan.with_faults && w.rng.below(2) == 0);
     let unit = if may_go_around { block_size } else { 512 };
     let spec = DiskSpec::new("origin", sectors, model);
-    let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, ..spec });
+    let loses_at_kill = plan.origin_dies;
+    let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: unit, loses_at_kill, ..spec });
     let high = w.rng.range(0, 101);
     let low = w.rng.range(0, high + 1);
     let options = random_options::draw_options(&mut w.rng, plan.mode, around) + plan.options;
@@ -328,7 +332,9 @@ impl Engine for Lives {
             // A failed flush of the origin loses what it should have covered.
             load = load.keeping(Rc::new(move |began| !with_faults && mode.keeps(began)));
         }
-        load = self.memory.workload(load, with_faults);
+        let limited = device.clone();
+        let survives = machine.block_on(async move { limited.limits().survives_kill })?;
+        load = self.memory.workload(load, with_faults || !survives);
         life::verify(machine, &load, &device)?;
         if with_faults {
             draw_faults(world, setup);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::{self, CrashResult};
 use super::client::{Job, Run};
-use super::serve::{GROUPS, Group};
+use super::serve::{GROUPS, Group, OURS_BUFFERED};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -69,7 +69,11 @@ impl Results {
 
     /// What of ours does what this one does.
     fn ours(&self, cell: &Cell) -> Option<&[Run]> {
-        let ours = if cell.who == "kernel_lz4" { "ours_lz4" } else { "ours" };
+        let ours = match (cell.group, cell.who) {
+            (_, "kernel_lz4") => "ours_lz4",
+            (Group::File, "nbdkit" | "nbd_server") => OURS_BUFFERED,
+            _ => "ours",
+        };
         let same = |c: &&Cell| (c.group, c.job, c.who) == (cell.group, cell.job, ours);
         self.cells.iter().find(same).map(|c| &c.runs[..])
     }

@@ -128,6 +128,9 @@ pub enum Group {
     Fuse,
 }
 
+/// Our page cache over the file.
+pub(super) const OURS_BUFFERED: &str = "ours_buffered";
+
 pub const GROUPS: [Group; 6] =
     [Group::Null, Group::Memory, Group::File, Group::Offset, Group::Compressed, Group::Fuse];
 
@@ -160,7 +163,10 @@ impl Group {
         match self {
             Group::Null | Group::Offset => &[],
             Group::Memory => &["qsd and nbd_server have no memory: a file on tmpfs"],
-            Group::File => &["ours and qsd past the page cache, nbdkit and nbd_server through it"],
+            Group::File => {
+                &["ours and qsd past the page cache, nbdkit and nbd_server through the kernel's, \
+                 ours_buffered through ours; ours/ those two: ours_buffered"]
+            }
             Group::Compressed => {
                 &["ours and nbdkit: zstd; kernel_lz4 is the kernel's zram, no socket between; its \
                  CPU is the client's; ours/ it: ours_lz4"]
@@ -184,7 +190,8 @@ impl Group {
     pub fn peers(self) -> &'static [&'static str] {
         match self {
             Group::Null => &["ours", "nbdkit", "qsd"],
-            Group::Memory | Group::File => &["ours", "nbdkit", "qsd", "nbd_server"],
+            Group::Memory => &["ours", "nbdkit", "qsd", "nbd_server"],
+            Group::File => &["ours", OURS_BUFFERED, "nbdkit", "qsd", "nbd_server"],
             Group::Offset => &["ours", "nbdkit", "qsd"],
             Group::Compressed => &["ours", "ours_lz4", "nbdkit", "kernel_lz4"],
             Group::Fuse => &["ours", "qsd", "nbdfuse"],
@@ -316,6 +323,9 @@ fn ours(
     let table = match group {
         Group::Null => format!("0 {sectors} linear null:{bytes} 0"),
         Group::Memory => format!("0 {sectors} linear mem:{bytes} 0"),
+        Group::File if who == OURS_BUFFERED => {
+            format!("0 {sectors} buffered {file} 2 memory {}", 2 * bytes)
+        }
         Group::File => format!("0 {sectors} linear {file} 0"),
         Group::Offset => format!("0 {sectors} linear {file} {sectors}"),
         Group::Compressed if who == "ours_lz4" => format!("0 {sectors} zram lz4"),

@@ -157,6 +157,10 @@ impl File<'_> {
             if line.contains('\t') && !tabs_allowed {
                 self.finding(n, "tab");
             }
+            // What git leaves of a conflict.
+            if ["<<<<<<< ", ">>>>>>> "].iter().any(|mark| line.starts_with(mark)) {
+                self.finding(n, "one side of a conflict");
+            }
             if let Some(home) = homes.iter().find(|home| line.contains(home.as_str())) {
                 self.finding(n, &format!("a path of somebody's machine: {home}"));
             }
@@ -335,6 +339,13 @@ mod tests {
     fn tabs_are_found_but_in_makefiles() {
         assert_eq!(judge("docs/x.md", "a\tb\n").len(), 1);
         assert_eq!(judge("Makefile", "all:\n\ttrue\n"), [""; 0]);
+    }
+
+    #[test]
+    fn both_marks_of_a_conflict_are_found() {
+        let text = "a\n<<<<<<< HEAD\nb\n=======\nc\n>>>>>>> 9d457cc (docs)\n";
+        assert_eq!(judge("docs/x.md", text).len(), 2);
+        assert_eq!(judge("docs/x.md", "a title\n=======\n"), [""; 0]);
     }
 
     #[test]

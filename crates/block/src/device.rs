@@ -280,6 +280,16 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// Before another table takes its place, while bios wait: as [`Target::write_back`], and once
+    /// it is suspended it holds nothing of its origin. A read that had ended may still enter a
+    /// block.
+    ///
+    /// # Errors
+    /// As [`Target::write_back`].
+    fn empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.write_back()
+    }
+
     /// Marks its cache device, durably, as one that `successor` has taken the place of: no table
     /// opens it as a cache any more. It holds nothing and is suspended. After an error it is as
     /// before, or has failed.

@@ -25,7 +25,8 @@
 //! - WC-RA4 What enters was read into memory of the cache: a client may change its own while it
 //!   reads.
 //! - WC-RA5 After a suspend nothing of it is under way, and once a suspend has begun nothing
-//!   enters: after one with a flush the origin may be used without the cache.
+//!   enters: after one with a flush the origin may be used without the cache. So a suspend before
+//!   another table takes the cache's place is one with a flush, although it was flushed before.
 //!
 //! Cost: a write of the cache device for each run of admitted blocks, a copy of the data, and one
 //! flush of either device for all that was admitted in `autocommit_time`.

@@ -36,6 +36,8 @@ pub enum Fault {
     AdmitWhenEmptied,
     /// A block that was read enters a cache that is flushed by its suspend.
     AdmitAfterFlush,
+    /// A cache that is emptied before another table takes its place is suspended as any other.
+    AdmitAfterEmptying,
     /// Blocks that are read take the slots that are kept for writers.
     AdmitLastSlots,
     /// A block that is admitted keeps its ghost.

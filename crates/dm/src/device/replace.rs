@@ -314,8 +314,8 @@ impl MappedDevice {
 /// Writes back what the caches of a table hold, until they hold nothing. No bio comes meanwhile.
 async fn empty(table: &Table) -> Result<(), Error> {
     for entry in table.entries.iter().filter(|e| e.target.tracks_dirty()) {
-        let written = entry.target.clone().write_back().await;
-        written.map_err(|e| e.within(entry.label()))?;
+        let emptied = entry.target.clone().empty().await;
+        emptied.map_err(|e| e.within(entry.label()))?;
     }
     Ok(())
 }

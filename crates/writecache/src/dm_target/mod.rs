@@ -399,13 +399,11 @@ impl Target for WriteCache {
     }
 
     fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        Box::pin(async move {
-            match self.parts() {
-                Some(parts) if parts.suspended.get() => Err(self.suspended()),
-                Some(parts) => parts.write_back_all().await,
-                None => self.running()?.writeback.write_back_all().await,
-            }
-        })
+        Box::pin(async move { self.write_back_whole().await })
+    }
+
+    fn empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(self.empty_whole())
     }
 
     fn mark_replaced(self: Rc<Self>, successor: String) -> LocalFuture<Result<(), Error>> {

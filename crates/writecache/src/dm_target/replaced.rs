@@ -7,6 +7,7 @@ use format::ReplacedMark;
 
 use super::WriteCache;
 use crate::events::io_failed;
+use crate::planted::Fault;
 
 impl WriteCache {
     /// Marks the device. Of a divided cache only part 0, without which there is no cache.
@@ -66,6 +67,23 @@ impl WriteCache {
             )));
         }
         self.running()?.shrink(device_bytes.saturating_sub(start.bytes())).await
+    }
+
+    /// See `block::Target::write_back`.
+    pub(super) async fn write_back_whole(&self) -> Result<(), Error> {
+        match self.parts() {
+            Some(parts) if parts.suspended.get() => Err(self.suspended()),
+            Some(parts) => parts.write_back_all().await,
+            None => self.running()?.writeback.write_back_all().await,
+        }
+    }
+
+    /// See `block::Target::empty`.
+    pub(super) async fn empty_whole(self: Rc<Self>) -> Result<(), Error> {
+        self.write_back_whole().await?;
+        // WC-RA5. What was read enters after the read has ended: perhaps only now.
+        self.flush_on_suspend.set(!self.has_fault(Fault::AdmitAfterEmptying));
+        Ok(())
     }
 
     fn is_first_part(&self) -> bool {

@@ -485,7 +485,7 @@ fn an_origin_that_records_its_cache_loses_nothing() {
 #[test]
 fn a_device_grown_or_recached_beside_admissions_loses_nothing() {
     let plan = Plan { reads_enter: true, ..Plan::USUAL };
-    seeds::run(50, |seed| simulate(seed, plan));
+    seeds::run(100, |seed| simulate(seed, plan));
     seeds::run(50, |seed| simulate(seed, Plan { is_guarded: true, ..plan }));
     if seeds::count(50) >= 50 {
         assert!(GROWN.get() > 100, "{} times", GROWN.get());
@@ -520,6 +520,12 @@ fn a_cache_left_with_clean_copies_is_found() {
 #[test]
 fn a_mark_that_is_not_durable_in_time_is_found() {
     is_found(Fault::MarkNotFlushed);
+}
+
+/// It is old when the origin was used without the cache, or refuses the other table.
+#[test]
+fn a_block_that_enters_an_emptied_cache_is_found() {
+    is_found_by(Fault::AdmitAfterEmptying, Plan { reads_enter: true, ..Plan::USUAL });
 }
 
 /// The next life has blocks of a length that the cache does not know.

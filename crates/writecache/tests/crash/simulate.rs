@@ -332,8 +332,12 @@ impl Engine for Lives {
             // A failed flush of the origin loses what it should have covered.
             load = load.keeping(Rc::new(move |began| !with_faults && mode.keeps(began)));
         }
-        let limited = device.clone();
-        let survives = machine.block_on(async move { limited.limits().survives_kill })?;
+        // A step of its own only where it may say no: seeds of other plans stay as they are.
+        let mut survives = true;
+        if setup.plan.origin_dies {
+            let limited = device.clone();
+            survives = machine.block_on(async move { limited.limits().survives_kill })?;
+        }
         load = self.memory.workload(load, with_faults || !survives);
         life::verify(machine, &load, &device)?;
         if with_faults {

@@ -19,7 +19,14 @@ impl WriteCache {
             self.empty_for_release().await?;
         }
         if let Some(guard) = guard {
-            guard.detach().await?;
+            // The origin takes no write of a cache that has left it (WC-OR4).
+            if let Some(attachment) = &attachment {
+                attachment.attach().await?;
+            }
+            if let Err(e) = guard.detach().await {
+                attachment.iter().for_each(|attachment| attachment.leave());
+                return Err(e);
+            }
         }
         match attachment {
             Some(attachment) => attachment.release().await,

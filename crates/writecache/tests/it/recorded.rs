@@ -108,6 +108,25 @@ fn the_record_ends_when_the_origin_has_everything() {
     }
 }
 
+/// As another table takes its place: the guard is written to the origin, which the cache has left.
+#[test]
+fn a_suspended_cache_with_a_guard_is_released() {
+    let guarded = format!("{MANUAL} guard_origin");
+    let (fixture, record) = (Fixture::new(64, 512, &guarded), Rc::new(Record::default()));
+    let seen = record.clone();
+    let done = life(&fixture, &record, async move |cache| {
+        fill(&*cache, 0..10, 1).await;
+        cache.clone().empty().await.unwrap();
+        suspend(&cache).await;
+        assert!(!seen.is_attached());
+        cache.clone().release_origin().await.unwrap();
+        assert!(seen.cache.get().is_none() && !seen.is_attached());
+    });
+    done.unwrap();
+    let restored = (0..10).all(|n| fixture.origin_block(n) == crate::common::pattern(n, 1));
+    assert!(restored, "the origin has its blocks, those below the guard, too");
+}
+
 #[test]
 fn a_release_takes_no_cache_that_is_suspended_with_blocks() {
     let (fixture, record) = (fixture(MANUAL, None), Rc::new(Record::default()));

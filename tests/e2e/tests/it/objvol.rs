@@ -259,3 +259,33 @@ fn wrong_credentials_are_refused_with_the_reason() {
     let ended = bed.daemon().try_verb(&["create", "vol", "--table", table]).unwrap();
     assert!(ended.code == 1 && ended.stderr.contains("AccessDenied"), "{}", ended.stderr);
 }
+
+/// The cache is killed with data that the volume does not have: nobody writes behind its back.
+#[test]
+fn a_volume_waits_for_the_cache_that_it_has_recorded() {
+    let bucket = Bucket::start().unwrap();
+    let table = format!(
+        "0 {SECTORS} writecache s vol ./cache.img 4096 4 high_watermark 100 low_watermark 100"
+    );
+    let mut bed = in_bucket(&bucket, &[("wc", &table)]);
+    bed.connect("wc").write(0, &[7; 4096]).unwrap();
+    bed.connect("wc").flush().unwrap();
+    let recorded = get(&bed, "vol", "cache");
+    assert!(recorded.contains("cache.img since "), "{recorded}");
+    bed.verb(&["remove", "wc"]);
+    assert_eq!(get(&bed, "vol", "state"), "reserved");
+    bed.connect("vol").write(0, &[1; 4096]).unwrap_err();
+    let shown = bed.verb(&["show", "vol"]);
+    assert!(shown.contains("may hold newer data"), "{shown}");
+    bed.kill();
+    bed.start_again();
+    let mut back = [0; 4096];
+    bed.connect("wc").read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    bed.verb(&["uncache", "wc"]);
+    assert_eq!(
+        (get(&bed, "vol", "state"), get(&bed, "vol", "cache")),
+        ("open".into(), "none".into())
+    );
+    bed.connect("wc").write(0, &[8; 4096]).unwrap();
+}

@@ -101,8 +101,11 @@ INIT
 # Emulation works everywhere. GUEST_ACCEL=kvm is some twenty times faster where it works.
 # GUEST_CPUS: its processors, 2 by default.
 # GUEST_ICOUNT=N: the guest's time passes by 2^N ns for each instruction of either processor, and
-# what it measures does not depend on what else this machine does. A copy by a string instruction
-# counts as many as it has repetitions there: GUEST_CPU=max,-erms,-fsrm copies words.
+# what it measures does not depend on what else this machine does, but for disks: while one works
+# the clock leaps by the time that it really takes. Beside other work these leaps are minutes: ticks
+# add some hundredths of them to the CPU, and the kernel complains of tasks that wait. A copy by a
+# string instruction counts as many as it has repetitions there: GUEST_CPU=max,-erms,-fsrm copies
+# words.
 accel=(-accel "${GUEST_ACCEL:-tcg,thread=multi}")
 [ -z "${GUEST_ICOUNT:-}" ] ||
     accel=(-accel tcg,thread=single -icount "shift=$GUEST_ICOUNT,align=off,sleep=off")

@@ -260,7 +260,7 @@ impl CountingCore {
         self.count(|| serve(self.counted()))
     }
 
-    /// Requests of a virtual machine, with notes of those in flight or without.
+    /// Requests of a virtual machine, whose front end keeps no notes of those in flight.
     ///
     /// # Errors
     /// What is wrong with a message, or with the memory.

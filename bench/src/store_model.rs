@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Buf, LocalFuture, Nanos};
+use format::objvol::CHECKPOINTS;
 use objvol::{Listing, ObjectStore, StoreError};
 
 /// Names in a page of a listing, as S3 has them.
@@ -26,6 +27,7 @@ struct State {
     /// When the line is free.
     free_at: Cell<Nanos>,
     put_bytes: Cell<u64>,
+    checkpoint_bytes: Cell<u64>,
     puts: Cell<u64>,
 }
 
@@ -38,6 +40,7 @@ impl StoreModel {
             objects: RefCell::default(),
             free_at: Cell::default(),
             put_bytes: Cell::default(),
+            checkpoint_bytes: Cell::default(),
             puts: Cell::default(),
         };
         StoreModel { state: Rc::new(state) }
@@ -46,6 +49,11 @@ impl StoreModel {
     /// Bytes of all PUTs so far.
     pub fn put_bytes(&self) -> u64 {
         self.state.put_bytes.get()
+    }
+
+    /// Those of checkpoints among them.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.state.checkpoint_bytes.get()
     }
 
     /// PUTs so far.
@@ -79,7 +87,11 @@ impl ObjectStore for StoreModel {
         let (state, name) = (self.state.clone(), name.to_owned());
         Box::pin(async move {
             state.puts.set(state.puts.get() + 1);
-            state.put_bytes.set(state.put_bytes.get() + object.len() as u64);
+            let bytes = object.len() as u64;
+            state.put_bytes.set(state.put_bytes.get() + bytes);
+            if name.starts_with(CHECKPOINTS) {
+                state.checkpoint_bytes.set(state.checkpoint_bytes.get() + bytes);
+            }
             state.transfer(object.len()).await;
             if state.objects.borrow().contains_key(&name) {
                 return Err(StoreError::Exists);

@@ -319,14 +319,25 @@ fn zipf() -> impl FnMut(&mut Rng) -> u64 {
     move |rng| ranks.draw(rng) * 1021 % SMALL_BLOCKS
 }
 
-/// Bytes sent to the store for each byte of a client that overwrites a full volume, and the share
-/// of what is stored that is live at the end.
+/// What overwrites of a full volume cost.
+struct Overwritten {
+    /// Bytes sent to the store for each byte of the client.
+    sent: f64,
+    /// Those of checkpoints among them.
+    checkpoints: f64,
+    /// Live data for each byte of segments that have some, the mean of all seconds.
+    live: f64,
+    /// Live data for each byte that is stored, the same.
+    of_stored: f64,
+}
+
+/// Overwrites blocks of a full volume.
 async fn overwrite(
     store: StoreModel,
     gc_threshold: u32,
     overwrites: u64,
     mut next: impl FnMut(&mut Rng) -> u64,
-) -> Result<(f64, f64), String> {
+) -> Result<Overwritten, String> {
     let sectors = Sector(SMALL_BLOCKS * BLOCK / 512);
     let geometry = Geometry { segment_bytes: SMALL_SEGMENT, ..Geometry::new(sectors) };
     let shared: Rc<dyn ObjectStore> = Rc::new(store.clone());
@@ -338,20 +349,31 @@ async fn overwrite(
     for block in 0..SMALL_BLOCKS {
         write(&*volume, block, &data).await?;
     }
-    let (mut rng, mut before) = (Rng::new(7), 0);
+    let (mut rng, mut before, mut checkpoints) = (Rng::new(7), 0, 0);
+    let (mut live, mut with_live, mut stored) = (0, 0, 0);
     for n in 0..overwrites {
         if n == overwrites / 2 {
             before = store.put_bytes(); // the first half is for a steady state
+            checkpoints = store.checkpoint_bytes();
         }
         write(&*volume, next(&mut rng), &data).await?;
         if n % 32 == 31 {
             reactor::sleep(Nanos::from_millis(200)).await; // 5 segments a second
         }
+        if n % 160 == 159 && n >= overwrites / 2 {
+            let status = volume.status();
+            live += status.live_bytes;
+            with_live += status.collectable_bytes;
+            stored += status.stored_bytes;
+        }
     }
-    let sent = store.put_bytes() - before;
-    reactor::sleep(Nanos::from_secs(10)).await; // what is garbage by now is deleted
-    let live = (SMALL_BLOCKS * BLOCK) as f64 / store.stored_bytes() as f64;
-    Ok((sent as f64 / ((overwrites - overwrites / 2) * BLOCK) as f64, live))
+    let written = ((overwrites - overwrites / 2) * BLOCK) as f64;
+    Ok(Overwritten {
+        sent: (store.put_bytes() - before) as f64 / written,
+        checkpoints: (store.checkpoint_bytes() - checkpoints) as f64 / written,
+        live: live as f64 / with_live as f64,
+        of_stored: live as f64 / stored as f64,
+    })
 }
 
 /// What garbage collection writes, and the goals.
@@ -360,7 +382,7 @@ fn garbage(args: &Args, section: &mut Section) -> Result<(), String> {
     let mut table = Table::new(
         format!("{count} overwrites of 4 KiB in a full volume of 32 MiB (virtual time)"),
         &["overwrites"],
-        &["gc_threshold", "sent", "live %"],
+        &["gc_threshold", "sent", "checkpoints", "live %", "of stored %"],
     );
     let uniform = |rng: &mut Rng| rng.below(SMALL_BLOCKS);
     let cases = [
@@ -368,8 +390,13 @@ fn garbage(args: &Args, section: &mut Section) -> Result<(), String> {
         ("uniform", 60, in_model(|store, _| overwrite(store, 60, count, uniform))?, 1.5),
         ("zipf 0.99", 75, in_model(|store, _| overwrite(store, 75, count, zipf()))?, 1.5),
     ];
-    for (name, threshold, (sent, live), bound) in cases {
-        let cells = [threshold.to_string(), fixed(sent, 2), fixed(100.0 * live, 1)];
+    for (name, threshold, cost, bound) in cases {
+        let Overwritten { sent, checkpoints, live, of_stored } = cost;
+        let shares = [live, of_stored].map(|share| fixed(100.0 * share, 1));
+        let [live, of_stored] = shares;
+        let bytes = [sent, checkpoints].map(|bytes| fixed(bytes, 2));
+        let [sent_cell, checkpoints_cell] = bytes;
+        let cells = [threshold.to_string(), sent_cell, checkpoints_cell, live, of_stored];
         table.row(&[name], cells);
         let key = format!("{}_{threshold}_sent", name.replace([' ', '.'], "_"));
         section.put(key, sent);
@@ -382,6 +409,8 @@ fn garbage(args: &Args, section: &mut Section) -> Result<(), String> {
         });
     }
     table.note("sent: bytes of all PUTs, checkpoints among them, for each byte of the client");
+    table
+        .note("live: of the segments with live data; stored are also those that wait for deletion");
     section.tables.push(table);
     Ok(())
 }
@@ -473,7 +502,7 @@ async fn open(store: StoreModel) -> Result<(f64, u64), String> {
 }
 
 /// CPU of opening a volume of a TiB with so many extents: from heads of segments, and from a
-/// checkpoint.
+/// checkpoint; and what that costs.
 fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
     let extents = args.extents;
     let figures = in_model(move |store, _| async move {
@@ -491,9 +520,16 @@ fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
         let again = Volume::open(Rc::new(store.clone()), options()).await;
         let again = again.map_err(|e| e.chain())?;
         write(&*again, 0, &data).await?;
+        flush(&*again).await?;
+        let (cpu, before) = (cpu_seconds(), store.checkpoint_bytes());
+        again.checkpoint().await.map_err(|e| e.chain())?;
+        let checkpoint = (cpu_seconds() - cpu, store.checkpoint_bytes() - before);
         again.close().await.map_err(|e| e.chain())?;
-        Ok([from_heads, open(store).await?])
+        Ok(([from_heads, open(store).await?], checkpoint))
     })?;
+    let (figures, (checkpoint_cpu, checkpoint_bytes)) = figures;
+    section.put("checkpoint_bytes", checkpoint_bytes as f64);
+    section.put("checkpoint_cpu_s", checkpoint_cpu);
     let mut table = Table::new(
         format!("opening a volume of 1 TiB with {extents} writes at random"),
         &["from"],
@@ -510,6 +546,11 @@ fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
             requirement: Requirement::Required,
         });
     }
+    table.note(format!(
+        "its checkpoint: one PUT of {} MB, {} s of CPU",
+        fixed(checkpoint_bytes as f64 / 1e6, 1),
+        fixed(checkpoint_cpu, 2)
+    ));
     section.tables.push(table);
     Ok(())
 }

@@ -89,10 +89,14 @@ pub struct OpenOptions {
     /// Take a store without conditional writes, too: it is not asked. The caller promises that
     /// nobody else opens the volume, ever: two writers would destroy it without noticing.
     pub single_writer: bool,
-    /// A checkpoint is written after so many segments; at least 1.
+    /// A checkpoint is wanted after so many segments; at least 1.
     pub checkpoint_every: u64,
-    /// Segments are collected, the emptiest first, while a smaller share of all of them is live;
-    /// percent, 0 (never) to 90.
+    /// A checkpoint is the whole map: one that is wanted waits until so many times its bytes were
+    /// written, unless writers wait for it, nothing is written any more, or an opening would have
+    /// to read very many segments.
+    pub checkpoint_worth: u64,
+    /// Segments are collected, empty and old ones first, while a smaller share of all of them is
+    /// live; percent, 0 (never) to 90.
     pub gc_threshold: u32,
     /// Largest map, bytes, at 24 each extent: writes beyond it fail with `NoSpace`.
     pub map_memory: u64,
@@ -123,6 +127,8 @@ impl OpenOptions {
             single_writer: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
             checkpoint_every: 256,
+            // Chosen: 3 % of the bytes that are written at most.
+            checkpoint_worth: 32,
             gc_threshold: 75,
             map_memory: 256 << 20,
             read_ahead: READ_AHEAD_DEFAULT,

@@ -47,7 +47,8 @@
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: incremental checkpoints (a checkpoint writes the whole map); defragmentation by
+//! Not there yet: incremental checkpoints (a checkpoint writes the whole map, so it waits until
+//! that is little beside what was written, decision 0045); defragmentation by
 //! garbage collection; deletion of what lies behind seals. An opening reads something of each epoch
 //! since the newest checkpoint: a volume that is opened a thousand times without a write opens
 //! slowly.

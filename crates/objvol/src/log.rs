@@ -31,7 +31,7 @@ use format::objvol::{
 use slab::Slab;
 
 use crate::history::History;
-use crate::map::{Extent, ExtentMap, SegmentId};
+use crate::map::{ENTRY_BYTES, Extent, ExtentMap, SegmentId};
 use crate::planted::Fault;
 
 /// Records of a gathered segment at most. Chosen: a segment of 16 MiB in sectors of 512 bytes.
@@ -385,6 +385,12 @@ impl Log {
         self.gather.id.is_some()
     }
 
+    /// Whether what was gathered last are moved data.
+    pub(crate) fn gathers_moved(&self) -> bool {
+        let last = self.gather.records.last();
+        last.is_some_and(|record| matches!(record.kind, RecordKind::Moved { .. }))
+    }
+
     /// Whether the window has room for the gathered segment (OV-L2).
     pub(crate) fn may_close(&self, window: u16) -> bool {
         self.next <= self.durable + u64::from(window) || self.planted.is(Fault::IgnoreWindow)
@@ -456,11 +462,21 @@ impl Log {
         self.map.len()
     }
 
-    /// Bytes that the unbroken chain in the store does not have.
-    pub(crate) fn bytes_behind(&self) -> u64 {
-        let behind = self.ids.range(Place::new(self.epoch, self.durable + 1)..);
+    /// Bytes of this epoch's segments behind this one, and of what is gathered.
+    pub(crate) fn bytes_after(&self, sequence: u64) -> u64 {
+        let behind = self.ids.range(Place::new(self.epoch, sequence + 1)..);
         let sectors = behind.map(|(_, id)| u64::from(self.segment(*id).sectors)).sum::<u64>();
         sectors * SECTOR as u64 + self.gather.data.len() as u64
+    }
+
+    /// Bytes that the unbroken chain in the store does not have.
+    pub(crate) fn bytes_behind(&self) -> u64 {
+        self.bytes_after(self.durable)
+    }
+
+    /// Bytes of a checkpoint, about.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        (self.map.len() + self.ids.len()) as u64 * ENTRY_BYTES
     }
 
     /// When the first of them was written; `None` if there are none.

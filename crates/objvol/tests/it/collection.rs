@@ -2,6 +2,7 @@
 //! What garbage collection costs: bytes written to the store for each byte of a client, and how
 //! much of the store is live meanwhile.
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector};
@@ -30,7 +31,8 @@ struct Costs {
 fn overwrite(gc_threshold: u32, writes: u64, next: impl Fn(&mut Rng) -> u64 + 'static) -> Costs {
     let world = World::calm(7);
     let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
-    let options = OpenOptions { gc_threshold, checkpoint_every: 8, ..options("host", None) };
+    let often = OpenOptions { checkpoint_every: 8, checkpoint_worth: 32, ..options("host", None) };
+    let options = OpenOptions { gc_threshold, ..often };
     let store = Rc::new(Connection::new(&bucket));
     let (sent, mut rng) = (bucket.clone(), world.borrow_mut().rng.fork());
     let sent_bytes = move || sent.borrow().segment_bytes();
@@ -84,9 +86,9 @@ fn zipf() -> impl Fn(&mut Rng) -> u64 {
 }
 
 /// The goals of the design: 2.4 at 75 % live for uniform overwrites, and 1.5 at 60 %. Heads of
-/// segments are part of what is written. For zipf 0.99 the goal is 1.5 at 75 %, which is not
-/// reached: 1.95. Segments of their own for moved data, and a choice of victims by age, made no
-/// difference (tried on 2026-11-27).
+/// segments are part of what is written. For zipf 0.99 the goal is 1.5 at 75 %, which a log in the
+/// order of the writes does not reach: 1.80 is the least (decision 0045). The choice by live data
+/// alone, with moved data beside new ones, takes 2.09 here.
 #[test]
 fn collection_costs_what_the_live_share_allows() {
     let uniform = |rng: &mut Rng| rng.below(BLOCKS);
@@ -95,7 +97,53 @@ fn collection_costs_what_the_live_share_allows() {
     let costs = overwrite(60, 30_000, uniform);
     assert!(costs.written_per_cent <= 150 && costs.live_per_cent >= 59, "{costs:?}");
     let costs = overwrite(75, 30_000, zipf());
-    assert!(costs.written_per_cent <= 210 && costs.live_per_cent >= 74, "{costs:?}");
+    assert!(costs.written_per_cent <= 200 && costs.live_per_cent >= 74, "{costs:?}");
+}
+
+/// Bytes of checkpoints for each byte of segments, in thousandths, of a full volume that is
+/// overwritten.
+fn checkpoints_per_mille(checkpoint_worth: u64) -> u64 {
+    let world = World::calm(7);
+    let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
+    let options = OpenOptions { checkpoint_every: 8, checkpoint_worth, ..options("host", None) };
+    let (store, there) = (Rc::new(Connection::new(&bucket)), bucket.clone());
+    let mut rng = world.borrow_mut().rng.fork();
+    let ran = machine.block_on(async move {
+        create(store.clone(), &GEOMETRY, &options).await.unwrap();
+        let volume = Volume::open(store, options).await.unwrap();
+        let (data, mut seen, mut bytes, mut before) = (Buf::zeroed(4096), BTreeSet::new(), 0, 0);
+        for n in 0..8 * BLOCKS {
+            let block = if n < BLOCKS { n } else { rng.below(BLOCKS) };
+            let range = (Sector(block * BLOCK_SECTORS), Sector(BLOCK_SECTORS));
+            let (class, bufs) = (Class::Normal, data.all().into());
+            reactor::io(&*volume, Op::Write, Flags::empty(), class, range, bufs).await.unwrap();
+            if n % 16 < 15 {
+                continue;
+            }
+            reactor::sleep(Nanos::from_millis(200)).await;
+            let mut bucket = there.borrow_mut();
+            if n < BLOCKS {
+                before = bucket.segment_bytes();
+            }
+            let names = bucket.names();
+            for name in names.iter().filter(|name| name.starts_with("checkpoint/")) {
+                if seen.insert(name.clone()) && n >= BLOCKS {
+                    bytes += bucket.object(name).unwrap().len() as u64;
+                }
+            }
+        }
+        let written = there.borrow().segment_bytes() - before;
+        bytes * 1000 / written
+    });
+    ran.unwrap()
+}
+
+#[test]
+fn checkpoints_are_little_beside_what_is_written() {
+    let waiting = checkpoints_per_mille(32);
+    assert!((15..=32).contains(&waiting), "{waiting} of 1000");
+    let soon = checkpoints_per_mille(0);
+    assert!(soon > 60, "nothing to wait for: {soon} of 1000");
 }
 
 /// Most bytes of segments in the store for each live byte, per cent, while a client overwrites the

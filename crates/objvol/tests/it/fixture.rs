@@ -22,6 +22,7 @@ pub(crate) struct Fixture {
 pub(crate) fn options(host: &str, fault: Option<Fault>) -> OpenOptions {
     OpenOptions {
         checkpoint_every: 1_000_000,
+        checkpoint_worth: 0,
         gc_threshold: 0,
         grace: Nanos::ZERO,
         take_over: true,

@@ -63,6 +63,7 @@ impl Setup {
             // A writer with this fault would take each store for one without conditional writes.
             single_writer: self.fault == Some(Fault::BelieveExists),
             checkpoint_every: self.checkpoint_every,
+            checkpoint_worth: 0,
             grace: self.grace,
             read_ahead: self.read_ahead,
             planted: self.fault.into(),

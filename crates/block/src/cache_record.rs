@@ -30,7 +30,8 @@ pub trait CacheRecord {
     ///
     /// # Errors
     /// `EBUSY` if another cache is recorded, or the device is not open; `EINVAL` if it has another
-    /// identity than the cache knows.
+    /// identity than the cache knows; `EIO` if a device far away does not answer: the cache may be
+    /// recorded then, or be so later, and must not go on before it is attached.
     fn attach(self: Rc<Self>, cache: CacheAbove) -> LocalFuture<Result<(), Error>>;
 
     /// The cache stops using the device, and may hold what the device does not have.

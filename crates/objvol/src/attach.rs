@@ -22,9 +22,14 @@
 //!   durable. Two caches are never recorded at once: the second is refused.
 //! - OV-A4 A record of which nobody knows whether it is in the store counts as there and as not
 //!   there: another one is durable before the cache goes on.
+//!   So is the end of an opening that has given up on its record: the next opening writes its own,
+//!   in a later epoch.
 //! - OV-A5 Whoever opens the volume without the cache that is recorded (`without_cache`), and
 //!   whoever repairs it, has a new lineage in the manifest, before anything changes. The lineage is
 //!   part of the identity with which a cache compares what it holds.
+//! - OV-A6 A change of the record waits no longer than the patience of the options for a store that
+//!   does not work. Then it fails, and its record is one of OV-A4; one that was not looked behind
+//!   (OV-A1) is so, too.
 use std::rc::Rc;
 
 use block::{CacheAbove, Error, ErrorKind, Status};
@@ -99,8 +104,9 @@ impl Shared {
             state,
             host: self.options.host.clone(),
         };
-        let put = put_whole(&self.requests, &place_name(OWNERS, place), &record.encode()).await;
-        match put.map_err(|d| denied(&self.requests, &d))? {
+        let requests = self.requests.within(self.options.patience); // OV-A6
+        let put = put_whole(&requests, &place_name(OWNERS, place), &record.encode()).await;
+        match put.map_err(|d| denied(&requests, &d))? {
             Creation::Own => {
                 *owner.recorded.borrow_mut() = cache;
                 owner.is_settled.set(true);
@@ -154,7 +160,11 @@ impl Shared {
                 return Err(self.error(ErrorKind::Busy, what));
             }
             Some(_) if self.owner.is_settled.get() || self.has_fault(Fault::UnsettledKept) => {}
-            Some(_) | None => self.record(cache, now).await?,
+            Some(_) | None => {
+                let recorded = self.record(cache, now).await;
+                let what = "the write cache above is not recorded, and must not go on";
+                recorded.map_err(|e| e.within(what))?;
+            }
         }
         self.owner.is_attached.set(true);
         Ok(())
@@ -169,10 +179,18 @@ impl Shared {
             return Ok(());
         }
         self.put_owner(OwnerState::Attached, Some(recorded)).await?;
-        if self.has_fault(Fault::AttachUnlooked) || self.look().await {
+        if self.has_fault(Fault::AttachUnlooked) {
             return Ok(());
         }
-        Err(self.fenced_error())
+        let requests = self.requests.within(self.options.patience);
+        match self.look_with(&requests).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.fenced_error()),
+            Err(denial) => {
+                self.owner.is_settled.set(self.has_fault(Fault::UnlookedKept)); // OV-A6
+                Err(denied(&requests, &denial))
+            }
+        }
     }
 
     /// See `block::CacheRecord::release`.
@@ -183,7 +201,14 @@ impl Shared {
         }
         // OV-A3
         if !self.has_fault(Fault::ReleaseUnflushed) {
-            self.flush().await.map_err(|_| self.fenced_error())?;
+            let this = self.clone();
+            let flushed = self.while_store_works(async move { this.flush().await }).await;
+            let flushed = flushed.ok_or_else(|| {
+                let why = self.requests.failure().unwrap_or_default();
+                let what = "the store does not work, and the write cache above stays recorded";
+                self.error(ErrorKind::Io, format!("{what}: {why}")) // OV-A6
+            })?;
+            flushed.map_err(|_| self.fenced_error())?;
         }
         self.owner.is_attached.set(false);
         self.put_owner(OwnerState::Attached, None).await?;

@@ -286,6 +286,14 @@ impl Opening {
         Ok(later.owner.is_none() || later.cache() == found.cache())
     }
 
+    /// Whether the newest record says that this host has the volume: for a planted fault.
+    async fn is_recorded(&self, uuid: &[u8; 16]) -> Result<bool, Error> {
+        let owner = self.newest_owner(uuid, "").await?.owner;
+        let is_ours =
+            |owner: Owner| owner.host == self.options.host && owner.state == OwnerState::Attached;
+        Ok(owner.is_some_and(is_ours))
+    }
+
     /// Makes the next epoch our own; returns its manifest (OV-O1), and what becomes of the cache
     /// that is recorded.
     async fn take_epoch(&self, purpose: Purpose) -> Result<(Manifest, CacheDecision), Error> {
@@ -431,6 +439,8 @@ pub(crate) async fn open_listed(
     let names = opening.requests.list(CHECKPOINTS, "").await.map_err(|d| opening.denied(&d))?;
     let places = names.iter().filter_map(|(name, _)| parse_place_name(CHECKPOINTS, name));
     let checkpoints = places.filter(|place| place.epoch < epoch).collect();
+    let is_record_kept =
+        planted.is(Fault::OwnerRecordKept) && opening.is_recorded(&manifest.identity.uuid).await?;
     let Opening { requests, options, .. } = opening;
     let shared = Rc::new(Shared {
         ahead: ReadAhead::new(requests.clone(), options.read_ahead),
@@ -452,7 +462,11 @@ pub(crate) async fn open_listed(
         owner: OwnerRecord::new(cache),
     });
     // OV-O3
-    shared.put_host(OwnerState::Attached).await?;
+    if is_record_kept {
+        shared.owner.is_settled.set(true);
+    } else {
+        shared.put_host(OwnerState::Attached).await?;
+    }
     shared.requests.set_patience(None);
     shared.start();
     Ok(shared)

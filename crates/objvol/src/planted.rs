@@ -63,6 +63,10 @@ pub enum Fault {
     ReleaseUnflushed,
     /// After a release with an unknown outcome the cache goes on as before.
     UnsettledKept,
+    /// A cache goes on by its record although the look behind that had no answer.
+    UnlookedKept,
+    /// An opening writes no owner record where the newest one names its host.
+    OwnerRecordKept,
     /// The record of a cache that is not there does not keep others from changing the volume.
     ChangeWithoutCache,
     /// An opening without the cache that is recorded has the lineage of before.

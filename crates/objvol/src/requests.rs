@@ -7,7 +7,8 @@
 //! - OV-R2 "It exists" is no failure and no success: what is there is read back and compared. It is
 //!   the writer's own if the whole head is the same, the nonce of the opening included.
 //! - OV-R3 Only an opening may give up on a store that does not answer: nothing has been
-//!   acknowledged yet; and the end of a close, when everything is in the store.
+//!   acknowledged yet; and the end of a close, when everything is in the store; and a change of the
+//!   owner record (OV-A6).
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -108,6 +109,18 @@ impl Requests {
     /// From now on requests are repeated for so long; `None`: without an end (OV-R1).
     pub(crate) fn set_patience(&self, patience: Option<Nanos>) {
         self.patience.set(patience);
+    }
+
+    /// Requests to the same store that are repeated for so long.
+    pub(crate) fn within(&self, patience: Option<Nanos>) -> Requests {
+        let Requests { store, counts, planted, .. } = self;
+        Requests {
+            store: store.clone(),
+            counts: counts.clone(),
+            patience: Cell::new(patience),
+            denial: RefCell::default(),
+            planted: *planted,
+        }
     }
 
     /// The store refuses, or does not answer: why.

@@ -116,13 +116,18 @@ impl Shared {
 
     /// Somebody of a later epoch has the volume.
     pub(crate) async fn fence_by(&self, epoch: u64) {
+        self.fence_with(&self.requests, epoch).await;
+    }
+
+    /// The same, with requests that may give up.
+    async fn fence_with(&self, requests: &Requests, epoch: u64) {
         if self.is_fenced() {
             return;
         }
         // First, so that no request succeeds while the manifest is read.
         *self.fence.borrow_mut() = Some(Fence { epoch, host: String::new(), opened_at: 0 });
         self.changed.wake_all();
-        let object = self.requests.object(&manifest_name(epoch)).await;
+        let object = requests.object(&manifest_name(epoch)).await;
         let decode = |object: Buf| object.read(|o| Manifest::decode(o, &self.uuid(), epoch)).ok();
         if let Some(manifest) = object.ok().flatten().and_then(decode) {
             let Manifest { host, opened_at, .. } = manifest;
@@ -146,21 +151,25 @@ impl Shared {
     /// OV-F2: whether the own epoch is the newest; fences if not.
     pub(crate) async fn look(&self) -> bool {
         loop {
-            let own = manifest_name(self.epoch());
-            match self.requests.list(MANIFESTS, &own).await {
-                Ok(later) => {
-                    let newest = later.last().and_then(|(name, _)| parse_manifest_name(name));
-                    match newest {
-                        Some(epoch) => self.fence_by(epoch).await,
-                        None => return !self.is_fenced(),
-                    }
-                    return false;
-                }
+            match self.look_with(&self.requests).await {
+                Ok(is_newest) => return is_newest,
                 Err(denial) => self.wait_out(denial).await,
             }
             if self.is_closing.get() {
                 return false;
             }
+        }
+    }
+
+    /// The same, with requests that may give up.
+    pub(crate) async fn look_with(&self, requests: &Requests) -> Result<bool, Denial> {
+        let later = requests.list(MANIFESTS, &manifest_name(self.epoch())).await?;
+        match later.last().and_then(|(name, _)| parse_manifest_name(name)) {
+            Some(epoch) => {
+                self.fence_with(requests, epoch).await;
+                Ok(false)
+            }
+            None => Ok(!self.is_fenced()),
         }
     }
 

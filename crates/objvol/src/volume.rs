@@ -265,14 +265,23 @@ impl Volume {
 }
 
 impl Shared {
-    /// Makes everything durable, and writes a checkpoint. `None` when the store has not worked for
-    /// as long as a close waits: then the attempt goes on.
+    /// Makes everything durable, and writes a checkpoint.
     async fn settle(self: &Rc<Self>) -> Option<Result<(), Status>> {
-        let Some(patience) = self.options.patience else { return Some(self.write_all().await) };
+        let this = self.clone();
+        self.while_store_works(async move { this.write_all().await }).await
+    }
+
+    /// Does the work. `None` when the store has not worked for as long as the options have
+    /// patience: then the work goes on.
+    pub(crate) async fn while_store_works(
+        self: &Rc<Self>,
+        work: impl Future<Output = Result<(), Status>> + 'static,
+    ) -> Option<Result<(), Status>> {
+        let Some(patience) = self.options.patience else { return Some(work.await) };
         let written = Rc::new(Cell::new(None));
         let (this, outcome) = (self.clone(), written.clone());
         reactor::spawn(async move {
-            outcome.set(Some(this.write_all().await));
+            outcome.set(Some(work.await));
             this.changed.wake_all();
         });
         let gave_up = Rc::new(Cell::new(false));

@@ -131,25 +131,37 @@ fn a_record_ends_when_everything_is_durable() {
     assert_eq!(after_a_release(Some(Fault::ReleaseUnflushed)), [0], "the fault shows");
 }
 
-/// A store that refuses owner records while it is told to, although they land later.
-struct Refusing {
+type Answer = fn() -> StoreError;
+
+/// A store that fails while it is told to.
+struct Failing {
     store: Connection,
     bucket: BucketRef,
-    refuses: Rc<Cell<bool>>,
+    /// Owner records have this answer, although they land a minute later.
+    refuses: Rc<Cell<Option<Answer>>>,
+    /// Manifests can't be listed.
+    is_deaf: Rc<Cell<bool>>,
 }
 
-impl ObjectStore for Refusing {
+impl Failing {
+    fn new(fixture: &Fixture) -> Failing {
+        let (bucket, store) = (fixture.bucket.clone(), Connection::new(&fixture.bucket));
+        Failing { store, bucket, refuses: Rc::default(), is_deaf: Rc::default() }
+    }
+}
+
+impl ObjectStore for Failing {
     fn name(&self) -> &str {
         self.store.name()
     }
 
     fn put_absent(&self, name: &str, object: Buf) -> LocalFuture<Result<(), StoreError>> {
-        if !self.refuses.get() || !name.starts_with("owner/") {
+        let Some(answer) = self.refuses.get().filter(|_| name.starts_with("owner/")) else {
             return self.store.put_absent(name, object);
-        }
+        };
         let late = Nanos::from_secs(60);
         object.read(|object| self.bucket.borrow_mut().land_later(name, object, late));
-        Box::pin(async { Err(StoreError::Denied("403".into())) })
+        Box::pin(async move { Err(answer()) })
     }
 
     fn get(&self, name: &str, range: Range<u64>) -> LocalFuture<Result<Buf, StoreError>> {
@@ -157,6 +169,9 @@ impl ObjectStore for Refusing {
     }
 
     fn list(&self, prefix: &str, after: &str) -> LocalFuture<Result<Listing, StoreError>> {
+        if self.is_deaf.get() && prefix.starts_with("manifest/") {
+            return Box::pin(async { Err(StoreError::Unknown) });
+        }
         self.store.list(prefix, after)
     }
 
@@ -168,14 +183,13 @@ impl ObjectStore for Refusing {
 /// A release fails, its record lands late, and the cache goes on: does the next opening know it?
 fn knows_the_cache_after_a_late_release(fault: Option<Fault>) -> bool {
     let fixture = Fixture::new();
-    let refuses = Rc::new(Cell::new(false));
-    let (bucket, store) = (fixture.bucket.clone(), Connection::new(&fixture.bucket));
-    let store = Rc::new(Refusing { store, bucket, refuses: refuses.clone() });
+    let store = Rc::new(Failing::new(&fixture));
+    let refuses = store.refuses.clone();
     let volume = fixture.run(Volume::open(store, options("a", fault))).unwrap();
     attach(&fixture, &volume, cache(0xab, &volume)).unwrap();
-    refuses.set(true);
+    refuses.set(Some(|| StoreError::Denied("403".into())));
     assert_eq!(release(&fixture, &volume).unwrap_err().kind(), ErrorKind::Denied);
-    refuses.set(false);
+    refuses.set(None);
     attach(&fixture, &volume, cache(0xab, &volume)).unwrap();
     fixture.sleep(Nanos::from_secs(100));
     fixture.open("b", None).status().cache.is_some()
@@ -186,4 +200,78 @@ fn a_release_that_lands_late_does_not_count() {
     assert!(knows_the_cache_after_a_late_release(None));
     let fault = Some(Fault::UnsettledKept);
     assert!(!knows_the_cache_after_a_late_release(fault), "the fault shows");
+}
+
+/// An end gives up on the store, the cache goes on with the next opening, and then the record of
+/// that end lands, which gives the host up: may another host open the volume unasked?
+fn another_host_opens_after_a_late_end(fault: Option<Fault>) -> bool {
+    let fixture = Fixture::new();
+    let store = Rc::new(Failing::new(&fixture));
+    let refuses = store.refuses.clone();
+    let patience = Some(Nanos::from_secs(10));
+    let volume = Volume::open(store, OpenOptions { patience, ..options("a", None) });
+    let volume = fixture.run(volume).unwrap();
+    attach(&fixture, &volume, cache(0xab, &volume)).unwrap();
+    refuses.set(Some(|| StoreError::Unknown));
+    let closing = volume.clone();
+    let closed = fixture.run(async move { closing.close().await });
+    assert_eq!(closed.unwrap_err().kind(), ErrorKind::Io);
+
+    let volume = fixture.open("a", fault);
+    attach(&fixture, &volume, cache(0xab, &volume)).unwrap();
+    fixture.write(&volume, 0, 8, 5).unwrap();
+    let before = fixture.names("owner/");
+    fixture.sleep(Nanos::from_secs(100));
+    assert_eq!(fixture.names("owner/").len(), before.len() + 1, "it has landed");
+    fixture.write(&volume, 0, 8, 6).unwrap();
+    fixture.flush(&volume).unwrap();
+    let unasked = OpenOptions { take_over: false, ..options("b", None) };
+    match fixture.try_open(unasked) {
+        Ok(_) => true,
+        Err(e) => {
+            assert!(e.to_string().contains("host a has the volume open"), "{e}");
+            let other = fixture.open("b", None);
+            assert_eq!(fixture.read(&other, 0, 1), Ok(vec![6]));
+            assert_eq!(fixture.write(&other, 0, 8, 7), Err(Status::ReadOnly));
+            false
+        }
+    }
+}
+
+#[test]
+fn an_end_that_lands_late_does_not_count() {
+    assert!(!another_host_opens_after_a_late_end(None));
+    let fault = Some(Fault::OwnerRecordKept);
+    assert!(another_host_opens_after_a_late_end(fault), "the fault shows");
+}
+
+/// The look behind a record has no answer, somebody else has the volume, and the cache tries again:
+/// may it go on?
+fn goes_on_unlooked(fault: Option<Fault>) -> bool {
+    let fixture = Fixture::new();
+    let store = Rc::new(Failing::new(&fixture));
+    let is_deaf = store.is_deaf.clone();
+    let patience = Some(Nanos::from_secs(3));
+    let volume = Volume::open(store, OpenOptions { patience, ..options("a", fault) });
+    let volume = fixture.run(volume).unwrap();
+    is_deaf.set(true);
+    let other = fixture.open("b", None);
+    let e = attach(&fixture, &volume, cache(0xab, &volume)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Io, "{}", e.chain());
+    is_deaf.set(false);
+    fixture.write(&other, 0, 8, 1).unwrap();
+    match attach(&fixture, &volume, cache(0xab, &volume)) {
+        Ok(()) => true,
+        Err(e) => {
+            assert_eq!(e.kind(), ErrorKind::Busy, "{}", e.chain());
+            assert!(e.chain().contains("host b"), "{}", e.chain());
+            false
+        }
+    }
+}
+
+#[test]
+fn a_record_without_a_look_does_not_count() {
+    assert!(!goes_on_unlooked(None));
+    assert!(goes_on_unlooked(Some(Fault::UnlookedKept)), "the fault shows");
 }

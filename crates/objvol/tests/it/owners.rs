@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use block::{Buf, CacheAbove, Class, ErrorKind, Flags, Nanos, Op, Sector, Status};
+use block::{Buf, CacheAbove, Class, Error, ErrorKind, Flags, Nanos, Op, Sector, Status};
 use objvol::{Fault, OpenOptions, Volume, create};
 use sim::{Machine, RunEnd, World, WorldRef, seeds};
 
@@ -38,6 +38,8 @@ struct Scene {
     world: WorldRef,
     setup: Setup,
     caches: Vec<Cache>,
+    /// Openings, ends and changes of the record give up on the store after it.
+    patience: Option<Nanos>,
     stamps: Cell<u64>,
     failure: RefCell<Option<String>>,
 }
@@ -102,7 +104,8 @@ impl Life {
             0 => Some(self.scene.caches[self.scene.below(HOSTS as u64) as usize].uuid),
             _ => None,
         };
-        OpenOptions { without_cache: given_up, ..self.scene.setup.options(&self.name()) }
+        let patience = self.scene.patience;
+        OpenOptions { without_cache: given_up, patience, ..self.scene.setup.options(&self.name()) }
     }
 
     fn name(&self) -> String {
@@ -129,6 +132,7 @@ impl Life {
         let volume = match Volume::open(store, self.options()).await {
             Ok(volume) => volume,
             Err(e) if e.kind() == ErrorKind::Busy => return Err(Stop::Fenced),
+            Err(e) if self.gave_up(&e) => return Ok(()),
             Err(e) => return Err(Stop::Failed(format!("open failed: {}", e.chain()))),
         };
         let uses_cache = self.scene.below(3) > 0 && !self.cache().is_open.get();
@@ -142,8 +146,14 @@ impl Life {
         match volume.close().await {
             Ok(()) => Ok(()),
             Err(_) if volume.status().fence.is_some() => Err(Stop::Fenced),
+            Err(e) if self.gave_up(&e) => Ok(()),
             Err(e) => Err(Stop::Failed(format!("close failed: {}", e.chain()))),
         }
+    }
+
+    /// Whether an error is that of a store that was away for too long.
+    fn gave_up(&self, e: &Error) -> bool {
+        self.scene.patience.is_some() && e.kind() == ErrorKind::Io
     }
 
     async fn think(&self) {
@@ -221,6 +231,7 @@ impl Life {
                     match volume.release(cache.uuid).await {
                         Ok(()) => is_attached = false,
                         Err(_) if volume.status().fence.is_some() => return Err(Stop::Fenced),
+                        Err(e) if self.gave_up(&e) => is_attached = false,
                         Err(e) => return Err(Stop::Failed(format!("release: {}", e.chain()))),
                     }
                 }
@@ -289,6 +300,10 @@ fn draw_life(scene: &Rc<Scene>, bucket: &BucketRef, span: u64) -> Rc<Life> {
 }
 
 pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    simulate_with(seed, fault, None)
+}
+
+fn simulate_with(seed: u64, fault: Option<Fault>, patience: Option<Nanos>) -> Result<(), String> {
     let world = World::new(seed);
     let setup = Setup::draw(&world, fault);
     let bucket = Bucket::new(&world);
@@ -303,7 +318,7 @@ pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
     bucket.borrow_mut().set_lies(lies);
     let caches = (0..HOSTS).map(cache).collect();
     let (stamps, failure) = Default::default();
-    let scene = Rc::new(Scene { world: world.clone(), setup, caches, stamps, failure });
+    let scene = Rc::new(Scene { world: world.clone(), setup, caches, patience, stamps, failure });
     let span = world.borrow_mut().rng.pick(&[1, 2_000_000_000, 100_000_000_000]);
     let lives: Vec<_> = (0..count).map(|_| draw_life(&scene, &bucket, span)).collect();
     for (core, life) in (1..).zip(&lives) {
@@ -335,6 +350,12 @@ pub(crate) fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
 #[test]
 fn nobody_changes_a_volume_behind_the_back_of_a_cache() {
     seeds::run(400, |seed| simulate(seed, None));
+}
+
+/// They give up on a store that is away for some seconds, and try again.
+#[test]
+fn nobody_does_so_who_gives_up_on_the_store() {
+    seeds::run(400, |seed| simulate_with(seed, None, Some(Nanos::from_secs(3))));
 }
 
 fn hosts_find(fault: Fault) {

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    BlockDevice, Budget, Buf, CacheAbove, Class, Error, ErrorKind, Flags, Nanos, Op, Sector,
-    Status, Target,
+    BlockDevice, Budget, Buf, CacheAbove, Class, Error, ErrorKind, Flags, LocalFuture, Nanos, Op,
+    Sector, Status, Target,
 };
 use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget};
 use sim::{Machine, World, WorldRef};
@@ -387,6 +387,42 @@ fn a_cache_above_goes_on_with_the_same_lineage_only() {
     stage.run(third.target.clone().take_over(second.target.clone()));
     assert_eq!((stage.write(&third, 5), stage.read(&third)), (Err(Status::ReadOnly), Ok(4)));
     assert!(matches!(third.heard.borrow()[..], [VolumeEvent::CacheRefused(_)]));
+}
+
+/// OV-A6
+#[test]
+fn a_change_of_the_record_gives_up_on_a_store_that_is_away() {
+    let stage = Stage::new();
+    let subject = stage.target("a", "", LEN);
+    stage.resume(&subject).unwrap();
+    let record = subject.target.clone().cache_record().unwrap();
+    let origin = subject.target.identity().unwrap();
+    let cache = CacheAbove { uuid: [0xab; 16], device: "/dev/b".into(), origin };
+    let now = || stage.world.borrow().now();
+    let gives_up = |change: LocalFuture<Result<(), Error>>, why: &str| {
+        let began = now();
+        stage.bucket.borrow_mut().set_outage(began + Nanos::from_secs(600));
+        let e = stage.run(change).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Io, "{}", e.chain());
+        assert!(e.chain().contains(why), "{}", e.chain());
+        let took = now().saturating_sub(began);
+        assert!(took < Nanos::from_secs(75), "{took:?}");
+        stage.bucket.borrow_mut().set_outage(Nanos::ZERO);
+    };
+    let uuid = cache.uuid;
+    gives_up(record.clone().attach(cache.clone()), "is not recorded, and must not go on");
+    stage.run(record.clone().attach(cache.clone())).unwrap();
+    // Its record, and what it has written.
+    gives_up(record.clone().release(uuid), "no answer for 6");
+    stage.run(record.clone().attach(cache.clone())).unwrap();
+    stage.write(&subject, 1).unwrap();
+    gives_up(record.clone().release(uuid), "the write cache above stays recorded");
+    stage.write(&subject, 2).unwrap();
+    stage.run(record.release(uuid)).unwrap();
+    stage.suspend(&subject).unwrap();
+    let again = stage.target("a", "", LEN);
+    stage.resume(&again).unwrap();
+    assert_eq!((stage.read(&again), &*status_word(&again)), (Ok(2), "open"));
 }
 
 #[test]

@@ -6,10 +6,11 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use e2e::process::{Ended, run};
 use e2e::test_bed::{TestBed, clients};
+use e2e::{clock, pause};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -144,13 +145,13 @@ fn make(words: &[&str], image: &Path) {
 /// `mkfs.btrfs` looks at each mount of the machine, and fails at a FUSE mount of another test whose
 /// daemon has been killed. Such a mount is there for a moment only.
 fn make_btrfs(image: &Path) {
-    let give_up = Instant::now() + LIMIT;
+    let give_up = clock() + LIMIT.as_secs_f64();
     loop {
         match tool(&["mkfs.btrfs", "-q"], image).ok() {
-            Err(e) if e.contains("cannot check mount status") && Instant::now() < give_up => {}
+            Err(e) if e.contains("cannot check mount status") && clock() < give_up => {}
             made => return drop(made.unwrap()),
         }
-        std::thread::sleep(Duration::from_millis(100));
+        pause(Duration::from_millis(100));
     }
 }
 

@@ -41,6 +41,7 @@ mod top;
 mod ublk_verb;
 mod upgrade;
 mod verbs;
+mod volume_origin;
 mod wipe;
 
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@
 //! Invariants
 //! - CL-R1 An origin that is not the cache's own is written to with the token of the refusal only.
 //! - CL-R2 Afterwards the cache holds no block: it can't be replayed over an origin that has
-//!   changed.
+//!   changed. Then, not before, the record of a volume ends that named the cache.
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -26,8 +26,10 @@ use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeRe
 
 use crate::columns::utc;
 use crate::inspect::hex;
+use crate::inspect_volume::url_of;
 use crate::offline::{self, Access, refusal};
 use crate::progress::ProgressLine;
+use crate::volume_origin::{Argument, OpenOrigin, Origin, OriginFacts, StoredVolume};
 
 /// How often the progress is asked for.
 const LOOK_EVERY: Nanos = Nanos::from_secs(1);
@@ -46,6 +48,9 @@ const WITH_CACHE: [&str; 4] = ["cache", "origin", "start_sector", "force"];
 /// of another size or identity is refused with a token, and so is a journal that can't be used:
 /// `--force TOKEN` goes on all the same.
 ///
+/// The origin may be a volume on an object store, by its URL. It does not record the cache any more
+/// then, and is used alone.
+///
 /// A guarded origin (table option `guard_origin`) whose cache is lost is given back by
 /// `--without-cache`: it is as it was when the cache last wrote to it. What only the cache held is
 /// lost. The cache refuses the origin from then on, if it turns up again.
@@ -55,6 +60,7 @@ Examples:
   millpond recover --cache /srv/cache.img --origin /srv/origin.img --dry-run
   millpond recover --cache /srv/cache.img --origin /srv/origin.img
   millpond recover --cache /dev/nvme0n1p4 --start-sector 2048 --origin /dev/sdb
+  millpond recover --cache /dev/nvme0n1p4 --origin s3://bucket/disks/one --take-over
   millpond recover --without-cache /dev/sdb    # the cache is lost, the origin was guarded
 
 Exit codes: 0 the origin has everything; 1 failed, refused, or blocks are lost; 2 usage; 3 no such \
@@ -63,11 +69,12 @@ pub struct RecoverArgs {
     /// The cache device, or its image
     #[arg(long, value_name = "IMAGE", required_unless_present = "without_cache")]
     pub(crate) cache: Option<PathBuf>,
-    /// The origin: what is written to
-    #[arg(long, value_name = "DEV", required_unless_present = "without_cache")]
+    /// The origin: what is written to. A device, its image, or the URL of a volume
+    #[arg(long, value_name = "DEV|URL", required_unless_present = "without_cache")]
     pub(crate) origin: Option<PathBuf>,
-    /// The cache is lost: take its guard from this origin, which then is as it last was
-    #[arg(long, value_name = "DEV", conflicts_with_all = WITH_CACHE)]
+    /// The cache is lost: take its guard from this origin, which then is as it last was. A volume
+    /// does not record the cache any more
+    #[arg(long, value_name = "DEV|URL", conflicts_with_all = WITH_CACHE)]
     pub(crate) without_cache: Option<PathBuf>,
     /// Where the cache begins on its device
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -78,6 +85,9 @@ pub struct RecoverArgs {
     /// Take this origin although it is not the cache's own: the token of the refusal
     #[arg(long, value_name = "TOKEN")]
     pub(crate) force: Option<String>,
+    /// Take the volume although a host has it open, or died with it: a daemon loses it
+    #[arg(long)]
+    pub(crate) take_over: bool,
     #[command(flatten)]
     pub(crate) listing: Listing,
 }
@@ -104,8 +114,15 @@ async fn recover_without_cache(
     origin: &Path,
     files: &Files,
 ) -> Result<u8, Failure> {
+    let (verb, name) = ("recover", "--without-cache");
+    let argument = Argument { verb, name, take_over: args.take_over };
+    if let Some(url) = url_of(origin) {
+        return recover_volume(args, &url, &argument, files).await;
+    }
     let access = if args.dry_run { Access::Read } else { Access::Write };
-    let device = offline::open(files, origin, access)?;
+    let Origin::Device(device) = Origin::find(&argument, files, origin, access).await? else {
+        unreachable!("it is no URL");
+    };
     let guard = match args.dry_run {
         false => writecache::restore_origin(device).await?,
         true => writecache::find_guard(&*device).await?.ok_or_else(|| {
@@ -132,6 +149,48 @@ async fn recover_without_cache(
     Ok(EXIT_DONE)
 }
 
+/// Opens a volume without the cache that it has recorded, and takes the guard of a lost cache from
+/// it. The record ends first: the volume takes no writes before.
+async fn recover_volume(
+    args: &RecoverArgs,
+    url: &str,
+    argument: &Argument,
+    files: &Files,
+) -> Result<u8, Failure> {
+    if args.dry_run {
+        let text = format!("--dry-run: {url}: `millpond inspect` shows the cache of a volume");
+        return Err(Failure::new(ErrorKind::Invalid, text));
+    }
+    let stored = StoredVolume::find(argument, files, url).await?;
+    let given_up = stored.recorded().map(|cache| cache.uuid);
+    let options = objvol::OpenOptions { without_cache: given_up, ..offline::volume_options() };
+    let volume = stored.open(options).await?;
+    let device = volume.device.clone();
+    let is_guarded = writecache::find_guard(&*device).await.map(|guard| guard.is_some());
+    let restored = match is_guarded {
+        Ok(true) => writecache::restore_origin(device).await.map(Some),
+        Ok(false) => Ok(None),
+        Err(e) => Err(e),
+    };
+    let guard = volume.close(restored.map_err(Failure::from)).await?;
+    let uuid = given_up.or(guard.as_ref().map(|guard| guard.uuid)).ok_or_else(|| {
+        let text = format!("{}: {url}: records no write cache, and none guards it", argument.name);
+        Failure::new(ErrorKind::Invalid, text)
+    })?;
+    print(&match args.listing.format {
+        Format::Text => format!(
+            "{url} is used without the cache {} from now on, which may have held newer blocks: \
+             they are lost\n",
+            hex(&uuid)
+        ),
+        Format::Json => {
+            let value = json!({ "origin": url, "uuid": hex(&uuid), "guarded": guard.is_some() });
+            format!("{value:#}\n")
+        }
+    })?;
+    Ok(EXIT_DONE)
+}
+
 /// Where a cache and its origin are.
 struct Images<'a> {
     cache: &'a Path,
@@ -148,8 +207,9 @@ async fn recover_with_cache(
     let report = writecache::probe(cache.clone(), start, Depth::Metadata).await?;
     let place = offline::place(images.cache, start);
     let found = contents(&report, &place)?;
-    let origin = offline::open(files, images.origin, access)?;
-    let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
+    let argument = Argument { verb: "recover", name: "--origin", take_over: args.take_over };
+    let origin = Origin::find(&argument, files, images.origin, access).await?;
+    let (sectors, adopts) = check_origin(&report, found, &origin.facts(), args.force.as_deref())?;
     let plan = Plan::of(found);
     if args.dry_run {
         print_result(args, images, &plan, "would be written back")?;
@@ -163,20 +223,10 @@ async fn recover_with_cache(
     config.guard.asked = Some(false); // the origin is used alone from now on
     // The epochs of an ordered cache keep their order; those of another are one.
     config.ordered = matches!(report.contents, Contents::Native(_));
-    let target = WriteCache::new("recover", config, origin.clone(), cache.clone(), sectors)?;
-    target.clone().resume().await?;
-    let progress = show_progress(&target, "recover", ["flush_done_blocks", "flush_total_blocks"]);
-    let flushed = target.clone().message(vec!["flush".into()]).await;
-    drop(progress);
-    target.clone().refresh().await;
-    let lost = target.attribute("bad_blocks")?;
-    let settled = target.clone().suspend().await;
-    drop(target);
-    for device in [&origin, &cache] {
-        let flushed = reactor::flush(&**device, Class::Foreground).await;
-        flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
-    }
-    if lost != "0" {
+    let origin = origin.open().await?;
+    let lost = write_back(config, &origin, &cache, sectors).await;
+    let lost = origin.close(lost).await?;
+    if lost != 0 {
         let report = writecache::probe(cache, start, Depth::Data).await?;
         for finding in report.damage.iter().take(LOST_SHOWN) {
             let what = format!("{place}: offset {}: {}", finding.offset, finding.what);
@@ -190,11 +240,44 @@ async fn recover_with_cache(
         eprintln!("millpond: recover: {}", plain(&message));
         return Ok(EXIT_FAILED);
     }
-    flushed.and(settled.map(|()| String::new())).map_err(|e| {
-        Failure::from(e).within("stopped; run it again when the device is repaired: it continues")
-    })?;
     print_result(args, images, &plan, "written back")?;
     Ok(EXIT_DONE)
+}
+
+/// Writes back what the cache holds, and empties it (CL-R2). Returns how many blocks can't be read:
+/// if there are any, they stay, and so does what names the cache.
+async fn write_back(
+    config: Config,
+    origin: &OpenOrigin,
+    cache: &Rc<dyn BlockDevice>,
+    sectors: Sector,
+) -> Result<u64, Failure> {
+    let target = WriteCache::new("recover", config, origin.device.clone(), cache.clone(), sectors)?;
+    target.clone().resume().await?;
+    let progress = show_progress(&target, "recover", ["flush_done_blocks", "flush_total_blocks"]);
+    let mut flushed = target.clone().message(vec!["flush".into()]).await.map(drop);
+    drop(progress);
+    target.clone().refresh().await;
+    let lost = target.attribute("bad_blocks")?.number().unwrap_or(0);
+    if origin.is_volume() && lost == 0 {
+        flushed = flushed.and(target.clone().empty().await); // clean blocks, too
+    }
+    let settled = target.clone().suspend().await;
+    for device in [&origin.device, cache] {
+        let flushed = reactor::flush(&**device, Class::Foreground).await;
+        flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
+    }
+    if lost == 0 {
+        let mut done = flushed.and(settled);
+        if origin.is_volume() && done.is_ok() {
+            done = target.release_origin().await;
+        }
+        done.map_err(|e| {
+            let what = "stopped; run it again when the device is repaired: it continues";
+            Failure::from(e).within(what)
+        })?;
+    }
+    Ok(lost)
 }
 
 pub(crate) fn path(path: &Path) -> String {
@@ -225,18 +308,18 @@ pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a O
 pub(crate) fn check_origin(
     report: &ProbeReport,
     found: &Occupancy,
-    origin: &dyn BlockDevice,
+    origin: &OriginFacts,
     force: Option<&str>,
 ) -> Result<(Sector, bool), Failure> {
+    let OriginFacts { name, capacity, identity } = origin;
     let block = u64::from(found.block_size / 512);
-    let has = Sector(origin.limits().capacity.0 / block * block);
-    let name = origin.name();
+    let has = Sector(capacity.0 / block * block);
     let end = found.dirty_ranges.last().map_or(Sector::ZERO, |(at, len)| *at + *len);
     let (needs, own_id) = match &report.contents {
         Contents::Native(cache) => {
             (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
         }
-        Contents::Divided(cache) => of_parts(cache, origin),
+        Contents::Divided(cache) => of_parts(cache, identity.as_deref()),
         // The kernel's format does not identify its origin: all cached blocks must lie on it.
         Contents::Dm(_) => (has.max(end), [0; 16]),
         Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
@@ -253,7 +336,7 @@ pub(crate) fn check_origin(
     if has > needs {
         doubts.push(format!("has {has} sectors, the cache's own has {needs}"));
     }
-    let identity = origin.identity().map(|text| (format::origin_id(&text), text));
+    let identity = identity.as_ref().map(|text| (format::origin_id(text), text));
     let other = identity.filter(|(id, _)| own_id != [0; 16] && *id != own_id);
     if let Some((id, text)) = &other {
         doubts.push(format!(
@@ -284,7 +367,7 @@ pub(crate) fn check_origin(
 
 /// The origin's length, and its identity: of the parts that know one other than this origin's the
 /// first, as a part without blocks may have been over another one since.
-fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]) {
+fn of_parts(cache: &DividedCache, identity: Option<&str>) -> (Sector, [u8; 16]) {
     let superblocks = cache.parts.iter().filter_map(|part| match &part.contents {
         Contents::Native(cache) => Some(&cache.superblock),
         Contents::Blank
@@ -295,7 +378,7 @@ fn of_parts(cache: &DividedCache, origin: &dyn BlockDevice) -> (Sector, [u8; 16]
         | Contents::Dm(_) => None,
     });
     let superblocks: Vec<_> = superblocks.collect();
-    let this = origin.identity().map(|text| format::origin_id(&text));
+    let this = identity.map(format::origin_id);
     let ids = || superblocks.iter().map(|s| s.origin_id);
     let other = ids().find(|id| *id != [0; 16] && Some(*id) != this);
     let sectors = superblocks.iter().map(|s| s.origin_sectors).max().unwrap_or(0);

@@ -8,8 +8,9 @@
 //! The engine does all of it (`writecache::WriteCache::shrink`): a crash at any point loses
 //! nothing, and the next run continues. The device itself is left as it is.
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use block::{Class, Error, Sector, Target, size_text};
+use block::{BlockDevice, Class, Error, Sector, Target, size_text};
 use clap::Args;
 use control::{EXIT_DONE, Failure, plain};
 use host::{Format, Listing, print};
@@ -20,6 +21,7 @@ use writecache::{Config, Contents, Depth, Mode, WriteCache};
 use crate::offline::{self, Access};
 use crate::recover::{check_origin, contents, path, show_progress};
 use crate::resize::size_bytes;
+use crate::volume_origin::{Argument, OpenOrigin, Origin};
 
 /// Make a cache smaller before its device is cut, without a daemon
 ///
@@ -44,8 +46,8 @@ pub struct ShrinkCacheArgs {
     /// The cache device, or its image
     #[arg(long, value_name = "IMAGE")]
     pub(crate) cache: PathBuf,
-    /// The origin: dirty blocks are written to it
-    #[arg(long, value_name = "DEV")]
+    /// The origin: dirty blocks are written to it. A device, its image, or the URL of a volume
+    #[arg(long, value_name = "DEV|URL")]
     pub(crate) origin: PathBuf,
     /// The size that the cache device is to have, bytes or with a suffix (20G; 8s: sectors)
     #[arg(long, value_parser = size_bytes)]
@@ -56,6 +58,9 @@ pub struct ShrinkCacheArgs {
     /// Take this origin although it is not the cache's own: the token of the refusal
     #[arg(long, value_name = "TOKEN")]
     force: Option<String>,
+    /// Take the volume although a host has it open, or died with it: a daemon loses it
+    #[arg(long)]
+    take_over: bool,
     #[command(flatten)]
     listing: Listing,
 }
@@ -71,8 +76,9 @@ async fn shrink(args: &ShrinkCacheArgs, files: &Files) -> Result<u8, Failure> {
     let cache = offline::open(files, &args.cache, Access::Write)?;
     let report = writecache::probe(cache.clone(), start, Depth::Metadata).await?;
     let found = contents(&report, &offline::place(&args.cache, start))?;
-    let origin = offline::open(files, &args.origin, Access::Write)?;
-    let (sectors, adopts) = check_origin(&report, found, &*origin, args.force.as_deref())?;
+    let argument = Argument { verb: "shrink-cache", name: "--origin", take_over: args.take_over };
+    let origin = Origin::find(&argument, files, &args.origin, Access::Write).await?;
+    let (sectors, adopts) = check_origin(&report, found, &origin.facts(), args.force.as_deref())?;
     let dirty = found.dirty;
     let mut config =
         Config::new(Mode::Ssd, path(&args.origin), path(&args.cache), found.block_size);
@@ -81,24 +87,9 @@ async fn shrink(args: &ShrinkCacheArgs, files: &Files) -> Result<u8, Failure> {
     config.write_buffer = 0; // no client writes
     config.ordered = matches!(report.contents, Contents::Native(_)); // as in `recover`
     let block_bytes = u64::from(found.block_size);
-    let target = WriteCache::new("shrink-cache", config, origin.clone(), cache.clone(), sectors)?;
-    target.clone().resume().await?;
-    let blocks = || async {
-        target.clone().refresh().await;
-        target.attribute("total_blocks").map(|blocks| blocks.number().unwrap_or(0))
-    };
-    let before = blocks().await?;
-    let names = ["drain_done_blocks", "drain_total_blocks"];
-    let progress = show_progress(&target, "shrink-cache", names);
-    let shrunk = target.clone().shrink(args.size).await;
-    drop(progress);
-    let after = blocks().await?;
-    let settled = target.clone().suspend().await;
-    shrunk.and(settled)?;
-    for device in [&origin, &cache] {
-        let flushed = reactor::flush(&**device, Class::Foreground).await;
-        flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
-    }
+    let origin = origin.open().await?;
+    let shrunk = shrink_to(args.size, config, &origin, &cache, sectors).await;
+    let [before, after] = origin.close(shrunk).await?;
     let text = |blocks: u64| size_text(blocks.saturating_mul(block_bytes));
     print(&match args.listing.format {
         Format::Text if before == after => format!(
@@ -124,4 +115,34 @@ async fn shrink(args: &ShrinkCacheArgs, files: &Files) -> Result<u8, Failure> {
         }
     })?;
     Ok(EXIT_DONE)
+}
+
+/// Makes the cache smaller. Returns how many blocks it had, and has.
+async fn shrink_to(
+    size: u64,
+    config: Config,
+    origin: &OpenOrigin,
+    cache: &Rc<dyn BlockDevice>,
+    sectors: Sector,
+) -> Result<[u64; 2], Failure> {
+    let (origin, verb) = (&origin.device, "shrink-cache");
+    let target = WriteCache::new(verb, config, origin.clone(), cache.clone(), sectors)?;
+    target.clone().resume().await?;
+    let blocks = || async {
+        target.clone().refresh().await;
+        target.attribute("total_blocks").map(|blocks| blocks.number().unwrap_or(0))
+    };
+    let before = blocks().await?;
+    let names = ["drain_done_blocks", "drain_total_blocks"];
+    let progress = show_progress(&target, verb, names);
+    let shrunk = target.clone().shrink(size).await;
+    drop(progress);
+    let after = blocks().await?;
+    let settled = target.clone().suspend().await;
+    shrunk.and(settled)?;
+    for device in [origin, cache] {
+        let flushed = reactor::flush(&**device, Class::Foreground).await;
+        flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
+    }
+    Ok([before, after])
 }

@@ -38,7 +38,7 @@ use format::objvol::{
 };
 
 use crate::open::{denied, put_whole};
-use crate::owner::{hex, missing_cache};
+use crate::owner::{hex, identity_text, missing_cache};
 use crate::planted::Fault;
 use crate::requests::Creation;
 use crate::shared::Shared;
@@ -75,7 +75,7 @@ impl Shared {
 
     /// Which volume this is, and which of its histories.
     pub(crate) fn identity(&self) -> String {
-        format!("volume {} lineage {}", hex(&self.uuid()), hex(&self.manifest.lineage))
+        identity_text(&self.uuid(), &self.manifest.lineage)
     }
 
     async fn owner_turn(&self) -> RecordTurn<'_> {

@@ -25,6 +25,7 @@ use crate::history::{History, Purpose};
 use crate::join::{Pending, join_all};
 use crate::log::{Log, StoredExtent};
 use crate::open::Opening;
+use crate::owner::identity_text;
 use crate::planted::Fault;
 use crate::read::{Fetch, merge};
 use crate::store::ObjectStore;
@@ -141,6 +142,12 @@ impl VolumeReport {
             (true, false) => Health::Lossy,
             (true, true) => Health::Sound,
         }
+    }
+
+    /// As [`crate::Volume::identity`].
+    #[must_use]
+    pub fn identity(&self) -> String {
+        identity_text(&self.uuid, &self.lineage)
     }
 
     fn has_damaged_snapshot(&self) -> bool {

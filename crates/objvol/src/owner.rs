@@ -100,6 +100,11 @@ pub(crate) fn hex(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What a cache above compares.
+pub(crate) fn identity_text(uuid: &[u8; 16], lineage: &[u8; 16]) -> String {
+    format!("volume {} lineage {}", hex(uuid), hex(lineage))
+}
+
 /// What an operator does where a cache is recorded that is not there.
 pub(crate) fn missing_cache(cache: &RecordedCache) -> String {
     let uuid = hex(&cache.uuid);

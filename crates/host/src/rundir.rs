@@ -343,7 +343,7 @@ mod tests {
                 Err(e) if e.kind() == Some(ErrorKind::Busy) && Instant::now() < give_up => {}
                 taken => return taken.unwrap(),
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::yield_now();
         }
     }
 

@@ -282,8 +282,8 @@ fn an_ended_export_does_not_reach_the_next_in_its_slot() {
     });
 }
 
-/// A clock on which every look takes a nanosecond.
-struct Ticking(Clockwork, Cell<u64>);
+/// A clock on which every look takes a nanosecond, and that a test may move.
+struct Ticking(Clockwork, Rc<Cell<u64>>);
 
 impl Driver for Ticking {
     fn now(&self) -> Nanos {
@@ -308,7 +308,7 @@ impl Driver for Ticking {
 fn all_of_a_turn_share_its_time_and_the_next_has_another() {
     thread_local!(static TIMES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
     let look = || TIMES.with_borrow_mut(|times| times.push(reactor::loop_time().0));
-    let driver = Ticking(Clockwork::default(), Cell::new(0));
+    let driver = Ticking(Clockwork::default(), Rc::default());
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
     reactor.block_on(async move {
         for _ in 0..2 {
@@ -328,28 +328,29 @@ fn all_of_a_turn_share_its_time_and_the_next_has_another() {
 
 #[test]
 fn tasks_that_compute_for_long_let_the_driver_be_asked_between() {
-    // What each of ten tasks counts; in how many turns they run.
-    for (counted_us, turns) in [(0, 1), (29, 1), (60, 2), (150, 5), (1000, 10)] {
-        let driver = Ticking(Clockwork::default(), Cell::new(0));
+    // How long each of 160 tasks computes; in how many turns they run.
+    for (computes_us, turns) in [(0, 1), (1, 1), (5, 3), (100, 6)] {
+        let clock = Rc::new(Cell::new(0));
+        let driver = Ticking(Clockwork::default(), clock.clone());
         let reactor = Reactor::enter(CoreId(0), Box::new(driver));
         let seen = reactor.block_on(async move {
             let seen = Rc::new(RefCell::new(Vec::new()));
             reactor::yield_now().await; // the first turn has no time of its own
-            for _ in 0..10 {
-                let seen = seen.clone();
+            for _ in 0..160 {
+                let (seen, clock) = (seen.clone(), clock.clone());
                 reactor::spawn(async move {
                     seen.borrow_mut().push(reactor::loop_time());
-                    reactor::count_work(Nanos::from_micros(counted_us));
+                    clock.set(clock.get() + 1000 * computes_us);
                 });
             }
-            while seen.borrow().len() < 10 {
+            while seen.borrow().len() < 160 {
                 reactor::yield_now().await;
             }
             let mut seen = seen.take();
             seen.dedup();
             seen
         });
-        assert_eq!(seen.len(), turns, "{counted_us} us each");
+        assert_eq!(seen.len(), turns, "{computes_us} us each");
     }
 }
 

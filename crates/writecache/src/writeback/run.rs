@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, Class, Flags, Nanos, Slice, Status};
+use block::{Buf, Class, Flags, Slice, Status};
 use policy::Run;
 use smallvec::SmallVec;
 
@@ -14,9 +14,6 @@ use super::{PickedRun, WrittenBlock};
 use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
 use crate::planted::Fault;
-
-/// What the core computes for a block of a run: measured, 0.45 ms for 256 blocks.
-const GATHER_NS: u64 = 1_700;
 
 /// One item for each block or each write of a run. Scattered blocks are runs of one block, and need
 /// no allocation.
@@ -30,7 +27,6 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         wb.span_is_read(span).await;
     }
     let mut good = wb.gather(run, extent.as_ref(), span.as_deref()).await;
-    reactor::count_work(Nanos(GATHER_NS * run.blocks()));
     // WC-WB3. After this commit every gathered version is logged or superseded.
     let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
     if (store.commits.is_running() || good.blocks.iter().any(unlogged))
@@ -217,8 +213,8 @@ impl Writeback {
             let (block, slot_ref, _, in_gap): (u64, SlotRef, Option<u32>, bool) = blocks[n];
             match &in_place {
                 Some(in_place) => in_place.has(place(block) / size, slot_ref, &self.store),
-                // The blocks of an extent lie beside what was read for its gaps.
-                None => span.filter(|_| extent.is_some() && !in_gap).is_some_and(|span| {
+                // An extent lies beside what was read for its gaps, a long run in several chunks.
+                None => span.filter(|_| !in_gap).is_some_and(|span| {
                     span.copy((block, slot_ref), &data, place(block), size, &self.store)
                 }),
             }

@@ -121,6 +121,11 @@ impl Unloaded {
             return;
         }
         self.last_ns = now_ns;
+        if reads.count() >= 2 * GENERATION {
+            // Two generations by themselves, of a device at rest.
+            (self.older, self.current) = Default::default();
+            self.current_since_ns = now_ns;
+        }
         let age_ns = now_ns.saturating_sub(self.current_since_ns);
         let is_full = self.current.count() >= GENERATION || age_ns > GENERATION_NS;
         if is_full && self.current.count() >= CLEAN_MIN {

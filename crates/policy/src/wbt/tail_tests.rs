@@ -137,6 +137,19 @@ fn reads_at_rest_count_before_the_first_window() {
     assert!(first > 4 * PIECE_UNIT, "{first}");
 }
 
+/// Such as the large reads with which a cache opens.
+#[test]
+fn two_generations_of_reads_at_rest_replace_what_came_before() {
+    let target_ns = |at_rest: u32| {
+        let mut fixture = Fixture::new(FLASH);
+        fixture.control.learn_at_rest(&reads(20, 1_500_000), 10 * MS);
+        fixture.control.learn_at_rest(&reads(at_rest, 100_000), 20 * MS);
+        fixture.control.target_ns()
+    };
+    assert!(target_ns(200) > 2_000_000, "{}", target_ns(200));
+    assert_eq!(target_ns(2 * GENERATION as u32), 175_000);
+}
+
 #[test]
 fn a_disk_faster_than_half_a_turn_counts_as_flash() {
     let allowed = |device| {

@@ -169,6 +169,15 @@ pub struct GapRules {
     pub write_percent: Option<u32>,
 }
 
+/// Sizes that only tests set, so that little data takes ways that much data takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TestSizes {
+    /// Blocks of the write buffer, whatever the size of the cache.
+    pub(crate) buffer_blocks: Option<u32>,
+    /// Blocks that a commit looks at between two yields.
+    pub(crate) batch_piece: Option<usize>,
+}
+
 /// A parsed table line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -208,8 +217,8 @@ pub struct Config {
     pub(crate) journal_capacity: u64,
     /// Bytes of the write buffer; 0: none.
     pub write_buffer: u32,
-    /// Blocks of the write buffer, whatever the size of the cache; only tests set it.
-    pub(crate) buffer_blocks: Option<u32>,
+    /// Sizes that only tests set.
+    pub(crate) test_sizes: TestSizes,
     /// The part that this config is for; `None` for the whole cache.
     pub(crate) part: Option<PartOf>,
     /// The options that the table line has, to show it again.
@@ -296,7 +305,7 @@ impl Config {
             planted: Planted::NONE,
             journal_capacity: JOURNAL_CAPACITY,
             write_buffer: WRITE_BUFFER_DEFAULT,
-            buffer_blocks: None,
+            test_sizes: TestSizes::default(),
             assumed_costs: None,
             zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
             chunk: CHUNK,

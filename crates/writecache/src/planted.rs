@@ -50,6 +50,8 @@ pub enum Fault {
     AheadErrorKept,
     /// What was read ahead counts after a suspend.
     AheadOutlivesSuspend,
+    /// A block that changes between two pieces of a batch is not logged again.
+    ChangedBetweenPieces,
     /// A commit does not wait for data that are in the write buffer.
     FlushForgetsBuffer,
     /// Data of the write buffer that their slot has refused count as written.
@@ -323,7 +325,12 @@ impl Config {
 
     /// Gives the write buffer of mode s room for so many blocks, whatever the size of the cache.
     pub fn set_buffer_blocks(&mut self, blocks: u32) {
-        self.buffer_blocks = Some(blocks);
+        self.test_sizes.buffer_blocks = Some(blocks);
+    }
+
+    /// A commit looks at so many blocks between two yields.
+    pub fn set_batch_piece(&mut self, blocks: usize) {
+        self.test_sizes.batch_piece = Some(blocks);
     }
 
     /// The costs that are assumed.

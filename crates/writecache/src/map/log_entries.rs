@@ -64,7 +64,7 @@ impl RecordBuilder {
 }
 
 impl Slots {
-    /// As [`Slots::take_batch`], for a cache with epochs: it logs versions, not blocks.
+    /// As [`Slots::extend_batch`], for a cache with epochs: it logs versions, not blocks.
     pub(super) fn take_batch_of_epochs(&mut self, e: &mut Epochs, max: usize) -> Batch {
         let mut builder = RecordBuilder::new(max, e.oldest);
         let mut last_taken = None;

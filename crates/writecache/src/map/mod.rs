@@ -402,16 +402,28 @@ impl Slots {
         self.counts.unlogged > 0 || self.epochs.as_ref().is_some_and(|e| unlogged(e))
     }
 
-    /// The next entries of the running commit, at most `max`; empty when all is logged.
-    pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
+    /// A batch without entries.
+    pub(crate) fn begin_batch(&mut self) -> Batch {
+        std::mem::take(&mut self.spare)
+    }
+
+    /// Adds the next entries of the running commit to a batch, which has at most `max`; none when
+    /// all is logged. Returns whether the batch is complete: without epochs only `piece` blocks are
+    /// looked at, and others may change before the next piece.
+    pub(crate) fn extend_batch(&mut self, batch: &mut Batch, max: usize, piece: usize) -> bool {
         if let Some(mut epochs) = self.epochs.take() {
-            let batch = self.take_batch_of_epochs(&mut epochs, max);
+            *batch = self.take_batch_of_epochs(&mut epochs, max);
             self.epochs = Some(epochs);
-            return batch;
+            return true;
         }
-        let Batch { mut entries, mut freed, .. } = std::mem::take(&mut self.spare);
-        let mut last_taken = None;
+        let Batch { entries, freed, .. } = batch;
+        let (mut last_taken, mut looked, mut is_complete) = (None, 0, true);
         for block in self.committing.iter() {
+            if looked == piece {
+                is_complete = false;
+                break;
+            }
+            looked += 1;
             let entry = match self.slot_of(block) {
                 Some(slot) => {
                     let s = &mut self.slots[slot as usize];
@@ -437,21 +449,20 @@ impl Slots {
                 None => entries.push(entry),
             }
             last_taken = Some(block);
+            // One that changed again since the commit began is logged too: the entry has the newest
+            // state.
+            if !self.unlogged.is_empty() {
+                self.unlogged.remove(block);
+            }
         }
         if let Some(last) = last_taken {
             self.committing.remove_range(..=last);
-            if !self.unlogged.is_empty() {
-                // Blocks that changed again since the commit began are logged too: the entries have
-                // the newest state.
-                for e in &entries {
-                    let count = if e.op == Op::Drop { u64::from(e.slot) } else { 1 };
-                    self.unlogged.remove_range(e.block..e.block + count);
-                }
-            }
         }
         self.counts.unlogged = self.unlogged.len() + self.committing.len();
-        self.take_unnamed(&mut freed);
-        Batch { entries, freed, oldest: None }
+        if is_complete {
+            self.take_unnamed(freed);
+        }
+        is_complete
     }
 
     /// Moves slots out of limbo that no record names any more when the batch that was just built is
@@ -465,22 +476,32 @@ impl Slots {
         self.limbo = limbo;
     }
 
-    /// The batch is durable: frees the slots that it supersedes (WC-I2).
-    pub(crate) fn complete_batch(&mut self, mut batch: Batch) {
+    /// The batch is durable: the slots that it supersedes may be freed (WC-I2).
+    pub(crate) fn end_batch(&mut self, batch: &Batch) {
         if let (Some(e), Some(oldest)) = (&mut self.epochs, batch.oldest) {
             e.oldest_logged = oldest;
         }
         if self.is_commit_complete() {
             self.end_commit();
         }
-        for slot in batch.freed.drain(..) {
+    }
+
+    /// Frees slots that a durable batch supersedes, `piece` at most. Returns whether all are free;
+    /// then the batch is done with.
+    pub(crate) fn free_superseded(&mut self, batch: &mut Batch, piece: usize) -> bool {
+        let left = batch.freed.len().saturating_sub(piece);
+        for slot in batch.freed.drain(left..) {
             assert_eq!(self.slots[slot as usize].state, State::Limbo);
             self.make_free(slot);
         }
+        if left > 0 {
+            return false;
+        }
         batch.entries.clear();
         if batch.entries.capacity().max(batch.freed.capacity()) <= SPARE_MAX {
-            self.spare = batch;
+            self.spare = std::mem::take(batch);
         }
+        true
     }
 
     /// A checkpoint is durable, and nothing was committed since it began. So the slots in limbo are

@@ -3,7 +3,7 @@
 use format::{JournalChange, Op};
 
 use super::journal::JournalWriter;
-use super::{SlotRef, Slots};
+use super::{Batch, SlotRef, Slots};
 use crate::planted::Fault;
 
 impl Slots {
@@ -19,6 +19,11 @@ impl Slots {
         if self.unlogged.remove(block) {
             self.counts.unlogged -= 1;
         }
+    }
+
+    /// The next commit leaves out blocks of a batch that have changed since they were added to it.
+    pub(crate) fn forget_changes_of(&mut self, batch: &Batch) {
+        batch.entries.iter().for_each(|entry| self.forget_unlogged(entry.block));
     }
 
     /// The next commit leaves out blocks that were dropped from the cache.

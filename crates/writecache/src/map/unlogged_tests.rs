@@ -6,6 +6,30 @@ use super::*;
 
 const BLOCKS: u64 = 40;
 
+impl Slots {
+    /// A complete batch of the running commit.
+    pub(crate) fn take_batch(&mut self, max: usize) -> Batch {
+        let mut batch = self.begin_batch();
+        assert!(self.extend_batch(&mut batch, max, usize::MAX), "one piece is enough");
+        batch
+    }
+
+    /// The batch is durable.
+    pub(crate) fn complete_batch(&mut self, mut batch: Batch) {
+        self.end_batch(&batch);
+        assert!(self.free_superseded(&mut batch, usize::MAX), "one piece is enough");
+    }
+}
+
+/// A commit that is running.
+enum Running {
+    /// Entries are being added to the batch, of which there are so many at most.
+    Adding(Batch, usize),
+    Written(Batch),
+    /// Its superseded slots are being freed.
+    Durable(Batch),
+}
+
 /// The log's version of each block: its slot, and the operation of its entry.
 type Log = BTreeMap<u64, (u32, Op)>;
 
@@ -43,7 +67,7 @@ fn every_block_that_differs_from_the_log_is_unlogged() {
     let mut rng = sim::Rng::new(11);
     for _ in 0..200 {
         let Ok(mut slots) = Rebuild::new(64).finish(BLOCKS) else { panic!("an empty map") };
-        let (mut log_state, mut in_flight) = (Log::new(), None::<Batch>);
+        let (mut log_state, mut running) = (Log::new(), None::<Running>);
         for _ in 0..300 {
             let block = rng.below(BLOCKS);
             let found = slots.find(block).map(|found| found.slot_ref);
@@ -54,13 +78,28 @@ fn every_block_that_differs_from_the_log_is_unlogged() {
                     }
                 }
                 (5, _) if slots.is_commit_complete() => slots.begin_commit(),
-                (6, _) if in_flight.is_none() => {
-                    let max = rng.index(6) + 1;
-                    let batch = slots.take_batch(max);
-                    log(&batch, &mut log_state);
-                    in_flight = Some(batch);
+                (6 | 7, _) => {
+                    let piece = rng.index(4) + 1;
+                    let begun = || Running::Adding(slots.begin_batch(), rng.index(6) + 1);
+                    running = match running.take().unwrap_or_else(begun) {
+                        Running::Adding(mut batch, max) => {
+                            let is_complete = slots.extend_batch(&mut batch, max, piece);
+                            log(&batch, &mut log_state);
+                            match is_complete {
+                                true => Some(Running::Written(batch)),
+                                false => Some(Running::Adding(batch, max)),
+                            }
+                        }
+                        Running::Written(batch) => {
+                            slots.end_batch(&batch);
+                            Some(Running::Durable(batch))
+                        }
+                        Running::Durable(mut batch) => {
+                            let is_done = slots.free_superseded(&mut batch, piece);
+                            (!is_done).then_some(Running::Durable(batch))
+                        }
+                    };
                 }
-                (7, _) => in_flight.take().into_iter().for_each(|b| slots.complete_batch(b)),
                 (8, Some(slot_ref)) => slots.retire(block, slot_ref),
                 (9, Some(slot_ref)) => slots.make_dirty(block, slot_ref),
                 (10, Some(slot_ref)) => drop(slots.drop_block(block, slot_ref)),

@@ -29,7 +29,7 @@
 //! flushes cost the same. A FLUSH with nothing new costs nothing.
 use block::{Buf, Class, Flags, Status};
 use format::{ENTRIES_PER_UNIT, Kind, RecordHeader, UNIT};
-use reactor::BioFuture;
+use reactor::{BioFuture, yield_now};
 use smallvec::SmallVec;
 
 use super::Store;
@@ -38,6 +38,9 @@ use crate::map::Batch;
 use crate::planted::Fault;
 use crate::recovery::area::wait_all;
 
+/// Blocks of a batch that are looked at, or slots that are freed, between two yields. Chosen: one
+/// takes 0.1 to 0.3 microseconds, since neither index nor slot is in the processor's cache.
+const BATCH_PIECE: usize = 256;
 /// Units of one log write: 1 MiB.
 const UNITS_PER_WRITE: usize = 256;
 
@@ -78,12 +81,24 @@ impl Store {
         self.slots.borrow_mut().end_commit();
     }
 
-    /// Logs all changes, in batches as large as the log has room for.
+    /// Logs all changes, in batches as large as the log has room for. Clients are served between
+    /// the pieces of a batch: a block that changes then is logged by the next commit.
     async fn commit_records(&self, native: &Native) -> Result<(), Status> {
         let units = self.log_room(native).await;
-        let mut batch = self.slots.borrow_mut().take_batch(units * ENTRIES_PER_UNIT);
+        let max = units * ENTRIES_PER_UNIT;
+        let piece = self.config.test_sizes.batch_piece.unwrap_or(BATCH_PIECE);
+        let mut batch = self.slots.borrow_mut().begin_batch();
+        while !self.slots.borrow_mut().extend_batch(&mut batch, max, piece) {
+            yield_now().await;
+            if self.has_fault(Fault::ChangedBetweenPieces) {
+                self.slots.borrow_mut().forget_changes_of(&batch);
+            }
+        }
         self.write_batch(native, &mut batch).await?;
-        self.slots.borrow_mut().complete_batch(batch);
+        self.slots.borrow_mut().end_batch(&batch);
+        while !self.slots.borrow_mut().free_superseded(&mut batch, piece) {
+            yield_now().await;
+        }
         Ok(())
     }
 

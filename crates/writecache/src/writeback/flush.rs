@@ -110,8 +110,10 @@ impl Writeback {
     /// Drops a piece of clean blocks, at most so many, and as far as they may change; returns how
     /// many.
     fn drop_clean_piece(&self, most: u64) -> u64 {
-        let piece = most.min(self.room_to_drop()).min(PIECE_BLOCKS as u64);
-        let piece = u32::try_from(piece).expect("at most a piece");
+        let at_once = self.store.has_fault(Fault::DropsBeyondRoom);
+        let piece_max = if at_once { u64::from(u32::MAX) } else { PIECE_BLOCKS as u64 };
+        let piece = most.min(self.room_to_drop()).min(piece_max);
+        let piece = u32::try_from(piece).expect("at most 2^32 - 1");
         u64::from(self.store.slots.borrow_mut().evict(piece, None))
     }
 

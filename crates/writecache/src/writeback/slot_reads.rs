@@ -49,9 +49,11 @@ pub(super) const GAP_BYTES_MAX: u64 = 128 << 10;
 /// Reads in flight, and bytes of them. Chosen: enough for the queue of any disk.
 const READS_IN_FLIGHT: usize = 128;
 const READ_BYTES_IN_FLIGHT: usize = 8 << 20;
-/// The same while clients read from the origin, which may be on the same disk. An elevator below
-/// serves a long stream in its order, and a client's read behind all of it that is queued.
-const READ_BYTES_BESIDE_CLIENTS: usize = 512 << 10;
+/// The same while clients read from the origin, which may be on the same disk: a client's read
+/// waits behind all that is queued there, and an elevator serves a long stream in its order.
+const READ_BYTES_MAX_BESIDE_CLIENTS: usize = 64 << 10;
+const READS_BESIDE_CLIENTS: usize = 8;
+const READ_BYTES_BESIDE_CLIENTS: usize = 128 << 10;
 /// The first span, of which the costs are learnt.
 const SPAN_BYTES_FIRST: usize = 4 << 20;
 /// A span takes at most this part of the process's memory that is free.
@@ -330,7 +332,8 @@ impl Writeback {
     }
 
     pub(super) fn read_blocks_max(&self) -> u32 {
-        u32::try_from(READ_BYTES_MAX / self.store.block_bytes()).unwrap_or(1).max(1)
+        let bytes = if self.is_calm() { READ_BYTES_MAX } else { READ_BYTES_MAX_BESIDE_CLIENTS };
+        u32::try_from(bytes / self.store.block_bytes()).unwrap_or(1).max(1)
     }
 
     pub(super) fn gap_blocks(&self, bytes: u64) -> u32 {
@@ -368,10 +371,12 @@ impl Writeback {
         let mut batch = self.begin_batch(nth);
         let stop = || self.store.life.stopping.get() || self.store.health().is_err();
         loop {
-            let calm = self.is_calm();
-            let bytes_max = if calm { READ_BYTES_IN_FLIGHT } else { READ_BYTES_BESIDE_CLIENTS };
+            let (reads_max, bytes_max) = match self.is_calm() {
+                true => (READS_IN_FLIGHT, READ_BYTES_IN_FLIGHT),
+                false => (READS_BESIDE_CLIENTS, READ_BYTES_BESIDE_CLIENTS),
+            };
             while at < span.order.len()
-                && reading.len() < READS_IN_FLIGHT
+                && reading.len() < reads_max
                 && bytes_in_flight < bytes_max
                 && !stop()
             {

@@ -23,11 +23,12 @@ use crate::map::SlotRef;
 /// Slots that are sorted together: at most so many blocks have them. Chosen: a fifth of a
 /// millisecond.
 const GROUP_SLOTS: u32 = 4096;
-/// Memory that is allocated between two yields. Chosen: a fifth of a millisecond, where the system
+/// Memory that is allocated between two yields. Chosen: a tenth of a millisecond, where the system
 /// has to find it.
-const PIECE_BYTES: usize = 1 << 20;
-/// Memory of a span is allocated in chunks of so many bytes, or of one origin write.
-const CHUNK_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: usize = 256 << 10;
+/// Memory of a span is allocated in chunks of so many bytes, or of one block: a piece each. A run
+/// that is longer lies in several, and its blocks are copied when it is gathered.
+const CHUNK_BYTES: u64 = PIECE_BYTES as u64;
 /// Fewer blocks are not worth a span.
 const BLOCKS_MIN: usize = 4;
 /// A span must save at least a quarter of the time, because its first run has to wait for all of
@@ -37,7 +38,7 @@ const SAVED_PART: u64 = 4;
 /// The blocks of a span, while they are collected.
 struct SpanPlan {
     block_bytes: usize,
-    /// Blocks of the longest run.
+    /// Blocks of the longest run, or of the longest part of one in a chunk.
     io_blocks: usize,
     /// Blocks of a chunk, and the most chunks (WC-SR2).
     chunk_blocks: usize,
@@ -107,7 +108,7 @@ impl Writeback {
     /// Memory of a chunk.
     pub(super) fn chunk_bytes(&self) -> u64 {
         let size = u64::from(self.store.config.block_size);
-        self.io_blocks().max(CHUNK_BYTES / size) * size
+        (CHUNK_BYTES / size).max(1) * size
     }
 
     /// The blocks of a source from `start` on, for which `bytes` of memory are enough; without that
@@ -120,8 +121,8 @@ impl Writeback {
         stop: &impl Fn() -> bool,
     ) -> Option<Span> {
         let block_bytes = self.store.block_bytes();
-        let io_blocks = usize::try_from(self.io_blocks()).ok()?;
         let chunk_blocks = usize::try_from(self.chunk_bytes()).ok()? / block_bytes;
+        let io_blocks = usize::try_from(self.io_blocks()).ok()?.min(chunk_blocks);
         let chunks_max = bytes / (chunk_blocks * block_bytes); // WC-SR2
         if chunks_max == 0 {
             return None;

@@ -17,6 +17,20 @@ fn acknowledged_durability_survives_any_crash() {
     }
 }
 
+/// Blocks change between the pieces of a batch.
+const PIECES: Plan = Plan { batch_piece: Some(2), ..Plan::USUAL };
+
+#[test]
+fn commits_in_small_pieces_survive_any_crash() {
+    seeds::run(60, |seed| simulate(seed, PIECES));
+    seeds::run(40, |seed| simulate(seed, Plan { with_faults: true, ..PIECES }));
+}
+
+#[test]
+fn a_change_between_two_pieces_that_is_forgotten_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::ChangedBetweenPieces), ..PIECES });
+}
+
 /// Two blocks in order are a long stream.
 const STREAMS: Plan =
     Plan { around: true, options: " sequential_write_cutoff 4096", ..Plan::USUAL };

@@ -4,12 +4,12 @@
 //! planted faults of its order are each caught.
 
 use crate::common::journal_plan::JournalPlan;
-use crate::simulate::{Plan, SHRUNK, is_caught_at, simulate};
+use crate::simulate::{Plan, Resizes, SHRUNK, is_caught_at, simulate};
 use sim::seeds;
 use writecache::Fault;
 
 const PLAN: Plan =
-    Plan { grows: true, shrinks: true, cut_after: &[200, 1_000, 20_000], ..Plan::USUAL };
+    Plan { resizes: Resizes::GrowsAndShrinks, cut_after: &[200, 1_000, 20_000], ..Plan::USUAL };
 
 fn run(seeds_of_test: u64, plan: Plan) {
     seeds::run(seeds_of_test, |seed| simulate(seed, plan));
@@ -26,7 +26,7 @@ fn a_cache_that_shrinks_beside_crashes_loses_nothing() {
 
 #[test]
 fn a_guarded_cache_with_reads_or_a_journal_that_shrinks() {
-    run(20, Plan { with_faults: false, grows: true, shrinks: true, ..Plan::GUARDED });
+    run(20, Plan { with_faults: false, resizes: Resizes::GrowsAndShrinks, ..Plan::GUARDED });
     run(20, Plan { options: " read_cache 1 sequential_read_cutoff 0", ..PLAN });
     run(20, Plan { journal: JournalPlan::Kept, ..PLAN });
 }

@@ -65,6 +65,17 @@ struct Setup {
     growth: Option<Growth>,
 }
 
+/// Whether the cache device becomes larger and smaller.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resizes {
+    Never,
+    /// Larger, up to four times, while clients work.
+    Grows,
+    /// That, and before clients work, in half of the lives, the cache is made smaller and its
+    /// device is cut.
+    GrowsAndShrinks,
+}
+
 /// What a test asks of every seed; the seed draws the rest.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
@@ -95,11 +106,9 @@ pub(crate) struct Plan {
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
     pub(crate) through: bool,
     pub(crate) journal: JournalPlan,
-    /// The cache device becomes larger, up to four times, while clients work.
-    pub(crate) grows: bool,
-    /// Before clients work, in half of the lives, the cache is made smaller and its device is cut.
-    /// With `grows` only.
-    pub(crate) shrinks: bool,
+    pub(crate) resizes: Resizes,
+    /// Blocks that a commit looks at between two yields, if not the usual number.
+    pub(crate) batch_piece: Option<usize>,
     /// Options that count instead of what the seed draws.
     pub(crate) options: &'static str,
 }
@@ -123,8 +132,8 @@ impl Plan {
         around: false,
         through: false,
         journal: JournalPlan::None,
-        grows: false,
-        shrinks: false,
+        resizes: Resizes::Never,
+        batch_piece: None,
         options: "",
     };
     pub(crate) const FAULTS: Plan = Plan { with_faults: true, ..Plan::USUAL };
@@ -154,8 +163,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let area_kib = w.rng.pick(plan.area_kib);
     let capacity = Sector(area_kib * 2 + start_sector);
-    let growth = plan.grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
-    let capacity = if plan.grows { Sector(4 * capacity.0) } else { capacity };
+    let grows = plan.resizes != Resizes::Never;
+    let growth = grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
+    let capacity = if grows { Sector(4 * capacity.0) } else { capacity };
     let cache = match plan.mode {
         "p" => w.add_swarm_memory("cache", capacity),
         _ => w.add_swarm_disk("cache", capacity),
@@ -189,6 +199,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
     config.trust_origin();
+    if let Some(blocks) = plan.batch_piece {
+        config.set_batch_piece(blocks);
+    }
     if !options.contains("write_buffer") {
         config.write_buffer = 0;
     }
@@ -319,7 +332,7 @@ impl Engine for Lives {
         let with_faults = mix.errors_allowed;
         let mut cache = setup.make(world);
         self.open(machine, &cache)?;
-        if setup.plan.shrinks && self.cut(machine, &cache)? {
+        if setup.plan.resizes == Resizes::GrowsAndShrinks && self.cut(machine, &cache)? {
             cache = setup.make(world);
             self.open(machine, &cache)?;
         }

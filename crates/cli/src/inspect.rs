@@ -122,7 +122,11 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
         Contents::Native(cache) => {
             line(
                 "format",
-                format!("native, version {}, uuid {}", version(cache), hex(&cache.superblock.uuid)),
+                format!(
+                    "native, version {}, uuid {}",
+                    cache.superblock.version(),
+                    hex(&cache.superblock.uuid)
+                ),
             );
             native(&mut line, cache);
         }
@@ -192,15 +196,6 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
     let unshown = report.damage.len().saturating_sub(shown) as u64 + report.damage_left_out;
     line_left(&mut line, usize::try_from(unshown).unwrap_or(usize::MAX));
     out
-}
-
-/// Version of its superblock.
-fn version(cache: &NativeCache) -> u8 {
-    match (cache.superblock.part.is_some(), cache.superblock.guards_origin) {
-        (true, _) => 2,
-        (false, true) => 3,
-        (false, false) => 1,
-    }
 }
 
 fn native(line: &mut impl FnMut(&str, String), cache: &NativeCache) {

@@ -23,6 +23,8 @@ const VERSION_PART: u16 = 2;
 const VERSION_GUARD: u16 = 3;
 /// Version of a cache that was resized: its metadata are elsewhere. It may guard its origin.
 const VERSION_MOVED: u16 = 4;
+/// Version of part 0 of a cache that guards its origin.
+const VERSION_GUARD_PART: u16 = 5;
 /// The bit of `flags` in version 4 that says that the cache guards its origin.
 const GUARDS_ORIGIN: u8 = 1;
 /// Parts that a cache may have.
@@ -51,7 +53,7 @@ pub struct Superblock {
     pub checkpoint: CheckpointRef,
     /// The part, of a cache in several parts; `None` of a cache in one part.
     pub part: Option<Part>,
-    /// The area may have records of a guarded origin. A part has none.
+    /// The area may have records of a guarded origin. Of a cache in parts only part 0 has them.
     pub guards_origin: bool,
     /// Where metadata and slots are, if the cache was resized. A part never is.
     pub moved: Option<MovedMetadata>,
@@ -144,12 +146,6 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
-        let version = match (self.part, self.moved, self.guards_origin) {
-            (Some(_), ..) => VERSION_PART,
-            (None, Some(_), _) => VERSION_MOVED,
-            (None, None, true) => VERSION_GUARD,
-            (None, None, false) => VERSION,
-        };
         let flags = if self.moved.is_some() && self.guards_origin { GUARDS_ORIGIN } else { 0 };
         let unmoved = MovedMetadata { metadata_start: 0, slots_start: 0 };
         let moved = self.moved.unwrap_or(unmoved);
@@ -157,7 +153,7 @@ impl Superblock {
         let part = self.part.unwrap_or(none);
         let media = SuperblockMedia {
             magic: MAGIC,
-            version: U16::new(version),
+            version: U16::new(self.version()),
             copy,
             reserved0: 0,
             crc: U32::ZERO,
@@ -190,7 +186,7 @@ impl Superblock {
 
     /// Decodes the unit read from the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_MOVED)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_GUARD_PART)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
@@ -214,7 +210,8 @@ impl Superblock {
             chunk_sectors: media.chunk_sectors.get(),
             area_sectors: media.area_sectors.get(),
         };
-        let is_part = media.version.get() == VERSION_PART;
+        let is_part = matches!(media.version.get(), VERSION_PART | VERSION_GUARD_PART);
+        let is_guard = matches!(media.version.get(), VERSION_GUARD | VERSION_GUARD_PART);
         if !is_part && (part.nth, part.of, part.chunk_sectors, part.area_sectors) != (0, 0, 0, 0) {
             return Err(Damage::Field("parts"));
         }
@@ -235,12 +232,24 @@ impl Superblock {
                 log_start_link: media.log_start_link.get(),
             },
             part: is_part.then_some(part),
-            guards_origin: media.version.get() == VERSION_GUARD || media.flags & GUARDS_ORIGIN != 0,
+            guards_origin: is_guard || media.flags & GUARDS_ORIGIN != 0,
             moved: is_moved.then_some(moved),
         };
         match superblock.wrong_field() {
             None => Ok(superblock),
             Some(name) => Err(Damage::Field(name)),
+        }
+    }
+
+    /// The version of the format that says all of it: a program that knows no more refuses it.
+    #[must_use]
+    pub fn version(&self) -> u16 {
+        match (self.part, self.moved, self.guards_origin) {
+            (Some(_), _, true) => VERSION_GUARD_PART,
+            (Some(_), _, false) => VERSION_PART,
+            (None, Some(_), _) => VERSION_MOVED,
+            (None, None, true) => VERSION_GUARD,
+            (None, None, false) => VERSION,
         }
     }
 
@@ -279,7 +288,7 @@ impl Superblock {
         if self.checkpoint.units > self.checkpoint_units {
             return Some("checkpoint_written_units");
         }
-        if self.part.is_some() && self.guards_origin {
+        if self.part.is_some_and(|part| part.nth > 0) && self.guards_origin {
             return Some("guards_origin");
         }
         if self.part.is_some() && self.moved.is_some() {

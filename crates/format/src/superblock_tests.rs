@@ -116,7 +116,7 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 4 }));
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 5 }));
 }
 
 #[test]
@@ -211,7 +211,14 @@ fn bytes_are_where_the_byte_map_says() {
     plain[8] = 3;
     plain[12..16].copy_from_slice(&unit[12..16]);
     assert_eq!(unit[..plain.len()], plain);
-    assert_eq!(Superblock::decode(2, &unit), Ok(guards));
+    assert_eq!(Superblock::decode(2, &unit), Ok(guards.clone()));
+    // And in parts: part 0 alone says it.
+    let first = Part { nth: 0, ..part };
+    let unit = encoded(&Superblock { part: Some(first), ..guards.clone() }, 2);
+    let of_part = encoded(&Superblock { part: Some(first), guards_origin: false, ..guards }, 2);
+    assert_eq!((unit[8], of_part[8]), (5, 2));
+    assert!(unit[16..] == of_part[16..]);
+    assert!(Superblock::decode(2, &unit).unwrap().guards_origin);
 }
 
 /// The same after it has grown.
@@ -258,8 +265,13 @@ fn a_cache_that_has_grown_has_a_version_of_its_own() {
 }
 
 #[test]
-fn a_part_guards_no_origin() {
+fn only_part_0_guards_an_origin() {
     assert_eq!(forged_of(&divided(), 8, &[3, 0]), Err(Damage::Field("parts")));
+    assert_eq!(forged_of(&divided(), 8, &[5, 0]), Err(Damage::Field("guards_origin")));
+    let first = divided().part.map(|part| Part { nth: 0, ..part });
+    let found = forged_of(&Superblock { part: first, ..divided() }, 8, &[5, 0]);
+    assert!(found.unwrap().guards_origin);
+    assert_eq!(forged(8, &[5, 0]), Err(Damage::Field("parts")));
 }
 
 const GOLDEN: [&[u8]; 11] = [
@@ -350,7 +362,7 @@ proptest! {
                 chunk_sectors: (fill % 1000 + 1) * 8,
                 area_sectors: area_bytes.div_ceil(4096) * 8,
             }),
-            guards_origin: guards && of.is_none(),
+            guards_origin: guards && of.is_none_or(|of| fill.to_le_bytes()[0] % of == 0),
             moved: None,
         };
         prop_assert_eq!(superblock.geometry(), geometry);

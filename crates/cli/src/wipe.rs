@@ -18,7 +18,7 @@ use host::print;
 use objstore::StoreUrl;
 use objvol::OpenOptions;
 use uring::Files;
-use writecache::{Contents, Depth, NativeCache, ProbeReport};
+use writecache::{Contents, Depth, ProbeReport};
 
 use crate::inspect::hex;
 use crate::offline::{self, Access, refusal};
@@ -117,8 +117,7 @@ fn loss(report: &ProbeReport) -> Option<String> {
             if o.dirty + o.bad > 0 {
                 return Some(dirty);
             }
-            let guards = |cache: &NativeCache| cache.superblock.guards_origin;
-            matches!(&report.contents, Contents::Native(cache) if guards(cache)).then(|| {
+            report.guards_origin().then(|| {
                 "guards its origin, which has a signature in the place of its superblocks: \
                  `millpond recover` gives the origin back"
                     .into()

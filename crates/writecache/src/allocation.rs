@@ -110,8 +110,11 @@ impl WriteCache {
         // What they look at is looked at when they are awaited.
         let (before, after) = (self.held_blocks(at, len), self.held_blocks(at, len));
         // As clients see it: behind a guard lie other bytes.
-        let guarded = self.cache().map(|cache| cache.writeback.origin.device.clone());
-        let origin = guarded.unwrap_or_else(|| self.origin().clone());
+        let origin = match (self.cache(), self.parts()) {
+            (Some(cache), _) => cache.writeback.origin.device.clone(),
+            (None, Some(parts)) => parts.origin_flushes.device().clone(),
+            (None, None) => self.origin().clone(),
+        };
         Box::pin(async move {
             let Some(mut before) = before.await else { return Runs::new() };
             if late {

@@ -231,8 +231,8 @@ pub struct GuardPlan {
     /// What the table line asks for: whether the origin shows a signature in the place of its
     /// superblocks. Without it: as the existing cache has it.
     pub asked: Option<bool>,
-    /// What a new cache does where the table line does not say; not in parts, nor where the origin
-    /// is there to be used alone.
+    /// What a new cache does where the table line does not say; not where the origin is there to be
+    /// used alone.
     pub is_default: bool,
     /// What the open cache does.
     pub(crate) is_on: bool,
@@ -476,8 +476,6 @@ impl Config {
             "mode `p`: use mode `s`"
         } else if self.format == Some(MediaFormat::Dm) {
             "format dm: the kernel knows no parts"
-        } else if self.guard.asked == Some(true) {
-            "guard_origin: the guard is kept by one engine"
         } else {
             return Ok(());
         };

@@ -282,6 +282,8 @@ pub enum Fault {
     GuardFlushErrorKept,
     /// Guard: a write ends before a slot has it.
     ImageNotWritten,
+    /// Guard, parts: a part on another core uses the ranges of the origin as if they had no guard.
+    PartPastGuard,
     /// Growth: the new place of the log keeps what it had.
     GrownLogNotBlanked,
     /// Growth: records that follow the new checkpoint stay in the old log.

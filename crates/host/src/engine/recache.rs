@@ -106,7 +106,6 @@ impl Engine {
     /// The live table with another cache device, which guards the origin if the present one does.
     async fn table_with_cache(&self, name: &str, new: &api::ReplaceCache) -> Result<String, Error> {
         let device = self.dm.get(name)?;
-        // A cache in parts has no guard.
         let ranges = self.dm.get_attribute(name, GUARDED_RANGES).await.ok();
         let is_guarded = ranges.and_then(|ranges| ranges.number()).is_some_and(|n| n > 0);
         let mut caches = 0;

@@ -12,6 +12,8 @@ use crate::attachment::{Attachment, recorded_identity};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
+use crate::guard::Guard;
+use crate::parts::flushes::{AfterFailure, Flushes, NO_PART, SharedDevice};
 use crate::parts::{Parts, Plan, divide};
 use crate::planted::Fault;
 use crate::probe::{Depth, probe};
@@ -134,28 +136,55 @@ impl WriteCache {
     ) -> Result<OpenCache, Error> {
         let (origin, device) = (&self.origin, &self.device);
         let recorded = recorded_identity(config, origin)?;
-        let division = divide(config, &**origin, &**device, self.sectors, first).await?;
+        let divided = divide(config, &**origin, &**device, self.sectors, first).await?;
+        let (division, mut first) = divided;
+        let found = first.find_guard(&**origin, &**device, self.sectors).await?;
         let attachment = Attachment::begin(config, origin, recorded, division.uuid()).await?;
         *self.attachment.borrow_mut() = attachment;
+        let parts = division.parts();
+        let cache_flushes = Flushes::new(device.clone(), parts, AfterFailure::FailAll);
+        // A record that can't be flushed is an error of the cache device for all parts (WC-GU8).
+        let shared = SharedDevice::on_this_core(&cache_flushes, NO_PART);
+        let guard = first.open_guard(origin, &shared, (self.sectors, found)).await?;
         let placement = self.placement.borrow().clone();
         let on_event = self.on_event.borrow().clone();
         let (name, sectors, limits) = (&*self.name, self.sectors, self.limits());
+        let is_late = config.guard.is_late;
         let config = &Config { tuning: self.tuning(), ..config.clone() };
-        let placement = placement.as_ref();
-        let plan =
-            Plan { name, config, division, origin, device, sectors, limits, placement, on_event };
-        Parts::open(plan).await.map(OpenCache::Divided)
+        let plan = Plan {
+            name,
+            config,
+            division,
+            origin,
+            guard: guard.clone(),
+            cache_flushes,
+            sectors,
+            limits,
+            placement: placement.as_ref(),
+            on_event,
+        };
+        let parts = Parts::open(plan).await?;
+        if let Some(guard) = &guard {
+            self.begin_guard(guard, is_late).await?;
+        }
+        Ok(OpenCache::Divided(parts))
+    }
+
+    /// Puts the guard on the origin, or does so later: what the cache needs is open.
+    async fn begin_guard(&self, guard: &Guard, is_late: bool) -> Result<(), Error> {
+        guard.set_on_event(self.on_event.borrow().clone());
+        match is_late {
+            true => guard.attach_later(),
+            false => guard.attach().await?,
+        }
+        Ok(())
     }
 
     async fn open_whole(&self, cache: Rc<Cache>) -> Result<OpenCache, Error> {
         cache.prepare(self.tuning()).await.map_err(io_failed)?;
         cache.store.health.on_event.replace(self.on_event.borrow().clone());
         if let Some(guard) = &cache.guard {
-            guard.set_on_event(self.on_event.borrow().clone());
-            match cache.store.config.guard.is_late {
-                true => guard.attach_later(),
-                false => guard.attach().await?,
-            }
+            self.begin_guard(guard, cache.store.config.guard.is_late).await?;
         }
         if let Some((why, changes)) = cache.store.journal.lost {
             cache.store.notify(CacheEvent::JournalIgnored { changes, why });

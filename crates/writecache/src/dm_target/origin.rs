@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What others may do with the origin: the guard, and the origin's record of this cache.
+use std::rc::Rc;
+
 use block::{Error, Status};
 
-use super::WriteCache;
+use super::{OpenCache, WriteCache};
+use crate::guard::Guard;
 use crate::planted::Fault;
 
 impl WriteCache {
+    /// The guard of the origin, if the cache is open and has one.
+    fn guard(&self) -> Option<Rc<Guard>> {
+        match &*self.live.borrow() {
+            Some(OpenCache::Whole(whole)) => whole.cache.guard.clone(),
+            Some(OpenCache::Divided(parts)) => parts.guard.clone(),
+            None => None,
+        }
+    }
+
     /// Takes the guard from the origin, if it has one, and ends the origin's record of the cache.
     /// The cache then holds nothing: a clean block would be older than what others write to the
     /// origin.
     pub(super) async fn release(&self) -> Result<(), Error> {
-        let guard = self.cache().and_then(|cache| cache.guard.clone());
+        let guard = self.guard();
         let attachment = self.attachment.borrow().clone();
         if guard.is_none() && attachment.is_none() {
             return Ok(());
@@ -94,7 +106,7 @@ impl WriteCache {
 
     /// Puts the guard on the origin, where it was taken away, or another cache had the origin.
     pub(super) async fn guard_origin(&self) {
-        if let Some(guard) = self.cache().and_then(|cache| cache.guard.clone()) {
+        if let Some(guard) = self.guard() {
             guard.attach_again().await;
         }
     }

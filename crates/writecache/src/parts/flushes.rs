@@ -5,8 +5,8 @@
 //! ```text
 //!   part 0 ──┐ FLUSH                       ┌─▶ outcome to the parts that asked
 //!   part 1 ──┼──────▶ waiting ─▶ one flush ┤
-//!   part 2 ──┘        on the core that     └─▶ failed: of the origin, the other parts are
-//!                     has the device           notified; of the cache device, all later ones fail
+//!   part 2 ──┤        on the core that     └─▶ failed: of the origin, the other parts are
+//!   guard  ──┘        has the device           notified; of the cache device, all later ones fail
 //! ```
 //!
 //! A flush that fails may lose what other parts have written, and the next one would succeed.
@@ -21,6 +21,9 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Class, Limits, Op, Status};
 use reactor::spawn;
+
+/// The number of who is no part: the guard of the origin.
+pub(crate) const NO_PART: u8 = u8::MAX;
 
 /// What a failed flush means for the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,11 @@ impl Flushes {
     /// Sets the function that notifies parts of failures.
     pub(crate) fn notify_with(&self, notify: NotifyPart) {
         *self.notify.borrow_mut() = Some(notify);
+    }
+
+    /// The device that is flushed, as parts on this core use it.
+    pub(crate) fn device(&self) -> &Rc<dyn BlockDevice> {
+        &self.device
     }
 
     /// How many flushes were sent to the device.
@@ -149,6 +157,15 @@ pub(crate) struct SharedDevice {
     pub(crate) data: Rc<dyn BlockDevice>,
     pub(crate) flushes: Rc<dyn BlockDevice>,
     pub(crate) identity: Option<String>,
+}
+
+impl SharedDevice {
+    /// The device of `flushes` for the part `nth` on this core, or for [`NO_PART`].
+    pub(crate) fn on_this_core(flushes: &Rc<Flushes>, nth: u8) -> Rc<dyn BlockDevice> {
+        let (data, identity) = (flushes.device.clone(), flushes.device.identity());
+        let flushes = Rc::new(FlushPort { nth, flushes: flushes.clone() });
+        Rc::new(SharedDevice { data, flushes, identity })
+    }
 }
 
 impl BlockDevice for SharedDevice {

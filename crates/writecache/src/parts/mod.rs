@@ -9,6 +9,7 @@
 //!
 //!   part's reads and writes ─▶ the devices, from the part's core where the program shares them
 //!   part's flushes          ─▶ `flushes`, on this core: one at a time for all
+//!   what touches a guard    ─▶ the guard of the origin, on this core: one for all
 //! ```
 //!
 //! A part is a [`WriteCache`] with a part number (`Config::part`). It has an area of the cache
@@ -27,6 +28,7 @@ pub(crate) mod flushes;
 mod head;
 pub(crate) mod layout;
 pub(crate) mod open;
+mod remote;
 mod router;
 mod sum;
 
@@ -44,11 +46,13 @@ use smallvec::SmallVec;
 use self::flushes::{AfterFailure, FlushPort, Flushes, SharedDevice};
 use self::open::Division;
 pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
+use self::remote::{Data, RemoteDevice};
 use self::router::Router;
 pub(crate) use self::sum::{AggregatedStatus, PartReport};
 use crate::config::Config;
 use crate::dm_target::WriteCache;
 use crate::events::{CacheEvent, OnEvent};
+use crate::guard::{Guard, GuardedOrigin};
 use crate::planted::Fault;
 
 /// Makes a device on another core that uses the same file or memory.
@@ -71,7 +75,9 @@ pub(crate) struct Plan<'a> {
     pub(crate) config: &'a Config,
     pub(crate) division: Division,
     pub(crate) origin: &'a Rc<dyn BlockDevice>,
-    pub(crate) device: &'a Rc<dyn BlockDevice>,
+    /// The guard of the origin, if it has one.
+    pub(crate) guard: Option<Rc<Guard>>,
+    pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) sectors: Sector,
     pub(crate) limits: Limits,
     pub(crate) placement: Option<&'a Placement>,
@@ -95,6 +101,8 @@ pub(crate) struct Parts {
     router: Router,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
+    /// The guard of the origin, if it has one (WC-GU8).
+    pub(crate) guard: Option<Rc<Guard>>,
     /// Exports: the devices of this core that other cores use, and the parts on other cores.
     exports: RefCell<Vec<(CoreId, Export)>>,
     forwarder: CoreLocal,
@@ -160,36 +168,6 @@ impl EventForwarder {
     }
 }
 
-/// A device that is sent to another core.
-struct RemoteDevice {
-    data: Data,
-    home: CoreId,
-    flushes: Export,
-    name: String,
-    limits: Limits,
-    identity: Option<String>,
-}
-
-enum Data {
-    Local(DeviceFactory),
-    /// Used by messages to its core.
-    Export(Export),
-}
-
-impl RemoteDevice {
-    /// The device on this core.
-    fn into_local(self) -> Rc<dyn BlockDevice> {
-        let remote =
-            |export| Rc::new(Remote::new(self.home, export, &*self.name, self.limits.clone()));
-        let flushes = remote(self.flushes);
-        let data = match self.data {
-            Data::Local(make) => make(),
-            Data::Export(export) => remote(export),
-        };
-        Rc::new(SharedDevice { data, flushes, identity: self.identity })
-    }
-}
-
 impl Parts {
     /// Makes and opens the parts of `plan`, each on its core. [`WriteCache::begin_local`] starts
     /// each.
@@ -199,7 +177,10 @@ impl Parts {
             on_event: plan.on_event.clone(),
             origin_failing: Cell::new(0),
         });
-        let flushes = |device: &Rc<dyn BlockDevice>, after| Flushes::new(device.clone(), of, after);
+        let origin: Rc<dyn BlockDevice> = match &plan.guard {
+            Some(guard) => Rc::new(GuardedOrigin::new(guard.clone())),
+            None => plan.origin.clone(),
+        };
         // If a part fails to open, dropping this drops the earlier parts.
         let mut parts = Parts {
             handles: Vec::new(),
@@ -210,8 +191,9 @@ impl Parts {
                 planted: plan.config.planted,
                 devices: SmallVec::new(),
             },
-            cache_flushes: flushes(plan.device, AfterFailure::FailAll),
-            origin_flushes: flushes(plan.origin, AfterFailure::NotifyOthers),
+            cache_flushes: plan.cache_flushes.clone(),
+            origin_flushes: Flushes::new(origin, of, AfterFailure::NotifyOthers),
+            guard: plan.guard.clone(),
             exports: RefCell::default(),
             forwarder: CoreLocal::keep(forwarder.clone()),
             suspended: Cell::new(false),
@@ -265,6 +247,9 @@ impl Parts {
                 if core == core_id() { notify() } else { post(core, Msg::Call(Box::new(notify))) }
             }));
         }
+        if let Some(guard) = &parts.guard {
+            guard.set_shared_flushes(&parts.origin_flushes);
+        }
         Ok(parts)
     }
 
@@ -274,16 +259,8 @@ impl Parts {
         nth: u8,
         forwarder: &Rc<EventForwarder>,
     ) -> Result<MadePart, Error> {
-        let shared = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| -> Rc<dyn BlockDevice> {
-            let (data, identity) = (data.clone(), data.identity());
-            Rc::new(SharedDevice {
-                data,
-                flushes: Rc::new(FlushPort { nth, flushes: flushes.clone() }),
-                identity,
-            })
-        };
-        let origin = shared(plan.origin, &self.origin_flushes);
-        let device = shared(plan.device, &self.cache_flushes);
+        let origin = SharedDevice::on_this_core(&self.origin_flushes, nth);
+        let device = SharedDevice::on_this_core(&self.cache_flushes, nth);
         let config = plan.division.config_of(plan.config, nth);
         let part = WriteCache::new(plan.name, config, origin, device, plan.sectors)?;
         let forwarder = forwarder.clone();
@@ -305,16 +282,23 @@ impl Parts {
     ) -> impl Future<Output = Result<(CoreLocal, Export), Error>> + 'static {
         let home = core_id();
         let placement = plan.placement.expect("there are other cores");
-        let remote = |data: &Rc<dyn BlockDevice>, flushes: &Rc<Flushes>| {
+        let remote = |flushes: &Rc<Flushes>, guard: Option<&Rc<Guard>>| {
             let export = |device| {
                 let export = export(device);
                 self.exports.borrow_mut().push((home, export));
                 export
             };
+            let data = flushes.device();
+            let below = guard.map_or(data, |guard| guard.origin());
+            let guard = guard.filter(|_| !self.router.planted.is(Fault::PartPastGuard));
             RemoteDevice {
-                data: match (placement.share)(data) {
-                    Some(make) => Data::Local(make),
-                    None => Data::Export(export(data.clone())),
+                data: match ((placement.share)(below), guard) {
+                    (Some(make), None) => Data::Local(make),
+                    (Some(make), Some(guard)) => {
+                        let places = guard.possible_places();
+                        Data::Guarded { make, places, guarded: export(data.clone()) }
+                    }
+                    (None, _) => Data::Export(export(data.clone())),
                 },
                 home,
                 flushes: export(Rc::new(FlushPort { nth, flushes: flushes.clone() })),
@@ -323,8 +307,8 @@ impl Parts {
                 identity: data.identity(),
             }
         };
-        let origin = remote(plan.origin, &self.origin_flushes);
-        let device = remote(plan.device, &self.cache_flushes);
+        let origin = remote(&self.origin_flushes, self.guard.as_ref());
+        let device = remote(&self.cache_flushes, None);
         let config = plan.division.config_of(plan.config, nth);
         let (name, sectors, forwarder) = (plan.name.to_owned(), plan.sectors, self.forwarder);
         call(core, move || async move {
@@ -421,6 +405,8 @@ impl Parts {
         let mut aggregated = AggregatedStatus::of(&reports);
         aggregated.set("cache_flushes", self.cache_flushes.count());
         aggregated.set("origin_flushes", self.origin_flushes.count());
+        let guarded = self.guard.as_ref().map_or(0, |guard| guard.guarded_ranges());
+        aggregated.set("guarded_ranges", guarded);
         *self.aggregated.borrow_mut() = aggregated;
     }
 

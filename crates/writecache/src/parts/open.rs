@@ -16,6 +16,7 @@ use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
 use super::head::seek_time;
 use super::layout::{Layout, area_of_each};
 use crate::config::{Config, MediaFormat, PartOf, ReadTuning, Tuning, WritebackLimits};
+use crate::guard::{FirstPart, refuse_guarded};
 use crate::planted::Fault;
 use crate::recovery::area::read_area;
 use crate::recovery::area::{map_memory, no_space, not_initialized};
@@ -97,14 +98,14 @@ pub(crate) fn share_of_rate(rate: u64, parts: u8) -> u64 {
 }
 
 /// Checks all parts of the cache that begins with `found`. Without `found` it makes a new cache, if
-/// there is none.
+/// there is none. Returns also what part 0 has.
 pub(crate) async fn divide(
     config: &Config,
     origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
     sectors: Sector,
     found: Option<Superblock>,
-) -> Result<Division, Error> {
+) -> Result<(Division, FirstPart), Error> {
     let area = config.area_bytes(device);
     if found.is_none() && detect(config, device).await? == MediaFormat::Dm {
         return Err(Error::invalid(format!(
@@ -137,20 +138,25 @@ pub(crate) async fn divide(
         )));
     }
     let mut division = Division::of(&superblock, part);
-    let mut superblocks = vec![superblock];
+    let mut superblocks = Vec::new();
+    let mut is_agreed = false;
     for nth in 0..part.of {
         let config = division.config_of(config, nth);
         let within = |e: Error| e.within(format!("part {nth} of {}", part.of));
         let area = config.area_bytes(device);
         let found = find_superblock(&config, device, area).await.map_err(within)?;
-        let (superblock, _) = found.ok_or_else(|| within(missing(&config)))?;
+        let (superblock, agreed) = found.ok_or_else(|| within(missing(&config)))?;
         check_superblock(&config, &superblock, area).map_err(within)?;
+        is_agreed = if nth == 0 { agreed } else { is_agreed };
         superblocks.push(superblock);
     }
-    superblocks.remove(0);
+    // It adopts only an origin that the table adopts.
+    let config_of_first = division.config_of(config, 0);
     division.adopts =
         adopts_origin(config, &division, origin, device, sectors, &superblocks).await?;
-    Ok(division)
+    let superblock = superblocks.swap_remove(0);
+    let first = FirstPart { config: config_of_first, superblock, is_agreed, is_new: false };
+    Ok((division, first))
 }
 
 /// Whether the parts must adopt the origin. It is decided for all parts together: a part without
@@ -188,7 +194,7 @@ async fn create(
     origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
     sectors: Sector,
-) -> Result<Division, Error> {
+) -> Result<(Division, FirstPart), Error> {
     let of = config.parts.expect("no parts were found, so they were asked for");
     if let Some(time) = seek_time(origin).await {
         return Err(Error::invalid(format!(
@@ -222,17 +228,22 @@ async fn create(
     for nth in 1..of {
         refuse_used(&division.config_of(config, nth), device).await?;
     }
+    refuse_guarded(config, origin).await?;
     let mut order: Vec<u8> = (0..of).rev().collect();
     if config.planted.is(Fault::FirstPartFirst) {
         order.reverse();
     }
+    let mut first = None;
     for nth in order {
         let config = division.config_of(config, nth);
         let formatted = format_device(&config, origin, device, each.bytes(), sectors).await;
-        formatted.map_err(not_initialized)?;
+        let superblock = formatted.map_err(not_initialized)?;
+        if nth == 0 {
+            first = Some(FirstPart { config, superblock, is_agreed: true, is_new: true });
+        }
     }
     drop(memory);
-    Ok(division)
+    Ok((division, first.expect("part 0 is one of them")))
 }
 
 /// Refuses to make a new cache over a used part of a cache whose part 0 is missing.

@@ -121,6 +121,20 @@ impl ProbeReport {
         }
     }
 
+    /// Whether it is a cache that guards its origin.
+    #[must_use]
+    pub fn guards_origin(&self) -> bool {
+        match &self.contents {
+            Contents::Native(cache) => cache.superblock.guards_origin,
+            Contents::Divided(cache) => cache.parts.iter().any(ProbeReport::guards_origin),
+            Contents::Blank
+            | Contents::Unknown
+            | Contents::Ruined
+            | Contents::Replaced(_)
+            | Contents::Dm(_) => false,
+        }
+    }
+
     /// A token for doing `action` to the cache in its current state: after any change the token is
     /// different.
     #[must_use]

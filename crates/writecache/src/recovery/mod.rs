@@ -46,7 +46,7 @@ use self::superblock::{
 use crate::attachment::{Attachment, recorded_identity, refuse_record};
 use crate::config::{Config, MediaFormat};
 use crate::events::IgnoredJournal;
-use crate::guard::{self, FoundGuard, Guard, Place, refuse_guarded};
+use crate::guard::{self, Guard, refuse_guarded};
 use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
@@ -122,10 +122,7 @@ pub(crate) async fn open_native(
             (formatted.map_err(not_initialized)?, true)
         }
     };
-    config.guard.is_on = config.guard.asked.unwrap_or_else(|| match is_new {
-        true => config.guard.is_default && !config.lets_origin_alone(),
-        false => superblock.guards_origin,
-    });
+    config.guard.is_on = guard::is_on(&config, &superblock, is_new);
     check_superblock(&config, &superblock, area)?;
     let blocks = sectors.0 / config.block_sectors();
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
@@ -133,7 +130,7 @@ pub(crate) async fn open_native(
     let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
     let LoadedMap { mut slots, end, mut memory, mut journal, applied } = loaded;
     let adopts = ownership(&config, &superblock, &**origin, sectors, &slots)?;
-    let found = guard::find(&config, &**origin, &*device, &superblock, sectors).await?;
+    let found = guard::find_of_whole(&config, &**origin, &*device, &superblock, sectors).await?;
     let buffer = u64::from(buffer_blocks(&config, superblock.slots)) * u64::from(config.block_size);
     memory.grow_to(memory.bytes() + buffer, format!("the write buffer of {}", config.cache))?;
     let attachment = Attachment::begin(&config, origin, recorded, superblock.uuid).await?; // WC-OR1
@@ -148,7 +145,8 @@ pub(crate) async fn open_native(
             write_copies(&config, &*device, &superblock).await?;
         }
     }
-    let guard = open_guard(&config, origin, &device, &mut superblock, (sectors, found)).await?;
+    let guard =
+        guard::open_of_whole(&config, origin, &device, &mut superblock, (sectors, found)).await?;
     let cut_off = end.cut_off && !config.planted.is(Fault::TailKept);
     if cut_off || (end.torn && !config.planted.is(Fault::TornTailKept)) {
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
@@ -186,44 +184,6 @@ pub(crate) async fn open_native(
         guard,
         attachment,
     })))
-}
-
-/// Ends what a crash has interrupted in the guard of the origin. The superblock names the guard
-/// before anything of it is written, and until nothing of it is left.
-async fn open_guard(
-    config: &Config,
-    origin: &Rc<dyn BlockDevice>,
-    device: &Rc<dyn BlockDevice>,
-    superblock: &mut Superblock,
-    (sectors, found): (Sector, FoundGuard),
-) -> Result<Option<Rc<Guard>>, Error> {
-    let is_needed = found.is_needed(config);
-    if is_needed && !superblock.guards_origin {
-        write_guards_origin(config, device, superblock, true).await?;
-    }
-    let mut guard = None;
-    if is_needed {
-        let (origin, device, config) = (origin.clone(), device.clone(), config.clone());
-        let device = Some(device);
-        let place = Place { origin, device, config, uuid: superblock.uuid, sectors };
-        guard = Some(found.settle(place).await?);
-    }
-    if superblock.guards_origin && !config.guard.is_on {
-        write_guards_origin(config, device, superblock, false).await?;
-        guard = None;
-    }
-    Ok(guard)
-}
-
-async fn write_guards_origin(
-    config: &Config,
-    device: &Rc<dyn BlockDevice>,
-    superblock: &mut Superblock,
-    guards_origin: bool,
-) -> Result<(), Error> {
-    superblock.guards_origin = guards_origin;
-    superblock.generation += 1;
-    write_copies(config, &**device, superblock).await
 }
 
 /// Blanks a unit. It first clears the magic, which is one word, so that a torn write of the rest

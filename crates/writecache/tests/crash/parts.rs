@@ -13,7 +13,7 @@ use crate::common::operator::Operator;
 use crate::common::suspend_gate::GatedTarget;
 use crate::common::whole::WholeBlocks;
 use crate::common::{number, random_options, spread};
-use block::{BlockDevice, Sector};
+use block::{BlockDevice, Sector, Target};
 use policy::destage::Costs;
 use reactor::FileId;
 use sim::harness::{CrashTest, Engine, Step};
@@ -30,6 +30,8 @@ thread_local! {
     /// Lives of this thread's seeds with parts on another core, and blocks of gaps filled in them.
     static SPREAD: Cell<u64> = const { Cell::new(0) };
     static GAPS: Cell<u64> = const { Cell::new(0) };
+    /// Lives that end with a guarded range.
+    static GUARDS: Cell<u64> = const { Cell::new(0) };
 }
 
 #[derive(Clone)]
@@ -61,6 +63,8 @@ struct Plan {
     write_buffer: u32,
     /// Blocks that are read enter the cache.
     reads: bool,
+    /// The origin has a guard in most lives, and shows in the others what clients see.
+    guarded: bool,
 }
 
 const USUAL: Plan = Plan {
@@ -71,13 +75,17 @@ const USUAL: Plan = Plan {
     journal: JournalPlan::None,
     write_buffer: 0,
     reads: false,
+    guarded: false,
 };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..USUAL };
+const GUARDED: Plan = Plan { guarded: true, ..USUAL };
+const GUARDED_BAD: Plan = Plan { guarded: true, ..BAD };
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut w = world.borrow_mut();
-    let block_size: u32 = w.rng.pick(&[512, 4096, 4096]).max(plan.disk_block);
+    let least = if plan.guarded { 4096 } else { plan.disk_block };
+    let block_size: u32 = w.rng.pick(&[512, 4096, 4096]).max(least);
     let blocks = w.rng.range(16, 200);
     let sectors = Sector(blocks * u64::from(block_size) / 512);
     let parts = w.rng.range(2, 5);
@@ -113,6 +121,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut config = Config::parse(&words).expect("the line above is good");
     config.plant(plan.fault);
+    config.trust_origin();
     config.write_buffer = plan.write_buffer;
     config.tuning.reads.enter = plan.reads;
     config.tuning.reads.sequential_cutoff = 0;
@@ -172,7 +181,8 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let (lives, cut_after) = (LIVES, &[40, 200, 2_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
     let memory = Memory::of(&world, plan.journal);
-    test.run(&mut Lives { world, setup, oracle, mix, memory })
+    let is_guarded = plan.guarded;
+    test.run(&mut Lives { world, setup, oracle, mix, memory, is_guarded })
 }
 
 /// The cache, over all lives of a seed.
@@ -182,11 +192,16 @@ struct Lives {
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     memory: Memory,
+    is_guarded: bool,
 }
 
 impl Engine for Lives {
     fn begin_life(&mut self) -> u16 {
         self.memory.begin_life(&self.world, &self.oracle);
+        if self.is_guarded {
+            let tables = [Some(false), None, Some(true), Some(true)];
+            self.setup.config.guard.asked = self.world.borrow_mut().rng.pick(&tables);
+        }
         self.setup.cores
     }
 
@@ -209,10 +224,19 @@ impl Engine for Lives {
         let disks = [setup.cache, setup.origin];
         life::work(machine, world, &load, &device, &cache, &operator.state, disks)?;
         let origin = Rc::new(WholeBlocks(world.borrow().leaf(setup.origin)));
+        let is_guarded = self.is_guarded;
         let quiet = machine.block_on(async move {
             let is_whole = life::end(&cache, &load, with_faults).await?;
             GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
-            if is_whole { life::read_origin(origin, &load).await } else { Ok(()) }
+            if !is_whole {
+                return Ok(());
+            }
+            if is_guarded {
+                GUARDS.set(GUARDS.get() + u64::from(number(&cache, "guarded_ranges") > 0));
+                let released = cache.clone().release_origin().await;
+                released.map_err(|e| format!("the guard stays: {}", e.chain()))?;
+            }
+            life::read_origin(origin, &load).await
         });
         Ok(quiet??)
     }
@@ -299,6 +323,35 @@ fn parts_admit_no_block_that_is_older_than_a_write() {
     seeds::run(30, |seed| simulate(seed, Plan { reads: true, ..USUAL }));
     seeds::run(30, |seed| simulate(seed, Plan { reads: true, ..BAD }));
     seeds::run(15, |seed| simulate(seed, Plan { reads: true, ..JOURNAL }));
+}
+
+/// The parts of any core share one guard, which is put on the origin, and taken from it, as the
+/// tables of the lives say.
+#[test]
+fn a_guarded_origin_of_parts_survives_any_crash() {
+    seeds::run(60, |seed| simulate(seed, GUARDED));
+    seeds::run(40, |seed| simulate(seed, GUARDED_BAD));
+    seeds::run(20, |seed| simulate(seed, Plan { guarded: true, ..JOURNAL }));
+    if seeds::count(60) >= 60 {
+        assert!(GUARDS.get() > 20, "{} lives ended with a guard", GUARDS.get());
+    }
+}
+
+#[test]
+fn a_part_that_reaches_past_the_guard_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::PartPastGuard), ..GUARDED });
+}
+
+/// The guard's flush takes with it what parts have written, and they do not hear of it.
+#[test]
+fn a_guards_failed_flush_that_parts_do_not_hear_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::GuardFlushErrorKept), ..GUARDED_BAD });
+}
+
+#[test]
+fn a_guard_of_parts_that_is_not_recorded_first_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::GuardedBeforeRecord), ..GUARDED });
+    is_caught_by(Plan { fault: Some(Fault::SlotsUnflushed), ..GUARDED });
 }
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.

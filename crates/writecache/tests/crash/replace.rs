@@ -29,6 +29,8 @@ struct Plan {
     is_recorded: bool,
     /// Blocks that are read enter the caches.
     reads_enter: bool,
+    /// The caches are in parts with every seed.
+    in_parts: bool,
 }
 
 impl Plan {
@@ -38,6 +40,7 @@ impl Plan {
         is_guarded: false,
         is_recorded: false,
         reads_enter: false,
+        in_parts: false,
     };
     const RECORDED: Plan = Plan { is_recorded: true, ..Plan::USUAL };
     const GUARDED: Plan = Plan { is_guarded: true, ..Plan::USUAL };
@@ -95,7 +98,8 @@ impl Setup {
         let unit = u64::from(block_size) / 512;
         let sectors = Sector(blocks * unit);
         let first_len = Sector(w.rng.range(blocks / 2, blocks + 1) * unit);
-        let parts = if !is_guarded && w.rng.below(4) == 0 { " parts 2" } else { "" };
+        let in_parts = plan.in_parts || (!is_guarded && w.rng.below(4) == 0);
+        let parts = if in_parts { " parts 2" } else { "" };
         let area = Sector(2 * if parts.is_empty() { w.rng.pick(&[416, 1024]) } else { 1024 });
         let mut cache = |name| match parts.is_empty() && w.rng.below(4) == 0 {
             true => w.add_swarm_memory(name, area),
@@ -474,6 +478,12 @@ fn a_guarded_origin_loses_nothing_at_any_step() {
     seeds::run(100, |seed| simulate(seed, Plan::GUARDED));
 }
 
+/// The same with caches in parts, which share a guard.
+#[test]
+fn a_guarded_origin_of_parts_loses_nothing_at_any_step() {
+    seeds::run(60, |seed| simulate(seed, Plan { in_parts: true, ..Plan::GUARDED }));
+}
+
 /// The origin takes changes from the cache that it has recorded only.
 #[test]
 fn an_origin_that_records_its_cache_loses_nothing() {
@@ -570,6 +580,14 @@ fn a_write_that_ends_before_a_slot_has_it_is_found() {
 #[test]
 fn a_guard_left_at_the_old_end_of_an_origin_is_found() {
     is_found_by(Fault::OldEndForgotten, Plan::GUARDED);
+}
+
+/// The records are those of part 0.
+#[test]
+fn guard_records_of_parts_that_come_late_are_found() {
+    let plan = Plan { in_parts: true, ..Plan::GUARDED };
+    is_found_by(Fault::DetachedBeforeRecord, plan);
+    is_found_by(Fault::OldEndForgotten, plan);
 }
 
 /// Another table, or none, uses the origin meanwhile.

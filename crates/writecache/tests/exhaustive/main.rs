@@ -18,6 +18,7 @@
 //! | kills, with a write buffer | 2 | 2 | 4 |
 //! | with growth | 2 | 4 | 5 |
 //! | with a guard of the origin | 2 | 2 | 4 |
+//! | with one that two parts share | 1 | 2 | 3 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
@@ -63,6 +64,7 @@ const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
 const OF_GUARD: Depth = Depth { fast: 2, usual: 2, night: 4 };
+const OF_GUARDED_PARTS: Depth = Depth { fast: 1, usual: 2, night: 3 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {
@@ -144,6 +146,20 @@ fn guarded_cache() -> Start {
 /// A guarded origin that is to be given back as the cache opens.
 fn detaching_cache() -> Start {
     guarded_cache().with_guard(false, GUARDED)
+}
+
+/// The same of a cache in two parts, which share the guard.
+fn guarding_parts() -> Start {
+    let new = Start::in_parts(4096, GUARDED_BLOCKS).filled().after(&[&[Sym::Message]]);
+    new.with_guard(true, GUARDED)
+}
+
+fn guarded_parts() -> Start {
+    guarding_parts().after(&[&[Sym::Write, Sym::Message, Sym::Write, Sym::Fua]])
+}
+
+fn detaching_parts() -> Start {
+    guarded_parts().with_guard(false, GUARDED)
 }
 
 fn unguarded_cache() -> Start {
@@ -286,6 +302,13 @@ fn no_crash_of_a_guarded_cache_loses_what_was_acknowledged() {
     explore("guarding", &guarding_cache(), Pace::OneByOne, OF_GUARD);
     explore("detaching", &detaching_cache(), Pace::OneByOne, OF_GUARD);
     explore("guarded", &guarded_cache(), Pace::InPairs, OF_GUARD);
+}
+
+#[test]
+fn no_crash_of_guarded_parts_loses_what_was_acknowledged() {
+    explore("guarding parts", &guarding_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
+    explore("detaching parts", &detaching_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
+    explore("guarded parts", &guarded_parts(), Pace::InPairs, OF_GUARDED_PARTS);
 }
 
 #[test]

@@ -95,6 +95,14 @@ impl Start {
         Start::blank(line, block_size, blocks, smallest)
     }
 
+    /// The same of a cache in two parts, to which blocks belong in turn.
+    pub(crate) fn in_parts(block_size: u32, blocks: u64) -> Start {
+        let whole = Start::native("s parts 2", block_size, blocks);
+        let mut start = Start { cache_bytes: 2 * whole.cache_bytes, ..whole };
+        start.config.set_chunk(Sector::from_bytes(block_size.into()));
+        start
+    }
+
     /// A blank device for a cache of the kernel's format with so many slots.
     pub(crate) fn dm(mode: &str, block_size: u32, blocks: u64, slots: u64) -> Start {
         let geometry = format::dm::Geometry::of(block_size, slots).expect("a few slots");

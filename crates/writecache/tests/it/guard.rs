@@ -13,15 +13,17 @@ use crate::common::faulty_cache::life;
 use crate::common::{BLOCK, Fixture, at, config, expect, fill, flush, number, say};
 
 /// Nothing is committed or written back unless it is asked for.
-const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
-const GUARDED: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000 guard_origin";
-const BLOCKS: u64 = 256;
+pub(crate) const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
+pub(crate) const GUARDED: &str =
+    "high_watermark 100 low_watermark 100 autocommit_time 3600000 guard_origin";
+pub(crate) const BLOCKS: u64 = 256;
 /// A guard that the cache has is taken away.
-const UNGUARDED: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000 no_guard";
+pub(crate) const UNGUARDED: &str =
+    "high_watermark 100 low_watermark 100 autocommit_time 3600000 no_guard";
 /// The first block of the range at the end.
-const TAIL: u64 = BLOCKS - (GUARD_TAIL_BYTES / BLOCK) as u64;
+pub(crate) const TAIL: u64 = BLOCKS - (GUARD_TAIL_BYTES / BLOCK) as u64;
 /// Places of well-known superblocks, and what lies there.
-const MAGICS: [(usize, &[u8]); 7] = [
+pub(crate) const MAGICS: [(usize, &[u8]); 7] = [
     (0, b"XFSB"),
     (512, b"EFI PART"),
     (1080, &[0x53, 0xef]),
@@ -32,7 +34,7 @@ const MAGICS: [(usize, &[u8]); 7] = [
 ];
 
 /// A device of superblocks, as good as empty.
-fn formatted(options: &str) -> Fixture {
+pub(crate) fn formatted(options: &str) -> Fixture {
     let fixture = Fixture::new(BLOCKS, 1024, options);
     for (offset, magic) in MAGICS {
         let sector = Sector((offset / 512) as u64);
@@ -44,12 +46,12 @@ fn formatted(options: &str) -> Fixture {
     fixture
 }
 
-fn with_options(fixture: &Fixture, options: &str) -> Fixture {
+pub(crate) fn with_options(fixture: &Fixture, options: &str) -> Fixture {
     Fixture { config: config(4096, options), ..fixture.clone() }
 }
 
 /// The magics that are at their places on the origin.
-fn magics_shown(fixture: &Fixture) -> usize {
+pub(crate) fn magics_shown(fixture: &Fixture) -> usize {
     let is_shown = |(offset, magic): &(usize, &[u8])| {
         let sector = fixture.peek(fixture.origin, (offset / 512 * 512) as u64, 512);
         sector[offset % 512..].starts_with(magic)
@@ -65,19 +67,23 @@ async fn read_bytes(device: &dyn BlockDevice, offset: usize, len: usize) -> Vec<
     buf.read(|bytes| bytes[offset % 512..][..len].to_vec())
 }
 
-async fn expect_magics(device: &dyn BlockDevice) {
+pub(crate) async fn expect_magics(device: &dyn BlockDevice) {
     for (offset, magic) in MAGICS {
         assert_eq!(read_bytes(device, offset, magic.len()).await, magic, "offset {offset}");
     }
 }
 
 /// A block that compresses well.
-fn plain(block: u64, version: u64) -> Vec<u8> {
+pub(crate) fn plain(block: u64, version: u64) -> Vec<u8> {
     let word = (block << 32 | version).to_le_bytes();
     word.iter().copied().cycle().take(BLOCK).collect()
 }
 
-async fn put_plain(device: &dyn BlockDevice, blocks: std::ops::Range<u64>, version: u64) {
+pub(crate) async fn put_plain(
+    device: &dyn BlockDevice,
+    blocks: std::ops::Range<u64>,
+    version: u64,
+) {
     for block in blocks {
         let data = Buf::copy_of(&plain(block, version));
         reactor::write(device, Flags::empty(), Class::Normal, at(block), data.into())
@@ -86,14 +92,18 @@ async fn put_plain(device: &dyn BlockDevice, blocks: std::ops::Range<u64>, versi
     }
 }
 
-async fn expect_plain(device: &dyn BlockDevice, blocks: std::ops::Range<u64>, version: u64) {
+pub(crate) async fn expect_plain(
+    device: &dyn BlockDevice,
+    blocks: std::ops::Range<u64>,
+    version: u64,
+) {
     for block in blocks {
         let found = read_bytes(device, block as usize * BLOCK, BLOCK).await;
         assert!(found == plain(block, version), "block {block} is not version {version}");
     }
 }
 
-async fn write_back(cache: &Rc<WriteCache>) {
+pub(crate) async fn write_back(cache: &Rc<WriteCache>) {
     say(cache, "flush").await.unwrap();
 }
 
@@ -148,6 +158,7 @@ fn is_guarded_by_default(options: &str) -> bool {
 #[test]
 fn a_new_cache_may_guard_its_origin_by_default() {
     assert!(is_guarded_by_default(MANUAL));
+    assert!(is_guarded_by_default(&format!("{MANUAL} parts 2")));
     assert!(!is_guarded_by_default(UNGUARDED));
     // These origins are there to be used alone.
     assert!(!is_guarded_by_default(&format!("{MANUAL} ordered")));

@@ -21,6 +21,7 @@ mod gap_budget;
 mod golden_dm;
 mod grow;
 mod guard;
+mod guard_parts;
 mod journal;
 mod limits;
 mod manual;

@@ -77,7 +77,19 @@ impl Content {
 
     /// A guarded write cache over an origin with this content, which came through the cache.
     fn behind_a_guard(&self) -> TestBed {
-        let bed = TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin");
+        self.behind(TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin"))
+    }
+
+    /// The same with a cache in two parts, on two cores, which have one range of the guard each.
+    fn behind_a_guard_of_parts(&self) -> TestBed {
+        let files = [("origin.img", self.bytes), ("cache.img", 32 * MIB)];
+        let sectors = self.bytes / 512;
+        let options = "4096 3 guard_origin parts 2";
+        let table = format!("0 {sectors} writecache s ./origin.img ./cache.img {options}");
+        self.behind(TestBed::start_with("cores = 2", &files, &[("wc", &table)]))
+    }
+
+    fn behind(&self, bed: TestBed) -> TestBed {
         bed.make_file("fs.img", self.bytes);
         let image = bed.path("fs.img");
         (self.make)(&image);
@@ -119,8 +131,7 @@ impl Content {
         assert!(!self.is_found_on(&origin), "{} finds it", self.check[0]);
     }
 
-    fn comes_back_after_a_kill_and_uncache(&self) {
-        let mut bed = self.behind_a_guard();
+    fn comes_back_after_a_kill_and_uncache(&self, mut bed: TestBed) {
         assert_eq!(bed.attribute("wc", "guarded_ranges"), 2);
         self.is_hidden(&bed);
         bed.kill();
@@ -130,9 +141,11 @@ impl Content {
         self.is_back(&bed);
     }
 
-    fn comes_back_without_its_cache(&self) {
-        let mut bed = self.behind_a_guard();
+    fn comes_back_without_its_cache(&self, mut bed: TestBed) {
         bed.kill();
+        self.is_hidden(&bed);
+        let inspected = millpond(&["inspect"], &bed.path("origin.img"));
+        assert!(inspected.stdout.contains("cache.img"), "{}", inspected.stdout);
         millpond(&["recover", "--without-cache"], &bed.path("origin.img")).ok().unwrap();
         self.is_back(&bed);
     }
@@ -202,35 +215,35 @@ fn millpond(args: &[&str], image: &Path) -> Ended {
 #[test]
 fn a_guarded_ext4_is_hidden_until_its_cache_is_taken_away() {
     if EXT4.are_tools_here() {
-        EXT4.comes_back_after_a_kill_and_uncache();
+        EXT4.comes_back_after_a_kill_and_uncache(EXT4.behind_a_guard());
     }
 }
 
 #[test]
 fn a_guarded_xfs_is_hidden_until_its_cache_is_taken_away() {
     if XFS.are_tools_here() {
-        XFS.comes_back_after_a_kill_and_uncache();
+        XFS.comes_back_after_a_kill_and_uncache(XFS.behind_a_guard());
     }
 }
 
 #[test]
 fn a_guarded_btrfs_is_hidden_until_its_cache_is_taken_away() {
     if BTRFS.are_tools_here() {
-        BTRFS.comes_back_after_a_kill_and_uncache();
+        BTRFS.comes_back_after_a_kill_and_uncache(BTRFS.behind_a_guard());
     }
 }
 
 #[test]
 fn a_guarded_gpt_is_hidden_until_its_cache_is_taken_away() {
     if GPT.are_tools_here() {
-        GPT.comes_back_after_a_kill_and_uncache();
+        GPT.comes_back_after_a_kill_and_uncache(GPT.behind_a_guard());
     }
 }
 
 #[test]
 fn a_guarded_raid_member_is_hidden_until_it_is_uncached() {
     if RAID.are_tools_here() {
-        RAID.comes_back_after_a_kill_and_uncache();
+        RAID.comes_back_after_a_kill_and_uncache(RAID.behind_a_guard());
     }
 }
 
@@ -238,9 +251,18 @@ fn a_guarded_raid_member_is_hidden_until_it_is_uncached() {
 fn others_come_back_without_their_cache() {
     for content in [XFS, BTRFS, GPT, RAID] {
         if content.are_tools_here() {
-            content.comes_back_without_its_cache();
+            content.comes_back_without_its_cache(content.behind_a_guard());
         }
     }
+}
+
+#[test]
+fn a_guarded_ext4_of_parts_is_hidden_and_comes_back() {
+    if !EXT4.are_tools_here() {
+        return;
+    }
+    EXT4.comes_back_after_a_kill_and_uncache(EXT4.behind_a_guard_of_parts());
+    EXT4.comes_back_without_its_cache(EXT4.behind_a_guard_of_parts());
 }
 
 #[test]
@@ -279,10 +301,13 @@ fn a_guarded_ext4_comes_back_without_its_cache() {
 
 #[test]
 fn recover_gives_a_guarded_origin_back() {
-    if !EXT4.are_tools_here() {
-        return;
+    if EXT4.are_tools_here() {
+        recover_gives_back(EXT4.behind_a_guard());
+        recover_gives_back(EXT4.behind_a_guard_of_parts());
     }
-    let mut bed = EXT4.behind_a_guard();
+}
+
+fn recover_gives_back(mut bed: TestBed) {
     let mut client = bed.connect("wc");
     client.write(8 * MIB, &[0x5a; 4096]).unwrap();
     client.flush().unwrap();

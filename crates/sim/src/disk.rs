@@ -34,6 +34,15 @@ pub struct Faults {
     pub misdirected_write_per_mille: u32,
     /// Every request from this one on (counted from 0) fails.
     pub fail_from_op: Option<u64>,
+    /// This one request fails.
+    pub fail_op: Option<u64>,
+}
+
+impl Faults {
+    /// Whether the request of this number fails in any case.
+    pub(crate) fn break_request(&self, nth: u64) -> bool {
+        self.fail_from_op.is_some_and(|from| nth >= from) || self.fail_op == Some(nth)
+    }
 }
 
 /// Counts of a disk's requests, for figures in tests and benchmarks.

@@ -280,6 +280,8 @@ pub enum Fault {
     UsedOriginTaken,
     /// Guard: a flush of the guard that fails is not one of the cache.
     GuardFlushErrorKept,
+    /// Guard: a slot that a failed flush may have lost counts as durable after the next flush.
+    LostSlotTrusted,
     /// Guard: a write ends before a slot has it.
     ImageNotWritten,
     /// Guard, parts: a part on another core uses the ranges of the origin as if they had no guard.

@@ -198,7 +198,7 @@ impl World {
         }
         let disk = &mut self.disks[op.disk];
         let (faults, offset, len) = (disk.faults, op.offset, usize_of(op.len));
-        let broken = faults.fail_from_op.is_some_and(|from| op.nth >= from);
+        let broken = faults.break_request(op.nth);
         match &op.what {
             OpKind::Read { bufs, early } => {
                 let error = rng.chance_per_mille(faults.read_error_per_mille);

@@ -62,6 +62,15 @@ fn from_the_nth_request_on_everything_fails() {
 }
 
 #[test]
+fn one_request_alone_fails() {
+    let (world, _, disk) = world(Faults { fail_op: Some(1), ..Faults::default() });
+    let machine = Machine::boot(&world, 1);
+    assert_eq!(write(&machine, &disk, 0, 1), Ok(()));
+    assert_eq!(read(&machine, &disk, 0), Err(Status::Io));
+    assert_eq!(read(&machine, &disk, 0), Ok(1));
+}
+
+#[test]
 fn rot_and_lost_and_misdirected_writes_are_not_reported() {
     let (world, file, disk) = world(Faults { lost_write_per_mille: 1000, ..Faults::default() });
     let machine = Machine::boot(&world, 1);

@@ -34,7 +34,7 @@ const STEPS_AFTER_MAX: u64 = 400;
 
 /// Recoveries in a row that are killed; and those of guarded origins that are cut off.
 const KILLED_RECOVERIES_MAX: u32 = 2;
-const CUT_GUARDS_MAX: u32 = 1;
+pub(crate) const CUT_GUARDS_MAX: u32 = 1;
 
 /// How operations follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(crate) struct Samples {
 }
 
 /// What a recovered cache reads, block by block.
-type View = Vec<Rc<[u8]>>;
+pub(crate) type View = Vec<Rc<[u8]>>;
 
 pub(crate) struct Explorer<'a> {
     start: &'a Start,
@@ -101,7 +101,7 @@ fn judge_origins(history: &History, left: &[State], blocks: u64) -> Result<(), S
 }
 
 /// An origin that was given back without its cache, if it has a guard.
-fn restored(origin: &Image, start: &Start) -> Result<Image, String> {
+pub(crate) fn restored(origin: &Image, start: &Start) -> Result<Image, String> {
     let world = World::calm(2);
     let sectors = Sector::from_bytes(start.blocks * start.oracle.block_bytes() as u64);
     let disk = DiskSpec::new("origin", sectors, Box::new(Uniform::new(2, 20_000, 60_000)));

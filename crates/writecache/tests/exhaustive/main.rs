@@ -3,7 +3,8 @@
 //! and on a worn one whose slots and log are almost used up, one operation by one and in pairs; in
 //! the native format and in the kernel's, on a disk and in persistent memory. Kills, too, where the
 //! process has a journal. What a crash leaves of the kernel's format the kernel would open, too.
-//! And planted faults that are found so (`planted`).
+//! And planted faults that are found so (`planted`). Where the origin has a guard, also each run in
+//! which one request of a disk fails (`errors`).
 //!
 //! The tests cover all sequences of up to so many operations ([`Depth`]). In persistent memory,
 //! where each word may be lost alone, they are shorter.
@@ -19,11 +20,14 @@
 //! | with growth | 2 | 4 | 5 |
 //! | with a guard of the origin | 2 | 2 | 4 |
 //! | with one that two parts share | 1 | 2 | 3 |
+//! | with one beside writes around the cache, and discards | 2 | 2 | 4 |
+//! | with one, and a request that fails | 1 | 1 | 2 |
 //!
 //! - `MILLPOND_SEEDS=N`: up to 100 the first column, above 1000 the last.
 //! - `MILLPOND_CRASH_DEPTH=N`: all sequences of up to N operations, whatever the table says.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod errors;
 mod explore;
 #[path = "../common/kernel.rs"]
 mod kernel;
@@ -65,6 +69,8 @@ const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
 const OF_GUARD: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GUARDED_PARTS: Depth = Depth { fast: 1, usual: 2, night: 3 };
+const OF_GUARD_AROUND: Depth = Depth { fast: 2, usual: 2, night: 4 };
+const OF_ERRORS: Depth = Depth { fast: 1, usual: 1, night: 2 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
 
 impl Depth {
@@ -160,6 +166,25 @@ fn guarded_parts() -> Start {
 
 fn detaching_parts() -> Start {
     guarded_parts().with_guard(false, GUARDED)
+}
+
+const AROUND: Alphabet = &[Sym::Write, Sym::Fua, Sym::Meta, Sym::Discard, Sym::Flush, Sym::Release];
+
+/// Only metadata enter the cache, all else goes to the guarded origin at once. Blocks of one
+/// sector: without its guard the origin tears larger ones.
+fn guarded_around() -> Start {
+    let new = Start::native("s metadata_only", 512, 8 * GUARDED_BLOCKS).filled();
+    new.with_guard(true, AROUND).after(&[&[Sym::Write, Sym::Fua]])
+}
+
+const FAILING: Alphabet =
+    &[Sym::Write, Sym::Other, Sym::Flush, Sym::Message, Sym::Discard, Sym::Release, Sym::Claim];
+
+/// A block of each guarded range is dirty, and its slots differ in another one.
+fn dirty_before_errors(guarding: Start) -> Start {
+    let settled = [Sym::Message, Sym::Write, Sym::Other, Sym::Last, Sym::Message];
+    let dirty = [&settled[..], &[Sym::Write, Sym::Last, Sym::Flush]].concat();
+    guarding.with_guard(true, FAILING).after(&[&dirty])
 }
 
 fn unguarded_cache() -> Start {
@@ -309,6 +334,27 @@ fn no_crash_of_guarded_parts_loses_what_was_acknowledged() {
     explore("guarding parts", &guarding_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
     explore("detaching parts", &detaching_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
     explore("guarded parts", &guarded_parts(), Pace::InPairs, OF_GUARDED_PARTS);
+}
+
+#[test]
+fn no_crash_loses_writes_around_a_guarded_cache() {
+    explore("guarded, around", &guarded_around(), Pace::OneByOne, OF_GUARD_AROUND);
+    explore("guarded, around", &guarded_around(), Pace::InPairs, OF_GUARD_AROUND);
+}
+
+#[test]
+fn no_error_of_a_guarded_cache_loses_what_was_acknowledged() {
+    let depth = OF_ERRORS.of_this_run();
+    errors::explore("guarding", &guarding_cache().with_guard(true, FAILING), depth);
+    errors::explore("detaching", &detaching_cache().with_guard(false, FAILING), depth);
+    errors::explore("guarded", &dirty_before_errors(guarding_cache()), depth);
+}
+
+#[test]
+fn no_error_of_guarded_parts_loses_what_was_acknowledged() {
+    let depth = OF_ERRORS.of_this_run();
+    errors::explore("guarding parts", &guarding_parts().with_guard(true, FAILING), depth);
+    errors::explore("guarded parts", &dirty_before_errors(guarding_parts()), depth);
 }
 
 #[test]

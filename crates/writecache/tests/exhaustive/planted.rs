@@ -7,10 +7,10 @@ use writecache::Fault;
 use crate::explore::{Explorer, Pace, Samples};
 use crate::start::{Start, Sym, sequence, sequences};
 use crate::{
-    buffered_cache, detaching_cache, detaching_parts, growing_cache, guarded_cache, guarding_cache,
-    guarding_parts, killed_buffered_cache, killed_cache, killed_ordered_buffered_cache, new_cache,
-    new_dm, new_memory, ordered_buffered_cache, worn_buffered_cache, worn_cache, worn_dm,
-    worn_memory,
+    buffered_cache, detaching_cache, detaching_parts, dirty_before_errors, errors, growing_cache,
+    guarded_cache, guarding_cache, guarding_parts, killed_buffered_cache, killed_cache,
+    killed_ordered_buffered_cache, new_cache, new_dm, new_memory, ordered_buffered_cache,
+    worn_buffered_cache, worn_cache, worn_dm, worn_memory,
 };
 
 /// A planted fault, where it shows, and the fewest operations that show it.
@@ -78,6 +78,16 @@ fn find(&(fault, start, pace, depth): &Case) -> Option<(Vec<Sym>, String)> {
         let found = seeds::first_failure(all, |seed| explorer.sequence(&nth(seed)));
         found.map(|found| (nth(found.seed), found.why))
     })
+}
+
+/// A flush takes the newer slot with it, and the next one is taken to have made it durable.
+#[test]
+fn an_error_of_each_request_finds_planted_faults() {
+    for guarding in [guarding_cache, guarding_parts] {
+        let start = dirty_before_errors(guarding()).with(Some(Fault::LostSlotTrusted));
+        let found = errors::find(&start, 1).expect("it is found");
+        eprintln!("{found}");
+    }
 }
 
 #[test]

@@ -15,13 +15,17 @@ use crate::survive::{Devices, State};
 /// Room of the journals: enough for `CHANGES_AT_ONCE_MAX`.
 const JOURNAL_CAPACITY: u64 = 70;
 
-/// An operation. The three blocks are the first of the device.
+/// An operation. The three blocks are the first of the device, where nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sym {
     /// Writes block 0.
     Write,
     /// Writes block 2.
     Other,
+    /// Writes block 0 as metadata.
+    Meta,
+    /// Writes the last block.
+    Last,
     /// Writes block 1 with FUA.
     Fua,
     Flush,
@@ -314,6 +318,11 @@ pub(crate) async fn perform(
     match op {
         Sym::Write => write(0..1, Flags::empty(), device, oracle).await,
         Sym::Other => write(2..3, Flags::empty(), device, oracle).await,
+        Sym::Last => {
+            let last = oracle.borrow().block_count() - 1;
+            write(last..last + 1, Flags::empty(), device, oracle).await
+        }
+        Sym::Meta => write(0..1, Flags::META, device, oracle).await,
         Sym::Fua => write(1..2, Flags::FUA, device, oracle).await,
         Sym::Flush => {
             let token = oracle.borrow_mut().begin_flush();

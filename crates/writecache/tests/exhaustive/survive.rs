@@ -182,7 +182,7 @@ impl Devices {
 fn tears_of_sectors(write: &PendingWrite, block_bytes: usize) -> Tears {
     let is_zero = write.data.iter().all(|&b| b == 0);
     let unit = if is_zero { block_bytes } else { SECTOR_BYTES };
-    let half = (write.data.len() / SECTOR_BYTES).div_ceil(2) * SECTOR_BYTES;
+    let half = (write.data.len() / unit).div_ceil(2) * unit;
     let mut each = Vec::new();
     if write.data.len() > unit {
         each.extend([SurvivorState::Only(0..unit), SurvivorState::AllBut(0..unit)]);

@@ -37,7 +37,7 @@ pub use evict::S3Fifo;
 pub use idle::{Ages, IdleAction, IdleOrder, IdlePolicy, IdleRules, IdleState, IdleTotals, Step};
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use rate::RateLimit;
-pub use read_admission::{DailyBudget, Ghosts, ReadAdmission, Refusal, UseCounts};
+pub use read_admission::{DailyBudget, Ghosts, ReadAdmission, Refusal, Room, UseCounts};
 pub use read_ahead_trust::ReadAheadTrust;
 pub use readahead::{GAPS_MIN, ORDER_MAX, STREAMS_MAX, Streams, StreamsWithin};
 pub use request_costs::{RequestCost, RequestCosts};

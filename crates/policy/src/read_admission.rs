@@ -3,9 +3,12 @@
 //!
 //! ```text
 //!   miss ─▶ of a long stream? ─▶ a ghost? ─▶ room, and budget? ─▶ admitted
-//!              │ yes               │ no         │ no
-//!              ▼                   ▼            ▼
-//!           refused      refused, a ghost    refused, stays a ghost
+//!              │ yes               │ no         │ no                  ▲
+//!              │                   │            ▼                     │
+//!              │                   │         refused, stays a ghost   │
+//!              │                   └─▶ ample room, and half of the budget?
+//!              ▼                         │ no
+//!           refused                   refused, a ghost
 //! ```
 //!
 //! S3-FIFO (`evict`) puts what is read once into a small queue, and keeps its name, a ghost, when
@@ -14,11 +17,15 @@
 //! main queue: the cache evicts it in the order of its slots, round and round, and passes over a
 //! slot once for each use that was counted ([`UseCounts`]).
 //!
+//! While the cache has more room than it can fill with such blocks soon, one that is read once
+//! enters, too: each slot is written once more by that, and the next pass over the same blocks
+//! finds them.
+//!
 //! Invariants
 //! - PO-RD1 A ghost takes 2 bytes. There are as many as the cache has slots, rounded up to a
 //!   bucket; a bucket that is full forgets its oldest.
 //! - PO-RD2 A block is admitted only if it missed before, and other blocks missed since: reads of a
-//!   block in small pieces are one use.
+//!   block in small pieces are one use. But for one that misses while there is ample room.
 //! - PO-RD3 In no 24 hours more bytes are admitted than the budget has.
 use std::ops::Range;
 
@@ -126,20 +133,45 @@ impl DailyBudget {
 
     /// Spends `bytes`, or returns false if they are too many.
     pub fn spend(&mut self, bytes: u64, now_ns: u64) -> bool {
-        let now = now_ns / HOUR_NS;
-        let at = |hour: u64| usize::try_from(hour % HOURS as u64).expect("below HOURS");
-        for passed in (self.hour + 1..=now).take(HOURS) {
-            self.spent -= std::mem::take(&mut self.hours[at(passed)]);
-        }
-        self.hour = self.hour.max(now);
+        self.forget_before(now_ns);
         let spent = self.spent.saturating_add(bytes);
         if self.limit > 0 && spent > self.limit {
             return false;
         }
-        self.hours[at(self.hour)] += spent - self.spent;
+        self.hours[DailyBudget::at(self.hour)] += spent - self.spent;
         self.spent = spent;
         true
     }
+
+    /// Whether half of it is left.
+    pub fn has_half(&mut self, now_ns: u64) -> bool {
+        self.forget_before(now_ns);
+        self.limit == 0 || self.spent < self.limit.div_ceil(2)
+    }
+
+    /// What was spent in hours that are no longer of the last day is no longer spent.
+    fn forget_before(&mut self, now_ns: u64) {
+        let now = now_ns / HOUR_NS;
+        for passed in (self.hour + 1..=now).take(HOURS) {
+            self.spent -= std::mem::take(&mut self.hours[DailyBudget::at(passed)]);
+        }
+        self.hour = self.hour.max(now);
+    }
+
+    fn at(hour: u64) -> usize {
+        usize::try_from(hour % HOURS as u64).expect("below HOURS")
+    }
+}
+
+/// How much room a cache has for what is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// None now.
+    None,
+    /// Some, for blocks that are read again.
+    Some,
+    /// So much that blocks that are read once may have it, too.
+    Ample,
 }
 
 /// Why a block that missed is not admitted.
@@ -147,7 +179,7 @@ impl DailyBudget {
 pub enum Refusal {
     /// It belongs to a long stream.
     Sequential,
-    /// It was not read before, as far as the ghosts go back.
+    /// It was not read before, as far as the ghosts go back, and there is no ample room.
     Once,
     /// The bytes of the day are spent.
     Budget,
@@ -191,27 +223,29 @@ impl ReadAdmission {
         self.streams.run_of(opener, blocks).saturating_mul(self.block_bytes)
     }
 
-    /// Whether the block is admitted at its next miss, if there is room and budget.
+    /// Whether the block is admitted at its next miss, if there is room and budget; or if
+    /// `is_ample` says that there is ample room.
     #[must_use]
-    pub fn is_wanted(&self, block: u64) -> bool {
-        self.ghosts.contains(block) && !self.last.contains(&block)
+    pub fn is_wanted(&self, block: u64, is_ample: impl FnOnce() -> bool) -> bool {
+        !self.last.contains(&block) && (self.ghosts.contains(block) || is_ample())
     }
 
     /// A block has missed that is not of a long stream.
     ///
     /// # Errors
     /// Why it is not to be admitted.
-    pub fn miss(&mut self, block: u64, now_ns: u64, has_room: bool) -> Result<(), Refusal> {
+    pub fn miss(&mut self, block: u64, now_ns: u64, room: Room) -> Result<(), Refusal> {
         if self.last.contains(&block) {
             return Err(Refusal::Once);
         }
         self.last[self.at] = block;
         self.at = (self.at + 1) % APART;
-        if !self.ghosts.contains(block) {
+        let enters_once = room == Room::Ample && self.budget.has_half(now_ns);
+        if !self.ghosts.contains(block) && !enters_once {
             self.ghosts.put(block);
             return Err(Refusal::Once);
         }
-        if !has_room {
+        if room == Room::None {
             return Err(Refusal::NoRoom);
         }
         if !self.budget.spend(self.block_bytes, now_ns) {

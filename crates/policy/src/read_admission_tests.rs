@@ -11,39 +11,39 @@ fn admission(slots: u64) -> ReadAdmission {
 /// Reads so many blocks that nobody else reads.
 fn others(admission: &mut ReadAdmission, from: u64, count: u64) {
     for block in from..from + count {
-        assert_eq!(admission.miss(block, 0, true), Err(Refusal::Once), "block {block}");
+        assert_eq!(admission.miss(block, 0, Room::Some), Err(Refusal::Once), "block {block}");
     }
 }
 
 #[test]
 fn a_block_is_admitted_at_its_second_use() {
     let mut a = admission(1024);
-    assert_eq!(a.miss(7, 0, true), Err(Refusal::Once));
+    assert_eq!(a.miss(7, 0, Room::Some), Err(Refusal::Once));
     others(&mut a, 1000, 20);
-    assert_eq!(a.miss(7, 0, true), Ok(()));
+    assert_eq!(a.miss(7, 0, Room::Some), Ok(()));
 }
 
 #[test]
 fn a_ghost_ends_when_its_block_is_admitted() {
     let mut a = admission(1024);
-    a.miss(7, 0, true).ok();
+    a.miss(7, 0, Room::Some).ok();
     others(&mut a, 1000, 20);
-    assert_eq!(a.miss(7, 0, true), Ok(()));
+    assert_eq!(a.miss(7, 0, Room::Some), Ok(()));
     a.admitted(7);
     others(&mut a, 2000, 20);
-    assert_eq!(a.miss(7, 0, true), Err(Refusal::Once));
+    assert_eq!(a.miss(7, 0, Room::Some), Err(Refusal::Once));
 }
 
 #[test]
 fn reads_in_small_pieces_are_one_use() {
     let mut a = admission(1024);
     for _ in 0..8 {
-        assert_eq!(a.miss(7, 0, true), Err(Refusal::Once));
+        assert_eq!(a.miss(7, 0, Room::Some), Err(Refusal::Once));
     }
     others(&mut a, 1000, APART as u64 - 1);
-    assert_eq!(a.miss(7, 0, true), Err(Refusal::Once), "too few others");
+    assert_eq!(a.miss(7, 0, Room::Some), Err(Refusal::Once), "too few others");
     others(&mut a, 2000, 1);
-    assert_eq!(a.miss(7, 0, true), Ok(()));
+    assert_eq!(a.miss(7, 0, Room::Some), Ok(()));
 }
 
 #[test]
@@ -116,13 +116,39 @@ fn a_refused_block_keeps_its_ghost_until_there_is_budget() {
     let mut a = admission(1024);
     a.set_budget(4096);
     for block in [7, 8] {
-        a.miss(block, 0, true).ok();
+        a.miss(block, 0, Room::Some).ok();
     }
     others(&mut a, 1000, 20);
-    assert_eq!(a.miss(7, 0, true), Ok(()));
-    assert_eq!(a.miss(8, 0, true), Err(Refusal::Budget));
+    assert_eq!(a.miss(7, 0, Room::Some), Ok(()));
+    assert_eq!(a.miss(8, 0, Room::Some), Err(Refusal::Budget));
     others(&mut a, 2000, 20);
-    assert_eq!(a.miss(8, 2 * DAY_NS, true), Ok(()));
+    assert_eq!(a.miss(8, 2 * DAY_NS, Room::Some), Ok(()));
+}
+
+#[test]
+fn a_block_that_is_read_once_enters_where_there_is_ample_room() {
+    let mut a = admission(1024);
+    assert_eq!(a.miss(7, 0, Room::Ample), Ok(()));
+    a.admitted(7);
+    assert!(a.is_wanted(8, || true) && !a.is_wanted(8, || false));
+    assert!(!a.is_wanted(7, || true), "it was one of the last");
+    assert_eq!(a.miss(8, 0, Room::None), Err(Refusal::Once));
+    others(&mut a, 1000, 20);
+    assert_eq!(a.miss(8, 0, Room::None), Err(Refusal::NoRoom));
+}
+
+#[test]
+fn blocks_that_are_read_once_leave_half_of_the_budget() {
+    let mut a = admission(1024);
+    a.set_budget(8 * 4096);
+    let enter = |a: &mut ReadAdmission, from: u64, now| {
+        (from..from + 20).filter(|block| a.miss(*block, now, Room::Ample).is_ok()).count()
+    };
+    assert_eq!(enter(&mut a, 0, 0), 4);
+    // The others have ghosts, and were read twice.
+    assert_eq!(enter(&mut a, 0, 0), 4);
+    assert_eq!(enter(&mut a, 100, 0), 0);
+    assert_eq!(enter(&mut a, 200, 2 * DAY_NS), 4);
 }
 
 #[test]

@@ -22,6 +22,7 @@
 //!   failed since, the block leaves the cache.
 //! - WC-RA3 Dirty data win: an admission takes a slot only while as many are free as reclaim keeps
 //!   (`reclaim_reserve`), and no writer waits; reclaim drops clean blocks before it comes to that.
+//!   Blocks that are read for the first time leave an eighth more.
 //! - WC-RA4 What enters was read into memory of the cache: a client may change its own while it
 //!   reads.
 //! - WC-RA5 After a suspend nothing of it is under way, and once a suspend has begun nothing
@@ -35,6 +36,7 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{Buf, Class, Flags, Nanos, Status};
+use policy::Room;
 
 use crate::lifecycle::TaskGuard;
 use crate::pacing::reclaim_reserve;
@@ -42,6 +44,10 @@ use crate::planted::Fault;
 use crate::read_cache::{IN_FLIGHT_BYTES_MAX, UNNAMED_MAX, UnnamedBlock};
 use crate::store::media::{CHANGES_AT_ONCE_MAX, Media};
 use crate::writeback::Writeback;
+
+/// Blocks that are read for the first time leave one slot in so many for those that are read again.
+/// Chosen: the least that matters; a slot that is left costs a hit of the second pass.
+const FIRST_READS_LEAVE: u32 = 8;
 
 /// A read of the origin of which some blocks are to enter the cache.
 pub(crate) struct AdmittedRead {
@@ -82,7 +88,12 @@ impl Writeback {
         let in_flight = self.read_cache.in_flight_bytes.get() + bytes;
         let has_room = in_flight <= IN_FLIGHT_BYTES_MAX && self.room_for_reads() > 0;
         let watch = if has_room { self.locks.watch(blocks.clone()) } else { None };
-        let runs = self.read_cache.miss(blocks.clone(), watch.is_some(), &store.stats);
+        let room = match watch {
+            Some(_) if self.has_ample_room() => Room::Ample,
+            Some(_) => Room::Some,
+            None => Room::None,
+        };
+        let runs = self.read_cache.miss(blocks.clone(), room, &store.stats);
         let watch = watch?;
         if runs.is_empty() {
             self.locks.unwatch(watch);
@@ -126,6 +137,16 @@ impl Writeback {
         }
         // One below the reserve: then reclaim makes room.
         (free + 1).saturating_sub(reclaim_reserve(store.slot_count()))
+    }
+}
+
+impl Writeback {
+    /// Whether blocks that are read for the first time may enter: so many slots are free that no
+    /// dirty block needs soon. A cache that is full of clean blocks has none.
+    pub(crate) fn has_ample_room(&self) -> bool {
+        let (store, slots) = (&self.store, self.store.slot_count());
+        let least = store.tuning().reads.first_slots_min;
+        slots >= least && self.room_for_reads() > slots / FIRST_READS_LEAVE
     }
 }
 

@@ -322,6 +322,11 @@ impl Config {
         self.guard.is_origin_trusted = true;
     }
 
+    /// A cache of any size takes blocks at their first read while it has ample room.
+    pub fn admit_first_reads(&mut self) {
+        self.tuning.reads.first_slots_min = 0;
+    }
+
     /// Gives the journal in memory room for so many entries.
     pub fn set_journal_capacity(&mut self, entries: u64) {
         self.journal_capacity = entries;

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use block::{Opener, Planted, Reservation};
-use policy::{Ghosts, ReadAdmission, Refusal, UseCounts};
+use policy::{Ghosts, ReadAdmission, Refusal, Room, UseCounts};
 
 use crate::config::Tuning;
 use crate::map::SlotRef;
@@ -123,23 +123,20 @@ impl ReadCache {
         self.cutoff.get() > 0 && bytes > self.cutoff.get()
     }
 
-    /// Whether a block that misses would be admitted now, but for room and budget.
-    pub(crate) fn is_wanted(&self, block: u64) -> bool {
-        self.memory.borrow().as_ref().is_some_and(|memory| memory.admission.is_wanted(block))
+    /// Whether a block that misses would be admitted now, but for room and budget; `is_ample`:
+    /// there is ample room.
+    pub(crate) fn is_wanted(&self, block: u64, is_ample: impl FnOnce() -> bool) -> bool {
+        let memory = self.memory.borrow();
+        memory.as_ref().is_some_and(|memory| memory.admission.is_wanted(block, is_ample))
     }
 
     /// These blocks miss, all of one read that is not sequential: returns the runs to admit.
-    pub(crate) fn miss(
-        &self,
-        blocks: Range<u64>,
-        has_room: bool,
-        stats: &Stats,
-    ) -> Vec<Range<u64>> {
+    pub(crate) fn miss(&self, blocks: Range<u64>, room: Room, stats: &Stats) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         let Some(memory) = &mut *self.memory.borrow_mut() else { return runs };
         let now = reactor::now().0;
         for block in blocks {
-            match memory.admission.miss(block, now, has_room) {
+            match memory.admission.miss(block, now, room) {
                 Ok(()) => match runs.last_mut() {
                     Some(last) if last.end == block => last.end += 1,
                     _ => runs.push(block..block + 1),

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, Bufs, Class, Opener, Sector, Status};
+use policy::Room;
 use reactor::BioFuture;
 use smallvec::SmallVec;
 
@@ -192,8 +193,8 @@ impl Reader {
         match found {
             Some(found) => read_cache.count_use(found.slot_ref.slot),
             None if is_sequential => stats.read_refused_sequential.add(1),
-            None if read_cache.is_wanted(block) => return true,
-            None => drop(read_cache.miss(block..block + 1, false, stats)),
+            None if read_cache.is_wanted(block, || self.writeback.has_ample_room()) => return true,
+            None => drop(read_cache.miss(block..block + 1, Room::None, stats)),
         }
         false
     }

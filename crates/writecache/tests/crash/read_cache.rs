@@ -26,6 +26,16 @@ fn blocks_that_were_read_are_never_older_than_writes() {
     }
 }
 
+/// Most blocks enter when they are read for the first time, beside each change of them.
+#[test]
+fn blocks_that_enter_at_once_are_never_older_than_writes() {
+    let plan = Plan::FIRST_READS;
+    run(40, plan);
+    run(40, Plan { with_faults: true, ..plan });
+    run(20, Plan { around: true, ..plan });
+    is_caught_by(Plan { fault: Some(Fault::AdmitOverNewer), ..plan });
+}
+
 #[test]
 fn that_holds_for_sectors_other_media_and_journals() {
     run(20, Plan { by_sectors: true, block_sizes: &[1024, 4096, 4096], ..PLAN });

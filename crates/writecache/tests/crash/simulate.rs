@@ -140,6 +140,11 @@ impl Plan {
     /// The origin has a guard in most lives, and shows in the others what clients see.
     pub(crate) const GUARDED: Plan =
         Plan { options: " guard_origin", block_sizes: &[4096], ..Plan::FAULTS };
+    /// Blocks that are read once enter a cache with ample room, however small it is.
+    pub(crate) const FIRST_READS: Plan = Plan {
+        options: " read_cache 1 sequential_read_cutoff 0 read_ahead 0 read_admit_bytes_per_day 0",
+        ..Plan::USUAL
+    };
     /// Gaps are filled wherever there are some, and failed writes leave rubbish: one life, for what
     /// a filled write spoils is in memory alone for a moment.
     pub(crate) const RUBBISH: Plan =
@@ -201,6 +206,9 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     config.trust_origin();
     if let Some(blocks) = plan.batch_piece {
         config.set_batch_piece(blocks);
+    }
+    if plan.options == Plan::FIRST_READS.options {
+        config.admit_first_reads();
     }
     if !options.contains("write_buffer") {
         config.write_buffer = 0;

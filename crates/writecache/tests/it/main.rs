@@ -17,6 +17,7 @@ mod dm;
 mod errors;
 mod failed_flush;
 mod failed_gaps;
+mod first_reads;
 mod gap_budget;
 mod golden_dm;
 mod grow;

@@ -15,7 +15,7 @@ use crate::common::{
 };
 
 /// Nothing is written back unless it is asked for.
-const READS: &str = "high_watermark 100 low_watermark 100 read_cache 1";
+pub(crate) const READS: &str = "high_watermark 100 low_watermark 100 read_cache 1";
 
 /// An origin of 16 MiB and a cache of 4 MiB.
 fn fixture(options: &str, fault: Option<Fault>) -> Fixture {
@@ -24,12 +24,12 @@ fn fixture(options: &str, fault: Option<Fault>) -> Fixture {
     fixture
 }
 
-async fn set(cache: &Rc<WriteCache>, name: &str, value: &str) {
+pub(crate) async fn set(cache: &Rc<WriteCache>, name: &str, value: &str) {
     cache.clone().set_attribute(name.to_owned(), value.to_owned()).await.unwrap();
 }
 
 /// The origin alone has version 1 of these blocks.
-async fn fill_origin(cache: &Rc<WriteCache>, blocks: Range<u64>) {
+pub(crate) async fn fill_origin(cache: &Rc<WriteCache>, blocks: Range<u64>) {
     for block in blocks {
         put(&**cache, block, 1).await.unwrap();
         if number(cache, "free_blocks") < 100 {
@@ -41,7 +41,7 @@ async fn fill_origin(cache: &Rc<WriteCache>, blocks: Range<u64>) {
 }
 
 /// Reads blocks in an order without streams, and waits for admissions.
-async fn read(cache: &Rc<WriteCache>, blocks: Range<u64>, version: u64) {
+pub(crate) async fn read(cache: &Rc<WriteCache>, blocks: Range<u64>, version: u64) {
     let count = blocks.end - blocks.start;
     let step = (count / 3..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
     for n in 0..count {
@@ -55,11 +55,11 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn figures<const N: usize>(cache: &WriteCache, names: [&str; N]) -> [u64; N] {
+pub(crate) fn figures<const N: usize>(cache: &WriteCache, names: [&str; N]) -> [u64; N] {
     names.map(|name| number(cache, name))
 }
 
-fn admitted(cache: &WriteCache) -> u64 {
+pub(crate) fn admitted(cache: &WriteCache) -> u64 {
     number(cache, "read_admitted")
 }
 

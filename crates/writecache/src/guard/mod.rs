@@ -42,8 +42,8 @@
 //!   sectors of the front half and of the slot that replaces it. Else somebody has used the origin,
 //!   and the cache is not opened.
 //! - WC-GU6 The origin of another cache's guard is never used.
-//! - WC-GU7 A flush of the guard that fails counts as one of the cache that has failed: it may
-//!   have lost what the cache has written.
+//! - WC-GU7 A flush of the guard that fails, of the origin or of the cache device, counts as one of
+//!   the cache that has failed: it may have lost what the cache has written.
 //! - WC-GU8 A cache in parts has one guard, below all of them. What touches a range goes to its
 //!   core, whichever part asks, and its flushes are among those that the parts share.
 mod attach;

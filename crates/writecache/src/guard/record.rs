@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads and writes the records of a guard on the cache device (WC-GU2).
-use block::{BlockDevice, Buf, Error, Flags};
+use block::{BlockDevice, Buf, Error, Flags, Status};
 use format::{GUARD_RECORD_BYTES, GuardRange, GuardRecord, GuardState, guard_record_offset};
 
-use super::Guard;
+use super::{Above, Guard};
 use crate::config::Config;
 use crate::planted::Fault;
 use crate::recovery::area::{flush_area, read_area, write_area};
@@ -46,12 +46,21 @@ pub(super) async fn write_record(
     record: &GuardRecord,
 ) -> Result<(), Error> {
     for copy in [0, 1] {
-        let buf = Buf::copy_of(&record.encode(copy));
-        let at = guard_record_offset(record.range.nth, copy);
-        write_area(config, device, at, Flags::META, buf, "write guard record").await?;
+        write_copy(config, device, record, copy).await?;
         flush_area(config, device).await?;
     }
     Ok(())
+}
+
+async fn write_copy(
+    config: &Config,
+    device: &dyn BlockDevice,
+    record: &GuardRecord,
+    copy: u8,
+) -> Result<(), Error> {
+    let buf = Buf::copy_of(&record.encode(copy));
+    let at = guard_record_offset(record.range.nth, copy);
+    write_area(config, device, at, Flags::META, buf, "write guard record").await
 }
 
 impl Guard {
@@ -84,6 +93,23 @@ impl Guard {
         if is_late {
             return Ok(());
         }
-        write_record(config, &**device, &record).await
+        for copy in [0, 1] {
+            write_copy(config, &**device, &record, copy).await?;
+            let flushed = flush_area(config, &**device).await;
+            if flushed.is_err() && !config.planted.is(Fault::GuardFlushErrorKept) {
+                self.cache_flush_failed();
+            }
+            flushed?;
+        }
+        Ok(())
+    }
+
+    /// A flush of the cache device has failed, and the next one would not tell (WC-GU7).
+    fn cache_flush_failed(&self) {
+        if let Above::Engine(writeback) = &*self.above.borrow()
+            && let Some(writeback) = writeback.upgrade()
+        {
+            writeback.store.fail(Status::Io); // WC-I8
+        }
     }
 }

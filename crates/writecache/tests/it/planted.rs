@@ -13,8 +13,9 @@ use crate::common::stalled::StalledDevice;
 use crate::common::{
     BLOCK, Fixture, at, config, fill, flush, get, number, pattern, put, put_with, say, suspend,
 };
+use crate::guard::{GUARDED, formatted};
 use block::{BlockDevice, Buf, Class, Flags, Nanos, Op, Sector, Target};
-use sim::Machine;
+use sim::{Faults, Machine};
 use writecache::{Fault, WriteCache};
 
 /// Nothing is committed or written back unless it is asked for.
@@ -269,6 +270,31 @@ fn blocks_that_a_flush_dropped_do_not_come_back() {
 async fn write_small(cache: &WriteCache, flags: Flags, first: u64, count: usize) {
     let data = Buf::zeroed(count * 512).all().into();
     reactor::write(cache, flags, Class::Normal, Sector(first), data).await.unwrap();
+}
+
+/// A guard that leaves a range while the cache is in use flushes the cache device, too. That flush
+/// may lose what clients have written, and the engine's next one ends with success.
+#[test]
+fn a_flush_of_a_guards_record_that_fails_fails_the_cache() {
+    is_found(Some(Fault::GuardFlushErrorKept), |fault| {
+        let mut fixture = formatted(GUARDED);
+        fixture.config.plant(fault);
+        let inner = fixture.clone();
+        let set_flush_errors = move |flush_error_per_mille| {
+            let faults = Faults { flush_error_per_mille, ..Faults::default() };
+            inner.world.borrow_mut().set_faults(inner.cache, faults);
+        };
+        let told = fixture.life(async move |cache| {
+            // The range no longer compresses; the log has all of it.
+            fill(&*cache, 1..16, 2).await;
+            flush(&*cache).await;
+            set_flush_errors(1000);
+            assert!(say(&cache, "flush").await.is_err(), "the range is written back");
+            set_flush_errors(0);
+            reactor::flush(&*cache, Class::Foreground).await.is_err()
+        });
+        told.unwrap()
+    });
 }
 
 /// A `flush` that is to forget clean blocks was in the middle of a commit, waiting for room, when a

@@ -27,6 +27,8 @@ const POLLS_PER_ROUND_MAX: usize = 1024;
 /// How long a turn polls tasks, and after how many of them it looks at the clock. Chosen: what a
 /// client of a fast disk waits for a read.
 const ROUND_MAX: Nanos = Nanos(200_000);
+/// The same for few tasks that compute for long and say so ([`count_work`]), before the first look.
+const WORK_PER_ROUND_MAX: Nanos = Nanos(300_000);
 const POLLS_BETWEEN_LOOKS: usize = 16;
 
 type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -101,6 +103,8 @@ pub(crate) struct Core {
     pub(crate) others_share_memory: Cell<bool>,
     pub(crate) calls: Calls,
     pub(crate) locals: RefCell<CoreLocals>,
+    /// What tasks have computed in this turn, as far as they have said so.
+    work: Cell<Nanos>,
 }
 
 /// A core, for the run loops of drivers.
@@ -141,6 +145,13 @@ pub fn now() -> Nanos {
 /// most the time that the turn has run. In the simulator, where code takes no time, it is [`now`].
 pub fn loop_time() -> Nanos {
     with_core(Core::loop_time)
+}
+
+/// The task that runs has computed for about so long. Tasks that are ready then wait for the next
+/// turn, so that the driver is asked meanwhile. For work of a tenth of a millisecond and more, of
+/// which many tasks may have some at the same time; one task alone yields.
+pub fn count_work(time: Nanos) {
+    with_core(|c| c.work.set(c.work.get() + time));
 }
 
 /// Random bits from the driver: seeded under simulation.
@@ -358,6 +369,7 @@ impl Reactor {
             others_share_memory: Cell::default(),
             calls: Calls::default(),
             locals: RefCell::default(),
+            work: Cell::new(Nanos::ZERO),
         }));
         CORES.with_borrow_mut(|c| {
             assert!(c.insert(id, core.clone()).is_none(), "core entered twice on one thread");
@@ -391,7 +403,9 @@ impl Reactor {
         let mut events = Vec::new();
         loop {
             let (mut polls, mut give_up) = (0, None);
-            while core.ready() > 0 && polls < POLLS_PER_ROUND_MAX {
+            core.0.work.set(Nanos::ZERO);
+            let has_time = || core.0.work.get() < WORK_PER_ROUND_MAX;
+            while core.ready() > 0 && polls < POLLS_PER_ROUND_MAX && has_time() {
                 core.poll_nth(0);
                 polls += 1;
                 if polls % POLLS_BETWEEN_LOOKS == 0 {

@@ -355,6 +355,33 @@ fn tasks_that_compute_for_long_let_the_driver_be_asked_between() {
 }
 
 #[test]
+fn few_tasks_that_say_how_long_they_computed_do_so_too() {
+    // What each of ten tasks counts; in how many turns they run.
+    for (counted_us, turns) in [(0, 1), (29, 1), (60, 2), (150, 5), (1000, 10)] {
+        let driver = Ticking(Clockwork::default(), Rc::default());
+        let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+        let seen = reactor.block_on(async move {
+            let seen = Rc::new(RefCell::new(Vec::new()));
+            reactor::yield_now().await; // the first turn has no time of its own
+            for _ in 0..10 {
+                let seen = seen.clone();
+                reactor::spawn(async move {
+                    seen.borrow_mut().push(reactor::loop_time());
+                    reactor::count_work(Nanos::from_micros(counted_us));
+                });
+            }
+            while seen.borrow().len() < 10 {
+                reactor::yield_now().await;
+            }
+            let mut seen = seen.take();
+            seen.dedup();
+            seen
+        });
+        assert_eq!(seen.len(), turns, "{counted_us} us each");
+    }
+}
+
+#[test]
 fn a_group_run_serves_callers_that_came_before_it_began() {
     reactor().block_on(async {
         let group = Rc::new(GroupCommit::default());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, Class, Flags, Slice, Status};
+use block::{Buf, Class, Flags, Nanos, Slice, Status};
 use policy::Run;
 use smallvec::SmallVec;
 
@@ -14,6 +14,9 @@ use super::{PickedRun, WrittenBlock};
 use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
 use crate::planted::Fault;
+
+/// What the core computes for a block of a run: measured, 0.45 ms for 256 blocks.
+const GATHER_NS: u64 = 1_700;
 
 /// One item for each block or each write of a run. Scattered blocks are runs of one block, and need
 /// no allocation.
@@ -27,6 +30,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         wb.span_is_read(span).await;
     }
     let mut good = wb.gather(run, extent.as_ref(), span.as_deref()).await;
+    reactor::count_work(Nanos(GATHER_NS * run.blocks()));
     // WC-WB3. After this commit every gathered version is logged or superseded.
     let unlogged = |&(block, _): &(u64, SlotRef)| store.slots.borrow().needs_logging(block);
     if (store.commits.is_running() || good.blocks.iter().any(unlogged))

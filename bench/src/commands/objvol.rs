@@ -3,6 +3,8 @@
 //! store's bandwidth small random writes get, how many flushes a second there are, alone and below
 //! an `ordered` write cache, what readers cost, and what garbage collection writes. And in real
 //! time, how much CPU the opening of a large volume takes.
+mod garbage;
+
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -15,7 +17,7 @@ use reproduce::cpu::cpu_seconds;
 use reproduce::report::{Goal, Requirement, Section};
 use reproduce::table::{Table, fixed};
 use sim::model::Uniform;
-use sim::{DiskSpec, Machine, Rng, World, WorldRef, Zipf};
+use sim::{DiskSpec, Machine, Rng, World, WorldRef};
 use writecache::{Config, WriteCache};
 
 const BLOCK: u64 = 4096;
@@ -35,9 +37,6 @@ const CACHES_MIB: [u64; 2] = [64, 256];
 /// Volume of the reads, and those at random.
 const READ_VOLUME: u64 = 256 * MIB;
 const RANDOM_READS: u64 = 2000;
-/// Volume of the garbage, and its segments.
-const SMALL_BLOCKS: u64 = 8192;
-const SMALL_SEGMENT: u32 = 128 << 10;
 
 /// Measures a volume on a model of an object store
 ///
@@ -58,10 +57,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
-    /// Overwrites of a small volume, for what garbage collection writes
+    /// Overwrites of a volume of 32 MiB with small segments, for what garbage collection writes
     #[arg(long, value_name = "N", default_value_t = 100_000,
           value_parser = clap::value_parser!(u64).range(10_000..=10_000_000))]
     overwrites: u64,
+    /// The same of a volume of 1 GiB with usual segments, which the goals are of; 0: none
+    #[arg(long, value_name = "N", default_value_t = 3_200_000,
+          value_parser = clap::value_parser!(u64).range(..=100_000_000))]
+    usual_overwrites: u64,
     /// Extents of the volume of a TiB whose opening takes CPU
     #[arg(long, value_name = "N", default_value_t = EXTENTS_DEFAULT,
           value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
@@ -313,108 +316,6 @@ fn flush_rates(args: &Args, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-/// Draws from the blocks by Zipf; their order is mixed.
-fn zipf() -> impl FnMut(&mut Rng) -> u64 {
-    let ranks = Zipf::new(SMALL_BLOCKS, 0.99);
-    move |rng| ranks.draw(rng) * 1021 % SMALL_BLOCKS
-}
-
-/// What overwrites of a full volume cost.
-struct Overwritten {
-    /// Bytes sent to the store for each byte of the client.
-    sent: f64,
-    /// Those of checkpoints among them.
-    checkpoints: f64,
-    /// Live data for each byte of segments that have some, the mean of all seconds.
-    live: f64,
-    /// Live data for each byte that is stored, the same.
-    of_stored: f64,
-}
-
-/// Overwrites blocks of a full volume.
-async fn overwrite(
-    store: StoreModel,
-    gc_threshold: u32,
-    overwrites: u64,
-    mut next: impl FnMut(&mut Rng) -> u64,
-) -> Result<Overwritten, String> {
-    let sectors = Sector(SMALL_BLOCKS * BLOCK / 512);
-    let geometry = Geometry { segment_bytes: SMALL_SEGMENT, ..Geometry::new(sectors) };
-    let shared: Rc<dyn ObjectStore> = Rc::new(store.clone());
-    let options =
-        OpenOptions { gc_threshold, checkpoint_every: 16, grace: Nanos::from_secs(1), ..options() };
-    objvol::create(shared.clone(), &geometry, &options).await.map_err(|e| e.chain())?;
-    let volume = Volume::open(shared, options).await.map_err(|e| e.chain())?;
-    let data = Buf::zeroed(usize::try_from(BLOCK).map_err(|e| e.to_string())?);
-    for block in 0..SMALL_BLOCKS {
-        write(&*volume, block, &data).await?;
-    }
-    let (mut rng, mut before, mut checkpoints) = (Rng::new(7), 0, 0);
-    let (mut live, mut with_live, mut stored) = (0, 0, 0);
-    for n in 0..overwrites {
-        if n == overwrites / 2 {
-            before = store.put_bytes(); // the first half is for a steady state
-            checkpoints = store.checkpoint_bytes();
-        }
-        write(&*volume, next(&mut rng), &data).await?;
-        if n % 32 == 31 {
-            reactor::sleep(Nanos::from_millis(200)).await; // 5 segments a second
-        }
-        if n % 160 == 159 && n >= overwrites / 2 {
-            let status = volume.status();
-            live += status.live_bytes;
-            with_live += status.collectable_bytes;
-            stored += status.stored_bytes;
-        }
-    }
-    let written = ((overwrites - overwrites / 2) * BLOCK) as f64;
-    Ok(Overwritten {
-        sent: (store.put_bytes() - before) as f64 / written,
-        checkpoints: (store.checkpoint_bytes() - checkpoints) as f64 / written,
-        live: live as f64 / with_live as f64,
-        of_stored: live as f64 / stored as f64,
-    })
-}
-
-/// What garbage collection writes, and the goals.
-fn garbage(args: &Args, section: &mut Section) -> Result<(), String> {
-    let count = args.overwrites;
-    let mut table = Table::new(
-        format!("{count} overwrites of 4 KiB in a full volume of 32 MiB (virtual time)"),
-        &["overwrites"],
-        &["gc_threshold", "sent", "checkpoints", "live %", "of stored %"],
-    );
-    let uniform = |rng: &mut Rng| rng.below(SMALL_BLOCKS);
-    let cases = [
-        ("uniform", 75, in_model(|store, _| overwrite(store, 75, count, uniform))?, 2.4),
-        ("uniform", 60, in_model(|store, _| overwrite(store, 60, count, uniform))?, 1.5),
-        ("zipf 0.99", 75, in_model(|store, _| overwrite(store, 75, count, zipf()))?, 1.5),
-    ];
-    for (name, threshold, cost, bound) in cases {
-        let Overwritten { sent, checkpoints, live, of_stored } = cost;
-        let shares = [live, of_stored].map(|share| fixed(100.0 * share, 1));
-        let [live, of_stored] = shares;
-        let bytes = [sent, checkpoints].map(|bytes| fixed(bytes, 2));
-        let [sent_cell, checkpoints_cell] = bytes;
-        let cells = [threshold.to_string(), sent_cell, checkpoints_cell, live, of_stored];
-        table.row(&[name], cells);
-        let key = format!("{}_{threshold}_sent", name.replace([' ', '.'], "_"));
-        section.put(key, sent);
-        section.goals.push(Goal {
-            what: format!("{name}, {threshold} % live: bytes sent for each byte"),
-            figure: sent,
-            bound,
-            is_at_most: true,
-            requirement: Requirement::Required,
-        });
-    }
-    table.note("sent: bytes of all PUTs, checkpoints among them, for each byte of the client");
-    table
-        .note("live: of the segments with live data; stored are also those that wait for deletion");
-    section.tables.push(table);
-    Ok(())
-}
-
 /// Reads of so many bytes, at these places, of a volume that was written in order: MB/s, GETs, and
 /// bytes that came.
 async fn read_back(
@@ -562,7 +463,7 @@ fn bench(args: &Args) -> Result<Section, String> {
         ("bandwidth", bandwidth),
         ("flushes", flush_rates),
         ("reads", reads),
-        ("garbage", garbage),
+        ("garbage", garbage::garbage),
         ("opening", opening),
     ];
     for (nth, (name, part)) in parts.into_iter().enumerate() {

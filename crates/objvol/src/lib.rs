@@ -27,7 +27,7 @@
 //! |---|---|
 //! | requests are repeated until decided; 412 may be one's own | OV-R in `requests` |
 //! | FLUSH is the unbroken chain; later writes lie behind it | OV-W in `write` |
-//! | the map follows the log; the window; moved data | OV-L in `log`, OV-M in `map` |
+//! | the map follows the log; the window; moved and replaced data | OV-L in `log`, OV-M in `map` |
 //! | epochs without gaps, owners, sizes, what an opening reads and when | OV-O in `open` |
 //! | every epoch below is sealed; a hole is damage; which checkpoints count | OV-H in `history` |
 //! | checkpoints lie in the durable chain, and in the own epoch | OV-K in `checkpoint` |
@@ -59,6 +59,7 @@ mod check;
 mod checkpoint;
 mod collect;
 mod config;
+mod gather;
 mod history;
 mod join;
 mod log;

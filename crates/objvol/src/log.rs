@@ -18,24 +18,25 @@
 //!   copied from.
 //! - OV-L5 `live` of a segment is the number of its sectors that the map has; `dead_at` of one
 //!   without live sectors is the place as of which that is so. Replay gives the same.
+//! - OV-L6 A client's write of exactly the sectors of an earlier one takes its place, data and
+//!   checksum, if that one is gathered and the map has all of it: then no later record of the
+//!   segment has touched these sectors, so that replay gives the same as with one more record.
+//!   Nothing sees a part of a segment: it is in the store with all its writes, or with none.
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use block::{Buf, Nanos, Planted};
-use format::checksum;
 use format::objvol::{
     Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, EXTENT_SECTORS_MAX,
-    Identity, Place, Record, RecordKind, RetainedSegment, SECTOR, SegmentHead, SegmentHeader,
-    Snapshot, SnapshotChange, head_bytes_needed,
+    Identity, Place, RecordKind, RetainedSegment, SECTOR, SegmentHead, SegmentHeader, Snapshot,
+    SnapshotChange,
 };
 use slab::Slab;
 
+use crate::gather::{Encoded, Gather};
 use crate::history::History;
 use crate::map::{ENTRY_BYTES, Extent, ExtentMap, SegmentId};
 use crate::planted::Fault;
-
-/// Records of a gathered segment at most. Chosen: a segment of 16 MiB in sectors of 512 bytes.
-const RECORDS_MAX: usize = 32_768;
 
 /// Where the data of a segment are.
 #[derive(Debug)]
@@ -69,16 +70,6 @@ impl Segment {
         self.live -= sectors;
         self.dead_at = by;
     }
-}
-
-#[derive(Debug, Default)]
-struct Gather {
-    /// None before the first record.
-    id: Option<SegmentId>,
-    data: Vec<u8>,
-    /// Their `at` counts from the first byte of data.
-    records: Vec<Record>,
-    changes: Vec<SnapshotChange>,
 }
 
 /// A closed segment that must be sent.
@@ -290,9 +281,7 @@ impl Log {
 
     /// Whether one more record with so many bytes of data fits into the gathered segment.
     pub(crate) fn has_room(&self, bytes: usize, segment_bytes: usize) -> bool {
-        let used = self.gather.data.len();
-        let fits = used + bytes <= segment_bytes || used == 0 && self.gather.records.is_empty();
-        fits && self.gather.records.len() < RECORDS_MAX
+        self.gather.has_room(bytes, segment_bytes)
     }
 
     fn gathered(&mut self) -> SegmentId {
@@ -311,19 +300,39 @@ impl Log {
 
     fn append(&mut self, kind: RecordKind, start: u64, data: &[u8]) -> Extent {
         let segment = self.gathered();
-        assert!(data.len().is_multiple_of(SECTOR), "{} bytes", data.len());
-        let narrow = |n: usize| u16::try_from(n).expect("segments are below 64 Ki sectors");
-        let (at, sectors) = (narrow(self.gather.data.len() / SECTOR), narrow(data.len() / SECTOR));
-        assert!((1..=EXTENT_SECTORS_MAX).contains(&u32::from(sectors)), "{sectors} sectors");
-        let crc = checksum(data);
-        self.gather.data.extend_from_slice(data);
-        self.gather.records.push(Record { kind, start, sectors: u32::from(sectors), at, crc });
-        Extent { segment, crc, at, sectors, skip: 0, whole: sectors }
+        self.gather.append(kind, start, data).extent(segment)
     }
 
-    /// A client's write of at most [`EXTENT_SECTORS_MAX`] sectors; `has_room` said yes.
+    /// The extent that a write of these sectors replaces, and its record (OV-L6).
+    fn replaced(&self, start: u64, sectors: usize) -> Option<(usize, Extent)> {
+        let id = self.gather.id?;
+        if self.planted.is(Fault::ReplaceOverNewer) {
+            let (nth, written) = self.gather.written(start, sectors)?;
+            return Some((nth, written.extent(id)));
+        }
+        let extent = self.map.get(start)?;
+        let is_whole = extent.sectors == extent.whole && usize::from(extent.sectors) == sectors;
+        if extent.segment != id || !is_whole {
+            return None;
+        }
+        self.gather.write_at(extent.at).map(|nth| (nth, extent))
+    }
+
+    /// Whether a write of so many bytes replaces one that is gathered: it needs no room.
+    pub(crate) fn replaces(&self, start: u64, bytes: usize) -> bool {
+        self.replaced(start, bytes / SECTOR).is_some()
+    }
+
+    /// A client's write of at most [`EXTENT_SECTORS_MAX`] sectors; `replaces` or `has_room` said
+    /// yes.
     pub(crate) fn write(&mut self, start: u64, data: &[u8]) {
-        let extent = self.append(RecordKind::Data, start, data);
+        let extent = match self.replaced(start, data.len() / SECTOR) {
+            Some((nth, extent)) => {
+                let keeps_crc = self.planted.is(Fault::ReplaceUnchecked);
+                Extent { crc: self.gather.replace(nth, data, keeps_crc), ..extent }
+            }
+            None => self.append(RecordKind::Data, start, data),
+        };
         self.put(start, extent); // OV-L1
     }
 
@@ -331,13 +340,7 @@ impl Log {
     pub(crate) fn zero(&mut self, range: Range<u64>) {
         self.gathered();
         self.cut(range.clone(), Place::new(self.epoch, self.next));
-        let mut start = range.start;
-        while start < range.end {
-            let sectors = u32::try_from(range.end - start).unwrap_or(u32::MAX);
-            let kind = RecordKind::Zeroes;
-            self.gather.records.push(Record { kind, start, sectors, at: 0, crc: 0 });
-            start += u64::from(sectors);
-        }
+        self.gather.zero(range);
     }
 
     /// Data of `start` and on, copied from sector `from_at` of the segment `from`. False, and
@@ -366,7 +369,7 @@ impl Log {
     pub(crate) fn change_snapshot(&mut self, change: SnapshotChange) {
         self.gathered();
         self.apply(&change);
-        self.gather.changes.push(change);
+        self.gather.change(change);
     }
 
     /// The snapshots, by name.
@@ -387,8 +390,7 @@ impl Log {
 
     /// Whether what was gathered last are moved data.
     pub(crate) fn gathers_moved(&self) -> bool {
-        let last = self.gather.records.last();
-        last.is_some_and(|record| matches!(record.kind, RecordKind::Moved { .. }))
+        self.gather.ends_with_moved()
     }
 
     /// Whether the window has room for the gathered segment (OV-L2).
@@ -399,26 +401,17 @@ impl Log {
     /// Ends the gathered segment, if there is one; the caller sends it.
     pub(crate) fn close(&mut self, uuid: [u8; 16], nonce: u64) -> Option<ClosedSegment> {
         let id = self.gather.id?;
-        let Gather { data, mut records, changes, .. } = std::mem::take(&mut self.gather);
-        let head_bytes = head_bytes_needed(&records, &changes);
-        let data_at = head_bytes.div_ceil(SECTOR);
-        let narrow = u16::try_from(data_at).expect("heads are below 64 Ki sectors");
-        for record in records.iter_mut().filter(|record| record.has_data()) {
-            record.at += narrow;
-        }
         let place = Place::new(self.epoch, self.next);
         let header = SegmentHeader {
             chain_durable: self.durable,
             parent: self.tail,
             parent_hash: self.tail_hash,
         };
-        let object = Buf::alloc(data_at * SECTOR + data.len());
-        let hash = object.write(|object| {
-            object[data_at * SECTOR..].copy_from_slice(&data);
-            header.encode(&Identity { uuid, place, nonce }, &records, &changes, object)
-        });
+        let gather = std::mem::take(&mut self.gather);
+        let encoded = gather.encode(&Identity { uuid, place, nonce }, &header);
+        let Encoded { object, head_bytes, data_at, hash } = encoded;
         let segment = &mut self.segments[id as usize];
-        segment.data_at = narrow;
+        segment.data_at = data_at;
         segment.sectors = u32::try_from(object.len() / SECTOR).expect("below 64 Ki sectors");
         segment.data = Data::InFlight(object.clone()); // OV-L3
         self.tail = place;
@@ -466,7 +459,7 @@ impl Log {
     pub(crate) fn bytes_after(&self, sequence: u64) -> u64 {
         let behind = self.ids.range(Place::new(self.epoch, sequence + 1)..);
         let sectors = behind.map(|(_, id)| u64::from(self.segment(*id).sectors)).sum::<u64>();
-        sectors * SECTOR as u64 + self.gather.data.len() as u64
+        sectors * SECTOR as u64 + self.gather.bytes() as u64
     }
 
     /// Bytes that the unbroken chain in the store does not have.
@@ -496,7 +489,7 @@ impl Log {
         match &self.segment(extent.segment).data {
             Data::Gathered => {
                 let at = (usize::from(extent.at) + usize::from(extent.skip)) * SECTOR;
-                Some(f(&self.gather.data[at..at + bytes]))
+                Some(f(self.gather.part(at..at + bytes)))
             }
             Data::InFlight(object) => {
                 let at = self.sector_of(extent) as usize * SECTOR;

@@ -64,6 +64,11 @@ impl ExtentMap {
         self.extents.iter().map(|(start, extent)| (*start, *extent))
     }
 
+    /// The entry that begins at `start`.
+    pub(crate) fn get(&self, start: u64) -> Option<Extent> {
+        self.extents.get(&start).copied()
+    }
+
     /// The runs within `range` that have data, cut to it, ascending.
     pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<(u64, Extent)> {
         let first = self.extents.range(..range.start).next_back();

@@ -35,6 +35,11 @@ pub enum Fault {
     DeleteUnlooked,
     /// Moved data count although their sectors were written meanwhile.
     MoveOverNewer,
+    /// A write replaces an earlier one of its segment although a later one has written a part of
+    /// that.
+    ReplaceOverNewer,
+    /// A write that replaces an earlier one leaves the checksum in its record as it was.
+    ReplaceUnchecked,
     /// Segments are sent without regard to the window.
     IgnoreWindow,
     /// Writers never wait for garbage collection.

@@ -2,7 +2,8 @@
 //! Writes, discards and flushes: into the log, and the log into the store.
 //!
 //! Costs: a write copies its data once and completes; a segment is one PUT; a FLUSH sends what is
-//! gathered and waits for the chain, one PUT for all that wait.
+//! gathered and waits for the chain, one PUT for all that wait. Of writes of the same sectors that
+//! are gathered together only the last is sent (OV-L6).
 //!
 //! Invariants
 //! - OV-W1 FLUSH completes when every segment up to it is in the store in an unbroken chain from
@@ -93,12 +94,14 @@ impl Shared {
         let mut done = 0;
         while done < total {
             let bytes = bytes_max.min(total - done);
-            self.wait_for_collection().await?;
-            self.wait_for_room(bytes).await?;
-            if self.log.borrow().extents() as u64 * ENTRY_BYTES >= self.options.map_memory {
-                return Err(Status::NoSpace);
-            }
             let at = start + (done / SECTOR) as u64;
+            self.wait_for_collection().await?;
+            if !self.log.borrow().replaces(at, bytes) {
+                self.wait_for_room(bytes).await?;
+                if self.log.borrow().extents() as u64 * ENTRY_BYTES >= self.options.map_memory {
+                    return Err(Status::NoSpace);
+                }
+            }
             let mut log = self.log.borrow_mut();
             let range = done..done + bytes;
             if bufs.read_piece(range, |data| log.write(at, data)).is_none() {

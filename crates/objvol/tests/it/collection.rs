@@ -86,9 +86,9 @@ fn zipf() -> impl Fn(&mut Rng) -> u64 {
 }
 
 /// The goals of the design: 2.4 at 75 % live for uniform overwrites, and 1.5 at 60 %. Heads of
-/// segments are part of what is written. For zipf 0.99 the goal is 1.5 at 75 %, which a log in the
-/// order of the writes does not reach: 1.80 is the least (decision 0045). The choice by live data
-/// alone, with moved data beside new ones, takes 2.09 here.
+/// segments are part of what is written. For zipf 0.99 the goal is 1.5 at 75 %, which takes
+/// segments of 4 MiB (decision 0046): here, with 16 blocks in one, 1.77. Without OV-L6 it takes
+/// 2.00, and the choice by live data alone, with moved data beside new ones, 2.09.
 #[test]
 fn collection_costs_what_the_live_share_allows() {
     let uniform = |rng: &mut Rng| rng.below(BLOCKS);
@@ -97,7 +97,7 @@ fn collection_costs_what_the_live_share_allows() {
     let costs = overwrite(60, 30_000, uniform);
     assert!(costs.written_per_cent <= 150 && costs.live_per_cent >= 59, "{costs:?}");
     let costs = overwrite(75, 30_000, zipf());
-    assert!(costs.written_per_cent <= 200 && costs.live_per_cent >= 74, "{costs:?}");
+    assert!(costs.written_per_cent <= 182 && costs.live_per_cent >= 74, "{costs:?}");
 }
 
 /// Bytes of checkpoints for each byte of segments, in thousandths, of a full volume that is

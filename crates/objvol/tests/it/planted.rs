@@ -22,6 +22,13 @@ fn writers_find(fault: Fault) {
     assert!(found.is_some(), "{fault:?} is not found");
 }
 
+/// Writers find it, and so does one that dies.
+fn both_find(fault: Fault) {
+    writers_find(fault);
+    let simulate = |seed| crash::simulate(seed, Some(fault));
+    assert!(seeds::first_failure(0..1000, simulate).is_some(), "{fault:?} is not found");
+}
+
 #[test]
 fn a_flush_before_the_chain_is_caught() {
     writers_find(Fault::AckBeforeChain);
@@ -85,9 +92,7 @@ fn a_checkpoint_before_its_segments_is_caught() {
 
 #[test]
 fn garbage_by_the_map_in_memory_is_caught() {
-    writers_find(Fault::GarbageByMemory);
-    let simulate = |seed| crash::simulate(seed, Some(Fault::GarbageByMemory));
-    assert!(seeds::first_failure(0..1000, simulate).is_some());
+    both_find(Fault::GarbageByMemory);
 }
 
 #[test]
@@ -97,9 +102,7 @@ fn garbage_that_is_deleted_without_a_look_is_caught() {
 
 #[test]
 fn moved_data_over_newer_are_caught() {
-    writers_find(Fault::MoveOverNewer);
-    let simulate = |seed| crash::simulate(seed, Some(Fault::MoveOverNewer));
-    assert!(seeds::first_failure(0..1000, simulate).is_some());
+    both_find(Fault::MoveOverNewer);
 }
 
 #[test]
@@ -111,6 +114,16 @@ fn segments_beyond_the_window_are_caught() {
 fn data_read_ahead_by_an_old_map_are_caught() {
     let simulate = |seed| takeover::simulate_ahead(seed, Some(Fault::ReadAheadByOldMap));
     assert!(seeds::first_failure(0..SEEDS, simulate).is_some());
+}
+
+#[test]
+fn a_write_put_under_a_newer_one_is_caught() {
+    both_find(Fault::ReplaceOverNewer);
+}
+
+#[test]
+fn a_checksum_of_replaced_data_is_caught() {
+    both_find(Fault::ReplaceUnchecked);
 }
 
 fn snapshots_find(fault: Fault) {

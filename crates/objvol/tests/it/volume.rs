@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A volume, step by step: what it refuses, what it costs, what it survives.
 use block::{ErrorKind, Nanos, Sector, Status};
-use objvol::{Geometry, OpenOptions};
+use objvol::{Fault, Geometry, OpenOptions};
 
 use crate::fixture::{Fixture, SECTORS, options};
 
@@ -117,6 +117,7 @@ fn a_map_beyond_its_memory_takes_no_more_writes() {
         fixture.write(&volume, n * 4, 1, 1).unwrap();
     }
     assert_eq!(fixture.write(&volume, 80, 1, 1), Err(Status::NoSpace));
+    fixture.write(&volume, 36, 1, 2).unwrap(); // no entry more
     fixture.discard(&volume, 0, 8).unwrap();
     fixture.write(&volume, 80, 1, 1).unwrap();
     fixture.flush(&volume).unwrap();
@@ -207,4 +208,89 @@ fn garbage_is_collected_and_deleted() {
     let volume = fixture.open("a", None);
     assert_eq!(fixture.read(&volume, 0, 320).unwrap(), [29; 320]);
     assert_eq!(fixture.read(&volume, 900, 1).unwrap(), [9]);
+}
+
+/// Objects of segments, and their bytes.
+fn sent(fixture: &Fixture) -> (usize, u64) {
+    let names = fixture.names("segment/");
+    let mut bucket = fixture.bucket.borrow_mut();
+    let bytes = names.iter().map(|name| bucket.object(name).unwrap().len() as u64).sum();
+    (names.len(), bytes)
+}
+
+#[test]
+fn of_writes_between_two_flushes_the_last_is_sent() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    let before = sent(&fixture).1;
+    for n in 0..100 {
+        fixture.write(&volume, n % 4 * 4, 4, u8::try_from(n).unwrap()).unwrap();
+    }
+    assert_eq!(fixture.read(&volume, 0, 5).unwrap(), [96, 96, 96, 96, 97]);
+    fixture.flush(&volume).unwrap();
+    assert_eq!(sent(&fixture).1 - before, (1 + 4 * 4) * 512, "a head, and four writes");
+    // What was sent stays as it is.
+    fixture.write(&volume, 0, 4, 200).unwrap();
+    fixture.flush(&volume).unwrap();
+    assert_eq!(sent(&fixture).1 - before, (2 + 5 * 4) * 512);
+    let volume = fixture.open("b", None);
+    let wanted: Vec<u8> = [200, 97, 98, 99].into_iter().flat_map(|byte| [byte; 4]).collect();
+    assert_eq!(fixture.read(&volume, 0, 16).unwrap(), wanted);
+}
+
+/// Writes over sectors of which a later write or discard has changed some, in one segment: its
+/// sectors, and what the next opening finds. One of the writes replaces another.
+fn after_writes_over_each_other(fault: Option<Fault>) -> (u64, Vec<u8>) {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", fault);
+    let before = sent(&fixture).1;
+    let write = |at, len, byte| fixture.write(&volume, at, len, byte).unwrap();
+    write(0, 2, 1);
+    write(1, 1, 2);
+    write(0, 2, 3);
+    write(4, 2, 4);
+    fixture.discard(&volume, 4, 2).unwrap();
+    write(4, 2, 5);
+    write(8, 4, 6);
+    fixture.discard(&volume, 9, 1).unwrap();
+    write(10, 2, 7);
+    write(8, 1, 8);
+    write(4, 2, 9);
+    assert_eq!(fixture.read(&volume, 0, 12).unwrap(), [3, 3, 0, 0, 9, 9, 0, 0, 8, 0, 7, 7]);
+    fixture.flush(&volume).unwrap();
+    let sectors = (sent(&fixture).1 - before) / 512;
+    let volume = fixture.open("b", None);
+    (sectors, fixture.read(&volume, 0, 12).unwrap())
+}
+
+#[test]
+fn what_a_later_write_has_changed_is_not_replaced() {
+    let (sectors, found) = after_writes_over_each_other(None);
+    assert_eq!(sectors, 1 + 2 + 1 + 2 + 2 + 2 + 4 + 2 + 1);
+    assert_eq!(found, [3, 3, 0, 0, 9, 9, 0, 0, 8, 0, 7, 7]);
+    let (_, found) = after_writes_over_each_other(Some(Fault::ReplaceOverNewer));
+    assert_eq!(found[..2], [3, 2], "the fault shows");
+}
+
+/// While the window is full, and the gathered segment too, such a write does not wait.
+#[test]
+fn a_write_over_one_that_waits_needs_no_room() {
+    let fixture = Fixture::new();
+    let volume = fixture.open("a", None);
+    let now = || fixture.world.borrow().now();
+    let back = now() + HOUR;
+    fixture.bucket.borrow_mut().set_outage(back);
+    // Four segments in flight, and one that is gathered.
+    for n in 0..10 {
+        fixture.write(&volume, n * 8, 8, 1).unwrap();
+    }
+    fixture.write(&volume, 72, 8, 2).unwrap();
+    fixture.write(&volume, 64, 8, 3).unwrap();
+    assert!(now() < back, "nothing has waited");
+    fixture.write(&volume, 0, 8, 4).unwrap();
+    assert!(now() >= back, "what is in flight is not replaced");
+    fixture.flush(&volume).unwrap();
+    let volume = fixture.open("b", None);
+    let wanted = [[4; 8].as_slice(), &[1; 56], &[3; 8], &[2; 8]].concat();
+    assert_eq!(fixture.read(&volume, 0, 80).unwrap(), wanted);
 }

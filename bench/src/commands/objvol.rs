@@ -402,6 +402,25 @@ async fn open(store: StoreModel) -> Result<(f64, u64), String> {
     Ok((cpu_seconds() - cpu, volume.status().extents))
 }
 
+/// Virtual seconds of an opening that reads the heads of all segments, each of 1024 writes as one
+/// of 4 MiB in blocks of 4 KiB; and their number.
+async fn heads(store: StoreModel, writes: u64) -> Result<(f64, u64), String> {
+    let geometry = Geometry { segment_bytes: 512 << 10, ..Geometry::new(Sector((1 << 40) / 512)) };
+    let shared: Rc<dyn ObjectStore> = Rc::new(store);
+    let seldom = OpenOptions { checkpoint_every: u64::MAX, gc_threshold: 0, ..options() };
+    objvol::create(shared.clone(), &geometry, &seldom).await.map_err(|e| e.chain())?;
+    let volume = Volume::open(shared.clone(), seldom.clone()).await.map_err(|e| e.chain())?;
+    let (data, mut rng) = (Buf::zeroed(512), Rng::new(1));
+    for _ in 0..writes {
+        write(&*volume, rng.below((1 << 40) / 512), &data).await?;
+    }
+    flush(&*volume).await?;
+    let segments = volume.status().durable;
+    let began = reactor::now();
+    drop(Volume::open(shared, seldom).await.map_err(|e| e.chain())?);
+    Ok((seconds_since(began), segments))
+}
+
 /// CPU of opening a volume of a TiB with so many extents: from heads of segments, and from a
 /// checkpoint; and what that costs.
 fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
@@ -429,6 +448,8 @@ fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
         Ok(([from_heads, open(store).await?], checkpoint))
     })?;
     let (figures, (checkpoint_cpu, checkpoint_bytes)) = figures;
+    let (heads_s, segments) = in_model(move |store, _| heads(store, extents))?;
+    section.put("open_from_heads_virtual_s", heads_s);
     section.put("checkpoint_bytes", checkpoint_bytes as f64);
     section.put("checkpoint_cpu_s", checkpoint_cpu);
     let mut table = Table::new(
@@ -451,6 +472,10 @@ fn opening(args: &Args, section: &mut Section) -> Result<(), String> {
         "its checkpoint: one PUT of {} MB, {} s of CPU",
         fixed(checkpoint_bytes as f64 / 1e6, 1),
         fixed(checkpoint_cpu, 2)
+    ));
+    table.note(format!(
+        "{} s of virtual time where {segments} segments of 1024 writes each come behind it",
+        fixed(heads_s, 1)
     ));
     section.tables.push(table);
     Ok(())

@@ -46,7 +46,7 @@ const ROUNDS_MAX: u32 = 16;
 const DELETIONS_AT_ONCE: usize = 32;
 
 /// A checkpoint waits at most so many times as long as is asked for. Chosen: the heads of 4096
-/// segments, which an opening then reads, take 7 s at 50 ms a request.
+/// segments, which an opening then reads, take 4 s at 50 ms a request.
 const EVERY_MOST: u64 = 16;
 
 /// A pause of the housekeeping task while writers wait for it.

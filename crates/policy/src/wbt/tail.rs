@@ -4,10 +4,11 @@
 //!
 //! ```text
 //!   clean reads ─▶ unloaded tail U ─▶ target T = 7/4 U (rotating: 7/2 U) ─▶ slack T - U
-//!   windows ─────▶ rate R of the writes while busy
+//!   windows ─────▶ rate R of the writes while busy, and Q of their requests
 //!   limit = R * slack * gain        gain: feedback of the tail of all reads against T
 //!
-//!   with recent reads: `limit` bytes in flight, in pieces of limit/2 (rotating: limit/16)
+//!   with recent reads: `limit` bytes in flight, in pieces of limit/2 (rotating: limit/16), and
+//!                      at most 2 * Q * slack * gain requests
 //!   without:           as much as the device writes in 20 ms (rotating: 100 ms)
 //! ```
 //! A clean read is one during which no write was in flight. If reads arrive but none is clean, the
@@ -15,6 +16,10 @@
 //!
 //! Example: unloaded tail U = 100 us, so T = 175 us and the slack is 75 us. At R = 500 MB/s and
 //! gain 1 the limit is 37 KB; rounded down to pieces of 4 KiB: two pieces of 16 KiB.
+//!
+//! The number of requests matters after a change from large to small ones: 37 KB of 4 KiB each
+//! would be nine, which this device may never have served as fast. While their length stays the
+//! same the bytes are the lower limit.
 //!
 //! Invariants
 //! - PO-A1 More gain, rate or slack never lowers a limit: a boost does not lower a depth.
@@ -53,6 +58,9 @@ const SLACK_MIN_NS: u64 = 10_000;
 /// Slack before the first measurement, chosen low: a fast start is not worth slow reads.
 const FIRST_SLACK_FLASH_NS: u64 = 500_000;
 const FIRST_SLACK_ROTATING_NS: u64 = 15_000_000;
+/// So many times the requests that it has served in that time a device may have in flight: more
+/// than it has shown, or it could never show more.
+const REQUESTS_AHEAD: u64 = 2;
 /// Assumed write rate before the first measurement, bytes per second: a slow device.
 const FIRST_RATE: u64 = 128_000_000;
 /// A window updates the rate only if writes were in flight for 1/`BUSY_SHARE` of it.
@@ -154,6 +162,8 @@ struct Probe {
 pub(super) struct TailLimits {
     lone_bytes: u64,
     limit_bytes: u64,
+    /// The same in requests.
+    limit_ios: u32,
     piece_bytes: u32,
     /// Limit of normal and background requests (PO-A6).
     queue_share: u32,
@@ -178,9 +188,9 @@ impl TailLimits {
                 ios: match (class, self.is_probing) {
                     (ThrottleClass::Sync, _) => u32::MAX,
                     (_, true) => 0,
-                    (_, false) => self.queue_share,
+                    (_, false) => self.queue_share.min(self.limit_ios.saturating_mul(share(class))),
                 },
-                bytes: self.limit_bytes.saturating_mul(share(class)),
+                bytes: self.limit_bytes.saturating_mul(u64::from(share(class))),
                 piece_bytes: self.piece_bytes,
             },
         }
@@ -198,7 +208,7 @@ impl TailLimits {
 }
 
 /// Multiple of the background limit that a class gets: the kernel's proportions.
-fn share(class: ThrottleClass) -> u64 {
+fn share(class: ThrottleClass) -> u32 {
     match class {
         ThrottleClass::Sync => 4,
         ThrottleClass::Normal => 2,
@@ -216,6 +226,8 @@ pub struct Control {
     probe: Probe,
     /// Bytes per second written while writes are in flight.
     rate: Option<u64>,
+    /// Requests per second in the same time.
+    request_rate: Option<u64>,
     gain: u64,
     /// The tail of the last judgement when it was hopeless.
     hopeless_ns: Option<u64>,
@@ -242,6 +254,7 @@ impl Control {
             unloaded: Unloaded::default(),
             probe: Probe::default(),
             rate: None,
+            request_rate: None,
             gain: GAIN_ONE,
             hopeless_ns: None,
             seen: LatencyHistogram::default(),
@@ -259,6 +272,7 @@ impl Control {
         self.limits = TailLimits {
             lone_bytes: self.lone_bytes(),
             limit_bytes: self.limit_bytes(),
+            limit_ios: self.limit_ios(),
             piece_bytes: u32::try_from(self.piece_bytes()).unwrap_or(u32::MAX),
             queue_share: self.queue_share(),
             is_probing: self.probe.holding_ns.is_some(),
@@ -340,6 +354,20 @@ impl Control {
         let limit = self.piece_bytes().saturating_mul(pieces);
         let hopeless_ns = self.hopeless_ns.map_or(0, |ns| ns / HOPELESS_SHARE);
         limit.max(self.written_in(hopeless_ns).min(self.lone_bytes()))
+    }
+
+    /// Requests that background writes may have in flight while there are reads: all the pieces of
+    /// [`Control::limit_bytes`], and more only as far as the device has served so many.
+    fn limit_ios(&self) -> u32 {
+        let Some(rate) = self.request_rate else { return u32::MAX };
+        let slack_ns = u128::from(self.slack_ns()) * u128::from(self.gain) / u128::from(GAIN_ONE);
+        let served = u128::from(rate) * slack_ns / 1_000_000_000;
+        let ios = (served * u128::from(REQUESTS_AHEAD)).max(u128::from(self.limit_pieces()));
+        u32::try_from(ios).unwrap_or(u32::MAX)
+    }
+
+    fn limit_pieces(&self) -> u64 {
+        self.limit_bytes() / self.piece_bytes()
     }
 
     fn lone_bytes(&self) -> u64 {
@@ -457,16 +485,20 @@ impl Control {
         if sample.write_bytes == 0 || sample.write_busy_ns < sample.window_ns / BUSY_SHARE {
             return;
         }
-        let bytes = u128::from(sample.write_bytes) * 1_000_000_000;
-        let rate = u64::try_from(bytes / u128::from(sample.write_busy_ns.max(1)));
-        let (rate, known) = (rate.unwrap_or(u64::MAX), self.rate.unwrap_or(0));
-        if self.seeks() && self.rate.is_some() {
-            self.rate = Some(known - known / 8 + rate / 8);
-        } else if rate > known {
-            self.rate = Some(rate);
-        } else if !sample.held || (verdict == Verdict::Exceeded && self.hopeless_ns.is_none()) {
-            self.rate = Some(known - (known - rate) / 16);
-        }
+        let is_average = self.seeks();
+        let lowers = !sample.held || (verdict == Verdict::Exceeded && self.hopeless_ns.is_none());
+        let learned = |known: Option<u64>, count: u64| {
+            let rate = u128::from(count) * 1_000_000_000 / u128::from(sample.write_busy_ns.max(1));
+            let (rate, known_rate) = (u64::try_from(rate).unwrap_or(u64::MAX), known.unwrap_or(0));
+            match known {
+                Some(_) if is_average => Some(known_rate - known_rate / 8 + rate / 8),
+                _ if rate > known_rate => Some(rate),
+                _ if lowers => Some(known_rate - (known_rate - rate) / 16),
+                _ => known,
+            }
+        };
+        self.rate = learned(self.rate, sample.write_bytes);
+        self.request_rate = learned(self.request_rate, u64::from(sample.writes));
     }
 
     fn plan_probe(&mut self, sample: &WindowSample) {
@@ -514,7 +546,7 @@ impl Control {
     /// In pieces, while there are reads.
     pub(super) fn depth(&self) -> Depth {
         let pieces = |class| {
-            let pieces = self.limit_bytes() / self.piece_bytes() * share(class);
+            let pieces = self.limit_pieces() * u64::from(share(class));
             u32::try_from(pieces).unwrap_or(u32::MAX)
         };
         Depth {

@@ -32,13 +32,18 @@ impl Fixture {
         self.control.close_window(&WindowSample { now_ns: self.now_ns, window_ns, ..sample })
     }
 
-    /// A window with reads while writes run at `bytes_per_s`.
+    /// A window with reads while writes of 64 KiB run at `bytes_per_s`.
     fn beside(&mut self, read_ns: u64, bytes_per_s: u64) -> Verdict {
+        self.beside_writes_of(64 << 10, read_ns, bytes_per_s)
+    }
+
+    fn beside_writes_of(&mut self, bytes: u64, read_ns: u64, bytes_per_s: u64) -> Verdict {
         let window_ns = self.control.window_ns();
+        let write_bytes = bytes_per_s * (window_ns / 1000) / 1_000_000;
         self.window(WindowSample {
             reads: reads(40, read_ns),
-            writes: 100,
-            write_bytes: bytes_per_s * (window_ns / 1000) / 1_000_000,
+            writes: u32::try_from(write_bytes.div_ceil(bytes)).unwrap(),
+            write_bytes,
             write_busy_ns: window_ns,
             in_flight: 2,
             held: true,
@@ -107,6 +112,21 @@ fn probes_measure_the_target_and_the_rate_gives_the_bytes() {
     assert_eq!(fixture.quota(ThrottleClass::Normal).bytes, 64 << 10);
     assert_eq!(fixture.quota(ThrottleClass::Sync).bytes, 128 << 10);
     assert_eq!(fixture.control.step(), 0);
+}
+
+/// Writes of 64 KiB, and then writeback of small blocks.
+#[test]
+fn small_writes_after_large_ones_are_limited_by_their_number() {
+    let mut fixture = Fixture::known();
+    let large = fixture.quota(ThrottleClass::Background);
+    // 7600 a second: 75 us are enough for none, so as many as there are pieces.
+    assert_eq!((large.bytes, large.ios), (32 << 10, 2));
+    assert_eq!(fixture.quota(ThrottleClass::Normal).ios, 4);
+    assert_eq!(fixture.quota(ThrottleClass::Sync).ios, u32::MAX);
+    // The device serves 40,000 small ones: twice the 3 that it serves in 75 us.
+    fixture.beside_writes_of(4096, 150_000, 4096 * 40_000);
+    let small = fixture.quota(ThrottleClass::Background);
+    assert_eq!((small.bytes, small.ios), (32 << 10, 6));
 }
 
 #[test]

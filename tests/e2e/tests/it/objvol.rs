@@ -30,9 +30,14 @@ fn in_directory(options: &str, sectors: u64) -> (tempfile::TempDir, TestBed) {
 
 /// A volume `vol` in a bucket, and what stands above it.
 fn in_bucket(bucket: &Bucket, above: &[(&str, &str)]) -> TestBed {
+    in_bucket_beside(bucket, 16 * MIB, above)
+}
+
+/// The same beside a disk `cache.img` of so many bytes.
+fn in_bucket_beside(bucket: &Bucket, cache_bytes: u64, above: &[(&str, &str)]) -> TestBed {
     let table = format!("0 {SECTORS} objvol s3://bucket/disks/one {OPTIONS}");
     let devices: Vec<_> = std::iter::once(("vol", &*table)).chain(above.iter().copied()).collect();
-    TestBed::start_in(&bucket.variables(), "", &[("cache.img", 16 * MIB)], &devices)
+    TestBed::start_in(&bucket.variables(), "", &[("cache.img", cache_bytes)], &devices)
 }
 
 fn get(bed: &TestBed, device: &str, attribute: &str) -> String {
@@ -95,17 +100,46 @@ fn kills_and_a_bad_bucket_undo_nothing_flushed() {
     assert!(bed.attribute("vol", "repeated_requests") > 0);
 }
 
-#[test]
-fn a_cache_over_a_bad_bucket_loses_nothing_to_kills() {
-    let bucket = Bucket::start().unwrap();
-    let wc = format!(
-        "0 {SECTORS} writecache s vol ./cache.img 4096 5 ordered high_watermark 40 low_watermark 20"
-    );
-    let mut bed = in_bucket(&bucket, &[("wc", &wc)]);
+/// Kills of a daemon with a cache of these options over a bad bucket.
+fn kills_of_a_cache(bucket: &Bucket, cache_bytes: u64, options: &str) -> TestBed {
+    let wc = format!("0 {SECTORS} writecache s vol ./cache.img 4096 {options}");
+    let mut bed = in_bucket_beside(bucket, cache_bytes, &[("wc", &wc)]);
     bucket.set_faults(Faults::some());
     kills_undo_nothing_flushed(&mut bed, "wc", 4);
     assert!(bucket.faults_met() > 20, "{} faults", bucket.faults_met());
     assert_eq!(bed.attribute("wc", "error"), 0);
+    bed
+}
+
+#[test]
+fn a_cache_over_a_bad_bucket_loses_nothing_to_kills() {
+    let bucket = Bucket::start().unwrap();
+    kills_of_a_cache(&bucket, 16 * MIB, "5 ordered high_watermark 40 low_watermark 20");
+}
+
+/// The same of a cache that is smaller than the volume, and that blocks enter when they are read.
+#[test]
+fn a_cache_of_reads_over_a_bad_bucket_loses_nothing() {
+    let options = "7 ordered high_watermark 40 low_watermark 20 read_cache 1";
+    let bucket = Bucket::start().unwrap();
+    let mut bed = kills_of_a_cache(&bucket, 3 * MIB, options);
+    // In no order, since a stream is not admitted.
+    let read = |bed: &TestBed| -> Vec<Vec<u8>> {
+        let mut client = bed.connect("wc");
+        let places = (0..BLOCKS).map(|n| n * 389 % BLOCKS * BLOCK_BYTES as u64);
+        let block = places.map(|at| {
+            let mut data = vec![0; BLOCK_BYTES];
+            client.read(at, &mut data).unwrap();
+            data
+        });
+        block.collect()
+    };
+    let found = read(&bed);
+    assert!(read(&bed) == found, "what was admitted differs");
+    assert!(bed.attribute("wc", "read_admitted") > 0, "no block was admitted");
+    bed.kill();
+    bed.start_again();
+    assert!(read(&bed) == found, "what was admitted differs after a kill");
 }
 
 /// Through the table of the volume: epochs of a client that flushes after each write share a PUT.

@@ -405,21 +405,38 @@ impl Slots {
         })
     }
 
+    /// As [`Slots::to_write`]; most likely it is `expected`.
+    pub(crate) fn to_write_most_likely(
+        &self,
+        block: u64,
+        expected: SlotRef,
+    ) -> Option<(SlotRef, Option<u32>)> {
+        if self.epochs.is_none() && self.is_dirty_version(block, expected) {
+            return Some(self.version_in(expected.slot));
+        }
+        self.to_write(block)
+    }
+
+    /// The version in a slot, with its checksum.
+    fn version_in(&self, slot: u32) -> (SlotRef, Option<u32>) {
+        let s = &self.slots[slot as usize];
+        let crc = (!self.unchecked.contains(slot)).then_some(s.crc);
+        (SlotRef { slot, stamp: s.stamp }, crc)
+    }
+
     /// The version of `block` that is to be written back, with its checksum.
     pub(crate) fn to_write(&self, block: u64) -> Option<(SlotRef, Option<u32>)> {
-        let version = |slot: u32| {
-            let s = &self.slots[slot as usize];
-            let crc = (!self.unchecked.contains(slot)).then_some(s.crc);
-            (SlotRef { slot, stamp: s.stamp }, crc)
-        };
         let current = || {
             let slot = self.slot_of(block)?;
-            (self.slots[slot as usize].state == State::Dirty).then(|| version(slot))
+            (self.slots[slot as usize].state == State::Dirty).then(|| self.version_in(slot))
         };
         let Some(e) = &self.epochs else { return current() };
         match &e.phase {
             Some(phase) if phase.closed && !phase.todo.contains(block) => None,
-            Some(_) => e.old_in_phase(self, block).map(version).or_else(current),
+            Some(_) => {
+                let old = e.old_in_phase(self, block).map(|slot| self.version_in(slot));
+                old.or_else(current)
+            }
             None => None,
         }
     }

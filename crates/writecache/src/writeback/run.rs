@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use block::{Buf, Class, Flags, Nanos, Slice, Status};
 use policy::Run;
+use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use super::Writeback;
 use super::gaps::Extent;
-use super::slot_reads::Span;
+use super::slot_reads::{Span, SpanRun};
 use super::{PickedRun, WrittenBlock};
 use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
@@ -21,6 +22,16 @@ const GATHER_NS: u64 = 1_700;
 /// One item for each block or each write of a run. Scattered blocks are runs of one block, and need
 /// no allocation.
 type PerBlock<T> = SmallVec<[T; 4]>;
+
+/// A version that is read for a run.
+struct RunBlock {
+    block: u64,
+    slot_ref: SlotRef,
+    /// None if it is not known.
+    crc: Option<u32>,
+    /// A clean copy, to fill a gap.
+    in_gap: bool,
+}
 
 /// Reads a run's blocks from their slots and writes them to the origin.
 pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
@@ -205,55 +216,15 @@ impl Writeback {
             Some(in_place) => in_place.data.clone(),
             None => origin.unwrap_or_else(|| Buf::alloc(count * size)).all(),
         };
-        let blocks = self.to_gather(run, gaps, wants_copies);
-        let mut reads = PerBlock::new();
-        let place = |block: u64| usize::try_from(block - run.start).expect("within the run") * size;
-        let in_buffer = |n: usize| {
-            let (block, slot_ref, ..): (u64, SlotRef, Option<u32>, bool) = blocks[n];
-            let is_there = self.take_buffered(slot_ref, &data, place(block));
-            is_there && !self.store.has_fault(Fault::WritebackPastBuffer)
-        };
-        let in_span = |n: usize| {
-            let (block, slot_ref, _, in_gap): (u64, SlotRef, Option<u32>, bool) = blocks[n];
-            match &in_place {
-                Some(in_place) => in_place.has(place(block) / size, slot_ref, &self.store),
-                // An extent lies beside what was read for its gaps, a long run in several chunks.
-                None => span.filter(|_| !in_gap).is_some_and(|span| {
-                    span.copy((block, slot_ref), &data, place(block), size, &self.store)
-                }),
-            }
-        };
-        let mut at = 0;
-        while at < blocks.len() {
-            let (first, slot_ref, ..) = blocks[at];
-            let mut end = at + 1;
-            if in_span(at) || in_buffer(at) {
-                reads.push((at..end, None));
-                at = end;
-                continue;
-            }
-            while end < blocks.len()
-                && self.store.buffered(blocks[end].1.slot).is_none()
-                && !in_span(end)
-                && blocks[end].0 == first + (end - at) as u64
-                && blocks[end].1.slot as usize == slot_ref.slot as usize + (end - at)
-            {
-                end += 1;
-            }
-            let from = place(first);
-            let to = data.slice(from..from + (end - at) * size);
-            let sector = self.store.slot_sector(slot_ref.slot);
-            let io = reactor::read(&*self.store.device, Class::Background, sector, to.into());
-            reads.push((at..end, Some(io)));
-            at = end;
-        }
+        let blocks = self.to_gather(run, gaps, wants_copies, in_place.as_ref());
+        let mut reads = self.read_slots(&blocks, (run.start, &data), span, in_place.as_ref());
         let mut good = PerBlock::with_capacity(blocks.len());
         for (range, io) in &mut reads {
             let together = match io {
                 Some(io) => io.await,
                 None => Ok(()), // of the span, or from the write buffer
             };
-            for &(block, slot_ref, crc, in_gap) in &blocks[range.clone()] {
+            for &RunBlock { block, slot_ref, crc, in_gap } in &blocks[range.clone()] {
                 let from = usize::try_from(block - run.start).expect("within the run") * size;
                 let read = match together {
                     Ok(()) => Ok(()),
@@ -300,7 +271,8 @@ impl Writeback {
         run: Run,
         gaps: &[Range<u64>],
         wants_copies: bool,
-    ) -> PerBlock<(u64, SlotRef, Option<u32>, bool)> {
+        in_place: Option<&SpanRun<'_>>,
+    ) -> PerBlock<RunBlock> {
         let mut blocks = PerBlock::new();
         let slots = self.store.slots.borrow();
         let mut gaps = gaps.iter().peekable();
@@ -312,15 +284,74 @@ impl Writeback {
                 continue;
             }
             let copy = || slots.find(block).filter(|f| f.state == State::Clean);
-            let found = match in_gap {
-                true => copy().map(|f| (f.slot_ref, f.crc)),
-                false => slots.to_write(block),
+            let found = match (in_gap, in_place) {
+                (true, _) => copy().map(|f| (f.slot_ref, f.crc)),
+                (false, None) => slots.to_write(block),
+                (false, Some(of_span)) => {
+                    let expected = of_span.version((block - run.start) as usize);
+                    slots.to_write_most_likely(block, expected)
+                }
             };
             if let Some((slot_ref, crc)) = found {
-                blocks.push((block, slot_ref, crc, in_gap));
+                blocks.push(RunBlock { block, slot_ref, crc, in_gap });
             }
         }
         blocks
+    }
+
+    /// Begins to read blocks into the memory of their run, of which `data` is that from `start` on:
+    /// neighbours in both together; nothing is in flight for those that are in memory.
+    fn read_slots(
+        &self,
+        blocks: &[RunBlock],
+        (start, data): (u64, &Slice),
+        span: Option<&Span>,
+        in_place: Option<&SpanRun<'_>>,
+    ) -> PerBlock<(Range<usize>, Option<BioFuture>)> {
+        let size = self.store.block_bytes();
+        let place =
+            |n: usize| usize::try_from(blocks[n].block - start).expect("within the run") * size;
+        let in_buffer = |n: usize| {
+            let is_there = self.take_buffered(blocks[n].slot_ref, data, place(n));
+            is_there && !self.store.has_fault(Fault::WritebackPastBuffer)
+        };
+        let in_span = |n: usize| {
+            let RunBlock { block, slot_ref, in_gap, .. } = blocks[n];
+            match in_place {
+                Some(in_place) => in_place.has(place(n) / size, slot_ref, &self.store),
+                // An extent lies beside what was read for its gaps, a long run in several chunks.
+                None => span.filter(|_| !in_gap).is_some_and(|span| {
+                    span.copy((block, slot_ref), data, place(n), size, &self.store)
+                }),
+            }
+        };
+        let follows = |n: usize| {
+            let (before, next) = (&blocks[n - 1], &blocks[n]);
+            next.block == before.block + 1 && next.slot_ref.slot == before.slot_ref.slot + 1
+        };
+        let mut reads = PerBlock::new();
+        let mut at = 0;
+        while at < blocks.len() {
+            let mut end = at + 1;
+            if in_span(at) || in_buffer(at) {
+                reads.push((at..end, None));
+                at = end;
+                continue;
+            }
+            while end < blocks.len()
+                && follows(end)
+                && self.store.buffered(blocks[end].slot_ref.slot).is_none()
+                && !in_span(end)
+            {
+                end += 1;
+            }
+            let to = data.slice(place(at)..place(at) + (end - at) * size);
+            let sector = self.store.slot_sector(blocks[at].slot_ref.slot);
+            let io = reactor::read(&*self.store.device, Class::Background, sector, to.into());
+            reads.push((at..end, Some(io)));
+            at = end;
+        }
+        reads
     }
 
     /// Copies a version from the write buffer, if it is there.

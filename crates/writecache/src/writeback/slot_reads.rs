@@ -108,6 +108,11 @@ pub(super) struct SpanRun<'a> {
 }
 
 impl SpanRun<'_> {
+    /// The version of block `nth` that was read.
+    pub(super) fn version(&self, nth: usize) -> SlotRef {
+        self.blocks[nth].slot_ref
+    }
+
     /// Whether the data of this version of block `nth` of the run are in memory (WC-SR1).
     pub(super) fn has(&self, nth: usize, slot_ref: SlotRef, store: &Store) -> bool {
         self.blocks[nth].holds(slot_ref, store)

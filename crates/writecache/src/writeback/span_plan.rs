@@ -161,17 +161,25 @@ impl Writeback {
     /// are more and there is memory for them.
     fn add_piece(&self, plan: &mut SpanPlan, from: Source, start: u64) -> Option<u64> {
         let slots = self.store.slots.borrow();
-        let mut next = start;
-        for _ in 0..PIECE_BLOCKS {
-            let block = self.next_eligible(from, next)?;
-            next = block + 1;
-            let Some((slot_ref, _)) = slots.to_write(block) else { continue };
+        let mut blocks = Vec::with_capacity(PIECE_BLOCKS);
+        let mut next = Some(start);
+        while blocks.len() < PIECE_BLOCKS
+            && let Some(block) = next.and_then(|at| self.next_eligible(from, at))
+        {
+            blocks.push(block);
+            next = Some(block + 1);
+        }
+        let is_last = blocks.len() < PIECE_BLOCKS;
+        // By themselves: the processor then waits for many of their slots at the same time.
+        let versions: Vec<_> = blocks.iter().map(|&block| slots.to_write(block)).collect();
+        for (block, version) in blocks.into_iter().zip(versions) {
+            let Some((slot_ref, _)) = version else { continue };
             let is_read = slots.place_of(slot_ref.slot).is_none();
             if !plan.add(block, slot_ref, is_read) {
                 return None;
             }
         }
-        Some(next)
+        next.filter(|_| !is_last)
     }
 
     /// Whether the span is read in much less time than its runs would be, or shows what it takes.

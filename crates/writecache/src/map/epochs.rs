@@ -411,7 +411,7 @@ impl Slots {
         block: u64,
         expected: SlotRef,
     ) -> Option<(SlotRef, Option<u32>)> {
-        if self.epochs.is_none() && self.is_dirty_version(block, expected) {
+        if self.epochs.is_none() && self.is_newest_and_dirty(block, expected) {
             return Some(self.version_in(expected.slot));
         }
         self.to_write(block)

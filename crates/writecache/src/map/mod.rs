@@ -185,15 +185,24 @@ impl Slots {
         self.slots[slot_ref.slot as usize].stamp == slot_ref.stamp
     }
 
-    /// Whether this is the newest version of the block, still in its slot, and dirty. Without the
-    /// index, which is in no cache of the processor (WC-M2: a dirty slot is in it).
-    pub(super) fn is_dirty_version(&self, block: u64, slot_ref: SlotRef) -> bool {
+    /// Whether this is the newest version of the block, and still in its slot. Without the index,
+    /// which is in no cache of the processor (WC-M2: a live slot is in it).
+    fn is_newest(&self, block: u64, slot_ref: SlotRef) -> bool {
         let slot = &self.slots[slot_ref.slot as usize];
-        slot.stamp == slot_ref.stamp && slot.state == State::Dirty && slot.block() == block
+        slot.stamp == slot_ref.stamp && slot.block() == block && self.is_live(slot_ref.slot)
+    }
+
+    /// The same, and it is dirty.
+    fn is_newest_and_dirty(&self, block: u64, slot_ref: SlotRef) -> bool {
+        let state = self.slots[slot_ref.slot as usize].state;
+        state == State::Dirty && self.is_newest(block, slot_ref)
     }
 
     /// Where this version is now, if it is the newest of its block (WC-M5).
     fn newest_slot(&self, block: u64, slot_ref: SlotRef) -> Option<u32> {
+        if self.is_newest(block, slot_ref) {
+            return Some(slot_ref.slot);
+        }
         self.slot_of(block).filter(|slot| self.slots[*slot as usize].stamp == slot_ref.stamp)
     }
 
@@ -292,7 +301,7 @@ impl Slots {
     /// The origin holds this version of the block durably (WC-I3). If the block has a newer version
     /// nothing changes, unless an epoch has kept this one.
     pub(crate) fn retire(&mut self, block: u64, slot_ref: SlotRef) {
-        if self.is_dirty_version(block, slot_ref) {
+        if self.is_newest_and_dirty(block, slot_ref) {
             self.oldest.forget(slot_ref.slot);
             self.set_state(slot_ref.slot, State::Clean);
             self.dirty.remove(block);

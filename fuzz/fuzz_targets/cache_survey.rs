@@ -12,7 +12,8 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, Sector, Status};
 use format::{
-    CheckpointRef, Entry, Geometry, Kind, Op as Says, Part, RecordHeader, Superblock, UNIT,
+    CheckpointRef, Entry, Geometry, Kind, Op as Says, Part, PartAreas, RecordHeader, Superblock,
+    UNIT,
 };
 use libfuzzer_sys::fuzz_target;
 use reactor::{Driver, Event, Msg, Reactor, Sqe};
@@ -113,6 +114,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
         part,
         guards_origin: false,
         moved: None,
+        areas: PartAreas::default(),
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);

@@ -10,8 +10,8 @@
 #![no_main]
 
 use format::{
-    CheckpointRef, Entry, Kind, Op, Part, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT,
-    decode_record, encode_record,
+    CheckpointRef, Entry, Kind, Op, Part, PartAreas, RecordHeader, SUPERBLOCK_COPIES, Superblock,
+    UNIT, decode_record, encode_record,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -101,6 +101,7 @@ fn superblock_head(divided: bool) -> [u8; 10] {
         part: divided.then_some(part),
         guards_origin: false,
         moved: None,
+        areas: PartAreas::default(),
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

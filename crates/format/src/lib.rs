@@ -59,7 +59,10 @@ pub use record::{
     encode_record,
 };
 pub use replaced::{REPLACED_BYTES, ReplacedMark};
-pub use superblock::{CheckpointRef, PARTS_MAX, Part, Superblock, begin_superblock, is_begun};
+pub use superblock::{
+    ADDED_AREAS_MAX, CheckpointRef, PARTS_MAX, Part, PartAreas, Superblock, begin_superblock,
+    is_begun,
+};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
 pub const UNIT: usize = 4096;

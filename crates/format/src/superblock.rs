@@ -25,10 +25,17 @@ const VERSION_GUARD: u16 = 3;
 const VERSION_MOVED: u16 = 4;
 /// Version of part 0 of a cache that guards its origin.
 const VERSION_GUARD_PART: u16 = 5;
-/// The bit of `flags` in version 4 that says that the cache guards its origin.
+/// Version of a part that was resized, and of part 0 of a cache in parts that was. Part 0 may have
+/// the records of a guard.
+const VERSION_RESIZED_PART: u16 = 6;
+/// The bit of `flags` in versions 4 and 6 that says that the cache guards its origin.
 const GUARDS_ORIGIN: u8 = 1;
+/// The bit of `flags` in version 6 that says that the other parts are still to be written.
+const UNMADE: u8 = 2;
 /// Parts that a cache may have.
 pub const PARTS_MAX: u8 = 16;
+/// How often a cache in parts may grow.
+pub const ADDED_AREAS_MAX: usize = 32;
 
 /// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +62,10 @@ pub struct Superblock {
     pub part: Option<Part>,
     /// The area may have records of a guarded origin. Of a cache in parts only part 0 has them.
     pub guards_origin: bool,
-    /// Where metadata and slots are, if the cache was resized. A part never is.
+    /// Where metadata and slots are, if the cache was resized.
     pub moved: Option<MovedMetadata>,
+    /// What part 0 of a cache in parts says of the areas of all parts.
+    pub areas: PartAreas,
 }
 
 /// A part of a cache in several parts: an area of its own, for its share of the origin's chunks.
@@ -70,6 +79,16 @@ pub struct Part {
     pub chunk_sectors: u32,
     /// 512-byte sectors of one area: part `n` begins `n * area_sectors` after part 0.
     pub area_sectors: u64,
+}
+
+/// What part 0 says of the areas of all parts; nothing, if they are those of the creation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartAreas {
+    /// 512-byte sectors that each part got at each growth of the cache, in the order of time; at
+    /// most [`ADDED_AREAS_MAX`].
+    pub added: Vec<u64>,
+    /// The cache was made smaller. It holds nothing, and its other parts are still to be written.
+    pub is_unmade: bool,
 }
 
 /// A complete checkpoint, and the position in the log at which its replay starts.
@@ -117,7 +136,8 @@ struct SuperblockMedia {
     area_sectors: U64,
     metadata_start: U64,
     slots_start: U64,
-    reserved1: [u8; 3960],
+    added_areas: [U64; ADDED_AREAS_MAX],
+    reserved1: [u8; 3704],
 }
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
@@ -146,7 +166,13 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
-        let flags = if self.moved.is_some() && self.guards_origin { GUARDS_ORIGIN } else { 0 };
+        let has_flags = matches!(self.version(), VERSION_MOVED | VERSION_RESIZED_PART);
+        let guards = if has_flags && self.guards_origin { GUARDS_ORIGIN } else { 0 };
+        let unmade = if self.areas.is_unmade { UNMADE } else { 0 };
+        let mut added_areas = [U64::ZERO; ADDED_AREAS_MAX];
+        for (place, sectors) in added_areas.iter_mut().zip(&self.areas.added) {
+            *place = U64::new(*sectors);
+        }
         let unmoved = MovedMetadata { metadata_start: 0, slots_start: 0 };
         let moved = self.moved.unwrap_or(unmoved);
         let none = Part { nth: 0, of: 0, chunk_sectors: 0, area_sectors: 0 };
@@ -172,12 +198,13 @@ impl Superblock {
             checkpoint_area: self.checkpoint.area,
             part: part.nth,
             parts: part.of,
-            flags,
+            flags: guards | unmade,
             chunk_sectors: U32::new(part.chunk_sectors),
             area_sectors: U64::new(part.area_sectors),
             metadata_start: U64::new(moved.metadata_start),
             slots_start: U64::new(moved.slots_start),
-            reserved1: [0; 3960],
+            added_areas,
+            reserved1: [0; 3704],
         };
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         out.copy_from_slice(media.as_bytes());
@@ -186,22 +213,34 @@ impl Superblock {
 
     /// Decodes the unit read from the place of `copy`.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_GUARD_PART)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_RESIZED_PART)?;
         let media = SuperblockMedia::ref_from_bytes(unit)
             .map_err(|_| Damage::Length { found_bytes: UNIT })?;
         if media.copy != copy {
             return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // FM-S1
         }
-        let is_moved = media.version.get() == VERSION_MOVED;
+        let version = media.version.get();
         let moved = MovedMetadata {
             metadata_start: media.metadata_start.get(),
             slots_start: media.slots_start.get(),
         };
-        let known_flags = if is_moved { GUARDS_ORIGIN } else { 0 };
-        if media.reserved0 != 0 || media.flags & !known_flags != 0 || !is_blank(&media.reserved1) {
-            return Err(Damage::Field("reserved"));
-        }
-        if !is_moved && (moved.metadata_start, moved.slots_start) != (0, 0) {
+        let has_offsets = (moved.metadata_start, moved.slots_start) != (0, 0);
+        let (known_flags, is_moved) = match version {
+            VERSION_MOVED => (GUARDS_ORIGIN, true),
+            VERSION_RESIZED_PART => (GUARDS_ORIGIN | UNMADE, has_offsets),
+            _ => (0, false),
+        };
+        let added = media.added_areas.iter().map(|sectors| sectors.get());
+        let added: Vec<u64> = added.take_while(|sectors| *sectors > 0).collect();
+        let behind = &media.added_areas[added.len()..];
+        let is_rest_zero = behind.iter().all(|sectors| sectors.get() == 0)
+            && (added.is_empty() || version == VERSION_RESIZED_PART)
+            && (!has_offsets || is_moved);
+        if media.reserved0 != 0
+            || media.flags & !known_flags != 0
+            || !is_rest_zero
+            || !is_blank(&media.reserved1)
+        {
             return Err(Damage::Field("reserved"));
         }
         let part = Part {
@@ -210,8 +249,8 @@ impl Superblock {
             chunk_sectors: media.chunk_sectors.get(),
             area_sectors: media.area_sectors.get(),
         };
-        let is_part = matches!(media.version.get(), VERSION_PART | VERSION_GUARD_PART);
-        let is_guard = matches!(media.version.get(), VERSION_GUARD | VERSION_GUARD_PART);
+        let is_part = matches!(version, VERSION_PART | VERSION_GUARD_PART | VERSION_RESIZED_PART);
+        let is_guard = matches!(version, VERSION_GUARD | VERSION_GUARD_PART);
         if !is_part && (part.nth, part.of, part.chunk_sectors, part.area_sectors) != (0, 0, 0, 0) {
             return Err(Damage::Field("parts"));
         }
@@ -234,8 +273,11 @@ impl Superblock {
             part: is_part.then_some(part),
             guards_origin: is_guard || media.flags & GUARDS_ORIGIN != 0,
             moved: is_moved.then_some(moved),
+            areas: PartAreas { added, is_unmade: media.flags & UNMADE != 0 },
         };
         match superblock.wrong_field() {
+            // Each content has one version.
+            None if superblock.version() != version => Err(Damage::Field("version")),
             None => Ok(superblock),
             Some(name) => Err(Damage::Field(name)),
         }
@@ -244,12 +286,14 @@ impl Superblock {
     /// The version of the format that says all of it: a program that knows no more refuses it.
     #[must_use]
     pub fn version(&self) -> u16 {
-        match (self.part, self.moved, self.guards_origin) {
-            (Some(_), _, true) => VERSION_GUARD_PART,
-            (Some(_), _, false) => VERSION_PART,
-            (None, Some(_), _) => VERSION_MOVED,
-            (None, None, true) => VERSION_GUARD,
-            (None, None, false) => VERSION,
+        let is_resized = self.moved.is_some() || self.areas != PartAreas::default();
+        match (self.part, is_resized, self.guards_origin) {
+            (Some(_), true, _) => VERSION_RESIZED_PART,
+            (Some(_), false, true) => VERSION_GUARD_PART,
+            (Some(_), false, false) => VERSION_PART,
+            (None, true, _) => VERSION_MOVED,
+            (None, false, true) => VERSION_GUARD,
+            (None, false, false) => VERSION,
         }
     }
 
@@ -291,13 +335,13 @@ impl Superblock {
         if self.part.is_some_and(|part| part.nth > 0) && self.guards_origin {
             return Some("guards_origin");
         }
-        if self.part.is_some() && self.moved.is_some() {
-            return Some("parts");
+        if self.part.is_none_or(|part| part.nth > 0) && self.areas != PartAreas::default() {
+            return Some("added_areas");
         }
         if let Some(wrong) = self.moved.and_then(|moved| moved.wrong_field(&self.geometry())) {
             return Some(wrong);
         }
-        self.part.and_then(|part| part.wrong_field(&self.geometry()))
+        self.part.and_then(|part| part.wrong_field(&self.geometry(), &self.areas.added))
     }
 }
 
@@ -305,7 +349,26 @@ impl Part {
     /// Most sectors of an area: the byte offset of the last part must not overflow.
     pub const AREA_SECTORS_MAX: u64 = (u64::MAX >> 9) / PARTS_MAX as u64;
 
-    fn wrong_field(&self, geometry: &Geometry) -> Option<&'static str> {
+    /// Where this part lies: first sectors, counted from the beginning of part 0, and lengths, in
+    /// the order of its bytes. At its creation, and then at each growth, all parts got an area of
+    /// the same length, one behind the other.
+    pub fn areas(&self, added: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+        let Part { nth, of, area_sectors, .. } = *self;
+        let mut begin = 0;
+        std::iter::once(area_sectors).chain(added.to_vec()).map(move |len| {
+            let area = (begin + u64::from(nth) * len, len);
+            begin += u64::from(of) * len;
+            area
+        })
+    }
+
+    /// 512-byte sectors of all areas of one part; `None` if they are more than there can be.
+    fn sum(&self, added: &[u64]) -> Option<u64> {
+        let sum = added.iter().try_fold(self.area_sectors, |sum, more| sum.checked_add(*more))?;
+        (added.len() <= ADDED_AREAS_MAX && sum <= Part::AREA_SECTORS_MAX).then_some(sum)
+    }
+
+    fn wrong_field(&self, geometry: &Geometry, added: &[u64]) -> Option<&'static str> {
         if !(2..=PARTS_MAX).contains(&self.of) {
             return Some("parts");
         }
@@ -316,10 +379,15 @@ impl Part {
         if self.chunk_sectors == 0 || !self.chunk_sectors.is_multiple_of(block_sectors) {
             return Some("chunk_sectors");
         }
-        let unit_sectors = UNIT as u64 / 512;
-        let least = geometry.end_bytes().div_ceil(512);
-        let fits = (least..=Part::AREA_SECTORS_MAX).contains(&self.area_sectors);
-        (!fits || !self.area_sectors.is_multiple_of(unit_sectors)).then_some("area_sectors")
+        let is_length = |sectors: &u64| *sectors > 0 && sectors.is_multiple_of(UNIT as u64 / 512);
+        let has = self.sum(&[]).filter(|_| is_length(&self.area_sectors));
+        let Some(all) = self.sum(added).filter(|_| added.iter().all(is_length)) else {
+            return Some(if has.is_some() { "added_areas" } else { "area_sectors" });
+        };
+        // What the other parts got says part 0: who opens them compares.
+        let is_judged = self.nth == 0 || geometry.moved.is_none();
+        let fits = !is_judged || geometry.end_bytes().div_ceil(512) <= all;
+        (has.is_none() || !fits).then_some("area_sectors")
     }
 }
 

@@ -27,6 +27,7 @@ fn example() -> Superblock {
         part: None,
         guards_origin: false,
         moved: None,
+        areas: PartAreas::default(),
     }
 }
 
@@ -116,7 +117,7 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 5 }));
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 6 }));
 }
 
 #[test]
@@ -190,6 +191,7 @@ fn bytes_are_where_the_byte_map_says() {
         part: None,
         guards_origin: false,
         moved: None,
+        areas: PartAreas::default(),
     };
     let is_golden = |superblock: &Superblock, golden: &[u8]| {
         let written = encoded(superblock, 2);
@@ -262,6 +264,74 @@ fn a_cache_that_has_grown_has_a_version_of_its_own() {
     // And without it nothing is there.
     assert_eq!(forged(120, &[1]), Err(Damage::Field("reserved")));
     assert_eq!(forged(135, &[1]), Err(Damage::Field("reserved")));
+}
+
+/// Part 0 of a cache in three parts that has grown twice.
+fn grown_first() -> Superblock {
+    let part = divided().part.map(|part| Part { nth: 0, ..part });
+    let areas = PartAreas { added: vec![4096, 1 << 21], is_unmade: false };
+    Superblock { part, areas, ..divided() }
+}
+
+#[test]
+fn a_resized_cache_in_parts_has_a_version_of_its_own() {
+    let first = grown_first();
+    let area_bytes = (2 << 21) * 512;
+    let Geometry { slots, log_units, checkpoint_units, moved, .. } =
+        divided().geometry().grown(area_bytes).unwrap();
+    let moved = Superblock { slots, log_units, checkpoint_units, moved, ..first.clone() };
+    let areas = PartAreas { added: Vec::new(), is_unmade: true };
+    let unmade = Superblock { areas: areas.clone(), ..first.clone() };
+    for guards_origin in [false, true] {
+        for superblock in [&first, &moved, &unmade] {
+            let superblock = Superblock { guards_origin, ..superblock.clone() };
+            let unit = encoded(&superblock, 1);
+            assert_eq!((unit[8], superblock.version()), (6, 6));
+            let flags = u8::from(guards_origin) + 2 * u8::from(superblock.areas.is_unmade);
+            assert_eq!(unit[107], flags);
+            assert_eq!(Superblock::decode(1, &unit), Ok(superblock));
+        }
+    }
+    let unit = encoded(&first, 1);
+    assert_eq!(unit[136..144], 4096u64.to_le_bytes());
+    assert_eq!(unit[144..152], (1u64 << 21).to_le_bytes());
+    assert!(is_blank(&unit[152..]));
+    // Another part says where its metadata are, and no more.
+    let other = Superblock { part: divided().part, areas: PartAreas::default(), ..moved.clone() };
+    assert_eq!(Superblock::decode(1, &encoded(&other, 1)), Ok(other.clone()));
+    let added = [1u64 << 40; ADDED_AREAS_MAX].map(u64::to_le_bytes).concat();
+    assert!(forged_of(&first, 136, &added).is_ok(), "as often as it may grow");
+    let cases = [
+        (&first, 144, 7u64.to_le_bytes().to_vec(), "added_areas"),
+        (&first, 144, u64::MAX.to_le_bytes().to_vec(), "added_areas"),
+        (&first, 136, 0u64.to_le_bytes().to_vec(), "reserved"),
+        (&first, 160, 8u64.to_le_bytes().to_vec(), "reserved"),
+        (&first, 136, vec![0; 16], "version"),
+        (&first, 107, vec![4], "reserved"),
+        (&first, 8, vec![2], "reserved"),
+        (&first, 106, vec![0], "parts"),
+        (&moved, 136, vec![0; 16], "area_sectors"),
+        (&other, 136, 8u64.to_le_bytes().to_vec(), "added_areas"),
+        (&other, 107, vec![1], "guards_origin"),
+        (&other, 107, vec![2], "added_areas"),
+        (&divided(), 8, vec![6], "version"),
+    ];
+    for (superblock, offset, bytes, name) in cases {
+        let found = forged_of(superblock, offset, &bytes);
+        assert_eq!(found, Err(Damage::Field(name)), "{offset}: {bytes:?}");
+    }
+    assert_eq!(forged(8, &[6, 0]), Err(Damage::Field("parts")));
+}
+
+#[test]
+fn areas_of_parts_lie_behind_each_other() {
+    let areas = |nth| {
+        let part = Part { nth, of: 3, chunk_sectors: 8, area_sectors: 1000 };
+        part.areas(&[80, 16]).collect::<Vec<_>>()
+    };
+    assert_eq!(areas(0), [(0, 1000), (3000, 80), (3240, 16)]);
+    assert_eq!(areas(1), [(1000, 1000), (3080, 80), (3256, 16)]);
+    assert_eq!(areas(2), [(2000, 1000), (3160, 80), (3272, 16)]);
 }
 
 #[test]
@@ -364,6 +434,7 @@ proptest! {
             }),
             guards_origin: guards && of.is_none_or(|of| fill.to_le_bytes()[0] % of == 0),
             moved: None,
+            areas: PartAreas::default(),
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

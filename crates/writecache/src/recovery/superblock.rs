@@ -9,7 +9,9 @@
 use std::ops::RangeInclusive;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
-use format::{CheckpointRef, Damage, Geometry, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
+use format::{
+    CheckpointRef, Damage, Geometry, PartAreas, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT,
+};
 
 use super::area::{damaged, flush_area, no_space, read_area, write_area};
 use super::owner::NO_ORIGIN;
@@ -129,6 +131,7 @@ pub(crate) async fn format_device(
         part: config.part.map(|of| of.part),
         guards_origin: false,
         moved: None,
+        areas: PartAreas::default(),
     };
     begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;

@@ -138,6 +138,11 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
                     "native, in {of} parts of {area_sectors} sectors, chunks of {chunk_sectors}"
                 ),
             );
+            if !cache.added_sectors.is_empty() {
+                let added = cache.added_sectors.iter().map(u64::to_string);
+                let added = added.collect::<Vec<_>>().join(", ");
+                line("grown", format!("each part by {added} sectors"));
+            }
             for part in &cache.parts {
                 let Contents::Native(cache) = &part.contents else { continue };
                 let nth = cache.superblock.part.map_or(0, |part| part.nth);
@@ -256,6 +261,7 @@ fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
             let part = cache.first;
             value["chunk_sectors"] = part.chunk_sectors.into();
             value["part_area_sectors"] = part.area_sectors.into();
+            value["part_added_sectors"] = cache.added_sectors.clone().into();
             value["part_count"] = part.of.into();
             let parts = cache.parts.iter().filter_map(|part| {
                 let Contents::Native(cache) = &part.contents else { return None };

@@ -22,8 +22,8 @@ use crate::requests::warn;
 ///
 /// With --cache the device keeps its size, and its write cache takes the space by which its cache
 /// device has grown. Nothing is drained, and clients notice nothing. From then on the cache device
-/// has the format version 4, which older versions of this program refuse. A cache is made smaller
-/// by `millpond shrink-cache`, without a daemon.
+/// has the format version 4, in parts 6, which older versions of this program refuse. A cache is
+/// made smaller by `millpond shrink-cache`, without a daemon.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

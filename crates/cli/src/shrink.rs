@@ -33,7 +33,10 @@ use crate::volume_origin::{Argument, OpenOrigin, Origin};
 /// The slots begin where they began, so the space before them, where a larger cache had its
 /// metadata, stays unused: to make a cache a small part of what it was, `recover` and `wipe` it
 /// instead. From then on the cache device has the format version 4, which older versions of this
-/// program refuse. A cache in parts and one in the kernel's format can't shrink.
+/// program refuse. One in the kernel's format can't shrink.
+///
+/// A cache in parts is laid out anew in the smaller size: it holds nothing afterwards, and leaves
+/// no space unused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -137,9 +140,10 @@ async fn shrink_to(
     let progress = show_progress(&target, verb, names);
     let shrunk = target.clone().shrink(size).await;
     drop(progress);
-    let after = blocks().await?;
+    let after = blocks().await;
     let settled = target.clone().suspend().await;
     shrunk.and(settled)?;
+    let after = after?;
     for device in [origin, cache] {
         let flushed = reactor::flush(&**device, Class::Foreground).await;
         flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;

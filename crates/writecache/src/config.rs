@@ -490,10 +490,10 @@ impl Config {
         )))
     }
 
-    /// Length in bytes of the area of the cache, or of this part of it.
+    /// Length in bytes of the area of the cache; for a part, whose `device` ends there, of its
+    /// areas.
     pub(crate) fn area_bytes(&self, device: &dyn block::BlockDevice) -> u64 {
-        let rest = device.limits().capacity.saturating_sub(self.start_sector);
-        self.part.map_or(rest, |of| rest.min(Sector(of.part.area_sectors))).bytes()
+        device.limits().capacity.saturating_sub(self.start_sector).bytes()
     }
 
     /// Whether all of `blocks` belong to this cache. For a part: whether they are in one of its

@@ -2,7 +2,7 @@
 //! Growth of a cache in use: the cache device has grown, and the cache takes the new space.
 //! `store::grow` has the order of what is written.
 use block::{Error, ErrorKind, Status, size_text};
-use format::{Geometry, GeometryError, UNIT};
+use format::{Geometry, GeometryError, PartAreas, UNIT};
 
 use crate::cache::Cache;
 use crate::config::Mode;
@@ -18,7 +18,29 @@ impl Cache {
     /// failed.
     pub(crate) async fn grow(&self) -> Result<(), Error> {
         let (store, life) = (&self.store, &self.store.life);
-        let place = format!("cache device {}", store.config.cache);
+        let place = self.place();
+        let area = store.config.area_bytes(&*store.device);
+        let Some(new) = self.grown_layout(area)? else { return Ok(()) };
+        if life.is_growing.replace(true) {
+            return Err(Error::busy(format!("{place}: its cache is growing")));
+        }
+        let guard = life.guard();
+        let grown = self.grow_to(new).await;
+        drop(guard);
+        life.is_growing.set(false);
+        grown.map_err(|e| e.within(place))
+    }
+
+    fn place(&self) -> String {
+        format!("cache device {}", self.store.config.cache)
+    }
+
+    /// The layout of the cache in an area of so many bytes; `None` if it has what it can use.
+    ///
+    /// # Errors
+    /// `EINVAL`, as those of [`grow`](Cache::grow).
+    pub(crate) fn grown_layout(&self, area: u64) -> Result<Option<Geometry>, Error> {
+        let (store, place) = (&self.store, self.place());
         let Some(native) = store.native() else {
             return Err(Error::invalid(format!(
                 "{place}: a cache of the kernel's format can't grow: its entries and its blocks \
@@ -33,7 +55,6 @@ impl Cache {
             )));
         }
         let old = native.geometry.get();
-        let area = store.config.area_bytes(&*store.device);
         if area < old.end_bytes() {
             return Err(Error::invalid(format!(
                 "{place}: it has {}, its cache takes {}: a cache is made smaller before its device \
@@ -45,17 +66,22 @@ impl Cache {
         // A format leaves what is no slot with its metadata; a growth what is no unit.
         let is_format = Geometry::compute(area, old.block_size) == Ok(old);
         if is_format || area < old.end_bytes() + UNIT as u64 {
-            return Ok(());
+            return Ok(None);
         }
-        let new = old.grown(area).map_err(|e| too_little(&place, &old, &e))?;
-        if life.is_growing.replace(true) {
-            return Err(Error::busy(format!("{place}: its cache is growing")));
-        }
-        let guard = life.guard();
-        let grown = self.grow_to(new).await;
+        old.grown(area).map(Some).map_err(|e| too_little(&place, &old, &e))
+    }
+
+    /// For part 0: records what the parts have got, durably (WC-PA1).
+    ///
+    /// # Errors
+    /// `EBUSY` if the cache is suspended; errors of the cache device: the cache has failed.
+    pub(crate) async fn record_areas(&self, areas: PartAreas) -> Result<(), Error> {
+        let store = &self.store;
+        let native = store.native().expect("the kernel's format has no parts");
+        let guard = store.life.guard();
+        let recorded = store.record_areas(native, areas).await;
         drop(guard);
-        life.is_growing.set(false);
-        grown.map_err(|e| e.within(place))
+        recorded.map_err(|status| unfinished(status).within(self.place()))
     }
 
     async fn grow_to(&self, new: Geometry) -> Result<(), Error> {
@@ -73,10 +99,14 @@ impl Cache {
         if store.slot_count() == old {
             self.memory.borrow_mut().shrink_to(had);
         }
-        grown.map_err(|status| match status == Status::Again {
-            true => Error::busy("it is suspended, or about to be"),
-            false => io_failed(status),
-        })
+        grown.map_err(unfinished)
+    }
+}
+
+fn unfinished(status: Status) -> Error {
+    match status == Status::Again {
+        true => Error::busy("it is suspended, or about to be"),
+        false => io_failed(status),
     }
 }
 

@@ -296,6 +296,18 @@ pub enum Fault {
     GrownUnflushed,
     /// Growth: slots of the new space are used before the superblock has them.
     GrownSlotsEarly,
+    /// Growth, parts: all of them have the area that the first one got.
+    AddedAreaOfFirst,
+    /// Growth, parts: the parts grow before the superblock of part 0 says what they got.
+    PartsGrownEarly,
+    /// Shrink, parts: the cache is laid out anew, and what was dirty is lost.
+    LaidOutDirty,
+    /// Shrink, parts: the other parts are written before the superblock of part 0 says so.
+    LaidOutEarly,
+    /// Shrink, parts: the superblock of part 0 counts before the other parts are written.
+    MadeEarly,
+    /// Shrink, parts: the new logs begin with the incarnation of a new cache.
+    IncarnationForgotten,
     /// Shrink: dirty blocks in the part that goes are dropped, not written back.
     CutDirtyDropped,
     /// Shrink: blocks in the part that goes stay in the map.

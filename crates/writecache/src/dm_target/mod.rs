@@ -13,6 +13,7 @@ mod open;
 mod origin;
 mod problems;
 mod replaced;
+mod resize;
 mod whole;
 
 use std::cell::{Cell, RefCell};

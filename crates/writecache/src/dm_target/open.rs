@@ -136,7 +136,7 @@ impl WriteCache {
     ) -> Result<OpenCache, Error> {
         let (origin, device) = (&self.origin, &self.device);
         let recorded = recorded_identity(config, origin)?;
-        let divided = divide(config, &**origin, &**device, self.sectors, first).await?;
+        let divided = divide(config, &**origin, device, self.sectors, first).await?;
         let (division, mut first) = divided;
         let found = first.find_guard(&**origin, &**device, self.sectors).await?;
         let attachment = Attachment::begin(config, origin, recorded, division.uuid()).await?;

@@ -30,45 +30,6 @@ impl WriteCache {
         }
     }
 
-    /// Takes the space by which the cache device has grown. Returns the blocks before, those now,
-    /// and the bytes of a block.
-    pub(super) async fn grow(&self) -> Result<String, Error> {
-        if self.parts().is_some() {
-            return Err(Error::invalid(format!(
-                "cache device {}: a cache in parts can't grow: the areas of its parts follow each \
-                 other. `millpond replace-cache` moves to a larger device",
-                self.config.borrow().cache
-            )));
-        }
-        let cache = self.running()?;
-        let before = cache.store.slot_count();
-        cache.grow().await?;
-        Ok(format!("{before} {} {}", cache.store.slot_count(), cache.store.config.block_size))
-    }
-
-    /// Makes the cache fit into the first `device_bytes` of its cache device, which may be cut
-    /// there when the cache is suspended. No client may use it meanwhile. What is dirty is written
-    /// back; blocks in the part that stays are kept.
-    ///
-    /// # Errors
-    /// As [`Cache::shrink`] and, of a cache in parts, `EINVAL`.
-    ///
-    /// [`Cache::shrink`]: crate::cache::Cache::shrink
-    pub async fn shrink(self: Rc<Self>, device_bytes: u64) -> Result<(), Error> {
-        let (cache, start) = {
-            let config = self.config.borrow();
-            (config.cache.clone(), config.start_sector)
-        };
-        if self.parts().is_some() {
-            return Err(Error::invalid(format!(
-                "cache device {cache}: a cache in parts can't shrink: the areas of its parts \
-                 follow each other. `millpond recover` writes back what it holds, `millpond wipe` \
-                 makes its device blank for a new one"
-            )));
-        }
-        self.running()?.shrink(device_bytes.saturating_sub(start.bytes())).await
-    }
-
     /// See `block::Target::write_back`.
     pub(super) async fn write_back_whole(&self) -> Result<(), Error> {
         match self.parts() {
@@ -86,7 +47,7 @@ impl WriteCache {
         Ok(())
     }
 
-    fn is_first_part(&self) -> bool {
+    pub(crate) fn is_first_part(&self) -> bool {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }
 

@@ -3,10 +3,33 @@
 use block::runs::joined;
 use block::{Error, Sector, Target};
 
+use super::division::geometry_of_each;
+use super::layout::area_of_each;
+use super::shrink::SmallerLayout;
 use super::{Parts, share_of_rate};
+use crate::config::Config;
 use crate::writeback::jobs::DrainLimits;
 
 impl Parts {
+    /// The layout in the first `area` of the cache; `None` if the cache fits.
+    ///
+    /// # Errors
+    /// `ENOSPC` if it is too small.
+    pub(crate) async fn smaller_layout(
+        &self,
+        config: &Config,
+        area: Sector,
+    ) -> Result<Option<SmallerLayout>, Error> {
+        if self.division.borrow().end() <= area {
+            return Ok(None);
+        }
+        let each = area_of_each(area, self.count());
+        geometry_of_each(config, each, self.count())?;
+        let counters = self.ask(|part| async move { part.highest_counter() }).await;
+        let counter = counters.into_iter().max().unwrap_or(0) + 1;
+        Ok(Some(SmallerLayout { each, counter }))
+    }
+
     /// Writes all blocks that are dirty now to the origin.
     pub(crate) async fn write_back_all(&self) -> Result<(), Error> {
         let flush = || vec!["flush".to_owned()];

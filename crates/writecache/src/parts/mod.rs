@@ -23,13 +23,17 @@
 //!   it.
 //! - WC-P3 Writes that a failed flush of a shared device may have lost count as lost in every part
 //!   (`flushes`).
+pub(crate) mod area;
 pub(crate) mod control;
+pub(crate) mod division;
 pub(crate) mod flushes;
+mod grow;
 mod head;
 pub(crate) mod layout;
 pub(crate) mod open;
 mod remote;
 mod router;
+pub(crate) mod shrink;
 mod sum;
 
 use std::cell::{Cell, RefCell};
@@ -43,9 +47,11 @@ use reactor::{
 };
 use smallvec::SmallVec;
 
+use self::area::PartArea;
+use self::division::Division;
+pub(crate) use self::division::{share_of_rate, tuning_of_part};
 use self::flushes::{AfterFailure, FlushPort, Flushes, SharedDevice};
-use self::open::Division;
-pub(crate) use self::open::{divide, share_of_rate, tuning_of_part};
+pub(crate) use self::open::divide;
 use self::remote::{Data, RemoteDevice};
 use self::router::Router;
 pub(crate) use self::sum::{AggregatedStatus, PartReport};
@@ -88,6 +94,8 @@ pub(crate) struct Plan<'a> {
 struct PartHandle {
     core: CoreId,
     local: CoreLocal,
+    /// Its device, a [`PartArea`].
+    area: CoreLocal,
     /// Where other cores may use it.
     export: Option<Export>,
 }
@@ -98,6 +106,9 @@ type MadePart = (PartHandle, Rc<dyn BlockDevice>);
 /// All parts of a cache.
 pub(crate) struct Parts {
     handles: Vec<PartHandle>,
+    division: RefCell<Division>,
+    /// The parts take the space by which the cache device has grown.
+    is_growing: Cell<bool>,
     router: Router,
     pub(crate) cache_flushes: Rc<Flushes>,
     pub(crate) origin_flushes: Rc<Flushes>,
@@ -184,6 +195,8 @@ impl Parts {
         // If a part fails to open, dropping this drops the earlier parts.
         let mut parts = Parts {
             handles: Vec::new(),
+            division: RefCell::new(plan.division.clone()),
+            is_growing: Cell::new(false),
             router: Router {
                 name: plan.name.to_owned(),
                 layout: plan.division.layout(),
@@ -214,10 +227,10 @@ impl Parts {
             }
         }
         for (nth, core, sent) in away {
-            let opened = sent.await.map(|(local, export)| {
+            let opened = sent.await.map(|(local, area, export)| {
                 parts.exports.borrow_mut().push((core, export));
                 let device = Remote::new(core, export, plan.name, Limits::new(plan.sectors));
-                let handle = PartHandle { core, local, export: Some(export) };
+                let handle = PartHandle { core, local, area, export: Some(export) };
                 (handle, Rc::new(device) as Rc<dyn BlockDevice>)
             });
             made[usize::from(nth)] = Some(opened);
@@ -261,16 +274,17 @@ impl Parts {
     ) -> Result<MadePart, Error> {
         let origin = SharedDevice::on_this_core(&self.origin_flushes, nth);
         let device = SharedDevice::on_this_core(&self.cache_flushes, nth);
+        let area = PartArea::new(device, self.areas_of(plan, nth));
         let config = plan.division.config_of(plan.config, nth);
-        let part = WriteCache::new(plan.name, config, origin, device, plan.sectors)?;
+        let part = WriteCache::new(plan.name, config, origin, area.clone(), plan.sectors)?;
         let forwarder = forwarder.clone();
         part.on_event(move |event| forwarder.forward(nth, event));
         part.open_part().await?;
-        let (core, local) = (core_id(), CoreLocal::keep(part.clone()));
+        let (core, local, area) = (core_id(), CoreLocal::keep(part.clone()), CoreLocal::keep(area));
         let has_other_cores = plan.placement.is_some_and(|p| p.cores.iter().any(|c| *c != core));
         let exported = has_other_cores.then(|| export(part.clone()));
         self.exports.borrow_mut().extend(exported.map(|export| (core, export)));
-        Ok((PartHandle { core, local, export: exported }, part))
+        Ok((PartHandle { core, local, area, export: exported }, part))
     }
 
     /// Makes and opens a part on another core.
@@ -279,7 +293,7 @@ impl Parts {
         plan: &Plan<'_>,
         nth: u8,
         core: CoreId,
-    ) -> impl Future<Output = Result<(CoreLocal, Export), Error>> + 'static {
+    ) -> impl Future<Output = Result<(CoreLocal, CoreLocal, Export), Error>> + 'static {
         let home = core_id();
         let placement = plan.placement.expect("there are other cores");
         let remote = |flushes: &Rc<Flushes>, guard: Option<&Rc<Guard>>| {
@@ -309,11 +323,12 @@ impl Parts {
         };
         let origin = remote(&self.origin_flushes, self.guard.as_ref());
         let device = remote(&self.cache_flushes, None);
+        let areas = self.areas_of(plan, nth);
         let config = plan.division.config_of(plan.config, nth);
         let (name, sectors, forwarder) = (plan.name.to_owned(), plan.sectors, self.forwarder);
         call(core, move || async move {
-            let (origin, device) = (origin.into_local(), device.into_local());
-            let part = WriteCache::new(name, config, origin, device, sectors)?;
+            let area = PartArea::new(device.into_local(), areas);
+            let part = WriteCache::new(name, config, origin.into_local(), area.clone(), sectors)?;
             part.on_event(move |event| {
                 let forward = move || {
                     if let Some(forwarder) = forwarder.get::<EventForwarder>() {
@@ -323,8 +338,13 @@ impl Parts {
                 post(home, Msg::Call(Box::new(forward)));
             });
             part.open_part().await?;
-            Ok((CoreLocal::keep(part.clone()), export(part)))
+            Ok((CoreLocal::keep(part.clone()), CoreLocal::keep(area), export(part)))
         })
+    }
+
+    fn areas_of(&self, plan: &Plan<'_>, nth: u8) -> area::Areas {
+        let capacity = self.cache_flushes.device().limits().capacity;
+        plan.division.areas_of(plan.config, nth, capacity)
     }
 
     /// The number of parts.
@@ -421,15 +441,21 @@ impl Drop for Parts {
         if block::crashing() {
             return;
         }
-        let forget: Vec<_> = self.handles.drain(..).map(|part| (part.core, part.local)).collect();
+        let forget: Vec<_> = self.handles.drain(..).collect();
         let on = |core, f: Box<dyn FnOnce() + Send>| {
             if core == core_id() { f() } else { post(core, Msg::Call(f)) }
         };
         for (core, export) in self.exports.take() {
             on(core, Box::new(move || unexport(export)));
         }
-        for (core, local) in forget {
-            on(core, Box::new(move || local.release()));
+        for PartHandle { core, local, area, .. } in forget {
+            on(
+                core,
+                Box::new(move || {
+                    local.release();
+                    area.release();
+                }),
+            );
         }
         self.forwarder.release();
     }

@@ -4,22 +4,28 @@
 //! ```text
 //!   part 0: none ─▶ is a later part in use? ─▶ format the last, ..., part 1, part 0 at the end
 //!           there ─▶ every other one is there, of this cache, and its origin's
+//!           there, and the others are to be written ─▶ `shrink` goes on, then as above
 //! ```
 //!
 //! Invariants
 //! - WC-PO1 A cache exists if its part 0 does: part 0 is written last, when all others are durable.
 //!   If a power cut interrupts the creation there is no cache, and the next creation starts again.
-//! - WC-PO2 No part is opened before all have been checked, and a refused cache is not changed.
-use block::{BlockDevice, Error, Sector};
-use format::{Geometry, Kind, Part, Superblock, UNIT, decode_record, elect};
+//! - WC-PO2 No part is opened before all have been checked, and a refused cache is not changed, but
+//!   for one that is empty and that a shrink was laying out anew.
+use std::rc::Rc;
 
+use block::{BlockDevice, Error, Sector};
+use format::{Kind, Part, Superblock, UNIT, decode_record, elect};
+
+use super::division::{Division, geometry_of_each};
 use super::head::seek_time;
-use super::layout::{Layout, area_of_each};
-use crate::config::{Config, MediaFormat, PartOf, ReadTuning, Tuning, WritebackLimits};
+use super::layout::area_of_each;
+use super::shrink::end_layout;
+use crate::config::{Config, MediaFormat};
 use crate::guard::{FirstPart, refuse_guarded};
 use crate::planted::Fault;
 use crate::recovery::area::read_area;
-use crate::recovery::area::{map_memory, no_space, not_initialized};
+use crate::recovery::area::{map_memory, not_initialized};
 use crate::recovery::dm::detect;
 use crate::recovery::owner;
 use crate::recovery::superblock::{
@@ -28,86 +34,17 @@ use crate::recovery::superblock::{
 };
 use crate::recovery::{LoadedMap, load};
 
-/// How a cache is divided.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Division {
-    /// The division in the superblock of part 0.
-    first: Part,
-    uuid: [u8; 16],
-    /// The parts adopt the origin.
-    adopts: bool,
-}
-
-impl Division {
-    pub(crate) fn parts(&self) -> u8 {
-        self.first.of
-    }
-
-    pub(crate) fn uuid(&self) -> [u8; 16] {
-        self.uuid
-    }
-
-    pub(crate) fn layout(&self) -> Layout {
-        Layout { parts: self.first.of, chunk: Sector(u64::from(self.first.chunk_sectors)) }
-    }
-
-    pub(crate) fn of(superblock: &Superblock, part: Part) -> Division {
-        Division { first: Part { nth: 0, ..part }, uuid: superblock.uuid, adopts: false }
-    }
-
-    /// The config of one part, from that of the cache.
-    pub(crate) fn config_of(&self, whole: &Config, nth: u8) -> Config {
-        let part = Part { nth, ..self.first };
-        // The parts differ in the last byte: the rest shows that they belong together, and no
-        // record of one part is valid in another.
-        let mut uuid = self.uuid;
-        uuid[15] = nth;
-        let mut config = whole.clone();
-        config.start_sector += Sector(u64::from(nth) * part.area_sectors);
-        config.part = Some(PartOf { part, uuid });
-        config.parts = None;
-        config.adopt_origin |= self.adopts;
-        config.tuning = tuning_of_part(config.tuning, part.of);
-        config
-    }
-}
-
-/// The options of one part, so that all parts together obey those of the cache.
-pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
-    let share = |n: u32| n.div_ceil(u32::from(parts));
-    Tuning {
-        writeback_jobs: share(whole.writeback_jobs),
-        autocommit_blocks: share(whole.autocommit_blocks),
-        limits: WritebackLimits {
-            rate_max: share_of_rate(whole.limits.rate_max, parts),
-            ..whole.limits
-        },
-        scrub_rate: share_of_rate(whole.scrub_rate, parts),
-        reads: ReadTuning {
-            bytes_per_day: share_of_rate(whole.reads.bytes_per_day, parts),
-            ahead_bytes: whole.reads.ahead_bytes / u64::from(parts),
-            ..whole.reads
-        },
-        ..whole
-    }
-}
-
-/// A part's share of a rate; 0 is no limit.
-pub(crate) fn share_of_rate(rate: u64, parts: u8) -> u64 {
-    if rate == 0 { 0 } else { (rate / u64::from(parts)).max(1) }
-}
-
 /// Checks all parts of the cache that begins with `found`. Without `found` it makes a new cache, if
 /// there is none. Returns also what part 0 has.
 pub(crate) async fn divide(
     config: &Config,
     origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
+    device: &Rc<dyn BlockDevice>,
     sectors: Sector,
     found: Option<Superblock>,
 ) -> Result<(Division, FirstPart), Error> {
-    let area = config.area_bytes(device);
-    if found.is_none() && detect(config, device).await? == MediaFormat::Dm {
+    let area = config.area_bytes(&**device);
+    if found.is_none() && detect(config, &**device).await? == MediaFormat::Dm {
         return Err(Error::invalid(format!(
             "Invalid optional argument: parts: cache device {} holds a cache in the kernel's \
              format, which knows no parts; nothing was changed",
@@ -115,10 +52,10 @@ pub(crate) async fn divide(
         )));
     }
     let found = match found {
-        None => find_superblock(config, device, area).await?.map(|(superblock, _)| superblock),
+        None => find_superblock(config, &**device, area).await?.map(|(superblock, _)| superblock),
         found => found,
     };
-    let Some(superblock) = found else { return create(config, origin, device, sectors).await };
+    let Some(mut superblock) = found else { return create(config, origin, device, sectors).await };
     let has = superblock.part.map_or(1, |part| part.of);
     if let Some(asked) = config.parts.filter(|&asked| asked != has) {
         return Err(Error::invalid(format!(
@@ -137,14 +74,18 @@ pub(crate) async fn divide(
             config.cache, part.nth, part.of, config.start_sector
         )));
     }
+    if superblock.areas.is_unmade {
+        superblock = end_layout(config, device, superblock).await?;
+    }
     let mut division = Division::of(&superblock, part);
     let mut superblocks = Vec::new();
     let mut is_agreed = false;
     for nth in 0..part.of {
+        let device = division.device_of(config, nth, device);
         let config = division.config_of(config, nth);
         let within = |e: Error| e.within(format!("part {nth} of {}", part.of));
-        let area = config.area_bytes(device);
-        let found = find_superblock(&config, device, area).await.map_err(within)?;
+        let area = config.area_bytes(&*device);
+        let found = find_superblock(&config, &*device, area).await.map_err(within)?;
         let (superblock, agreed) = found.ok_or_else(|| within(missing(&config)))?;
         check_superblock(&config, &superblock, area).map_err(within)?;
         is_agreed = if nth == 0 { agreed } else { is_agreed };
@@ -165,7 +106,7 @@ async fn adopts_origin(
     config: &Config,
     division: &Division,
     origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
+    device: &Rc<dyn BlockDevice>,
     sectors: Sector,
     superblocks: &[Superblock],
 ) -> Result<bool, Error> {
@@ -177,11 +118,12 @@ async fn adopts_origin(
         return Ok(false);
     }
     for (nth, superblock) in (0..division.parts()).zip(superblocks) {
+        let device = division.device_of(config, nth, device);
         let config = division.config_of(config, nth);
         let blocks = superblock.origin_sectors / config.block_sectors();
         let within = |e: Error| e.within(format!("part {nth} of {}", division.parts()));
         let memory = map_memory(&config, superblock.slots.into()).map_err(within)?;
-        let loaded = load(&config, device, superblock, blocks, memory).await.map_err(within)?;
+        let loaded = load(&config, &*device, superblock, blocks, memory).await.map_err(within)?;
         let LoadedMap { slots, .. } = loaded;
         owner::ownership(&config, superblock, origin, sectors, &slots).map_err(within)?;
     }
@@ -192,7 +134,7 @@ async fn adopts_origin(
 async fn create(
     config: &Config,
     origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
+    device: &Rc<dyn BlockDevice>,
     sectors: Sector,
 ) -> Result<(Division, FirstPart), Error> {
     let of = config.parts.expect("no parts were found, so they were asked for");
@@ -209,11 +151,9 @@ async fn create(
     if !config.chunk.is_aligned(Sector(config.block_sectors())) {
         return Err(Error::invalid("a chunk has to be of whole blocks"));
     }
-    let area = Sector::from_bytes(config.area_bytes(device));
+    let area = Sector::from_bytes(config.area_bytes(&**device));
     let each = area_of_each(area, of);
-    let geometry = Geometry::compute(each.bytes(), config.block_size).map_err(|e| {
-        no_space(config, &format_args!("{of} parts of {} bytes: {e}", each.bytes()))
-    })?;
+    let geometry = geometry_of_each(config, each, of)?;
     // Checked before anything is written. Each part reserves its own memory when it is opened.
     let memory = map_memory(config, u64::from(geometry.slots) * u64::from(of))?;
     let first = Part {
@@ -224,9 +164,10 @@ async fn create(
     };
     let mut uuid = new_uuid();
     uuid[15] = 0;
-    let division = Division { first, uuid, adopts: false };
+    let division = Division { first, added: Vec::new(), uuid, adopts: false };
     for nth in 1..of {
-        refuse_used(&division.config_of(config, nth), device).await?;
+        let device = division.device_of(config, nth, device);
+        refuse_used(&division.config_of(config, nth), &*device).await?;
     }
     refuse_guarded(config, origin).await?;
     let mut order: Vec<u8> = (0..of).rev().collect();
@@ -236,7 +177,7 @@ async fn create(
     let mut first = None;
     for nth in order {
         let config = division.config_of(config, nth);
-        let formatted = format_device(&config, origin, device, each.bytes(), sectors).await;
+        let formatted = format_device(&config, origin, &**device, each.bytes(), sectors).await;
         let superblock = formatted.map_err(not_initialized)?;
         if nth == 0 {
             first = Some(FirstPart { config, superblock, is_agreed: true, is_new: true });

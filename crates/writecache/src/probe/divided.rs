@@ -8,14 +8,17 @@ use super::native::copies_in;
 use super::{
     Contents, Depth, HEAD_BYTES, Occupancy, Place, ProbeReport, has_superblocks, probe_area,
 };
-use crate::parts::open::Division;
+use crate::parts::division::Division;
 
 /// A cache in several parts.
 #[derive(Clone, Debug)]
 pub struct DividedCache {
     /// How it is divided, according to its first part.
     pub first: Part,
-    /// The report of each part, with offsets from the beginning of the part.
+    /// 512-byte sectors that each part got as the cache grew.
+    pub added_sectors: Vec<u64>,
+    /// The report of each part, with offsets from the beginning of the part. Of a cache that is to
+    /// be laid out anew only that of part 0.
     pub parts: Vec<ProbeReport>,
     /// All parts together; `None` when one of them is missing or too damaged.
     pub occupancy: Option<Occupancy>,
@@ -48,10 +51,19 @@ pub(super) async fn probe(
         fingerprint: 0,
     };
     let mut parts = Vec::new();
-    for nth in 0..part.of {
+    let written = if first.areas.is_unmade { 1 } else { part.of };
+    for nth in 0..written {
         let config = division.config_of(&whole.config, nth);
         let begins = u64::from(nth) * Sector(part.area_sectors).bytes();
-        let area = Sector::from_bytes(config.area_bytes(&*whole.device));
+        let areas = division.areas_of(&whole.config, nth, whole.device.limits().capacity);
+        let device = division.device_of(&whole.config, nth, &whole.device);
+        let area = Sector::from_bytes(config.area_bytes(&*device));
+        // Offsets in the part are those of the place of its bytes on the device.
+        let offset_of = |offset: u64| {
+            let at = config.start_sector + Sector::from_bytes(offset);
+            let place = areas.place_of(at).map(|place| place - whole.config.start_sector);
+            place.map_or(begins, Sector::bytes) + offset % 512
+        };
         if area == Sector::ZERO {
             let what = format!(
                 "part {nth}: it is missing: the device ends before it: the cache can't be opened"
@@ -59,7 +71,7 @@ pub(super) async fn probe(
             report.add_finding(begins, what);
             continue;
         }
-        let place = Place { device: whole.device.clone(), area_bytes: area.bytes(), config };
+        let place = Place { device, area_bytes: area.bytes(), config: config.clone() };
         let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
         let head = match head {
             Ok(head) => head.read(<[u8]>::to_vec),
@@ -76,7 +88,8 @@ pub(super) async fn probe(
             report.add_finding(begins, format!("part {nth}: {what}: the cache can't be opened"));
         }
         for finding in &of_part.damage {
-            report.add_finding(begins + finding.offset, format!("part {nth}: {}", finding.what));
+            let what = format!("part {nth}: {}", finding.what);
+            report.add_finding(offset_of(finding.offset), what);
         }
         report.damage_left_out += of_part.damage_left_out;
         report.notes.extend(of_part.notes.iter().map(|note| format!("part {nth}: {note}")));
@@ -87,10 +100,16 @@ pub(super) async fn probe(
             parts.push(of_part);
         }
     }
-    let is_whole = parts.len() == usize::from(part.of);
+    let is_whole = parts.len() == usize::from(written);
     let all: Option<Vec<&Occupancy>> = parts.iter().map(ProbeReport::occupancy).collect();
-    let occupancy = all.filter(|_| is_whole).map(|all| sum(&all));
-    report.contents = Contents::Divided(Box::new(DividedCache { first: part, parts, occupancy }));
+    let mut occupancy = all.filter(|_| is_whole).map(|all| sum(&all));
+    if let Some(unmade) = occupancy.as_mut().filter(|_| first.areas.is_unmade) {
+        (unmade.total, unmade.free) =
+            (unmade.total * u64::from(part.of), unmade.free * u64::from(part.of));
+    }
+    let added_sectors = division.added;
+    let divided = DividedCache { first: part, added_sectors, parts, occupancy };
+    report.contents = Contents::Divided(Box::new(divided));
     Ok(report)
 }
 

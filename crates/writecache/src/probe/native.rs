@@ -122,6 +122,12 @@ pub(super) async fn probe(
     if needed > place.area_bytes {
         // Nothing beyond the end of the area is read (WC-SV1).
         report.add_finding(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
+    } else if cache.superblock.areas.is_unmade {
+        let of = &cache.superblock;
+        report.notes.push("a shrink was cut short: the next opening ends it".into());
+        let (block_size, slots) = (of.block_size, u64::from(of.slots));
+        let empty = Occupancy { block_size, total: slots, free: slots, ..Occupancy::default() };
+        cache.occupancy = Some(empty);
     } else {
         contents(place, report, &mut cache, depth).await?;
     }

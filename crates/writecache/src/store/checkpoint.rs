@@ -187,6 +187,15 @@ impl Store {
             let new = Superblock { generation, checkpoint, ..old.clone() };
             Superblock { block_size, slots, log_units, checkpoint_units, moved, ..new }
         };
+        self.write_superblock_copies(native, new).await
+    }
+
+    /// Writes a new superblock, in this way.
+    pub(super) async fn write_superblock_copies(
+        &self,
+        native: &Native,
+        new: Superblock,
+    ) -> Result<(), Status> {
         for pair in [[0, 1], [2, 3]] {
             let mut writes = Vec::with_capacity(2);
             for copy in pair {

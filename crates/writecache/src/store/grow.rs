@@ -38,7 +38,7 @@
 use std::rc::Rc;
 
 use block::{Buf, Class, Status};
-use format::{CheckpointRef, Geometry, UNIT};
+use format::{CheckpointRef, Geometry, PartAreas, Superblock, UNIT};
 
 use super::Store;
 use super::media::{Media, Native, SlotArea};
@@ -89,6 +89,17 @@ impl Store {
         new: Geometry,
         switched: Rc<dyn Fn()>,
     ) -> Result<(), Status> {
+        self.hold_checkpoints().await?;
+        native.log.is_moving.set(true);
+        let grown = self.move_metadata(native, new, switched).await;
+        native.log.is_moving.set(false);
+        native.log.closing.set(false);
+        self.end_checkpoint();
+        grown
+    }
+
+    /// Waits until no checkpoint is being written; none begins until `end_checkpoint`.
+    async fn hold_checkpoints(&self) -> Result<(), Status> {
         let life = &self.life;
         let is_free = || !life.in_checkpoint.get() || life.is_about_to_stop();
         self.waits.writes_ended.wait_for(|| is_free() || self.health().is_err()).await;
@@ -97,12 +108,27 @@ impl Store {
             return Err(Status::Again);
         }
         life.in_checkpoint.set(true);
-        native.log.is_moving.set(true);
-        let grown = self.move_metadata(native, new, switched).await;
-        native.log.is_moving.set(false);
-        native.log.closing.set(false);
+        Ok(())
+    }
+
+    /// Writes a superblock that says what areas all parts have, and is else as the one before.
+    /// After an error the cache has failed, as it fails with a checkpoint.
+    pub(crate) async fn record_areas(
+        &self,
+        native: &Native,
+        areas: PartAreas,
+    ) -> Result<(), Status> {
+        self.hold_checkpoints().await?;
+        let new = {
+            let old = native.superblock.borrow();
+            Superblock { generation: old.generation + 1, areas, ..old.clone() }
+        };
+        let written = self.write_superblock_copies(native, new).await;
+        if let Err(status) = written {
+            self.fail(status);
+        }
         self.end_checkpoint();
-        grown
+        written
     }
 
     async fn move_metadata(

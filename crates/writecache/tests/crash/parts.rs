@@ -7,12 +7,14 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::common::growable::{Growable, Growth};
 use crate::common::journal_plan::{JournalPlan, Memory};
 use crate::common::life;
 use crate::common::operator::Operator;
 use crate::common::suspend_gate::GatedTarget;
 use crate::common::whole::WholeBlocks;
 use crate::common::{number, random_options, spread};
+use crate::simulate::Resizes;
 use block::{BlockDevice, Sector, Target};
 use policy::destage::Costs;
 use reactor::FileId;
@@ -32,6 +34,9 @@ thread_local! {
     static GAPS: Cell<u64> = const { Cell::new(0) };
     /// Lives that end with a guarded range.
     static GUARDS: Cell<u64> = const { Cell::new(0) };
+    /// How often the cache has grown, and was made smaller.
+    static GROWN: Cell<u64> = const { Cell::new(0) };
+    static SHRUNK: Cell<u64> = const { Cell::new(0) };
 }
 
 #[derive(Clone)]
@@ -47,6 +52,8 @@ struct Setup {
     /// tear blocks as it tears the origin's.
     around: bool,
     may_go_around: bool,
+    /// The cache device becomes larger.
+    growth: Option<Growth>,
 }
 
 #[derive(Clone, Copy)]
@@ -65,6 +72,7 @@ struct Plan {
     reads: bool,
     /// The origin has a guard in most lives, and shows in the others what clients see.
     guarded: bool,
+    resizes: Resizes,
 }
 
 const USUAL: Plan = Plan {
@@ -76,11 +84,14 @@ const USUAL: Plan = Plan {
     write_buffer: 0,
     reads: false,
     guarded: false,
+    resizes: Resizes::Never,
 };
 const BAD: Plan = Plan { with_faults: true, ..USUAL };
 const JOURNAL: Plan = Plan { journal: JournalPlan::Kept, ..USUAL };
 const GUARDED: Plan = Plan { guarded: true, ..USUAL };
 const GUARDED_BAD: Plan = Plan { guarded: true, ..BAD };
+const GROWS: Plan = Plan { resizes: Resizes::Grows, ..USUAL };
+const SHRINKS: Plan = Plan { resizes: Resizes::GrowsAndShrinks, ..USUAL };
 
 fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let mut w = world.borrow_mut();
@@ -92,7 +103,11 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let each_kib = w.rng.pick(&[416, 440, 512]);
     let model = w.swarm_model();
-    let spec = sim::DiskSpec::new("cache", Sector(each_kib * 2 * parts + start_sector), model);
+    let capacity = Sector(each_kib * 2 * parts + start_sector);
+    let grows = plan.resizes != Resizes::Never;
+    let growth = grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
+    let capacity = if grows { Sector(4 * capacity.0) } else { capacity };
+    let spec = sim::DiskSpec::new("cache", capacity, model);
     let cache = w.add_disk(sim::DiskSpec { logical_block_bytes: plan.disk_block, ..spec });
     // With errors a write around may leave part of itself in a block; see `crash.rs`.
     let around = w.rng.below(2) == 0 && !plan.with_faults;
@@ -131,7 +146,7 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     config.assume_costs((w.rng.below(3) > 0).then_some(EAGER));
     let cores = u16::try_from(w.rng.range(1, 4)).unwrap();
     let lends = w.rng.below(3) > 0;
-    Setup { config, blocks, cache, origin, sectors, cores, lends, around, may_go_around }
+    Setup { config, blocks, cache, origin, sectors, cores, lends, around, may_go_around, growth }
 }
 
 impl Setup {
@@ -141,7 +156,11 @@ impl Setup {
             false => spread::share_nothing(),
         };
         let w = world.borrow();
-        let (origin, cache) = (w.leaf(self.origin), w.leaf(self.cache));
+        let origin = w.leaf(self.origin);
+        let mut cache: Rc<dyn BlockDevice> = w.leaf(self.cache);
+        if let Some(growth) = &self.growth {
+            cache = Growable::over(cache, &growth.size);
+        }
         let target = WriteCache::new("wc", self.config.clone(), origin, cache, self.sectors)
             .expect("devices that fit");
         target.place_parts(spread::cores(self.cores), lend);
@@ -181,8 +200,7 @@ fn simulate(seed: u64, plan: Plan) -> Result<(), String> {
     let (lives, cut_after) = (LIVES, &[40, 200, 2_000, 20_000][..]);
     let test = CrashTest { world: world.clone(), oracle: oracle.clone(), lives, cut_after };
     let memory = Memory::of(&world, plan.journal);
-    let is_guarded = plan.guarded;
-    test.run(&mut Lives { world, setup, oracle, mix, memory, is_guarded })
+    test.run(&mut Lives { world, setup, oracle, mix, memory, plan })
 }
 
 /// The cache, over all lives of a seed.
@@ -192,13 +210,13 @@ struct Lives {
     oracle: Rc<RefCell<Oracle>>,
     mix: Mix,
     memory: Memory,
-    is_guarded: bool,
+    plan: Plan,
 }
 
 impl Engine for Lives {
     fn begin_life(&mut self) -> u16 {
         self.memory.begin_life(&self.world, &self.oracle);
-        if self.is_guarded {
+        if self.plan.guarded {
             let tables = [Some(false), None, Some(true), Some(true)];
             self.setup.config.guard.asked = self.world.borrow_mut().rng.pick(&tables);
         }
@@ -208,8 +226,12 @@ impl Engine for Lives {
     fn live(&mut self, machine: &Machine) -> Step {
         let (world, setup) = (&self.world, &self.setup);
         let with_faults = self.mix.errors_allowed;
-        let cache = setup.make(world);
+        let mut cache = setup.make(world);
         life::open(machine, &cache)?;
+        if self.plan.resizes == Resizes::GrowsAndShrinks && self.cut(machine, &cache)? {
+            cache = setup.make(world);
+            life::open(machine, &cache)?;
+        }
         SPREAD.set(SPREAD.get() + u64::from(setup.cores > 1));
         let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
@@ -221,10 +243,16 @@ impl Engine for Lives {
         }
         let operator = Operator::of(world, &gated, setup.around, with_faults);
         machine.spawn(0, operator.clone().work());
+        if let Some(growth) = &setup.growth {
+            let (growth, world) = (growth.clone(), world.clone());
+            machine.spawn(0, growth.work(world, cache.clone(), operator.clone(), with_faults));
+        }
         let disks = [setup.cache, setup.origin];
-        life::work(machine, world, &load, &device, &cache, &operator.state, disks)?;
+        let worked = life::work(machine, world, &load, &device, &cache, &operator.state, disks);
+        GROWN.set(GROWN.get() + setup.growth.as_ref().map_or(0, |growth| growth.grown.take()));
+        worked?;
         let origin = Rc::new(WholeBlocks(world.borrow().leaf(setup.origin)));
-        let is_guarded = self.is_guarded;
+        let is_guarded = self.plan.guarded;
         let quiet = machine.block_on(async move {
             let is_whole = life::end(&cache, &load, with_faults).await?;
             GAPS.set(GAPS.get() + number(&cache, "gap_blocks_filled"));
@@ -239,6 +267,34 @@ impl Engine for Lives {
             life::read_origin(origin, &load).await
         });
         Ok(quiet??)
+    }
+}
+
+impl Lives {
+    /// In half of the lives: a tool makes the cache smaller, and its device is cut. Returns whether
+    /// the cache must be opened again: it was, or an error has closed it.
+    fn cut(&self, machine: &Machine, cache: &Rc<WriteCache>) -> Step<bool> {
+        let with_faults = self.mix.errors_allowed;
+        let growth = self.setup.growth.clone().expect("the device has a size");
+        let to = {
+            let rng = &mut self.world.borrow_mut().rng;
+            if rng.below(2) == 0 {
+                return Ok(false);
+            }
+            Sector(rng.range(growth.size.get().0 / 4, growth.size.get().0 + 1))
+        };
+        if with_faults {
+            draw_faults(&self.world, &self.setup);
+        }
+        let cut = machine.block_on(growth.cut(to, cache.clone(), with_faults));
+        if with_faults {
+            for disk in [self.setup.cache, self.setup.origin] {
+                self.world.borrow_mut().set_faults(disk, Faults::default());
+            }
+        }
+        let is_cut = cut??;
+        SHRUNK.set(SHRUNK.get() + u64::from(is_cut));
+        Ok(is_cut || cache.attribute("error").is_err())
     }
 }
 
@@ -354,9 +410,58 @@ fn a_guard_of_parts_that_is_not_recorded_first_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::SlotsUnflushed), ..GUARDED });
 }
 
+/// What clients do beside it is in every part: growth in some of them, and then a crash.
+#[test]
+fn growth_of_parts_beside_clients_and_crashes_loses_nothing() {
+    seeds::run(30, |seed| simulate(seed, GROWS));
+    seeds::run(15, |seed| simulate(seed, Plan { with_faults: true, ..GROWS }));
+    seeds::run(6, |seed| simulate(seed, Plan { guarded: true, ..GROWS }));
+    if seeds::count(30) >= 30 {
+        assert!(GROWN.get() > 50, "{} times", GROWN.get());
+    }
+}
+
+#[test]
+fn parts_that_are_made_smaller_beside_crashes_lose_nothing() {
+    seeds::run(25, |seed| simulate(seed, SHRINKS));
+    seeds::run(12, |seed| simulate(seed, Plan { with_faults: true, ..SHRINKS }));
+    seeds::run(6, |seed| simulate(seed, Plan { guarded: true, ..SHRINKS }));
+    seeds::run(6, |seed| simulate(seed, Plan { journal: JournalPlan::Kept, ..SHRINKS }));
+    if seeds::count(25) >= 25 {
+        assert!(SHRUNK.get() > 15, "{} times", SHRUNK.get());
+    }
+}
+
+#[test]
+fn parts_that_grow_before_it_is_recorded_are_caught() {
+    is_caught_by(Plan { fault: Some(Fault::PartsGrownEarly), ..GROWS });
+}
+
+#[test]
+fn a_new_area_that_several_parts_use_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::AddedAreaOfFirst), ..GROWS });
+}
+
+#[test]
+fn dirty_blocks_of_parts_that_are_laid_out_anew_are_caught() {
+    is_caught_by(Plan { fault: Some(Fault::LaidOutDirty), ..SHRINKS });
+}
+
+/// A journal of before counts again, because the new logs count their openings from 1 on.
+#[test]
+fn openings_that_are_counted_anew_after_a_shrink_are_caught() {
+    const PLAN: Plan = Plan { journal: JournalPlan::Moved, ..SHRINKS };
+    seeds::run(10, |seed| simulate(seed, PLAN));
+    is_caught_by(Plan { fault: Some(Fault::IncarnationForgotten), ..PLAN });
+}
+
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.
-const SEEN_AT: &[(Fault, u64)] =
-    &[(Fault::FlushOfFirstPart, 17), (Fault::PartsNotNotified, 12), (Fault::GapOfOtherPart, 68)];
+const SEEN_AT: &[(Fault, u64)] = &[
+    (Fault::IncarnationForgotten, 109),
+    (Fault::FlushOfFirstPart, 17),
+    (Fault::PartsNotNotified, 12),
+    (Fault::GapOfOtherPart, 68),
+];
 
 fn is_caught_by(plan: Plan) {
     let fault = plan.fault;

@@ -18,6 +18,7 @@
 //! | and in epochs | 3 | 5 | 7 |
 //! | kills, with a write buffer | 2 | 2 | 4 |
 //! | with growth | 2 | 4 | 5 |
+//! | with growth of two parts | 2 | 3 | 5 |
 //! | with a guard of the origin | 2 | 2 | 4 |
 //! | with one that two parts share | 1 | 2 | 3 |
 //! | with one beside writes around the cache, and discards | 2 | 2 | 4 |
@@ -67,6 +68,7 @@ const BUFFER_BLOCKS: u32 = 8;
 const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
+const OF_GROWING_PARTS: Depth = Depth { fast: 2, usual: 3, night: 5 };
 const OF_GUARD: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GUARDED_PARTS: Depth = Depth { fast: 1, usual: 2, night: 3 };
 const OF_GUARD_AROUND: Depth = Depth { fast: 2, usual: 2, night: 4 };
@@ -132,6 +134,11 @@ const GROWING: Alphabet = &[Sym::Grow, Sym::Write, Sym::Fua, Sym::Flush];
 /// A used cache with few free slots on a device that has become larger.
 fn growing_cache() -> Start {
     worn_cache().on_larger_device(GROWING)
+}
+
+/// The same in two parts.
+fn growing_parts() -> Start {
+    Start::in_parts(512, 6).filled().on_larger_device(GROWING)
 }
 
 const GUARDED: Alphabet = &[Sym::Write, Sym::Flush, Sym::Message, Sym::Release, Sym::Claim];
@@ -314,6 +321,13 @@ fn no_crash_of_a_buffered_cache_loses_what_was_flushed() {
 fn no_crash_of_a_growing_cache_loses_what_was_acknowledged() {
     for pace in [Pace::OneByOne, Pace::InPairs] {
         explore("growing", &growing_cache(), pace, OF_GROWTH);
+    }
+}
+
+#[test]
+fn no_crash_of_growing_parts_loses_what_was_acknowledged() {
+    for pace in [Pace::OneByOne, Pace::InPairs] {
+        explore("growing parts", &growing_parts(), pace, OF_GROWING_PARTS);
     }
 }
 

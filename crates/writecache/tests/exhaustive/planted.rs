@@ -8,9 +8,9 @@ use crate::explore::{Explorer, Pace, Samples};
 use crate::start::{Start, Sym, sequence, sequences};
 use crate::{
     buffered_cache, detaching_cache, detaching_parts, dirty_before_errors, errors, growing_cache,
-    guarded_cache, guarding_cache, guarding_parts, killed_buffered_cache, killed_cache,
-    killed_ordered_buffered_cache, new_cache, new_dm, new_memory, ordered_buffered_cache,
-    worn_buffered_cache, worn_cache, worn_dm, worn_memory,
+    growing_parts, guarded_cache, guarding_cache, guarding_parts, killed_buffered_cache,
+    killed_cache, killed_ordered_buffered_cache, new_cache, new_dm, new_memory,
+    ordered_buffered_cache, worn_buffered_cache, worn_cache, worn_dm, worn_memory,
 };
 
 /// A planted fault, where it shows, and the fewest operations that show it.
@@ -19,7 +19,9 @@ type Case = (Option<Fault>, fn() -> Start, Pace, u32);
 /// All images are looked at more closely.
 const SAMPLES: Samples = Samples { second_life_one_in: 2, settled_one_in: 1 };
 
-const CASES: [Case; 46] = [
+const CASES: [Case; 48] = [
+    (Some(Fault::PartsGrownEarly), growing_parts, Pace::OneByOne, 1),
+    (Some(Fault::AddedAreaOfFirst), growing_parts, Pace::OneByOne, 1),
     (Some(Fault::GuardedBeforeRecord), guarding_parts, Pace::OneByOne, 0),
     (Some(Fault::DetachedBeforeRecord), detaching_parts, Pace::OneByOne, 0),
     (Some(Fault::GuardedBeforeRecord), guarding_cache, Pace::OneByOne, 0),

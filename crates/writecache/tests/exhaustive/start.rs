@@ -169,12 +169,14 @@ impl Start {
 
     /// From now on the cache device is so much larger that a cache of before may grow.
     pub(crate) fn on_larger_device(mut self, alphabet: Alphabet) -> Start {
-        let geometry = format::Geometry::compute(self.cache_bytes, self.config.block_size);
-        let grown = geometry.expect("it was formatted").grown(self.cache_bytes);
+        let parts = u64::from(self.config.parts.unwrap_or(1));
+        let has = self.cache_bytes / parts;
+        let geometry = format::Geometry::compute(has, self.config.block_size);
+        let grown = geometry.expect("it was formatted").grown(has);
         let Err(format::GeometryError::TooSmall { needed_bytes, .. }) = grown else {
             panic!("{grown:?}")
         };
-        self.cache_bytes = needed_bytes;
+        self.cache_bytes = parts * needed_bytes;
         self.alphabet = alphabet;
         self
     }

@@ -38,6 +38,7 @@ mod read_ahead;
 mod read_cache;
 mod recorded;
 mod regressions;
+mod resize_parts;
 mod scrub;
 mod sectors;
 mod sequential;

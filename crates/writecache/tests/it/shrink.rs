@@ -135,8 +135,6 @@ fn a_shrink_that_is_not_possible_is_refused() {
     assert!(error.contains("nothing was changed"), "{error}");
     let error = Cuttable::new("format dm").refusal(SMALL);
     assert!(error.contains("a cache of the kernel's format can't shrink"), "{error}");
-    let error = Cuttable::new("parts 2").refusal(SMALL);
-    assert!(error.contains("a cache in parts can't shrink"), "{error}");
 }
 
 /// `grow` on a device that was cut first.

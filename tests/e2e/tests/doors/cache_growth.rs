@@ -10,6 +10,7 @@ use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
+const OPTIONS: &str = "high_watermark 90 low_watermark 80";
 
 fn grow(bed: &TestBed, mib: u64) {
     let file = std::fs::OpenOptions::new().write(true).open(bed.path("cache.img")).unwrap();
@@ -30,9 +31,27 @@ fn a_cache_grows_under_fio_and_over_kills() {
     if !clients(&["fio"]) {
         return;
     }
-    let mut bed = TestBed::with_cache(64 * MIB, 8 * MIB, "high_watermark 90 low_watermark 80");
+    grow_under_fio(TestBed::with_cache(64 * MIB, 8 * MIB, OPTIONS), &[16, 24, 64]);
+}
+
+/// The same on two cores.
+#[test]
+fn a_cache_in_parts_grows_under_fio_and_over_kills() {
+    if !clients(&["fio"]) {
+        return;
+    }
+    let table = format!(
+        "0 {} writecache s ./origin.img ./cache.img 4096 6 parts 2 {OPTIONS}",
+        64 * MIB / 512
+    );
+    let files = [("origin.img", 64 * MIB), ("cache.img", 8 * MIB)];
+    let bed = TestBed::start_with("cores = 2", &files, &[("wc", &table)]);
+    grow_under_fio(bed, &[16, 64]);
+}
+
+fn grow_under_fio(mut bed: TestBed, sizes: &[u64]) {
     let mut blocks = bed.attribute("wc", "total_blocks");
-    for (round, mib) in [(1, 16), (2, 24), (3, 64)] {
+    for (round, &mib) in (1..).zip(sizes) {
         let fio = writes(&bed, round);
         let running = fio.start().unwrap();
         let before = bed.attribute("wc", "writes");

@@ -199,9 +199,25 @@ fn of_write_cache(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
         ("origin_errors", of("writeback_errors")),
         ("cache_errors", of("cache_read_errors")),
         ("checksum_errors", of("checksum_errors")),
+        ("admitted_bytes", blocks("read_admitted")),
     ];
-    pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    let pairs = pairs.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    pairs.chain(HITS_AND_CAUSES.into_iter().filter_map(|name| Some((name, of(name)?)))).collect()
 }
+
+/// Figures that have the name of their attribute.
+const HITS_AND_CAUSES: [&str; 10] = [
+    "reads",
+    "read_hits",
+    "read_hit_percent",
+    "write_hit_percent",
+    "read_refused_once",
+    "read_refused_sequential",
+    "read_refused_budget",
+    "data_write_bytes",
+    "admitted_write_bytes",
+    "metadata_write_bytes",
+];
 
 fn of_volume(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
     let names = ["behind_bytes", "behind_seconds", "stored_bytes", "live_bytes"];
@@ -292,6 +308,13 @@ impl Summary {
         }
     }
 
+    /// A write cache, as `top` sees it.
+    #[cfg(test)]
+    pub(crate) fn with_reads(mut self, reads: u64, hits: u64) -> Summary {
+        self.figures.extend([("reads", reads), ("read_hits", hits)]);
+        self
+    }
+
     /// One without targets.
     #[cfg(test)]
     pub(crate) fn for_tests(name: &str, size_bytes: u64, clients: usize) -> Summary {
@@ -306,6 +329,41 @@ impl Summary {
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         let counts: Vec<String> = counts.map(|(count, noun)| counted(count, noun)).collect();
         if counts.is_empty() { "nothing".into() } else { counts.join(", ") }
+    }
+
+    /// What a write cache had, took from reads, and was written. Empty for other devices.
+    fn hits_and_causes(&self) -> Vec<(&'static str, String)> {
+        let each = |figures: &[(&str, &str)], text: fn(u64) -> String| -> Option<String> {
+            let one = |&(label, name): &(&str, &str)| {
+                Some(format!("{label} {}", text(self.figure(name)?)))
+            };
+            Some(figures.iter().map(one).collect::<Option<Vec<_>>>()?.join(", "))
+        };
+        let hits = [("reads", "read_hit_percent"), ("writes", "write_hit_percent")];
+        let admitted = [("admitted", "admitted_bytes")];
+        let refused = [
+            ("once", "read_refused_once"),
+            ("sequential", "read_refused_sequential"),
+            ("budget", "read_refused_budget"),
+        ];
+        let written = [
+            ("data", "data_write_bytes"),
+            ("admitted", "admitted_write_bytes"),
+            ("metadata", "metadata_write_bytes"),
+        ];
+        let blocks_read =
+            each(&admitted, size_text).zip(each(&refused, |blocks| blocks.to_string()));
+        let rows = [
+            ("hits", each(&hits, |percent| format!("{percent} %"))),
+            ("blocks read", blocks_read.map(|(to, not)| format!("{to}; refused: {not}"))),
+            ("cache written", each(&written, size_text)),
+        ];
+        rows.into_iter().filter_map(|(label, text)| Some((label, text?))).collect()
+    }
+
+    /// Blocks that clients have read of a write cache, and those of them that it had.
+    pub(crate) fn read_hits(&self) -> Option<[u64; 2]> {
+        Some([self.figure("reads")?, self.figure("read_hits")?])
     }
 
     /// A paragraph.
@@ -352,6 +410,7 @@ impl Summary {
         if let Some(us) = self.figure("writers_slowed_us") {
             rows.push(("writers slowed", format!("{}.{:03} s", us / 1_000_000, us / 1000 % 1000)));
         }
+        rows.extend(self.hits_and_causes());
         let errors = [
             ("origin", "origin_errors"),
             ("cache", "cache_errors"),
@@ -401,6 +460,17 @@ mod tests {
             ("writeback_errors", 3),
             ("cache_read_errors", 0),
             ("checksum_errors", 0),
+            ("reads", 200),
+            ("read_hits", 114),
+            ("read_hit_percent", 57),
+            ("write_hit_percent", 8),
+            ("read_admitted", 10),
+            ("read_refused_once", 70),
+            ("read_refused_sequential", 6),
+            ("read_refused_budget", 0),
+            ("data_write_bytes", 1 << 20),
+            ("admitted_write_bytes", 40_960),
+            ("metadata_write_bytes", 8192),
         ];
         let attributes: api::Attributes = attributes
             .into_iter()
@@ -439,6 +509,9 @@ wc
   unreadable            0 bytes
   can't be written      8.0 KiB
   writers slowed        1.234 s
+  hits                  reads 57 %, writes 8 %
+  blocks read           admitted 40.0 KiB; refused: once 70, sequential 6, budget 0
+  cache written         data 1.0 MiB, admitted 40.0 KiB, metadata 8.0 KiB
   errors                origin 3, cache 0, checksums 0
   last error            EIO
 ";

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   millpond 0.1.0 pid 42: 2 devices, 1 client; every 1s, by name
-//!   DEVICE         SIZE      STATE      READ/s  ...
-//!   wc             64.0 MiB  drain 45 % ...
+//!   DEVICE    SIZE     STATE      READ/s  ...
+//!   wc        64.0 MiB drain 45 % ...
 //!
 //!   CLIENT   DEVICE         PEER ...
 //!   nbd1     wc             pid 7 (uid 0) ...
@@ -15,7 +15,7 @@ use super::view::{CLIENT_HEAD, DEVICE_HEAD, View};
 const KEYS: &str = "q quit  s sort  r reverse  p pause  + - interval  arrows scroll";
 
 /// Widths of the columns of devices: 80 with the gaps; the name takes what a wider terminal has.
-const DEVICE_WIDTHS: [usize; 9] = [14, 9, 10, 9, 9, 6, 7, 5, 3];
+const DEVICE_WIDTHS: [usize; 10] = [9, 8, 10, 9, 9, 6, 7, 5, 5, 3];
 /// Widths of the columns of clients; the peer takes what a wider terminal has.
 const CLIENT_WIDTHS: [usize; 7] = [8, 14, 21, 7, 6, 9, 9];
 /// The first so many columns are texts, on the left; figures are on the right.
@@ -114,7 +114,7 @@ mod tests {
         }
         let shown = lines(&view(Sort::Name), 24, 80);
         assert_eq!(shown[23].text, KEYS);
-        let a = "a              1.0 MiB   drain 45 %   4.0 KiB   2.0 KiB     11       -     -   1";
+        let a = "a         1.0 MiB  drain 45 %   4.0 KiB   2.0 KiB     11       -     -  75 %   1";
         assert_eq!(shown[2].text, a);
     }
 

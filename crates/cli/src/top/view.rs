@@ -57,6 +57,8 @@ pub(super) struct DeviceRow {
     /// Mean time of a request, in milliseconds.
     pub(super) latency_ms: Option<f64>,
     pub(super) dirty_percent: Option<u64>,
+    /// The share of reads since the sample before that a write cache had.
+    pub(super) hit_percent: Option<u64>,
     pub(super) clients: usize,
 }
 
@@ -72,8 +74,8 @@ pub(super) struct ClientRow {
 }
 
 /// Titles of the columns of devices.
-pub(super) const DEVICE_HEAD: [&str; 9] =
-    ["DEVICE", "SIZE", "STATE", "READ/s", "WRITE/s", "REQ/s", "LATENCY", "DIRTY", "CLI"];
+pub(super) const DEVICE_HEAD: [&str; 10] =
+    ["DEVICE", "SIZE", "STATE", "READ/s", "WRITE/s", "REQ/s", "LATENCY", "DIRTY", "HITS", "CLI"];
 /// Titles of the columns of clients.
 pub(super) const CLIENT_HEAD: [&str; 7] =
     ["CLIENT", "DEVICE", "PEER", "SINCE", "FLIGHT", "READ/s", "WRITE/s"];
@@ -201,9 +203,10 @@ impl View {
 }
 
 impl DeviceRow {
-    pub(super) fn cells(&self) -> [String; 9] {
+    pub(super) fn cells(&self) -> [String; 10] {
         let latency = self.latency_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}ms"));
-        let dirty = self.dirty_percent.map_or_else(|| "-".to_owned(), |part| format!("{part} %"));
+        let share =
+            |part: Option<u64>| part.map_or_else(|| "-".to_owned(), |part| format!("{part} %"));
         [
             self.name.clone(),
             self.size.clone(),
@@ -212,7 +215,8 @@ impl DeviceRow {
             rate(self.rates, |r| r.written),
             self.rates.map_or_else(|| "-".to_owned(), |r| format!("{:.0}", r.requests)),
             latency,
-            dirty,
+            share(self.dirty_percent),
+            share(self.hit_percent),
             self.clients.to_string(),
         ]
     }
@@ -264,6 +268,11 @@ fn device_row(
     let sum = its.filter_map(|c| of_clients.get(&c.id)).copied().sum();
     row.rates = Some(sum);
     let before = last.devices.iter().find(|other| other.summary.name() == summary.name());
+    let hits = before.and_then(|before| before.summary.read_hits()).zip(summary.read_hits());
+    row.hit_percent = hits.and_then(|([reads, hits], [reads_now, hits_now])| {
+        let reads = reads_now.saturating_sub(reads);
+        (hits_now.saturating_sub(hits) * 100).checked_div(reads)
+    });
     if let (Some(before), Some(now)) = (before.and_then(|before| before.stat), device.stat) {
         let time = sample.at.duration_since(last.at);
         row.rates = Some(Rates {

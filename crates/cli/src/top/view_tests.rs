@@ -20,7 +20,10 @@ fn client(id: &str, device: &str, read: u64, written: u64, requests: u64) -> api
 }
 
 fn device(name: &str, drain_state: &str, stat: Option<Stat>) -> DeviceSample {
-    let summary = Summary::for_tests(name, 1 << 20, 1);
+    device_with(Summary::for_tests(name, 1 << 20, 1), drain_state, stat)
+}
+
+fn device_with(summary: Summary, drain_state: &str, stat: Option<Stat>) -> DeviceSample {
     DeviceSample { summary, drain_state: Some(drain_state.into()), stat }
 }
 
@@ -38,16 +41,17 @@ fn sample(at: Instant, devices: Vec<DeviceSample>, clients: Vec<api::Client>) ->
 /// Two samples, two seconds apart.
 pub(in crate::top) fn view(sort: Sort) -> View {
     let begin = Instant::now();
+    let cache = |reads, hits| Summary::for_tests("a", 1 << 20, 1).with_reads(reads, hits);
     let stat = |requests, busy_ms| Some(Stat { requests, busy_ms, ..Stat::default() });
     let before = sample(
         begin,
-        vec![device("a", "idle", None), device("b", "idle", stat(10, 5))],
+        vec![device_with(cache(100, 10), "idle", None), device("b", "idle", stat(10, 5))],
         vec![client("nbd1", "a", 4096, 0, 10)],
     );
     let after = sample(
         begin + Duration::from_secs(2),
         vec![
-            device("a", "running done=45 total=100 rate=1", None),
+            device_with(cache(140, 40), "running done=45 total=100 rate=1", None),
             device("b", "idle", stat(30, 25)),
         ],
         vec![client("nbd1", "a", 12_288, 2048, 30), client("nbd2", "a", 0, 2048, 2)],
@@ -62,6 +66,7 @@ fn rates_are_what_clients_moved_or_what_the_device_counts() {
     let want = Rates { read: 4096.0, written: 2048.0, requests: 11.0 };
     assert_eq!((a.rates, a.latency_ms, &*a.state), (Some(want), None, "drain 45 %"));
     assert_eq!((b.rates.unwrap().requests, b.latency_ms), (10.0, Some(1.0)));
+    assert_eq!((a.hit_percent, b.hit_percent), (Some(75), None));
 }
 
 #[test]

@@ -2,14 +2,12 @@
 //! Batches: what one record of the log says of the blocks that have changed (WC-M3), and which
 //! slots become free when it is durable (WC-M4).
 use format::{Entry, Op};
-use smallvec::SmallVec;
 
 use super::Slots;
 use super::slot::State;
 
-/// Blocks whose slots are searched together, and their slots.
+/// Blocks whose slots are searched together.
 const FOUND_TOGETHER: usize = 16;
-type Found = SmallVec<[(u64, Option<u32>); FOUND_TOGETHER]>;
 
 /// The memory of a batch is reused by the next one if it has at most so many entries: 48 KiB.
 const SPARE_MAX: usize = 1024;
@@ -57,19 +55,26 @@ impl Slots {
         let Batch { entries, freed, .. } = batch;
         let (mut last_taken, mut is_complete) = (None, true);
         let mut members = self.committing.iter();
-        let (mut left, mut found) = (piece, Found::new().into_iter());
+        let (mut left, mut nth, mut count) = (piece, 0, 0);
+        let mut found = [(0, None); FOUND_TOGETHER];
         loop {
-            if found.len() == 0 {
+            if nth == count {
+                (nth, count) = (0, 0);
                 // Together: the processor then waits for many of their slots at the same time.
-                let next = members.by_ref().take(FOUND_TOGETHER.min(left));
-                let next: Found = next.map(|block| (block, self.slot_of(block))).collect();
-                left -= next.len();
-                found = next.into_iter();
+                while count < FOUND_TOGETHER.min(left)
+                    && let Some(block) = members.next()
+                {
+                    found[count] = (block, self.slot_of(block));
+                    count += 1;
+                }
+                left -= count;
             }
-            let Some((block, slot)) = found.next() else {
+            if count == 0 {
                 is_complete = left > 0 || members.next().is_none();
                 break;
-            };
+            }
+            let (block, slot) = found[nth];
+            nth += 1;
             let entry = match slot {
                 Some(slot) => {
                     let s = &mut self.slots[slot as usize];

@@ -60,12 +60,15 @@ enum Shape {
     HotAndOnce,
     /// A hot set of half the cache that moves by a tenth of itself now and then.
     Shifting,
+    /// As `Zipf`, and at the same times the ranks of all blocks move by as much: what was read most
+    /// is read least, and each other block is read a little more.
+    Drifting(f64),
     /// As `Zipf`, so few reads that all their blocks fit, and then the same ones again: what counts
     /// is the second pass.
     Again(f64),
 }
 
-const SHAPES: [(&str, Shape); 8] = [
+const SHAPES: [(&str, Shape); 9] = [
     ("zipf 0.8", Shape::Zipf(0.8)),
     ("zipf 1.0", Shape::Zipf(1.0)),
     ("zipf 1.2", Shape::Zipf(1.2)),
@@ -73,6 +76,7 @@ const SHAPES: [(&str, Shape); 8] = [
     ("hot set, scan", Shape::HotAndScan),
     ("hot set, others once", Shape::HotAndOnce),
     ("shifting set", Shape::Shifting),
+    ("shifting zipf 1.0", Shape::Drifting(1.0)),
     ("the same again", Shape::Again(1.1)),
 ];
 
@@ -90,7 +94,7 @@ fn trace(shape: Shape, blocks: u64, slots: u64, count: u64) -> Vec<Read> {
     // Ranks are spread over the device; an odd number is prime to a power of two.
     let spread = |rank: u64| (rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)) % blocks;
     let zipf = match shape {
-        Shape::Zipf(power) => Some(Zipf::new(blocks, power)),
+        Shape::Zipf(power) | Shape::Drifting(power) => Some(Zipf::new(blocks, power)),
         Shape::Hot | Shape::HotAndScan | Shape::HotAndOnce | Shape::Shifting | Shape::Again(_) => {
             None
         }
@@ -98,11 +102,12 @@ fn trace(shape: Shape, blocks: u64, slots: u64, count: u64) -> Vec<Read> {
     let (hot, mut scan, mut once) = (slots / 2, 0, 0);
     let mut reads = Vec::new();
     for n in 0..count {
+        let moves = matches!(shape, Shape::Shifting | Shape::Drifting(_));
+        let moved = if moves { n / (hot * 8) * (hot / 10) } else { 0 };
         if let Some(zipf) = &zipf {
-            reads.push((spread(zipf.draw(&mut rng)), 1, true));
+            reads.push((spread(moved + zipf.draw(&mut rng)), 1, true));
             continue;
         }
-        let moved = if shape == Shape::Shifting { n / (hot * 8) * (hot / 10) } else { 0 };
         reads.push((spread(moved + rng.below(hot)), 1, true));
         if shape == Shape::HotAndScan && n % 4 == 0 {
             reads.push((scan, SCAN_BLOCKS, false));
@@ -297,7 +302,7 @@ fn bench(args: &Args) -> Result<Section, String> {
                 let of_lru = ours.hit_ratio / lru.hit_ratio;
                 section.goals.push(goal(reads, what, of_lru, AGAIN_MIN, false));
             }
-            Shape::Zipf(_) | Shape::Shifting => {}
+            Shape::Zipf(_) | Shape::Drifting(_) | Shape::Shifting => {}
         }
     }
     section.tables.push(table);

@@ -206,9 +206,11 @@ fn of_write_cache(attributes: &api::Attributes) -> Vec<(&'static str, u64)> {
 }
 
 /// Figures that have the name of their attribute.
-const HITS_AND_CAUSES: [&str; 10] = [
+const HITS_AND_CAUSES: [&str; 12] = [
     "reads",
     "read_hits",
+    "writes",
+    "write_hits",
     "read_hit_percent",
     "write_hit_percent",
     "read_refused_once",
@@ -275,7 +277,8 @@ pub(crate) fn table(summaries: &[Summary]) -> String {
 }
 
 impl Summary {
-    fn figure(&self, name: &str) -> Option<u64> {
+    /// A figure by its name, if the device has it.
+    pub(crate) fn figure(&self, name: &str) -> Option<u64> {
         self.figures.get(name).copied()
     }
 
@@ -310,8 +313,8 @@ impl Summary {
 
     /// A write cache, as `top` sees it.
     #[cfg(test)]
-    pub(crate) fn with_reads(mut self, reads: u64, hits: u64) -> Summary {
-        self.figures.extend([("reads", reads), ("read_hits", hits)]);
+    pub(crate) fn with_figures(mut self, figures: &[(&'static str, u64)]) -> Summary {
+        self.figures.extend(figures.iter().copied());
         self
     }
 
@@ -359,11 +362,6 @@ impl Summary {
             ("cache written", each(&written, size_text)),
         ];
         rows.into_iter().filter_map(|(label, text)| Some((label, text?))).collect()
-    }
-
-    /// Blocks that clients have read of a write cache, and those of them that it had.
-    pub(crate) fn read_hits(&self) -> Option<[u64; 2]> {
-        Some([self.figure("reads")?, self.figure("read_hits")?])
     }
 
     /// A paragraph.
@@ -462,6 +460,8 @@ mod tests {
             ("checksum_errors", 0),
             ("reads", 200),
             ("read_hits", 114),
+            ("writes", 50),
+            ("write_hits", 4),
             ("read_hit_percent", 57),
             ("write_hit_percent", 8),
             ("read_admitted", 10),

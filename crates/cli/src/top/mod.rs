@@ -32,8 +32,10 @@ use view::{Sort, View};
 /// Watch devices and clients: rates, latency, what is dirty, drains
 ///
 /// Rates are those of NBD clients. A device with `queue/iostats` set to 1 counts all requests, and
-/// has a mean latency, too. Keys: q quits, s sorts by the next column, r reverses, p pauses,
-/// + and - change the interval, the arrows move.
+/// has a mean latency, too. Write caches have a table of their own: the shares of reads and writes
+/// that they had, blocks that were read and did not enter (once only, sequential, budget of a day),
+/// and bytes written to the cache device (data, admitted reads, metadata). Keys: q quits, s sorts
+/// by the next column, r reverses, p pauses, + and - change the interval, the arrows move.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

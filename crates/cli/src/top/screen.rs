@@ -1,28 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One frame on a terminal of 80 columns and more: devices above, clients below.
+//! One frame on a terminal of 80 columns and more: devices above, write caches, clients below.
 //!
 //! ```text
 //!   millpond 0.1.0 pid 42: 2 devices, 1 client; every 1s, by name
-//!   DEVICE    SIZE     STATE      READ/s  ...
-//!   wc        64.0 MiB drain 45 % ...
+//!   DEVICE         SIZE      STATE      READ/s  ...
+//!   wc             64.0 MiB  drain 45 % ...
+//!
+//!   CACHE         R HIT W HIT  ONCE/s ...
+//!   wc             97 %  81 %      70 ...
 //!
 //!   CLIENT   DEVICE         PEER ...
 //!   nbd1     wc             pid 7 (uid 0) ...
 //!   q quit  s sort  ...
 //! ```
-use super::view::{CLIENT_HEAD, DEVICE_HEAD, View};
+use super::view::{CACHE_HEAD, CLIENT_HEAD, DEVICE_HEAD, View};
 
 const KEYS: &str = "q quit  s sort  r reverse  p pause  + - interval  arrows scroll";
 
 /// Widths of the columns of devices: 80 with the gaps; the name takes what a wider terminal has.
-const DEVICE_WIDTHS: [usize; 10] = [9, 8, 10, 9, 9, 6, 7, 5, 5, 3];
+const DEVICE_WIDTHS: [usize; 9] = [14, 9, 10, 9, 9, 6, 7, 5, 3];
+/// Widths of the columns of write caches, in the same way.
+const CACHE_WIDTHS: [usize; 9] = [13, 5, 5, 7, 7, 8, 9, 9, 9];
 /// Widths of the columns of clients; the peer takes what a wider terminal has.
 const CLIENT_WIDTHS: [usize; 7] = [8, 14, 21, 7, 6, 9, 9];
 /// The first so many columns are texts, on the left; figures are on the right.
 const DEVICE_TEXTS: usize = 3;
+const CACHE_TEXTS: usize = 1;
 const CLIENT_TEXTS: usize = 4;
 /// The column that takes what is left.
 const DEVICE_WIDEST: usize = 0;
+const CACHE_WIDEST: usize = 0;
 const CLIENT_WIDEST: usize = 2;
 
 const BOLD: &str = "\x1b[1m";
@@ -59,15 +66,25 @@ fn lines(view: &View, rows: usize, columns: usize) -> Vec<Line> {
     let title = Line { style: BOLD, text: view.title() };
     let device = |cells| row(cells, DEVICE_WIDTHS, (DEVICE_TEXTS, DEVICE_WIDEST), columns);
     let client = |cells| row(cells, CLIENT_WIDTHS, (CLIENT_TEXTS, CLIENT_WIDEST), columns);
-    // Title, keys, two heads, a gap. Clients get half of the rest at most, devices what is left.
-    let free = rows.saturating_sub(5);
+    let cache = |cells| row(cells, CACHE_WIDTHS, (CACHE_TEXTS, CACHE_WIDEST), columns);
+    // Title, keys, two heads, a gap; with write caches one more of each. Clients get half of the
+    // rest at most, caches half of what is left then, devices the others.
+    let has_caches = !view.caches().is_empty();
+    let free = rows.saturating_sub(if has_caches { 7 } else { 5 });
     let clients = view.clients().len().min(free / 2);
+    let caches = view.caches().len().min((free - clients) / 2);
+    let free = free - caches;
     let devices = view.devices().len().min(free - clients);
     let mut all = vec![title];
     let head = |text| Line { style: REVERSED, text };
     let plain = |text| Line { style: PLAIN, text };
     all.push(head(device(DEVICE_HEAD.map(str::to_owned))));
     all.extend(view.devices()[..devices].iter().map(|d| plain(device(d.cells()))));
+    if has_caches {
+        all.push(plain(String::new()));
+        all.push(head(cache(CACHE_HEAD.map(str::to_owned))));
+        all.extend(view.caches()[..caches].iter().map(|c| plain(cache(c.cells()))));
+    }
     let gap = free - clients - devices + 1;
     all.extend((0..gap).map(|_| plain(String::new())));
     all.push(head(client(CLIENT_HEAD.map(str::to_owned))));
@@ -114,8 +131,11 @@ mod tests {
         }
         let shown = lines(&view(Sort::Name), 24, 80);
         assert_eq!(shown[23].text, KEYS);
-        let a = "a         1.0 MiB  drain 45 %   4.0 KiB   2.0 KiB     11       -     -  75 %   1";
+        let a = "a              1.0 MiB   drain 45 %   4.0 KiB   2.0 KiB     11       -     -   1";
         assert_eq!(shown[2].text, a);
+        let cache =
+            "a              75 %  50 %      35       3        0  64.0 KiB   2.0 KiB   2.0 KiB";
+        assert_eq!(shown[6].text, cache);
     }
 
     #[test]

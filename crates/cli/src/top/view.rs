@@ -57,10 +57,24 @@ pub(super) struct DeviceRow {
     /// Mean time of a request, in milliseconds.
     pub(super) latency_ms: Option<f64>,
     pub(super) dirty_percent: Option<u64>,
-    /// The share of reads since the sample before that a write cache had.
-    pub(super) hit_percent: Option<u64>,
     pub(super) clients: usize,
 }
+
+/// What a write cache had, took from reads and wrote to its cache device since the sample before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct CacheRow {
+    pub(super) name: String,
+    /// Shares of what clients have read and written.
+    pub(super) read_hit_percent: Option<u64>,
+    pub(super) write_hit_percent: Option<u64>,
+    /// Blocks that were read and did not enter, a second, by reason: [`REFUSED`].
+    pub(super) refused: [Option<f64>; 3],
+    /// Bytes written to the cache device, a second, by cause: [`WRITTEN`].
+    pub(super) written: [Option<f64>; 3],
+}
+
+const REFUSED: [&str; 3] = ["read_refused_once", "read_refused_sequential", "read_refused_budget"];
+const WRITTEN: [&str; 3] = ["data_write_bytes", "admitted_write_bytes", "metadata_write_bytes"];
 
 /// A client.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,8 +88,11 @@ pub(super) struct ClientRow {
 }
 
 /// Titles of the columns of devices.
-pub(super) const DEVICE_HEAD: [&str; 10] =
-    ["DEVICE", "SIZE", "STATE", "READ/s", "WRITE/s", "REQ/s", "LATENCY", "DIRTY", "HITS", "CLI"];
+pub(super) const DEVICE_HEAD: [&str; 9] =
+    ["DEVICE", "SIZE", "STATE", "READ/s", "WRITE/s", "REQ/s", "LATENCY", "DIRTY", "CLI"];
+/// Titles of the columns of write caches.
+pub(super) const CACHE_HEAD: [&str; 9] =
+    ["CACHE", "R HIT", "W HIT", "ONCE/s", "SEQ/s", "BUDGET/s", "DATA/s", "ADMIT/s", "META/s"];
 /// Titles of the columns of clients.
 pub(super) const CLIENT_HEAD: [&str; 7] =
     ["CLIENT", "DEVICE", "PEER", "SINCE", "FLIGHT", "READ/s", "WRITE/s"];
@@ -91,6 +108,7 @@ pub(super) struct View {
     scrolled: usize,
     last: Option<Sample>,
     devices: Vec<DeviceRow>,
+    caches: Vec<CacheRow>,
     clients: Vec<ClientRow>,
 }
 
@@ -104,6 +122,7 @@ impl View {
             scrolled: 0,
             last: None,
             devices: Vec::new(),
+            caches: Vec::new(),
             clients: Vec::new(),
         }
     }
@@ -114,9 +133,10 @@ impl View {
         let rates = rates_of(last, &sample);
         let device = |device: &DeviceSample| device_row(device, last, &sample, &rates);
         let devices = sample.devices.iter().map(device).collect();
+        let caches = sample.devices.iter().filter_map(|d| cache_row(d, last, &sample)).collect();
         let client = |client: &api::Client| client_row(client, rates.get(&client.id).copied());
         let clients = sample.clients.iter().map(client).collect();
-        let mut view = View { devices, clients, last: Some(sample), ..self };
+        let mut view = View { devices, caches, clients, last: Some(sample), ..self };
         view.sort_rows();
         view
     }
@@ -166,6 +186,10 @@ impl View {
     pub(super) fn is_paused(&self) -> bool {
         self.is_paused
     }
+    /// By name.
+    pub(super) fn caches(&self) -> &[CacheRow] {
+        &self.caches
+    }
     pub(super) fn clients(&self) -> &[ClientRow] {
         &self.clients
     }
@@ -196,17 +220,23 @@ impl View {
     pub(super) fn text(&self) -> String {
         let mut devices = vec![DEVICE_HEAD.map(str::to_owned)];
         devices.extend(self.devices.iter().map(DeviceRow::cells));
+        let mut text = format!("{}\n\n{}\n", self.title(), columns(&devices));
+        if !self.caches.is_empty() {
+            let mut caches = vec![CACHE_HEAD.map(str::to_owned)];
+            caches.extend(self.caches.iter().map(CacheRow::cells));
+            text.push_str(&columns(&caches));
+            text.push('\n');
+        }
         let mut clients = vec![CLIENT_HEAD.map(str::to_owned)];
         clients.extend(self.clients.iter().map(ClientRow::cells));
-        format!("{}\n\n{}\n{}", self.title(), columns(&devices), columns(&clients))
+        text + &columns(&clients)
     }
 }
 
 impl DeviceRow {
-    pub(super) fn cells(&self) -> [String; 10] {
+    pub(super) fn cells(&self) -> [String; 9] {
         let latency = self.latency_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}ms"));
-        let share =
-            |part: Option<u64>| part.map_or_else(|| "-".to_owned(), |part| format!("{part} %"));
+        let dirty = self.dirty_percent.map_or_else(|| "-".to_owned(), |part| format!("{part} %"));
         [
             self.name.clone(),
             self.size.clone(),
@@ -215,9 +245,30 @@ impl DeviceRow {
             rate(self.rates, |r| r.written),
             self.rates.map_or_else(|| "-".to_owned(), |r| format!("{:.0}", r.requests)),
             latency,
-            share(self.dirty_percent),
-            share(self.hit_percent),
+            dirty,
             self.clients.to_string(),
+        ]
+    }
+}
+
+impl CacheRow {
+    pub(super) fn cells(&self) -> [String; 9] {
+        let text = |figure: Option<String>| figure.unwrap_or_else(|| "-".to_owned());
+        let percent = |share: Option<u64>| text(share.map(|share| format!("{share} %")));
+        let [once, sequential, budget] =
+            self.refused.map(|rate| text(rate.map(|rate| format!("{rate:.0}"))));
+        let [data, admitted, metadata] =
+            self.written.map(|rate| text(rate.map(|rate| size_text(rate.round() as u64))));
+        [
+            self.name.clone(),
+            percent(self.read_hit_percent),
+            percent(self.write_hit_percent),
+            once,
+            sequential,
+            budget,
+            data,
+            admitted,
+            metadata,
         ]
     }
 }
@@ -268,11 +319,6 @@ fn device_row(
     let sum = its.filter_map(|c| of_clients.get(&c.id)).copied().sum();
     row.rates = Some(sum);
     let before = last.devices.iter().find(|other| other.summary.name() == summary.name());
-    let hits = before.and_then(|before| before.summary.read_hits()).zip(summary.read_hits());
-    row.hit_percent = hits.and_then(|([reads, hits], [reads_now, hits_now])| {
-        let reads = reads_now.saturating_sub(reads);
-        (hits_now.saturating_sub(hits) * 100).checked_div(reads)
-    });
     if let (Some(before), Some(now)) = (before.and_then(|before| before.stat), device.stat) {
         let time = sample.at.duration_since(last.at);
         row.rates = Some(Rates {
@@ -285,6 +331,30 @@ fn device_row(
         row.latency_ms = (requests > 0).then(|| busy_ms as f64 / requests as f64);
     }
     row
+}
+
+/// None for a device that is no write cache.
+fn cache_row(device: &DeviceSample, last: Option<&Sample>, sample: &Sample) -> Option<CacheRow> {
+    let now = &device.summary;
+    now.figure("read_hits")?;
+    let mut row = CacheRow { name: now.name().to_owned(), ..CacheRow::default() };
+    let before = |last: &Sample| last.devices.iter().position(|d| d.summary.name() == now.name());
+    let Some((last, nth)) = last.and_then(|last| Some((last, before(last)?))) else {
+        return Some(row);
+    };
+    let before = &last.devices[nth].summary;
+    let time = sample.at.duration_since(last.at);
+    let grown = |name| Some((before.figure(name)?, now.figure(name)?));
+    let share = |hits, of| {
+        let ((hits, hits_now), (of, of_now)) = (grown(hits)?, grown(of)?);
+        (hits_now.saturating_sub(hits) * 100).checked_div(of_now.saturating_sub(of))
+    };
+    let rate = |name| grown(name).map(|(before, now)| growth(before, now, time));
+    row.read_hit_percent = share("read_hits", "reads");
+    row.write_hit_percent = share("write_hits", "writes");
+    row.refused = REFUSED.map(rate);
+    row.written = WRITTEN.map(rate);
+    Some(row)
 }
 
 /// `drain 45 %` while one runs.

@@ -23,6 +23,24 @@ fn device(name: &str, drain_state: &str, stat: Option<Stat>) -> DeviceSample {
     device_with(Summary::for_tests(name, 1 << 20, 1), drain_state, stat)
 }
 
+/// A write cache with so many times what it has done before.
+fn cache(name: &str, times: u64) -> Summary {
+    let once = [
+        ("reads", 40),
+        ("read_hits", 30),
+        ("writes", 8),
+        ("write_hits", 4),
+        ("read_refused_once", 70),
+        ("read_refused_sequential", 6),
+        ("read_refused_budget", 0),
+        ("data_write_bytes", 128 << 10),
+        ("admitted_write_bytes", 4096),
+        ("metadata_write_bytes", 4096),
+    ];
+    let figures = once.map(|(figure, count)| (figure, count * times));
+    Summary::for_tests(name, 1 << 20, 1).with_figures(&figures)
+}
+
 fn device_with(summary: Summary, drain_state: &str, stat: Option<Stat>) -> DeviceSample {
     DeviceSample { summary, drain_state: Some(drain_state.into()), stat }
 }
@@ -41,17 +59,16 @@ fn sample(at: Instant, devices: Vec<DeviceSample>, clients: Vec<api::Client>) ->
 /// Two samples, two seconds apart.
 pub(in crate::top) fn view(sort: Sort) -> View {
     let begin = Instant::now();
-    let cache = |reads, hits| Summary::for_tests("a", 1 << 20, 1).with_reads(reads, hits);
     let stat = |requests, busy_ms| Some(Stat { requests, busy_ms, ..Stat::default() });
     let before = sample(
         begin,
-        vec![device_with(cache(100, 10), "idle", None), device("b", "idle", stat(10, 5))],
+        vec![device_with(cache("a", 1), "idle", None), device("b", "idle", stat(10, 5))],
         vec![client("nbd1", "a", 4096, 0, 10)],
     );
     let after = sample(
         begin + Duration::from_secs(2),
         vec![
-            device_with(cache(140, 40), "running done=45 total=100 rate=1", None),
+            device_with(cache("a", 2), "running done=45 total=100 rate=1", None),
             device("b", "idle", stat(30, 25)),
         ],
         vec![client("nbd1", "a", 12_288, 2048, 30), client("nbd2", "a", 0, 2048, 2)],
@@ -66,7 +83,15 @@ fn rates_are_what_clients_moved_or_what_the_device_counts() {
     let want = Rates { read: 4096.0, written: 2048.0, requests: 11.0 };
     assert_eq!((a.rates, a.latency_ms, &*a.state), (Some(want), None, "drain 45 %"));
     assert_eq!((b.rates.unwrap().requests, b.latency_ms), (10.0, Some(1.0)));
-    assert_eq!((a.hit_percent, b.hit_percent), (Some(75), None));
+}
+
+#[test]
+fn a_write_cache_has_hits_refusals_and_causes() {
+    let view = view(Sort::Name);
+    let [a] = view.caches() else { panic!("one write cache") };
+    assert_eq!((a.read_hit_percent, a.write_hit_percent), (Some(75), Some(50)));
+    assert_eq!(a.refused, [Some(35.0), Some(3.0), Some(0.0)]);
+    assert_eq!(a.written, [Some(65_536.0), Some(2048.0), Some(2048.0)]);
 }
 
 #[test]
@@ -75,7 +100,8 @@ fn the_text_has_a_line_for_each_device_and_client() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "millpond 1.2.3 pid 42: 2 devices, 2 clients; every 1s, by name");
     assert!(lines[3].starts_with("a       1.0 MiB  drain 45 %  4.0 KiB  2.0 KiB"), "{text}");
-    assert!(lines[7].starts_with("nbd1    a       pid 7 (uid 0)  0s     2"), "{text}");
+    assert!(lines[7].starts_with("a      75 %   50 %   35      3      0"), "{text}");
+    assert!(lines[10].starts_with("nbd1    a       pid 7 (uid 0)  0s     2"), "{text}");
     assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tests of what commits still have to log (WC-M3), with operations in any order.
+//! Tests of what commits still have to log (WC-M3), with operations in any order; and of references
+//! to versions that are no more (WC-M5).
 use std::collections::BTreeMap;
 
 use super::*;
@@ -109,4 +110,25 @@ fn every_block_that_differs_from_the_log_is_unlogged() {
             check(&slots, &log_state);
         }
     }
+}
+
+/// WC-M5: the same block in the same slot, and yet another version.
+#[test]
+fn an_old_reference_does_not_stand_for_a_newer_version() {
+    let Ok(mut slots) = Rebuild::new(1).finish(BLOCKS) else { panic!("an empty map") };
+    let write = |slots: &mut Slots| {
+        let slot = slots.allocate(1).expect("the slot is free").start;
+        slots.install(5, slot, 7);
+        slots.find(5).expect("installed above").slot_ref
+    };
+    let old = write(&mut slots);
+    assert!(slots.drop_block(5, old));
+    let new = write(&mut slots);
+    assert_eq!(new.slot, old.slot);
+    slots.retire(5, old);
+    assert_eq!(slots.find(5).map(|found| found.state), Some(State::Dirty));
+    assert!(!slots.quarantine(5, old) && !slots.drop_block(5, old));
+    assert_eq!(slots.to_write_most_likely(5, old).map(|(slot_ref, _)| slot_ref), Some(new));
+    slots.retire(5, new);
+    assert_eq!(slots.find(5).map(|found| found.state), Some(State::Clean));
 }

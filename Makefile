@@ -132,18 +132,19 @@ seeds: ## simulation tests with SEEDS seeds each
 # Kills of the daemon under fio: for block devices, and for the disk of a virtual machine.
 GUEST_KILLS ?= 20
 GUEST_UPGRADES ?= 20
-GUEST_PARTS ?= ublk ublk-guard ublk-kills ublk-upgrades=$(GUEST_UPGRADES) published \
+GUEST_PARTS ?= ublk ublk-guard ublk-kills ublk-upgrades=$(GUEST_UPGRADES) published power-cut \
 	vhost-upgrades=$(GUEST_UPGRADES) vhost-user
 guest: ## block devices of the kernel, and a vhost-user disk, in a guest of Linux 7 under qemu (GUEST_KILLS=20 GUEST_UPGRADES=20)
 	@scripts/setup.sh guest
 	$(CARGO) build --locked -p millpond
+	$(CARGO) build --locked -p e2e --bin power-cut
 	GUEST_SECONDS=1800 scripts/guest.sh $(MILLPOND) $(GUEST_KILLS) $(GUEST_PARTS)
 
 # In CI: few kills, one boot. What is missing is named, and is no failure.
 guest-or-skip:
 	@scripts/setup.sh guest || true
 	GUEST_SECONDS=600 scripts/guest.sh --or-skip $(MILLPOND) 3 ublk ublk-guard ublk-kills ublk-upgrades \
-		vhost-upgrades vhost-user
+		power-cut=2 vhost-upgrades vhost-user
 
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash

@@ -5,9 +5,9 @@
 #
 #   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
-# PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, vhost-upgrades, vhost-user, doors,
-# kernel and bcache (RUBLK is the program that doors compares with). ROUNDS: of kills or upgrades,
-# or of a bench.
+# PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, power-cut (the program of that name
+# is beside PROGRAM), vhost-upgrades, vhost-user, doors, kernel and bcache (RUBLK is the program that
+# doors compares with). ROUNDS: of kills, upgrades or cuts, or of a bench.
 # --or-skip: where something that is needed is not to be had, one line says so, and that is no
 # failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
@@ -31,7 +31,7 @@ skip() {
 }
 PATH=$PATH:/usr/sbin:/sbin
 for needed in qemu-system-x86_64 busybox cpio depmod modprobe xz zstd strip fio mkfs.ext4 \
-    fsck.ext4 mkfs.xfs xfs_repair blkdiscard blkid resize2fs curl; do
+    fsck.ext4 mkfs.xfs xfs_repair blkdiscard blkid resize2fs dmsetup curl; do
     command -v "$needed" >/dev/null || skip "needs $needed (scripts/setup.sh guest installs it)"
 done
 # The first root of the guest has no libraries.
@@ -49,6 +49,9 @@ rm -rf "$share"
 mkdir -p "$share"
 cp tests/guest/*.sh "$share/"
 strip -o "$share/millpond" "$program"
+case " $* " in
+*" power-cut"*) strip -o "$share/power-cut" "$(dirname "$program")/power-cut" ;;
+esac
 [ -z "${RUBLK:-}" ] || strip -o "$share/rublk" "$RUBLK"
 work=$(mktemp -d)
 tests/guest/host.sh "$program" "$work" "$(realpath "$share")" &

@@ -66,6 +66,7 @@ fio                 | fio                             | load and verification
 mkfs.ext4           | e2fsprogs                       | a file system on a device
 mkfs.xfs            | xfsprogs                        | another one
 blkdiscard          | util-linux                      | discards and zeroes
+dmsetup             | dmsetup                         | disks whose power is cut
 curl                | curl                            | the metrics
 '
 

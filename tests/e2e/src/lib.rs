@@ -2,7 +2,7 @@
 //! The whole program under real clients: what the tests and the demo share.
 //!
 //! ```text
-//!   tests/*.rs, bin/demo, bin/published, bin/soak
+//!   tests/*.rs, bin/demo, bin/published, bin/soak, bin/power_cut
 //!     ├─ published procedures that others have published
 //!     ├─ soak      upgrades and kills at random moments, under clients that verify
 //!     ├─ test_bed  a test's folder, files and daemon

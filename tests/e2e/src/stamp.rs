@@ -13,6 +13,9 @@
 //!   was written since the crash before this one. A version that was lost never returns.
 //! - EE-S2 A flush raises the floor to the versions whose writes had replies before it was sent; a
 //!   FUA write raises it by itself.
+//! - EE-S3 A device that keeps an order holds after a crash what it held at one moment of its
+//!   writes: a version that is there has with it all that had replies before it was sent
+//!   (`Order::Writes`), or before a flush that was completed by then was sent (`Order::Flushes`).
 use std::io;
 use std::ops::Range;
 
@@ -109,6 +112,23 @@ impl BlockState {
     }
 }
 
+/// A version of a block, and when it was written: each request and each answer is one tick.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    version: u64,
+    sent: u64,
+    answered: Option<u64>,
+}
+
+/// What a device promises of the order in which its writes are lost (EE-S3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// A write is lost only with all that were sent after its answer.
+    Writes,
+    /// The same of what was sent after a flush that covers it had completed.
+    Flushes,
+}
+
 /// What the server was asked to do.
 #[derive(Debug)]
 enum Sent {
@@ -119,6 +139,7 @@ enum Sent {
     /// With what had been answered before.
     Flush {
         answered: Vec<(u64, u64)>,
+        sent: u64,
     },
 }
 
@@ -147,6 +168,11 @@ pub struct Found {
 pub struct Stamps {
     first: u64,
     known: Vec<BlockState>,
+    /// The versions of each block that may be there, ascending; version 0 is not among them.
+    history: Vec<Vec<Event>>,
+    /// When flushes were sent, and answered.
+    flushes: Vec<(u64, u64)>,
+    tick: u64,
     /// Blocks answered since the last flush was sent.
     fresh: Vec<u64>,
     random: Random,
@@ -157,10 +183,17 @@ pub struct Stamps {
 impl Stamps {
     /// Blocks that all hold version 0 by now, or nothing yet: see [`Stamps::lay`].
     pub fn new(blocks: Range<u64>, seed: u64) -> Stamps {
-        let known = vec![BlockState::default(); (blocks.end - blocks.start) as usize];
-        let random = Random::new(seed);
-        let (first, fresh, flush_one_in) = (blocks.start, Vec::new(), FLUSH_ONE_IN);
-        Stamps { first, known, fresh, random, flush_one_in }
+        let count = (blocks.end - blocks.start) as usize;
+        Stamps {
+            first: blocks.start,
+            known: vec![BlockState::default(); count],
+            history: vec![Vec::new(); count],
+            flushes: Vec::new(),
+            tick: 0,
+            fresh: Vec::new(),
+            random: Random::new(seed),
+            flush_one_in: FLUSH_ONE_IN,
+        }
     }
 
     /// How often [`Stamps::write`] flushes: one request in so many, or never; then no write is FUA
@@ -178,12 +211,35 @@ impl Stamps {
         &mut self.known[(block - self.first) as usize]
     }
 
+    fn now(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    /// The next version of each of these blocks is sent.
+    fn begin(&mut self, blocks: Range<u64>) {
+        let sent = self.now();
+        for block in blocks {
+            let known = self.known(block);
+            known.sent += 1;
+            known.in_flight = true;
+            let event = Event { version: known.sent, sent, answered: None };
+            self.history[(block - self.first) as usize].push(event);
+        }
+    }
+
+    /// All blocks, some at a time.
+    fn runs(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let all = self.blocks();
+        let starts = all.clone().step_by(CHECK_BLOCKS as usize);
+        starts.map(move |start| start..all.end.min(start + CHECK_BLOCKS))
+    }
+
     /// Writes version 0 of every block and flushes.
     pub fn lay(&self, client: &mut Client) -> io::Result<()> {
-        let blocks = self.blocks();
         let mut data = Vec::new();
-        for start in blocks.clone().step_by(CHECK_BLOCKS as usize) {
-            let run = start..blocks.end.min(start + CHECK_BLOCKS);
+        for run in self.runs() {
+            let start = run.start;
             stamp(&mut data, run, |_| 0);
             client.write(start * BLOCK_BYTES as u64, &data)?;
         }
@@ -245,18 +301,14 @@ impl Stamps {
             let fresh = std::mem::take(&mut self.fresh);
             let answered = fresh.into_iter().map(|b| (b, self.known(b).answered)).collect();
             let request = Request { flags: 0, kind: cmd::FLUSH, cookie, offset: 0, len: 0 };
-            let asked = Sent::Flush { answered };
+            let asked = Sent::Flush { answered, sent: self.now() };
             return match client.send(request, &[]) {
                 Ok(()) => Ok(asked),
                 Err(e) => Err((asked, e)),
             };
         }
         let blocks = self.idle_run();
-        for block in blocks.clone() {
-            let known = self.known(block);
-            known.sent += 1;
-            known.in_flight = true;
-        }
+        self.begin(blocks.clone());
         let mut data = Vec::new();
         stamp(&mut data, blocks.clone(), |b| self.known[(b - self.first) as usize].sent);
         let fua = self.flush_one_in.is_some() && self.random.below(FUA_ONE_IN) == 0;
@@ -283,6 +335,7 @@ impl Stamps {
     }
 
     fn answered(&mut self, done: Sent, written: &mut Written) {
+        let now = self.now();
         match done {
             Sent::Write { blocks, fua } => {
                 written.writes += 1;
@@ -294,10 +347,13 @@ impl Stamps {
                         known.floor = known.floor.max(known.answered);
                     }
                     self.fresh.push(block);
+                    let history = &mut self.history[(block - self.first) as usize];
+                    history.last_mut().expect("it was sent").answered = Some(now);
                 }
             }
-            Sent::Flush { answered } => {
+            Sent::Flush { answered, sent } => {
                 written.flushes += 1;
+                self.flushes.push((sent, now));
                 for (block, version) in answered {
                     let known = self.known(block);
                     known.floor = known.floor.max(version);
@@ -314,6 +370,54 @@ impl Stamps {
         }
     }
 
+    /// Reads every block after a crash and says which are there without what `order` has before
+    /// them (EE-S3). Versions may be as old as they like: what an origin lacks, its cache has.
+    pub fn check_order(
+        &self,
+        mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+        order: Order,
+    ) -> Result<()> {
+        // The last that is there, and the first that is not.
+        let (mut there, mut lost) = ((0, 0, 0), None);
+        for run in self.runs() {
+            let mut data = vec![0; (run.end - run.start) as usize * BLOCK_BYTES];
+            read(run.start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
+            for (block, data) in run.zip(data.chunks_exact(BLOCK_BYTES)) {
+                let history = &self.history[(block - self.first) as usize];
+                let version = version_of(data, block);
+                let found = version.and_then(|v| history.iter().position(|e| e.version == v));
+                let behind = match (version, found) {
+                    (Some(0), _) => history.first(),
+                    (Some(version), Some(at)) => {
+                        there = there.max((history[at].sent, block, version));
+                        history.get(at + 1)
+                    }
+                    (_, None) | (None, Some(_)) => {
+                        return Err(format!("block {block} holds {}", told(version, data)));
+                    }
+                };
+                let answered = behind.and_then(|e| Some((e.answered?, block, e.version)));
+                lost = lost.into_iter().chain(answered).min();
+            }
+        }
+        let Some(lost) = lost else { return Ok(()) };
+        let covered = match order {
+            Order::Writes => Some(lost.0),
+            Order::Flushes => {
+                let covering = self.flushes.iter().filter(|(sent, _)| *sent > lost.0);
+                covering.map(|(_, answered)| *answered).min()
+            }
+        };
+        match covered {
+            Some(covered) if there.0 > covered => Err(format!(
+                "block {} holds version {}, which was sent at {}, and block {} lacks version {}, \
+                 which was answered at {}",
+                there.1, there.2, there.0, lost.1, lost.2, lost.0
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Reads every block after a crash, says which is not what it may be (EE-S1), and goes on from
     /// what is there.
     pub fn check(
@@ -321,12 +425,11 @@ impl Stamps {
         mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
     ) -> Result<Found> {
         let mut found = Found::default();
-        let all = self.blocks();
+        let now = self.now();
         let mut data = Vec::new();
-        for start in all.clone().step_by(CHECK_BLOCKS as usize) {
-            let run = start..all.end.min(start + CHECK_BLOCKS);
+        for run in self.runs() {
             data.resize((run.end - run.start) as usize * BLOCK_BYTES, 0);
-            read(start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
+            read(run.start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
             for (block, data) in run.zip(data.chunks_exact(BLOCK_BYTES)) {
                 let known = self.known(block);
                 let version = version_of(data, block);
@@ -346,8 +449,16 @@ impl Stamps {
                     sent_before_crash: known.sent,
                     in_flight: false,
                 };
+                let history = &mut self.history[(block - self.first) as usize];
+                history.retain(|event| event.version <= version);
+                if let Some(last) = history.last_mut() {
+                    last.answered.get_or_insert(now);
+                }
             }
         }
+        // What a crash has left is durable.
+        let flushed = self.now();
+        self.flushes.push((flushed, flushed));
         self.fresh.clear();
         Ok(found)
     }
@@ -387,9 +498,20 @@ mod tests {
     }
 
     fn sent(stamps: &mut Stamps, block: u64, fua: bool) {
-        stamps.known(block).sent += 1;
+        stamps.begin(block..block + 1);
         let asked = Sent::Write { blocks: block..block + 1, fua };
         stamps.answered(asked, &mut Written::default());
+    }
+
+    /// Of blocks that hold these versions.
+    fn check_order(stamps: &Stamps, held: [u64; 4], order: Order) -> Result<()> {
+        let read = |_, data: &mut [u8]| {
+            for (block, data) in (0..).zip(data.chunks_exact_mut(BLOCK_BYTES)) {
+                fill(data, block, held[block as usize]);
+            }
+            Ok(())
+        };
+        stamps.check_order(read, order)
     }
 
     #[test]
@@ -420,7 +542,7 @@ mod tests {
         assert!(check(&mut stamps, &[]).unwrap_err().contains("block 2 holds version 0"));
         let mut stamps = Stamps::new(0..4, 1);
         sent(&mut stamps, 2, false);
-        let flush = Sent::Flush { answered: vec![(2, 1)] };
+        let flush = Sent::Flush { answered: vec![(2, 1)], sent: stamps.now() };
         stamps.answered(flush, &mut Written::default());
         assert!(check(&mut stamps, &[]).is_err());
     }
@@ -433,6 +555,35 @@ mod tests {
         sent(&mut stamps, 2, false);
         assert!(check(&mut stamps, &[(2, 1)]).is_err());
         check(&mut stamps, &[(2, 2)]).unwrap();
+    }
+
+    #[test]
+    fn a_write_without_the_one_before_is_out_of_order() {
+        let mut stamps = Stamps::new(0..4, 1);
+        sent(&mut stamps, 0, false);
+        sent(&mut stamps, 1, false);
+        let flush = Sent::Flush { answered: Vec::new(), sent: stamps.now() };
+        stamps.answered(flush, &mut Written::default());
+        sent(&mut stamps, 1, false);
+        stamps.begin(2..4); // not answered
+        for held in [[0; 4], [1, 0, 0, 0], [1, 1, 0, 0], [1, 2, 0, 0], [1, 2, 1, 0]] {
+            check_order(&stamps, held, Order::Writes).unwrap();
+            check_order(&stamps, held, Order::Flushes).unwrap();
+        }
+        // Before a flush writes have no order; they have one over it.
+        for (held, is_torn) in [([0, 1, 0, 0], false), ([0, 2, 0, 0], true), ([1, 1, 1, 0], false)]
+        {
+            check_order(&stamps, held, Order::Writes).unwrap_err();
+            assert_eq!(check_order(&stamps, held, Order::Flushes).is_err(), is_torn, "{held:?}");
+        }
+        check_order(&stamps, [1, 3, 0, 0], Order::Flushes).unwrap_err();
+        // What a crash has left is older than what follows, and what it took never comes back.
+        check(&mut stamps, &[(0, 1), (1, 1)]).unwrap();
+        sent(&mut stamps, 0, false);
+        check_order(&stamps, [2, 0, 0, 0], Order::Flushes).unwrap_err();
+        check_order(&stamps, [2, 2, 0, 0], Order::Flushes).unwrap_err();
+        check_order(&stamps, [0, 1, 0, 0], Order::Flushes).unwrap();
+        check_order(&stamps, [2, 1, 0, 0], Order::Writes).unwrap();
     }
 
     #[test]

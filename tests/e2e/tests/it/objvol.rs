@@ -10,7 +10,7 @@ use e2e::fio::Fio;
 use e2e::mounted::{file, fuse};
 use e2e::pause;
 use e2e::process::{output, run};
-use e2e::stamp::{BLOCK_BYTES, Random, Stamps, Written};
+use e2e::stamp::{BLOCK_BYTES, Order, Random, Stamps, Written};
 use e2e::test_bed::{TestBed, clients};
 
 const MIB: u64 = 1 << 20;
@@ -73,6 +73,10 @@ pub(crate) fn kills_undo_nothing_flushed(bed: &mut TestBed, device: &str, rounds
         });
         bed.start_again();
         let mut client = bed.connect(device);
+        if device == "vol" {
+            let ordered = area.check_order(|at, data| client.read(at, data), Order::Writes);
+            ordered.unwrap_or_else(|e| panic!("round {round}: {e}"));
+        }
         let found = area.check(|at, data| client.read(at, data));
         owed += found.unwrap_or_else(|e| panic!("round {round}: {e}")).owed;
     }

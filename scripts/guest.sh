@@ -6,8 +6,8 @@
 #   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
 # PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, power-cut (the program of that name
-# is beside PROGRAM), vhost-upgrades, vhost-user, doors, kernel and bcache (RUBLK is the program that
-# doors compares with). ROUNDS: of kills, upgrades or cuts, or of a bench.
+# is beside PROGRAM), vhost-upgrades, vhost-user, doors, kernel and bcache (RUBLK is the program
+# that doors compares with). ROUNDS: of kills, upgrades or cuts, or of a bench.
 # --or-skip: where something that is needed is not to be had, one line says so, and that is no
 # failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and

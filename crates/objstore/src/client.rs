@@ -17,6 +17,7 @@ use objvol::{Listing, ObjectStore, StoreError};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
+use crate::connection::Connection;
 use crate::directory::Directory;
 use crate::failure_record::FailureRecord;
 use crate::outcome;
@@ -32,7 +33,7 @@ const PAGE_NAMES: usize = 1000;
 #[derive(Clone, Debug)]
 struct Remote {
     name: Arc<str>,
-    library: Arc<dyn Library>,
+    connection: Connection,
     /// The prefix in the bucket; empty in a directory.
     root: Path,
     directory: Option<Directory>,
@@ -59,9 +60,8 @@ pub fn variables() -> Variables {
     std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with("AWS_")).collect()
 }
 
-/// S3 as these variables have it: those that the library knows. Returns whether its creates are
-/// conditional, too.
-fn bucket(bucket: &str, variables: &Variables) -> Result<(Arc<dyn Library>, PutMode), Error> {
+/// S3 as these variables have it: those that the library knows.
+fn bucket(bucket: &str, variables: &Variables) -> AmazonS3Builder {
     let seconds = |time: std::time::Duration| format!("{} seconds", time.as_secs());
     let client = |key| AmazonS3ConfigKey::Client(key);
     let mut builder = AmazonS3Builder::new();
@@ -70,7 +70,7 @@ fn bucket(bucket: &str, variables: &Variables) -> Result<(Arc<dyn Library>, PutM
             builder = builder.with_config(key, value);
         }
     }
-    let builder = builder
+    builder
         .with_bucket_name(bucket)
         .with_config(client(ClientConfigKey::Timeout), seconds(REQUEST_TIME))
         .with_config(client(ClientConfigKey::ConnectTimeout), CONNECT_TIME)
@@ -80,14 +80,15 @@ fn bucket(bucket: &str, variables: &Variables) -> Result<(Arc<dyn Library>, PutM
             backoff: BackoffConfig::default(),
             max_retries: 0,
             retry_timeout: REQUEST_TIME,
-        });
-    let condition = builder.get_config_value(&AmazonS3ConfigKey::ConditionalPut);
-    let mode = match condition.as_deref() {
+        })
+}
+
+/// Whether creates are conditional.
+fn mode(bucket: &AmazonS3Builder) -> PutMode {
+    match bucket.get_config_value(&AmazonS3ConfigKey::ConditionalPut).as_deref() {
         Some("disabled") => PutMode::Overwrite,
         Some(_) | None => PutMode::Create,
-    };
-    let built = builder.build().map_err(|e| Error::invalid(outcome::text(&e)))?;
-    Ok((Arc::new(built), mode))
+    }
 }
 
 fn directory(path: &std::path::Path) -> Result<Arc<dyn Library>, Error> {
@@ -144,20 +145,25 @@ impl UnboundClient {
     pub fn open(url: &StoreUrl, variables: &Variables) -> Result<UnboundClient, Error> {
         let within = |e: Error| e.within(url);
         let runtime = request::runtime()?;
-        let (library, mode, root, dir) = match url.location() {
+        let (connection, mode, root, dir) = match url.location() {
             Location::Bucket { bucket: name, prefix } => {
                 // The library's connections belong to a runtime.
                 let _entered = runtime.enter();
-                let (library, mode) = bucket(name, variables).map_err(within)?;
-                (library, mode, Path::from(prefix.as_str()), None)
+                let bucket = bucket(name, variables);
+                let mode = mode(&bucket);
+                let connection = Connection::renewable(move || {
+                    let built = bucket.clone().build();
+                    Ok(Arc::new(built.map_err(|e| Error::invalid(outcome::text(&e)))?))
+                });
+                (connection.map_err(within)?, mode, Path::from(prefix.as_str()), None)
             }
             Location::Directory(path) => {
-                let library = directory(path).map_err(within)?;
-                (library, PutMode::Create, Path::default(), Some(Directory::new(path)))
+                let connection = Connection::fixed(directory(path).map_err(within)?);
+                (connection, PutMode::Create, Path::default(), Some(Directory::new(path)))
             }
         };
         let (name, failures) = (url.to_string().into(), FailureRecord::default());
-        let remote = Remote { name, library, root, directory: dir, mode, failures };
+        let remote = Remote { name, connection, root, directory: dir, mode, failures };
         Ok(UnboundClient { remote, runtime })
     }
 
@@ -180,6 +186,9 @@ impl Remote {
         if matches!(outcome, StoreError::Unknown | StoreError::Throttled) {
             self.failures.begin(&self.name, &format!("{what} {name}"), &outcome::text(error));
         }
+        if matches!(outcome, StoreError::Denied(_)) {
+            self.connection.renew();
+        }
         outcome
     }
 
@@ -188,7 +197,8 @@ impl Remote {
             directory.check()?;
         }
         let payload = PutPayload::from(object);
-        let put = self.library.put_opts(&self.path(&name), payload, self.mode.clone().into()).await;
+        let (client, path) = (self.connection.client(), self.path(&name));
+        let put = client.put_opts(&path, payload, self.mode.clone().into()).await;
         let Err(e) = put else { return Ok(()) };
         let outcome = self.reported("PUT", &name, &e);
         if let Some(directory) = &self.directory {
@@ -208,8 +218,8 @@ impl Remote {
             (start, end) => Some(GetRange::Bounded(start..end)),
         };
         let options = GetOptions { range: wanted, ..GetOptions::default() };
-        let path = self.path(&name);
-        let read = async { self.library.get_opts(&path, options).await?.bytes().await };
+        let (client, path) = (self.connection.client(), self.path(&name));
+        let read = async { client.get_opts(&path, options).await?.bytes().await };
         let bytes = read.await.map_err(|e| self.reported("GET", &name, &e))?;
         if bytes.is_empty() { Err(StoreError::NotFound) } else { Ok(bytes.into()) }
     }
@@ -218,9 +228,10 @@ impl Remote {
         // The library's prefixes are whole parts of a path.
         let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         let folder = Some(self.path(folder)).filter(|path| !path.as_ref().is_empty());
+        let client = self.connection.client();
         let mut pages = match after.as_str() {
-            "" => self.library.list(folder.as_ref()),
-            after => self.library.list_with_offset(folder.as_ref(), &self.path(after)),
+            "" => client.list(folder.as_ref()),
+            after => client.list_with_offset(folder.as_ref(), &self.path(after)),
         };
         let mut objects: Vec<(String, u64)> = Vec::new();
         let mut has_more = false;
@@ -263,7 +274,7 @@ impl Remote {
     }
 
     async fn delete(self, name: String) -> Result<(), StoreError> {
-        let deleted = self.library.delete(&self.path(&name)).await;
+        let deleted = self.connection.client().delete(&self.path(&name)).await;
         match deleted.map_err(|e| self.reported("DELETE", &name, &e)) {
             Ok(()) | Err(StoreError::NotFound) => Ok(()),
             Err(e) => Err(e),

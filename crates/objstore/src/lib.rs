@@ -34,6 +34,7 @@
 #![warn(missing_docs)]
 
 mod client;
+mod connection;
 mod directory;
 mod failure_record;
 mod outcome;

@@ -201,7 +201,7 @@ impl Reader<'_> {
         Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
     }
 
-    fn denied(&self, Denial { kind, why }: &Denial) -> Error {
+    fn denied(&self, Denial { kind, why, .. }: &Denial) -> Error {
         Error::new(*kind, format!("{}: {why}", self.requests.store_name()))
     }
 

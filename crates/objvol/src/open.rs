@@ -148,7 +148,7 @@ pub(crate) async fn put_whole(
     requests.put(name, &Buf::copy_of(object), object.len()).await
 }
 
-pub(crate) fn denied(requests: &Requests, Denial { kind, why }: &Denial) -> Error {
+pub(crate) fn denied(requests: &Requests, Denial { kind, why, .. }: &Denial) -> Error {
     Error::new(*kind, format!("{}: {why}", requests.store_name()))
 }
 

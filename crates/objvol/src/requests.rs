@@ -33,17 +33,27 @@ const HEAD_GUESS: u64 = 32 << 10;
 /// How long a task waits after a refusal of the store before it sends the request again.
 const DENIED_WAIT: Nanos = Nanos::from_secs(10);
 
+/// What a store is asked to do: rights are given by that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Put,
+    Get,
+    List,
+    Delete,
+}
+
 /// The store refuses, for a reason that repeating does not change, or has not answered for longer
 /// than somebody wants to wait: the text is for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Denial {
     pub(crate) kind: ErrorKind,
     pub(crate) why: String,
+    pub(crate) operation: Operation,
 }
 
 impl Denial {
-    fn new(why: impl Into<String>) -> Denial {
-        Denial { kind: ErrorKind::Denied, why: why.into() }
+    fn new(operation: Operation, why: impl Into<String>) -> Denial {
+        Denial { kind: ErrorKind::Denied, why: why.into(), operation }
     }
 }
 
@@ -62,8 +72,8 @@ pub(crate) struct Requests {
     counts: Rc<RequestCounts>,
     /// How long a request is repeated; `None`: without an end.
     patience: Cell<Option<Nanos>>,
-    /// The last refusal of the store, for the status.
-    denial: RefCell<Option<String>>,
+    /// The last refusal that a task waits out, for the status.
+    denial: RefCell<Option<Denial>>,
     pub(crate) planted: Planted<Fault>,
 }
 
@@ -80,12 +90,12 @@ impl Backoff {
 
     /// Waits twice as long as the time before, with jitter: half to all of it. Fails when the
     /// request has been repeated for long enough (OV-R3).
-    async fn wait(&mut self, of: &Requests) -> Result<(), Denial> {
+    async fn wait(&mut self, of: &Requests, operation: Operation) -> Result<(), Denial> {
         let waited = reactor::now().saturating_sub(self.began);
         if of.patience.get().is_some_and(|patience| waited >= patience) {
             let last = of.store.last_failure().unwrap_or_default();
             let why = format!("no answer for {} s: {last}", waited.0 / 1_000_000_000);
-            return Err(Denial { kind: ErrorKind::Io, why });
+            return Err(Denial { kind: ErrorKind::Io, why, operation });
         }
         let most = BACKOFF_FIRST_NS.saturating_mul(1 << self.attempts.min(20)).min(BACKOFF_MAX_NS);
         self.attempts += 1;
@@ -134,20 +144,20 @@ impl Requests {
         self.store.last_failure()
     }
 
-    /// Why the store refused the last request that it did not execute, if it has executed none
-    /// since.
+    /// Why the store refused the last request that a task waits out, if it has executed none of
+    /// its kind since.
     pub(crate) fn denial(&self) -> Option<String> {
-        self.denial.borrow().clone()
+        self.denial.borrow().as_ref().map(|denial| denial.why.clone())
     }
 
-    /// The store has executed a request that it may refuse.
-    pub(crate) fn clear_denial(&self) {
-        *self.denial.borrow_mut() = None;
+    /// The store has executed a request of this kind.
+    fn executed(&self, operation: Operation) {
+        self.denial.borrow_mut().take_if(|denial| denial.operation == operation);
     }
 
     /// The store refuses what must be done: the operator must help, and then it goes on.
-    pub(crate) async fn wait_out(&self, Denial { why, .. }: Denial) {
-        *self.denial.borrow_mut() = Some(why);
+    pub(crate) async fn wait_out(&self, denial: Denial) {
+        *self.denial.borrow_mut() = Some(denial);
         reactor::sleep(DENIED_WAIT).await;
     }
 
@@ -168,7 +178,10 @@ impl Requests {
             self.counts.add(|counts| &counts.puts, 1);
             self.counts.add(|counts| &counts.put_bytes, object.len() as u64);
             match self.store.put_absent(name, object.clone()).await {
-                Ok(()) => return Ok(Creation::Own),
+                Ok(()) => {
+                    self.executed(Operation::Put);
+                    return Ok(Creation::Own);
+                }
                 Err(StoreError::Exists) => {
                     if self.planted.is(Fault::BelieveExists) {
                         return Ok(Creation::Own);
@@ -182,12 +195,14 @@ impl Requests {
                         return Ok(if is_own { Creation::Own } else { Creation::Other(there) });
                     }
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
-                Err(StoreError::NotFound) => return Err(Denial::new("no such bucket")),
+                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Put, why)),
+                Err(StoreError::NotFound) => {
+                    return Err(Denial::new(Operation::Put, "no such bucket"));
+                }
                 // OV-R1
                 Err(StoreError::Conflict | StoreError::Unknown | StoreError::Throttled) => {}
             }
-            backoff.wait(self).await?;
+            backoff.wait(self, Operation::Put).await?;
         }
     }
 
@@ -219,14 +234,15 @@ impl Requests {
             self.counts.add(|counts| &counts.gets, 1);
             match self.store.get(name, range.clone()).await {
                 Ok(bytes) => {
+                    self.executed(Operation::Get);
                     self.counts.add(|counts| &counts.get_bytes, bytes.len() as u64);
                     return Ok(Some(bytes));
                 }
                 Err(StoreError::NotFound) => return Ok(None),
-                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
+                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Get, why)),
                 Err(_) => {}
             }
-            backoff.wait(self).await?;
+            backoff.wait(self, Operation::Get).await?;
         }
     }
 
@@ -250,6 +266,7 @@ impl Requests {
             self.counts.add(|counts| &counts.lists, 1);
             match self.store.list(prefix, &after).await {
                 Ok(page) => {
+                    self.executed(Operation::List);
                     backoff = Backoff::begin();
                     all.extend(page.objects);
                     match all.last() {
@@ -257,9 +274,11 @@ impl Requests {
                         Some(_) | None => return Ok(all),
                     }
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
-                Err(StoreError::NotFound) => return Err(Denial::new("no such bucket")),
-                Err(_) => backoff.wait(self).await?,
+                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::List, why)),
+                Err(StoreError::NotFound) => {
+                    return Err(Denial::new(Operation::List, "no such bucket"));
+                }
+                Err(_) => backoff.wait(self, Operation::List).await?,
             }
         }
     }
@@ -270,9 +289,12 @@ impl Requests {
         loop {
             self.counts.add(|counts| &counts.deletes, 1);
             match self.store.delete(name).await {
-                Ok(()) | Err(StoreError::NotFound) => return Ok(()),
-                Err(StoreError::Denied(why)) => return Err(Denial::new(why)),
-                Err(_) => backoff.wait(self).await?,
+                Ok(()) | Err(StoreError::NotFound) => {
+                    self.executed(Operation::Delete);
+                    return Ok(());
+                }
+                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Delete, why)),
+                Err(_) => backoff.wait(self, Operation::Delete).await?,
             }
         }
     }

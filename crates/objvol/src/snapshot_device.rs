@@ -193,7 +193,6 @@ impl Source {
             self.is_deleted.set(true);
             return Err(Status::Stale);
         };
-        self.opening.requests.clear_denial();
         copy_fetched(&missing, &fetched, start, bufs);
         Ok(())
     }

@@ -53,7 +53,6 @@ impl Shared {
                 return;
             }
         }
-        self.requests.clear_denial();
         self.log.borrow_mut().land(segment.id);
         self.changed.wake_all();
     }

@@ -8,10 +8,12 @@
 //!                 500 · 503 · slow
 //! ```
 //!
-//! It looks for an authorization, and does not check signatures: those are the library's.
+//! It looks at the key of an authorization, and does not check signatures: those are the library's.
+//! It also gives out keys, as the agent of EKS does.
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use hyper::header::{
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -31,6 +34,12 @@ use crate::stamp::Random;
 
 /// Names in a page of a listing: few, so that there are many pages.
 const PAGE_NAMES: usize = 7;
+/// Where keys are given out.
+const PROVIDER: &str = "/credentials";
+/// A key that nobody asks for again.
+pub const FAR_EXPIRY: &str = "2099-01-01T00:00:00Z";
+/// A key that is asked for each time.
+pub const PAST_EXPIRY: &str = "2020-01-01T00:00:00Z";
 /// How long a slow answer takes.
 const SLOW: Duration = Duration::from_millis(400);
 /// How much later a request is done that is done late.
@@ -81,7 +90,20 @@ struct Store {
     /// Requests that met a fault.
     met: u64,
     conditional: bool,
+    /// Keys whose requests are done; others are refused.
+    accepted: Vec<String>,
+    /// The key that is given out, and when that says that it expires.
+    offered: (String, &'static str),
+    /// How many requests were refused.
+    refused: u64,
+    /// How many were done with the key that is given out.
+    done_by_offered: u64,
 }
+
+/// The key of [`Bucket::variables`].
+const KEY: &str = "e2e";
+/// What who asks for a key has to show.
+const TOKEN: &str = "a token";
 
 /// The server. Dropped, it ends.
 #[derive(Debug)]
@@ -111,6 +133,10 @@ impl Bucket {
             random: Random::new(1),
             met: 0,
             conditional: true,
+            accepted: vec![KEY.into()],
+            offered: (KEY.into(), FAR_EXPIRY),
+            refused: 0,
+            done_by_offered: 0,
         }));
         runtime.spawn(serve(listener, store.clone()));
         Ok(Bucket { store, port, _runtime: runtime })
@@ -121,9 +147,44 @@ impl Bucket {
         [
             ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{}", self.port)),
             ("AWS_ALLOW_HTTP", "true".into()),
-            ("AWS_ACCESS_KEY_ID", "e2e".into()),
+            ("AWS_ACCESS_KEY_ID", KEY.into()),
             ("AWS_SECRET_ACCESS_KEY", "secret".into()),
         ]
+    }
+
+    /// The same for a daemon that asks for its key, and shows the token in this file.
+    pub fn variables_of_provider(&self, token: &Path) -> Result<[(&'static str, String); 4]> {
+        std::fs::write(token, TOKEN).map_err(|e| format!("{}: {e}", token.display()))?;
+        let [endpoint, http, ..] = self.variables();
+        let provider = format!("http://127.0.0.1:{}{PROVIDER}", self.port);
+        Ok([
+            endpoint,
+            http,
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", provider),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.display().to_string()),
+        ])
+    }
+
+    /// From now on only requests with these keys are done.
+    pub fn accept(&self, keys: &[&str]) {
+        held(&self.store).accepted = keys.iter().map(|key| (*key).to_owned()).collect();
+    }
+
+    /// From now on this key is given out.
+    pub fn offer(&self, key: &str, expiry: &'static str) {
+        let mut store = held(&self.store);
+        store.offered = (key.to_owned(), expiry);
+        store.done_by_offered = 0;
+    }
+
+    /// How many requests were refused for their key.
+    pub fn refused(&self) -> u64 {
+        held(&self.store).refused
+    }
+
+    /// How many requests with the key that is given out were done.
+    pub fn done_by_offered(&self) -> u64 {
+        held(&self.store).done_by_offered
     }
 
     /// From now on requests meet these.
@@ -218,6 +279,22 @@ impl Store {
             draw -= per_mille;
         }
         FaultKind::None
+    }
+
+    fn give_key(&self) -> Answer {
+        let (key, expiry) = &self.offered;
+        let key = json!({
+            "AccessKeyId": key, "SecretAccessKey": "secret", "Token": "session",
+            "Expiration": expiry,
+        });
+        Response::new(Full::new(key.to_string().into()))
+    }
+
+    fn admit(&mut self, key: &str) -> bool {
+        let is_accepted = self.accepted.iter().any(|accepted| accepted == key);
+        self.refused += u64::from(!is_accepted);
+        self.done_by_offered += u64::from(is_accepted && self.offered.0 == key);
+        is_accepted
     }
 
     fn run(&mut self, operation: &Operation) -> Answer {
@@ -362,10 +439,17 @@ async fn operation(request: Request<Incoming>) -> Option<Operation> {
 }
 
 async fn handle(store: Arc<Mutex<Store>>, request: Request<Incoming>) -> Result<Answer, Cut> {
-    let is_signed = request.headers().get(AUTHORIZATION).is_some_and(|value| {
-        value.to_str().is_ok_and(|text| text.starts_with("AWS4-HMAC-SHA256 Credential=e2e/"))
-    });
-    if !is_signed {
+    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let authorization = authorization.unwrap_or_default();
+    if request.uri().path() == PROVIDER {
+        return Ok(match authorization {
+            TOKEN => held(&store).give_key(),
+            _ => answer(StatusCode::UNAUTHORIZED, "AccessDenied"),
+        });
+    }
+    let credential = authorization.strip_prefix("AWS4-HMAC-SHA256 Credential=").unwrap_or_default();
+    let (key, _) = credential.split_once('/').unwrap_or_default();
+    if !held(&store).admit(key) {
         return Ok(answer(StatusCode::FORBIDDEN, "AccessDenied"));
     }
     let Some(operation) = operation(request).await else {

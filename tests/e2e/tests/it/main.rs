@@ -10,6 +10,7 @@ mod guard;
 mod journal;
 mod objvol;
 mod objvol_check;
+mod objvol_credentials;
 mod objvol_offline;
 mod objvol_snapshots;
 mod objvol_writers;

@@ -69,6 +69,7 @@ mod poll;
 mod request;
 mod ring;
 mod shared_memory;
+mod sleep_check;
 mod socket;
 mod table;
 mod wakeup;

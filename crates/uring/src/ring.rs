@@ -25,6 +25,7 @@ use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
 use crate::poll::PollTime;
 use crate::request::{Outcome, Request, Vectors};
+use crate::sleep_check::SleepCheck;
 use crate::socket;
 use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
@@ -66,8 +67,9 @@ pub(crate) struct Shared {
     /// Files that another process has passed.
     pub(crate) held: PassedFiles,
     pub(crate) wakeup: WakeupRead,
-    /// The last park returned events: the core polls once more before it sleeps.
+    /// The last park returned events.
     busy: bool,
+    sleep_check: SleepCheck,
     poll_time: PollTime,
     /// The driver is being dropped: nothing is retried.
     ending: bool,
@@ -132,6 +134,7 @@ impl Uring {
             held: PassedFiles::default(),
             wakeup: WakeupRead::new(mailboxes[usize::from(id.0)].clone()),
             busy: false,
+            sleep_check: SleepCheck::default(),
             poll_time: PollTime::default(),
             ending: false,
         };
@@ -446,14 +449,14 @@ impl Driver for Uring {
         let shared = &mut *self.shared.borrow_mut();
         let mailbox = &self.mailboxes[usize::from(self.id.0)];
         let mut left = deadline.map(|t| t.saturating_sub(self.now()));
-        // A poll takes 0.5 us; waking a core costs the waker up to 5 us (measured 2026-11 in a
-        // virtual machine), and on a busy core the next event often arrives within that time.
-        let busy = std::mem::take(&mut shared.busy);
-        if busy || !shared.ready.is_empty() || mailbox.has_mail() {
+        let had_work = std::mem::take(&mut shared.busy);
+        if !shared.ready.is_empty() || mailbox.has_mail() {
             left = Some(Nanos::ZERO);
         }
-        if left == Some(Nanos::ZERO) {
-            shared.wait(left);
+        let submits = !shared.ring.submission().is_empty();
+        let checks = had_work && left != Some(Nanos::ZERO) && shared.sleep_check.is_due(submits);
+        if checks || left == Some(Nanos::ZERO) {
+            shared.wait(Some(Nanos::ZERO));
         } else {
             let start = self.now();
             if !self.poll(shared, start, left) && mailbox.begin_sleep() {
@@ -471,6 +474,9 @@ impl Driver for Uring {
         shared.reap();
         shared.fill();
         shared.busy = !shared.ready.is_empty();
+        if checks {
+            shared.sleep_check.checked(submits, shared.busy || mailbox.has_mail());
+        }
         out.append(&mut shared.ready);
         mailbox.take(&mut self.messages);
         out.extend(self.messages.drain(..).map(Event::Msg));

@@ -11,8 +11,8 @@ set -eu
 version=0.2.15
 dir=$(realpath -m "$1")
 if [ ! -x "$dir/bin/rublk" ]; then
-    libclang=$(find /usr/lib/llvm-*/lib /usr/lib64 /usr/lib -maxdepth 1 -name 'libclang*.so*' \
-        2>/dev/null | head -1)
+    libclang=$(find /usr/lib/llvm-*/lib /usr/lib64 /usr/lib -maxdepth 1 \
+        \( -name 'libclang.so*' -o -name 'libclang-[0-9]*.so*' \) 2>/dev/null | head -1)
     if [ -z "$libclang" ]; then
         echo "rublk: needs libclang: Debian's packages libclang1-14 and libclang-common-14-dev," \
             "or newer ones" >&2

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use block::{BlockDevice, Buf, OpenDevice, Sector, Slice, Status};
 use queue::Null;
 use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io, new_opener, yield_now};
-use ublk::{ByteBudget, Channel, Descriptor, Queue, QueueSpec};
+use ublk::{Channel, DataMemory, Descriptor, Queue, QueueSpec, TAG_BUFFER_BYTES};
 use vhost::memory::Region;
 use vhost::message::{RegionInfo, Request, RingAddresses};
 use vhost::{Attachments, EventFd, Export, Server};
@@ -67,18 +67,19 @@ impl Future for Fetched {
 impl Channel for BusyKernel {
     type Io = Fetched;
 
-    fn fetch(&self, tag: u16) -> Fetched {
+    fn fetch(&self, tag: u16, _buf: Option<&Buf>) -> Fetched {
         let nth = self.sent.get();
         if nth == self.count {
             return Fetched::Stopped;
         }
         self.sent.set(nth + 1);
         self.blocks.borrow_mut()[usize::from(tag)] = random(BLOCKS)(nth);
-        Fetched::Request(driver_io(FileId(0), SqeOp::Command { code: 0, args: [0; 16] }))
+        let command = SqeOp::Command { code: 0, args: [0; 16], buf: None };
+        Fetched::Request(driver_io(FileId(0), command))
     }
 
-    fn commit_and_fetch(&self, tag: u16, _result: i32) -> Fetched {
-        self.fetch(tag)
+    fn commit_and_fetch(&self, tag: u16, _result: i32, buf: Option<&Buf>) -> Fetched {
+        self.fetch(tag, buf)
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {
@@ -87,11 +88,11 @@ impl Channel for BusyKernel {
         Descriptor { op_flags, sectors: BYTES / 512, sector, addr: 0 }
     }
 
-    fn copy_in(&self, _tag: u16, _buf: &Buf) -> Result<(), Status> {
+    fn copy_in(&self, _tag: u16, _buf: &Slice) -> Result<(), Status> {
         Ok(())
     }
 
-    fn copy_out(&self, _tag: u16, _buf: &Buf) -> Result<(), Status> {
+    fn copy_out(&self, _tag: u16, _buf: &Slice) -> Result<(), Status> {
         Ok(())
     }
 }
@@ -249,7 +250,7 @@ impl CountingCore {
                     device: OpenDevice::new(null(), new_opener()),
                     is_read_only: Box::new(|| false),
                     latencies: Some(Arc::default()),
-                    budget: ByteBudget::new(64 << 20),
+                    memory: DataMemory::OfTags { max_io_bytes: TAG_BUFFER_BYTES },
                     depth: DEPTH,
                 };
                 Queue::start(channel, spec).ended().await

@@ -84,15 +84,16 @@ make_pond() {
     cat >/tmp/pond.toml <<'C'
 ublk = true
 cores = 2
+memory = "1G"
 [[device]]
 name = "plain"
 table = "0 131072 linear ./plain.img 0"
 [[device]]
-name = "wc"
-table = "0 655360 writecache s ./origin.img ./cache.img 4096 2 parts 2"
-[[device]]
 name = "ram"
 table = "0 65536 linear mem:32M 0"
+[[device]]
+name = "wc"
+table = "0 655360 writecache s ./origin.img ./cache.img 4096 2 parts 2"
 C
 }
 

@@ -15,6 +15,9 @@ sizes="$(sectors plain) $(sectors wc)"
 [ "$sizes" = "131072 655360" ] && ok "sizes" || bad "sizes: $sizes"
 limits="$(queue wc logical_block_size) $(queue wc physical_block_size) $(queue wc fua)"
 [ "$limits" = "512 4096 1" ] && ok "limits of the cache" || bad "limits of the cache: $limits"
+largest=$(for name in plain ram wc; do queue $name max_hw_sectors_kb; done | paste -sd" ")
+[ "$largest" = "256 256 1024" ] && ok "the kernel copies data of the first two devices" ||
+    bad "largest requests: $largest KiB"
 [ "$(queue wc write_cache)" = "write back" ] && ok "volatile cache" || bad "volatile cache"
 mp ublk >/tmp/list
 grep -Eq 'wc +live +[0-9]+ +2 +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +2 +no' /tmp/list &&

@@ -43,7 +43,7 @@ const CLASSES: usize = 9;
 const POOL_BYTES_MAX: usize = 16 << 20;
 const UNPOOLED: u8 = u8::MAX;
 /// A buffer of so many bytes is large: the usual allocator takes fresh pages for it.
-const FRESH_MIN: usize = POOLED_MAX;
+const FRESH_MIN: usize = 256 << 10;
 
 struct Raw {
     refs: AtomicU32,
@@ -168,6 +168,11 @@ impl Buf {
     /// For drivers: where the bytes are, valid while any clone lives. See BL-BF4.
     pub fn as_ptr(&self) -> *mut u8 {
         self.raw().ptr.as_ptr()
+    }
+
+    /// Whether there is another clone, or a slice. Without one nobody else can make any.
+    pub fn is_shared(&self) -> bool {
+        self.raw().refs.load(Ordering::Acquire) > 1
     }
 
     /// Runs `f` on the bytes. Panics while somebody writes any of them.

@@ -2,7 +2,7 @@
 //! The seam: what a driver does for a core, and what crosses it.
 use std::fmt;
 
-use block::{Bio, Bufs, CoreId, Nanos, OpKey, Slice, Status};
+use block::{Bio, Buf, Bufs, CoreId, Nanos, OpKey, Slice, Status};
 
 use crate::exports::Export;
 
@@ -68,6 +68,8 @@ pub enum SqeOp {
         code: u32,
         /// Its arguments, in the order of this machine's bytes.
         args: [u8; 16],
+        /// Memory that the kernel driver may use until the command has ended.
+        buf: Option<Buf>,
     },
     /// Take a connection of a listening socket; the outcome's value is the new [`FileId`].
     Accept,

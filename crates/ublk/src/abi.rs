@@ -6,8 +6,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The device for control commands.
 pub(crate) const CONTROL_PATH: &str = "/dev/ublk-control";
 
-/// Largest request that the kernel sends, bytes. Chosen: the largest pooled buffer.
+/// Largest request that the kernel sends where the server copies data, bytes. Chosen: the largest
+/// pooled buffer.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
+
+/// The same where the kernel copies data: the size of each tag's buffer. Chosen: a queue of 128
+/// tags has 32 MiB at most, and a request more for each 256 KiB costs little beside their copy.
+pub const TAG_BUFFER_BYTES: u32 = 256 << 10;
 
 /// Direction bits of a command's number: the kernel reads, writes, or does both.
 const READ: u32 = 2;
@@ -125,7 +130,7 @@ pub(crate) struct QueueCommand {
     pub(crate) tag: u16,
     /// Of a commit: bytes done, or an errno below zero.
     pub(crate) result: i32,
-    /// Zero with user copy.
+    /// The tag's buffer; zero with user copy.
     pub(crate) addr: u64,
 }
 

@@ -3,7 +3,7 @@
 //! tests can take the kernel's part.
 use std::future::Future;
 
-use block::{Buf, Status};
+use block::{Buf, Slice, Status};
 use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io};
 use rustix::io::{pread, pwrite};
 use zerocopy::IntoBytes;
@@ -17,21 +17,23 @@ pub trait Channel: 'static {
     type Io: Future<Output = OpResult>;
 
     /// Offers a tag, once. Ends when it has a request, with `Ok`; with `NoDevice` when the device
-    /// is stopped.
-    fn fetch(&self, tag: u16) -> Self::Io;
+    /// is stopped. `buf`: where the kernel puts the data of a write before that; none where the
+    /// server copies data.
+    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> Self::Io;
 
     /// Ends the request of a tag, with bytes or an errno below zero, and offers the tag again. Ends
-    /// as [`Channel::fetch`].
-    fn commit_and_fetch(&self, tag: u16, result: i32) -> Self::Io;
+    /// as [`Channel::fetch`]. `buf`: where the kernel takes the data of a read from, and puts those
+    /// of the next write.
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> Self::Io;
 
     /// The request of a tag, after a fetch has ended with `Ok`.
     fn descriptor(&self, tag: u16) -> Descriptor;
 
-    /// Fills `buf` with the data of a tag's write.
-    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status>;
+    /// Fills `buf` with the data of a tag's write, where the server copies data.
+    fn copy_in(&self, tag: u16, buf: &Slice) -> Result<(), Status>;
 
-    /// Puts `buf` into a tag's read.
-    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status>;
+    /// Puts `buf` into a tag's read, where the server copies data.
+    fn copy_out(&self, tag: u16, buf: &Slice) -> Result<(), Status>;
 }
 
 /// The kernel's, by the character device of a device.
@@ -54,35 +56,36 @@ impl KernelChannel {
         self.file
     }
 
-    fn command(&self, code: u32, tag: u16, result: i32) -> IoFuture {
+    fn command(&self, code: u32, tag: u16, result: i32, buf: Option<&Buf>) -> IoFuture {
         let mut args = [0; 16];
-        let command = QueueCommand { queue: self.queue, tag, result, addr: 0 };
+        let addr = buf.map_or(0, |buf| buf.as_ptr().expose_provenance() as u64);
+        let command = QueueCommand { queue: self.queue, tag, result, addr };
         args.copy_from_slice(command.as_bytes());
-        driver_io(self.file, SqeOp::Command { code, args })
+        driver_io(self.file, SqeOp::Command { code, args, buf: buf.cloned() })
     }
 }
 
 impl Channel for KernelChannel {
     type Io = IoFuture;
 
-    fn fetch(&self, tag: u16) -> IoFuture {
-        self.command(FETCH, tag, 0)
+    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> IoFuture {
+        self.command(FETCH, tag, 0, buf)
     }
 
-    fn commit_and_fetch(&self, tag: u16, result: i32) -> IoFuture {
-        self.command(COMMIT_AND_FETCH, tag, result)
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> IoFuture {
+        self.command(COMMIT_AND_FETCH, tag, result, buf)
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {
         self.memory.descriptor(tag)
     }
 
-    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+    fn copy_in(&self, tag: u16, buf: &Slice) -> Result<(), Status> {
         let offset = data_offset(self.queue, tag);
         self.memory.copy(buf.len(), |file| buf.write(|bytes| pread(file, bytes, offset)))
     }
 
-    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+    fn copy_out(&self, tag: u16, buf: &Slice) -> Result<(), Status> {
         let offset = data_offset(self.queue, tag);
         self.memory.copy(buf.len(), |file| buf.read(|bytes| pwrite(file, bytes, offset)))
     }

@@ -19,8 +19,7 @@ use block::{Error, ErrorKind, Sector};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::abi::{
-    ANY_NUMBER, CONTROL_PATH, ControlCommand, DeviceInfo, DeviceParams, MAX_IO_BYTES, NO_QUEUE,
-    command,
+    ANY_NUMBER, CONTROL_PATH, ControlCommand, DeviceInfo, DeviceParams, NO_QUEUE, command,
 };
 use crate::features::Features;
 use crate::identity::Identity;
@@ -57,6 +56,8 @@ pub struct KernelDevice {
     pub queues: u16,
     /// Tags of each queue.
     pub depth: u16,
+    /// Largest request, bytes.
+    pub max_io_bytes: u32,
 }
 
 /// A device to add.
@@ -64,12 +65,15 @@ pub struct KernelDevice {
 pub struct NewDevice {
     /// Our sign.
     pub identity: Identity,
-    /// Flags that are wanted; those that the kernel does not know are ignored.
+    /// Flags that are wanted; those that the kernel does not know are ignored. With `USER_COPY` the
+    /// server copies data, without it the kernel does.
     pub features: Features,
     /// Queues.
     pub queues: u16,
     /// Tags of each queue, 1 to 4096.
     pub depth: u16,
+    /// Largest request, bytes.
+    pub max_io_bytes: u32,
 }
 
 /// A connection to the driver.
@@ -197,9 +201,9 @@ impl Control {
         let mut info = DeviceInfo {
             queues: new.queues,
             depth: new.depth,
-            max_io_bytes: MAX_IO_BYTES,
+            max_io_bytes: new.max_io_bytes,
             number: ANY_NUMBER,
-            flags: (new.features | Features::USER_COPY | Features::CMD_IOCTL_ENCODE).bits(),
+            flags: (new.features | Features::CMD_IOCTL_ENCODE).bits(),
             server_flags: new.identity.flags(),
             ..Default::default()
         };
@@ -356,5 +360,6 @@ fn device(info: &DeviceInfo) -> KernelDevice {
         features: Features::from_bits_truncate(info.flags),
         queues: info.queues,
         depth: info.depth,
+        max_io_bytes: info.max_io_bytes,
     }
 }

@@ -12,7 +12,8 @@ bitflags! {
         const USER_RECOVERY_REISSUE = 1 << 4;
         /// Numbers of commands are those of ioctls.
         const CMD_IOCTL_ENCODE = 1 << 6;
-        /// The server reads and writes the data of requests in the character device.
+        /// The server reads and writes the data of requests in the character device; without it
+        /// the kernel copies them between pages of clients and addresses of the server.
         const USER_COPY = 1 << 7;
         /// A device in use can have another size.
         const UPDATE_SIZE = 1 << 10;

@@ -82,7 +82,7 @@ pub struct Descriptor {
     pub sectors: u32,
     /// First sector.
     pub sector: u64,
-    /// An address; zero with user copy.
+    /// The tag's buffer; zero with user copy.
     pub addr: u64,
 }
 

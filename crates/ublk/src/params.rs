@@ -71,6 +71,14 @@ impl Params {
         Ok(Params(DeviceParams { len, types, basic, discard, pad: 0 }))
     }
 
+    /// The same, with requests of at most `bytes`, a multiple of a page.
+    #[must_use]
+    pub fn with_max_io(mut self, bytes: u32) -> Params {
+        let max = &mut self.0.basic.max_sectors;
+        *max = (*max).min(bytes >> 9);
+        self
+    }
+
     /// Size of the device.
     pub fn capacity(&self) -> Sector {
         Sector(self.0.basic.sectors)
@@ -107,6 +115,8 @@ mod tests {
         assert_eq!(discard.granularity, 4096);
         assert_eq!(discard.max_discard_sectors, discard.max_write_zeroes_sectors);
         assert_eq!((params.capacity(), params.logical_block_bytes()), (Sector(1000), 512));
+        assert_eq!(params.with_max_io(1 << 18).0.basic.max_sectors, 512);
+        assert_eq!(params.with_max_io(1 << 24).0.basic.max_sectors, 2048);
     }
 
     #[test]

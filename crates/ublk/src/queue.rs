@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!            ┌────────────── commit_and_fetch ◀──────────────┐
-//!   fetch ─▶ waits in the kernel ─▶ request ─▶ budget ─▶ copy in ─▶ bio ─▶ copy out
+//!   fetch ─▶ waits in the kernel ─▶ request ─▶ memory ─▶ copy in ─▶ bio ─▶ copy out
 //!            │                                       (write)          (read)
+//!            │                          where the kernel copies: the tag's buffer, no copies here
 //!            └▶ NoDevice: the device was stopped, the tag ends
 //!            └▶ another error: the queue has failed, the tag ends
 //! ```
@@ -14,13 +15,28 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Buf, Class, Flags, Op, OpenDevice, Status};
+use block::{BlockDevice, Buf, Class, Flags, Op, OpenDevice, Slice, Status};
 use reactor::{OpResult, WaitList, discard, flush, loop_time, read, spawn, write, write_zeroes};
 
-use crate::budget::ByteBudget;
+use crate::abi::MAX_IO_BYTES;
+use crate::budget::{ByteBudget, ByteReservation};
 use crate::channel::Channel;
 use crate::figures::{Figures, Stats};
 use crate::request::{Request, errno};
+use crate::tag_buffers::TagBuffers;
+
+/// Where the data of requests are in memory.
+#[derive(Clone, Debug)]
+pub enum DataMemory {
+    /// In a buffer of each tag, into and out of which the kernel copies.
+    OfTags {
+        /// The kernel's largest request, bytes.
+        max_io_bytes: u32,
+    },
+    /// In buffers from the pool, into and out of which the queue copies by the character device
+    /// (user copy). Their bytes are counted with those of other queues.
+    Pooled(Rc<ByteBudget>),
+}
 
 /// What a queue serves.
 pub struct QueueSpec {
@@ -30,8 +46,8 @@ pub struct QueueSpec {
     pub is_read_only: Box<dyn Fn() -> bool>,
     /// Where the times of requests are recorded.
     pub latencies: Option<Arc<Latencies>>,
-    /// The bytes that its requests may have in memory, with other queues.
-    pub budget: Rc<ByteBudget>,
+    /// Where the data of its requests are, as the device was made in the kernel.
+    pub memory: DataMemory,
     /// Its tags.
     pub depth: u16,
 }
@@ -49,6 +65,8 @@ pub enum Ended {
 pub struct Queue<C: Channel> {
     channel: C,
     spec: QueueSpec,
+    /// Where the kernel copies.
+    buffers: Option<TagBuffers>,
     /// Tags whose task has not ended.
     tags: Cell<u16>,
     /// Tags that the kernel has been offered for the first time.
@@ -64,9 +82,14 @@ impl<C: Channel> Queue<C> {
     /// Offers all tags to the kernel, each by a task.
     pub fn start(channel: C, spec: QueueSpec) -> Rc<Queue<C>> {
         let depth = spec.depth;
+        let buffers = match spec.memory {
+            DataMemory::OfTags { max_io_bytes } => Some(TagBuffers::new(depth, max_io_bytes)),
+            DataMemory::Pooled(_) => None,
+        };
         let queue = Rc::new(Queue {
             channel,
             spec,
+            buffers,
             tags: Cell::new(depth),
             offered: Cell::new(0),
             failed: Cell::new(None),
@@ -120,12 +143,13 @@ impl<C: Channel> Queue<C> {
 
     /// UB-Q1: all commands of a tag are this task's.
     async fn serve_tag(self: Rc<Self>, tag: u16) {
-        let fetched = self.channel.fetch(tag);
+        let fetched = self.offer(tag, 0, |buf| self.channel.fetch(tag, buf));
         self.offered.set(self.offered.get() + 1);
         self.changed.wake_all();
         let mut answer = fetched.await;
         while self.has_request(answer) {
-            let request = Request::decode(self.channel.descriptor(tag), &self.limits());
+            let descriptor = self.channel.descriptor(tag);
+            let request = Request::decode(descriptor, &self.limits(), self.max_io_bytes());
             let begun = loop_time();
             self.figures.take();
             let result = match request {
@@ -139,9 +163,15 @@ impl<C: Channel> Queue<C> {
             if let (Some(times), Ok(request)) = (&self.spec.latencies, request) {
                 times.record(request.op, loop_time().saturating_sub(begun));
             }
-            self.figures.commit(request.ok().map(|request| request.op), result);
+            let op = request.ok().map(|request| request.op);
+            self.figures.commit(op, result);
+            let read_bytes = match (op, result) {
+                (Some(Op::Read), Ok(bytes)) => bytes.unsigned_abs() as usize,
+                _ => 0,
+            };
             let result = result.unwrap_or_else(|status| -errno(status));
-            answer = self.channel.commit_and_fetch(tag, result).await;
+            let commit = |buf: Option<&Buf>| self.channel.commit_and_fetch(tag, result, buf);
+            answer = self.offer(tag, read_bytes, commit).await;
         }
         self.tags.set(self.tags.get() - 1);
         self.changed.wake_all();
@@ -162,6 +192,33 @@ impl<C: Channel> Queue<C> {
         self.spec.device.limits()
     }
 
+    fn max_io_bytes(&self) -> u32 {
+        match self.spec.memory {
+            DataMemory::OfTags { max_io_bytes } => max_io_bytes,
+            DataMemory::Pooled(_) => MAX_IO_BYTES,
+        }
+    }
+
+    /// Calls `offer` with the buffer with which a tag is offered, if the kernel copies.
+    fn offer<R>(&self, tag: u16, read_bytes: usize, offer: impl FnOnce(Option<&Buf>) -> R) -> R {
+        match &self.buffers {
+            Some(buffers) => buffers.offer(tag, read_bytes, |buf| offer(Some(buf))),
+            None => offer(None),
+        }
+    }
+
+    /// Memory for the data of a tag's request (UB-Q2).
+    async fn memory(&self, tag: u16, bytes: usize) -> (Slice, Option<ByteReservation>) {
+        match (&self.buffers, &self.spec.memory) {
+            (None, DataMemory::Pooled(budget)) => {
+                let reserved = budget.take(bytes as u64).await;
+                (Buf::alloc(bytes).into(), Some(reserved))
+            }
+            (Some(buffers), _) => (buffers.data(tag, bytes), None),
+            (None, DataMemory::OfTags { .. }) => unreachable!("made with buffers"),
+        }
+    }
+
     /// Does a request; returns the bytes of its data.
     async fn perform(&self, tag: u16, request: Request) -> Result<i32, Status> {
         let Request { op, sector, len, flags } = request;
@@ -172,27 +229,28 @@ impl<C: Channel> Queue<C> {
         let bytes = request.data_bytes();
         match op {
             Op::Read => {
-                let _reserved = self.spec.budget.take(bytes as u64).await; // UB-Q2
-                let buf = Buf::alloc(bytes);
-                read(device, Class::Foreground, sector, buf.clone().into()).await?;
-                // UB-Q3
-                self.channel.copy_out(tag, &buf)?;
+                let (data, _reserved) = self.memory(tag, bytes).await;
+                read(device, Class::Foreground, sector, data.clone().into()).await?;
+                if self.buffers.is_none() {
+                    self.channel.copy_out(tag, &data)?; // UB-Q3
+                }
             }
             Op::Write => {
-                let _reserved = self.spec.budget.take(bytes as u64).await;
-                let buf = Buf::alloc(bytes);
-                self.channel.copy_in(tag, &buf)?;
+                let (data, _reserved) = self.memory(tag, bytes).await;
+                if self.buffers.is_none() {
+                    self.channel.copy_in(tag, &data)?;
+                }
                 let class = match flags.contains(Flags::FUA) {
                     true => Class::Foreground,
                     false => Class::Normal,
                 };
-                write(device, flags, class, sector, buf.into()).await?;
+                write(device, flags, class, sector, data.into()).await?;
             }
             Op::Flush => flush(device, Class::Foreground).await?,
             Op::Discard => discard(device, Class::Normal, sector, len).await?,
             Op::WriteZeroes => write_zeroes(device, flags, Class::Normal, sector, len).await?,
         }
-        Ok(i32::try_from(bytes).expect("at most MAX_IO_BYTES"))
+        Ok(i32::try_from(bytes).expect("at most a request's largest"))
     }
 }
 

@@ -2,7 +2,7 @@
 //! A request: what the kernel describes, checked, in our terms.
 use block::{Flags, Limits, Op, Sector, Status};
 
-use crate::abi::{MAX_IO_BYTES, op};
+use crate::abi::op;
 use crate::kernel::Descriptor;
 
 /// A request that lies on the device.
@@ -16,11 +16,15 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads a descriptor (UB-Q5).
+    /// Reads a descriptor (UB-Q5); data are at most `max_io_bytes`.
     ///
     /// # Errors
     /// `NotSupported` for an operation that we do not know, `Invalid` when it is not on the device.
-    pub(crate) fn decode(from: Descriptor, limits: &Limits) -> Result<Request, Status> {
+    pub(crate) fn decode(
+        from: Descriptor,
+        limits: &Limits,
+        max_io_bytes: u32,
+    ) -> Result<Request, Status> {
         let has = |flag: u32| from.op_flags & flag != 0;
         let op = match from.op_flags & op::MASK {
             op::READ => Op::Read,
@@ -44,7 +48,7 @@ impl Request {
             return Err(Status::Invalid);
         }
         let request = Request { op, sector, len, flags };
-        if request.has_data() && len.bytes() > u64::from(MAX_IO_BYTES) {
+        if request.has_data() && len.bytes() > u64::from(max_io_bytes) {
             return Err(Status::Invalid);
         }
         Ok(request)
@@ -58,7 +62,7 @@ impl Request {
     /// Bytes of its data.
     pub(crate) fn data_bytes(&self) -> usize {
         let bytes = if self.has_data() { self.len.bytes() } else { 0 };
-        usize::try_from(bytes).expect("at most MAX_IO_BYTES, checked")
+        usize::try_from(bytes).expect("at most a request's largest, checked")
     }
 }
 
@@ -74,7 +78,7 @@ mod tests {
 
     fn decode(op_flags: u32, sector: u64, sectors: u32) -> Result<Request, Status> {
         let limits = Limits { logical_block_bytes: 4096, ..Limits::new(Sector(80)) };
-        Request::decode(Descriptor { op_flags, sectors, sector, addr: 0 }, &limits)
+        Request::decode(Descriptor { op_flags, sectors, sector, addr: 0 }, &limits, 1 << 20)
     }
 
     #[test]
@@ -100,8 +104,9 @@ mod tests {
         }
         let large = Limits::new(Sector(1 << 30));
         let long = Descriptor { op_flags: op::WRITE, sectors: 4096, sector: 0, addr: 0 };
-        assert_eq!(Request::decode(long, &large), Err(Status::Invalid));
+        assert_eq!(Request::decode(long, &large, 1 << 20), Err(Status::Invalid));
+        assert!(Request::decode(long, &large, 2 << 20).is_ok());
         let long = Descriptor { op_flags: op::DISCARD, ..long };
-        assert!(Request::decode(long, &large).is_ok());
+        assert!(Request::decode(long, &large, 1 << 20).is_ok());
     }
 }

@@ -14,9 +14,9 @@
 //! ```
 //!
 //! Invariants
-//! - UR-U1 Memory that the kernel may access (buffers, iovec arrays, the eight bytes of the
-//!   eventfd's read) is owned by its `Request` or by the ring, and freed only after the completion
-//!   was reaped.
+//! - UR-U1 Memory that the kernel may access (buffers, also those of commands, iovec arrays, the
+//!   eight bytes of the eventfd's read) is owned by its `Request` or by the ring, and freed only
+//!   after the completion was reaped: never, if the driver ends before that.
 //! - UR-U2 Every request yields one event. The driver itself continues short transfers and retries
 //!   interrupted ones.
 //! - UR-U3 A file is closed only when no request is in flight on it; a close waits for that, and

@@ -217,7 +217,7 @@ impl Request {
         }
     }
 
-    /// Whether the kernel has no memory of ours while it is in flight, and no cancellation ends it.
+    /// Whether no cancellation ends it.
     pub(crate) fn is_command(&self) -> bool {
         matches!(self.what, SqeOp::Command { .. })
     }
@@ -300,8 +300,11 @@ impl Request {
             SqeOp::WriteZeroes { offset, len, unmap: false } => {
                 fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, *offset, *len)
             }
-            // The kernel copies the arguments when it takes the entry.
-            SqeOp::Command { code, args } => opcode::UringCmd16::new(fd, *code).cmd(*args).build(),
+            // The kernel copies the arguments when it takes the entry. Its driver knows the buffer
+            // from them.
+            SqeOp::Command { code, args, .. } => {
+                opcode::UringCmd16::new(fd, *code).cmd(*args).build()
+            }
             SqeOp::Accept => {
                 let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
                 opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()

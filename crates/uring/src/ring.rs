@@ -520,11 +520,14 @@ impl Drop for Uring {
         for _ in 0..DRAIN_SECS_MAX {
             shared.reap();
             // Commands end with the ring, after the process if need be.
-            let has_memory = shared.requests.iter().any(|(_, request)| !request.is_command());
-            if !has_memory && !shared.wakeup.armed {
-                return;
+            let others = shared.requests.iter().any(|(_, request)| !request.is_command());
+            if !others && !shared.wakeup.armed {
+                break;
             }
             shared.wait(Some(Nanos::from_secs(1)));
+        }
+        if shared.requests.is_empty() && !shared.wakeup.armed {
+            return;
         }
         #[expect(clippy::mem_forget, reason = "UR-U1: the kernel may still write to the buffers")]
         std::mem::forget((

@@ -9,10 +9,13 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Sector};
+use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Reservation, Sector};
 use dm::{MappedDevice, Opened};
 use reactor::{CoreLocal, FileId, WaitList, core_id, new_opener, now};
-use ublk::{ByteBudget, KernelChannel, MakeQueue, NewQueue, QueueMemory, QueueSpec, Queues, Stats};
+use ublk::{
+    ByteBudget, DataMemory, KernelChannel, MakeQueue, NewQueue, QueueMemory, QueueSpec, Queues,
+    Stats,
+};
 use uring::{Files, SharedFile};
 
 use super::cores::{QueueCore, QueueCores};
@@ -57,18 +60,42 @@ pub(super) struct UblkDisk {
     queues: Queues<KernelChannel>,
     /// HO-U1; none once it has ended.
     held: RefCell<Option<HeldDevice>>,
+    /// The buffers of its tags.
+    _tags: Option<Reservation>,
     has_ended: WaitList,
 }
 
+/// What the queues of a disk have in common.
+#[derive(Clone, Copy)]
+struct QueueLayout {
+    depth: u16,
+    /// The kernel copies data, of so many bytes at most.
+    kernel_copies: Option<u32>,
+}
+
+impl QueueLayout {
+    /// Where the data of a queue's requests are; `budget` is that of its core.
+    fn memory(self, budget: CoreLocal) -> DataMemory {
+        match self.kernel_copies {
+            Some(max_io_bytes) => DataMemory::OfTags { max_io_bytes },
+            None => DataMemory::Pooled(
+                budget
+                    .get::<ByteBudget>()
+                    .expect("each core has one, as long as the door is there"),
+            ),
+        }
+    }
+}
+
 /// What a queue on core 0 serves.
-fn spec_here(device: &Rc<MappedDevice>, budget: Rc<ByteBudget>, depth: u16) -> QueueSpec {
+fn spec_here(device: &Rc<MappedDevice>, budget: CoreLocal, layout: QueueLayout) -> QueueSpec {
     let read_only = device.read_only().clone();
     QueueSpec {
         device: OpenDevice::new(device.clone(), new_opener()),
         is_read_only: Box::new(move || read_only.get()),
         latencies: Some(device.latencies()),
-        budget,
-        depth,
+        memory: layout.memory(budget),
+        depth: layout.depth,
     }
 }
 
@@ -76,7 +103,7 @@ fn spec_here(device: &Rc<MappedDevice>, budget: Rc<ByteBudget>, depth: u16) -> Q
 fn make_there(
     device: &MappedDevice,
     (handle, shared): (DeviceHandle, SharedFile),
-    (nth, depth): (u16, u16),
+    (nth, layout): (u16, QueueLayout),
     (budget, memory): (CoreLocal, QueueMemory),
 ) -> MakeQueue<KernelChannel> {
     let (read_only, latencies) = (device.read_only().clone(), device.latencies());
@@ -86,8 +113,8 @@ fn make_there(
             device: OpenDevice::new(device_on_this_core(&handle), new_opener()),
             is_read_only: Box::new(move || read_only.get()),
             latencies: Some(latencies),
-            budget: budget.get().expect("each core has one, as long as the door is there"),
-            depth,
+            memory: layout.memory(budget),
+            depth: layout.depth,
         };
         (KernelChannel::new(file, nth, memory), spec)
     })
@@ -101,14 +128,17 @@ fn close_there(channel: &KernelChannel) {
 }
 
 impl UblkDisk {
-    /// Offers the tags of a device that was opened.
+    /// Offers the tags of a device that was opened; `tags`: the memory of their buffers.
     pub(super) async fn new(
         device: &Rc<MappedDevice>,
         opened: OpenedDevice,
         files: &Files,
         cores: &QueueCores,
+        tags: Option<Reservation>,
     ) -> Result<Rc<UblkDisk>, Error> {
-        let OpenedDevice { number, file, memory, depth, recovers, capacity, .. } = opened;
+        let OpenedDevice { number, file, memory, depth, kernel_copies, recovers, capacity, .. } =
+            opened;
+        let layout = QueueLayout { depth, kernel_copies };
         let held = Rc::new(device.open()?);
         let file = files.adopt_device(file);
         let shared = files.share(file).expect("it was opened above");
@@ -119,13 +149,12 @@ impl UblkDisk {
         let mut new = Vec::new();
         for ((nth, memory), QueueCore { core, budget }) in queues {
             if *core == CoreId(0) {
-                let budget = budget.get().expect("each core has one, as long as the door is there");
                 let channel = KernelChannel::new(file, nth, memory);
-                new.push(NewQueue::Here(channel, spec_here(device, budget, depth)));
+                new.push(NewQueue::Here(channel, spec_here(device, *budget, layout)));
             } else {
                 let lease = lease.get_or_insert_with(|| cores.owner.lease(held.clone()));
                 let from = (lease.handle(), shared.clone());
-                let make = make_there(device, from, (nth, depth), (*budget, memory));
+                let make = make_there(device, from, (nth, layout), (*budget, memory));
                 new.push(NewQueue::On(*core, make));
             }
         }
@@ -138,6 +167,7 @@ impl UblkDisk {
             file,
             queues,
             held: RefCell::new(Some(HeldDevice { _lease: lease, opened: held })),
+            _tags: tags,
             has_ended: WaitList::new(),
         }))
     }

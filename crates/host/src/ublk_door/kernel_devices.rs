@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use block::{Error, ErrorKind, Sector};
 use ublk::{
-    Control, Features, Identity, KernelDevice, NewDevice, Params, QueueMemory, State, disk_path,
+    Control, Features, Identity, KernelDevice, MAX_IO_BYTES, NewDevice, Params, QueueMemory, State,
+    TAG_BUFFER_BYTES, disk_path,
 };
 
 use super::links;
@@ -43,6 +44,8 @@ pub(super) struct OpenedDevice {
     pub(super) memory: Vec<QueueMemory>,
     /// Tags of each queue.
     pub(super) depth: u16,
+    /// The kernel copies data, of so many bytes at most; else the queues do.
+    pub(super) kernel_copies: Option<u32>,
     /// It was there: its clients wait.
     pub(super) is_recovered: bool,
     /// Its clients wait for the next daemon when this one ends.
@@ -102,6 +105,11 @@ fn delete_unserved(control: &mut Control, number: u32) -> Result<(), Error> {
     control.delete(number)
 }
 
+/// The largest request of a device whose data the kernel copies.
+fn kernel_copies_of(device: &KernelDevice) -> Option<u32> {
+    (!device.features.contains(Features::USER_COPY)).then_some(device.max_io_bytes)
+}
+
 /// Opens the character device of a device.
 fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<QueueMemory>), Error> {
     let KernelDevice { number, depth, queues, .. } = *device;
@@ -114,27 +122,41 @@ fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<QueueM
     Ok((file, memory))
 }
 
-/// Makes a device with at most `queues` queues, and opens it.
+/// Makes a device with at most `queues` queues, and opens it. `kernel_copies`: the kernel is to
+/// copy data.
 pub(super) fn add(
     identity: Identity,
     queues: u16,
     recovers: bool,
+    kernel_copies: bool,
     features: Features,
     params: &Params,
 ) -> Result<OpenedDevice, Error> {
     let mut control = Control::open()?;
     let recovers = recovers && features.contains(Features::RECOVERY);
-    let wanted = if recovers { Features::RECOVERY } else { Features::empty() };
-    let new = NewDevice { identity, features: wanted, queues, depth: DEPTH };
+    let mut wanted = if recovers { Features::RECOVERY } else { Features::empty() };
+    wanted.set(Features::USER_COPY, !kernel_copies);
+    let max_io_bytes = if kernel_copies { TAG_BUFFER_BYTES } else { MAX_IO_BYTES };
+    let params = params.with_max_io(max_io_bytes);
+    let new = NewDevice { identity, features: wanted, queues, depth: DEPTH, max_io_bytes };
     // It has no more queues than the machine has processors.
     let added = control.add(&new)?;
     let KernelDevice { number, depth, .. } = added;
-    let opened = control.set_params(number, params).and_then(|()| open(&control, &added));
+    let opened = control.set_params(number, &params).and_then(|()| open(&control, &added));
     match opened {
         Ok((file, memory)) => {
-            let capacity = params.capacity();
-            let is_recovered = false;
-            Ok(OpenedDevice { number, file, memory, depth, is_recovered, recovers, capacity })
+            let (is_recovered, capacity) = (false, params.capacity());
+            let kernel_copies = kernel_copies_of(&added);
+            Ok(OpenedDevice {
+                number,
+                file,
+                memory,
+                depth,
+                kernel_copies,
+                is_recovered,
+                recovers,
+                capacity,
+            })
         }
         Err(e) => {
             // The first error is the caller's.
@@ -164,7 +186,17 @@ pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDev
     while_busy(END_TIME, || open(&control, &device).map(|file| opened = Some(file)))?;
     let (file, memory) = opened.expect("opened without an error");
     let (is_recovered, recovers, capacity) = (true, true, old.capacity());
-    Ok(OpenedDevice { number, file, memory, depth, is_recovered, recovers, capacity })
+    let kernel_copies = kernel_copies_of(&device);
+    Ok(OpenedDevice {
+        number,
+        file,
+        memory,
+        depth,
+        kernel_copies,
+        is_recovered,
+        recovers,
+        capacity,
+    })
 }
 
 /// Lets clients in: of a new device for the first time, of a device that was taken over again.

@@ -36,7 +36,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector};
+use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Reservation, Sector};
 use dm::MappedDevice;
 use reactor::{WaitList, sleep, spawn};
 use ublk::{Features, Identity, Params, Stats, disk_path};
@@ -311,7 +311,8 @@ impl UblkDoor {
         let params = Params::new(&limits, device.read_only().get()).map_err(Error::invalid)?;
         let identity = Identity::new(&self.run_dir, device.name());
         let found = self.waiting.borrow_mut().take(&name, identity)?;
-        let opened = match found {
+        let reserve = |queues| self.driver.get()?.cores.reserve_tags(queues);
+        let (opened, tags) = match found {
             Some(found) if !survives_kill => {
                 self.waiting.borrow_mut().put_back(found);
                 return Err(Error::busy(format!(
@@ -324,17 +325,25 @@ impl UblkDoor {
             Some(found) => {
                 let recover = move || kernel_devices::recover(found, &params);
                 let recovered = self.files.apart(THREAD, recover).await;
-                recovered.inspect_err(|_| self.waiting.borrow_mut().put_back(found))?
+                let opened =
+                    recovered.inspect_err(|_| self.waiting.borrow_mut().put_back(found))?;
+                // It is served as it was made, also where there is no room for its buffers now.
+                let tags = opened.kernel_copies.and_then(|_| reserve(found.queues));
+                (opened, tags)
             }
             None => {
                 let (features, queues) = (self.features(), self.queues_of(device));
-                let add =
-                    move || kernel_devices::add(identity, queues, survives_kill, features, &params);
-                self.files.apart(THREAD, add).await?
+                let tags = reserve(queues);
+                let (recovers, copies) = (survives_kill, tags.is_some());
+                let add = move || {
+                    kernel_devices::add(identity, queues, recovers, copies, features, &params)
+                };
+                (self.files.apart(THREAD, add).await?, tags)
             }
         };
         let (number, is_recovered) = (opened.number, opened.is_recovered);
-        let (disk, path) = self.start(device, opened).await?;
+        let kernel_copies = opened.kernel_copies.is_some();
+        let (disk, path) = self.start(device, opened, tags).await?;
         let (path, queues, name) = (path.display(), disk.queues().count(), device.name());
         if is_recovered {
             tracing::info!(device = name, %path, number, queues, "block device taken over");
@@ -342,7 +351,9 @@ impl UblkDoor {
             self.update_size(&disk, limits.capacity).await?;
         } else {
             let recovers = survives_kill && self.features().contains(Features::RECOVERY);
-            tracing::info!(device = name, %path, number, queues, recovers, "block device made");
+            tracing::info!(
+                device = name, %path, number, queues, recovers, kernel_copies, "block device made"
+            );
         }
         Ok(())
     }
@@ -353,10 +364,11 @@ impl UblkDoor {
         self: &Rc<Self>,
         device: &Rc<MappedDevice>,
         opened: OpenedDevice,
+        tags: Option<Reservation>,
     ) -> Result<(Rc<UblkDisk>, PathBuf), Error> {
         let (number, is_recovered) = (opened.number, opened.is_recovered);
         let driver = self.driver.get().expect("a device in the kernel was opened");
-        let made = UblkDisk::new(device, opened, &self.files, &driver.cores).await;
+        let made = UblkDisk::new(device, opened, &self.files, &driver.cores, tags).await;
         let disk = match made {
             Ok(disk) => disk,
             Err(e) if is_recovered => return Err(e),

@@ -85,6 +85,7 @@ mod tests {
             features: Features::RECOVERY,
             queues: 1,
             depth: 128,
+            max_io_bytes: 1 << 20,
         }
     }
 

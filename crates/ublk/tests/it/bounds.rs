@@ -5,7 +5,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Sector};
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World};
-use ublk::{ByteBudget, Queue, QueueSpec};
+use ublk::{ByteBudget, DataMemory, Queue, QueueSpec};
 
 use super::kernel::{ClientRequest, Kernel, READ, WRITE};
 use super::recovery::spec;
@@ -23,7 +23,8 @@ fn data_in_flight_are_bounded_and_all_requests_end() {
     let done = machine.block_on(async move {
         let connection = at_kernel.connect(0);
         let budget = ByteBudget::new(MAX);
-        let bounded = QueueSpec { budget: budget.clone(), ..spec(device, 16) };
+        let memory = DataMemory::Pooled(budget.clone());
+        let bounded = QueueSpec { memory, ..spec(device, 16) };
         let queue = Queue::start(connection, bounded);
         queue.offered().await.unwrap();
         at_kernel.go_live();

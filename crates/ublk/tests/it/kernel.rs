@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The kernel's side of a device, as its driver behaves: queues with their tags, requests that
-//! wait, and recovery. It panics where the driver would refuse a command (also one of another core
+//! wait, recovery, and the copy of data into and out of buffers of tags where it is to copy them.
+//! It panics where the driver would refuse a command (also one of another core
 //! than that which fetched the tag), or give a client what it may not get.
 //!
 //! ```text
@@ -14,7 +15,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{Buf, CoreId, Status};
+use block::{Buf, CoreId, Slice, Status};
 use reactor::{CoreLocal, Msg, OpResult, WaitList, core_id, post};
 use sim::Rng;
 use ublk::{Channel, Descriptor};
@@ -57,6 +58,8 @@ enum Tag {
 struct KernelQueue {
     tags: Vec<Tag>,
     waiting: VecDeque<ClientRequest>,
+    /// With which buffer each tag is offered, where the kernel copies.
+    bufs: Vec<Option<Buf>>,
     /// Where the server waits for its tags: a [`WaitList`] of that core.
     server: Option<(CoreId, CoreLocal)>,
     /// Its fetches are refused.
@@ -90,6 +93,7 @@ impl Kernel {
         let queue = || KernelQueue {
             tags: (0..depth).map(|_| Tag::Unknown).collect(),
             waiting: VecDeque::new(),
+            bufs: vec![None; depth],
             server: None,
             is_refused: false,
         };
@@ -134,6 +138,7 @@ impl Kernel {
                 }
             }
             queue.server = None;
+            queue.bufs.fill(None);
         }
         state.is_live = false;
     }
@@ -210,6 +215,9 @@ impl State {
             }
             let (at, core) = free[self.rng.index(free.len())];
             let next = queue.waiting.pop_front().expect("not empty");
+            if let (Some(buf), WRITE) = (queue.bufs[at].take(), next.op_flags & 0xff) {
+                buf.write(|bytes| bytes[..next.data.len()].copy_from_slice(&next.data));
+            }
             queue.tags[at] = Tag::Owned(core, next);
         }
     }
@@ -226,9 +234,15 @@ impl State {
         }
     }
 
-    fn commit(&mut self, at: (u16, u16), result: i32) {
+    fn commit(&mut self, at: (u16, u16), result: i32, buf: Option<&Buf>) {
         self.commits += 1;
-        let request = self.owned_by_this_core(at).clone();
+        let request = self.owned_by_this_core(at);
+        if let (Some(buf), READ, 0..) = (buf, request.op_flags & 0xff, result) {
+            let (data, len) = (&mut request.data, request.sectors as usize * 512);
+            buf.read(|bytes| data.copy_from_slice(&bytes[..len]));
+            request.is_filled = true;
+        }
+        let request = request.clone();
         let bytes = i32::try_from(request.data.len()).unwrap();
         if result >= 0 && request.op_flags & 0xff <= WRITE {
             assert_eq!(result, bytes, "a part of {request:?}");
@@ -238,6 +252,7 @@ impl State {
         let next = if self.is_stopped { Tag::Ended } else { Tag::Offered(core_id()) };
         let queue = usize::from(at.0);
         self.queues[queue].tags[usize::from(at.1)] = next;
+        self.queues[queue].bufs[usize::from(at.1)] = buf.cloned();
         self.deliver(queue);
     }
 }
@@ -263,18 +278,19 @@ impl Connection {
 impl Channel for Connection {
     type Io = Pin<Box<dyn Future<Output = OpResult>>>;
 
-    fn fetch(&self, tag: u16) -> Self::Io {
+    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> Self::Io {
         let mut state = self.kernel.0.borrow_mut();
         let queue = &mut state.queues[usize::from(self.queue)];
         let slot = &mut queue.tags[usize::from(tag)];
         assert!(matches!(slot, Tag::Unknown), "tag {tag} is fetched twice: {slot:?}");
         *slot = if queue.is_refused { Tag::Ended } else { Tag::Offered(core_id()) };
+        queue.bufs[usize::from(tag)] = buf.cloned();
         drop(state);
         self.answer(tag)
     }
 
-    fn commit_and_fetch(&self, tag: u16, result: i32) -> Self::Io {
-        self.kernel.0.borrow_mut().commit((self.queue, tag), result);
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> Self::Io {
+        self.kernel.0.borrow_mut().commit((self.queue, tag), result, buf);
         self.changed.wake_all();
         self.answer(tag)
     }
@@ -286,7 +302,7 @@ impl Channel for Connection {
         Descriptor { op_flags, sectors, sector, addr: 0 }
     }
 
-    fn copy_in(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+    fn copy_in(&self, tag: u16, buf: &Slice) -> Result<(), Status> {
         let mut state = self.kernel.0.borrow_mut();
         let request = state.owned_by_this_core((self.queue, tag));
         assert_eq!(request.op_flags & 0xff, WRITE, "only a write has data to read");
@@ -294,7 +310,7 @@ impl Channel for Connection {
         Ok(())
     }
 
-    fn copy_out(&self, tag: u16, buf: &Buf) -> Result<(), Status> {
+    fn copy_out(&self, tag: u16, buf: &Slice) -> Result<(), Status> {
         let mut state = self.kernel.0.borrow_mut();
         let request = state.owned_by_this_core((self.queue, tag));
         assert_eq!(request.op_flags & 0xff, READ, "only a read takes data");

@@ -3,6 +3,7 @@
 //! the midst of it does to clients.
 
 mod bounds;
+mod buffers;
 mod clients;
 mod kernel;
 mod recovery;

@@ -8,7 +8,7 @@ use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, OpenDevice, Opener, Sec
 use reactor::{CoreLocal, sleep};
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
-use ublk::{ByteBudget, NewQueue, QueueSpec, Queues};
+use ublk::{ByteBudget, DataMemory, NewQueue, QueueSpec, Queues};
 
 use super::clients::{Clients, SECTORS};
 use super::kernel::{Connection, Kernel};
@@ -20,7 +20,7 @@ const LIVES: usize = 4;
 
 /// A device whose writes end at once, and reach the disk later: as a cache in the memory of the
 /// process does it.
-struct EarlyWrites(Rc<dyn BlockDevice>);
+pub(crate) struct EarlyWrites(pub(crate) Rc<dyn BlockDevice>);
 
 impl BlockDevice for EarlyWrites {
     fn name(&self) -> &str {
@@ -50,20 +50,28 @@ pub(crate) fn spec(device: Rc<dyn BlockDevice>, depth: u16) -> QueueSpec {
         device: OpenDevice::new(device, Opener(1)),
         is_read_only: Box::new(|| false),
         latencies: None,
-        budget: ByteBudget::new(1 << 20),
+        memory: DataMemory::Pooled(ByteBudget::new(1 << 20)),
         depth,
     }
+}
+
+/// The same for a device whose data the kernel copies.
+pub(crate) fn copied(spec: QueueSpec) -> QueueSpec {
+    QueueSpec { memory: DataMemory::OfTags { max_io_bytes: 1 << 14 }, ..spec }
 }
 
 /// What a core serves its queues with.
 struct Served {
     kernel: Kernel,
     device: Rc<dyn BlockDevice>,
+    /// The kernel copies data.
+    copies: bool,
 }
 
 impl Served {
     fn queue(&self, nth: u16) -> (Connection, QueueSpec) {
-        (self.kernel.connect(nth), spec(self.device.clone(), DEPTH))
+        let spec = spec(self.device.clone(), DEPTH);
+        (self.kernel.connect(nth), if self.copies { copied(spec) } else { spec })
     }
 }
 
@@ -88,6 +96,8 @@ struct Life {
     cores: u16,
     /// Of the device in the kernel, in all lives.
     queues: u16,
+    /// The kernel copies data: of the device, in all lives.
+    copies: bool,
     /// It is killed after so many steps.
     kill_after: Option<u64>,
     /// It ends in order.
@@ -139,7 +149,8 @@ fn live(
 ) -> Result<(), String> {
     let machine = Machine::boot(world, life.cores);
     let keep = |core| {
-        let served = Served { kernel: kernel.clone(), device: device() };
+        let copies = life.copies;
+        let served = Served { kernel: kernel.clone(), device: device(), copies };
         machine.on(core, || CoreLocal::keep(Rc::new(served)))
     };
     let served: Vec<CoreLocal> = (0..life.cores).map(keep).collect();
@@ -195,7 +206,7 @@ fn simulate(
     let world = World::calm(rng.next_u64());
     let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
-    let queues = rng.pick(&[1, 2, 3]);
+    let (queues, copies) = (rng.pick(&[1, 2, 3]), rng.chance_per_mille(500));
     let kernel = Kernel::new(rng.fork(), queues.into(), DEPTH.into());
     let clients = Rc::new(RefCell::new(Clients::new(rng.fork())));
     for life in 1..=LIVES {
@@ -204,7 +215,7 @@ fn simulate(
         let kill_after = (life < LIVES).then(|| rng.below(within));
         let leaves = kill_after.is_some() && rng.chance_per_mille(300);
         // More cores than queues, and fewer.
-        let life = Life { cores: rng.pick(&[1, 2, 3, 4]), queues, kill_after, leaves };
+        let life = Life { cores: rng.pick(&[1, 2, 3, 4]), queues, copies, kill_after, leaves };
         let device = || wrap(world.borrow().leaf(file));
         live(&world, &device, &kernel, &clients, life)?;
     }

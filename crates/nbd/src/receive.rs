@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use block::{Buf, Status};
-use reactor::loop_time;
+use reactor::{loop_time, yield_now};
 
 use crate::conn::{Conn, STEP_BYTES};
 use crate::job::{self, check, held_bytes};
@@ -134,6 +134,10 @@ impl Receiver {
         assert!(end - start < REQUEST_BYTES, "only a part of a request is left unread");
         self.chunk.write(|b| b.copy_within(start..end, 0));
         (self.start, self.end) = (0, end - start);
+        if !self.conn.replies.borrow().is_empty() {
+            // The sender sends them before this receive is submitted: clients wait for them.
+            yield_now().await;
+        }
         let chunk = self.chunk.clone();
         self.end += self.receive(&chunk, self.end).await?;
         Ok(())

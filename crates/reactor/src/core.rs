@@ -215,6 +215,14 @@ pub fn end_waits(file: FileId) {
     core.0.driver.borrow_mut().end_waits(file);
 }
 
+/// Has all that tasks have pushed begin now, and not at the end of this turn: for what another
+/// program waits for while this turn goes on. Costs a system call.
+pub fn begin_pushed() {
+    let core = current();
+    core.submit_pushed();
+    core.0.driver.borrow_mut().begin();
+}
+
 /// Sends a message to another core, together with the others of this turn. Messages from one core
 /// to another arrive in order.
 pub fn post(to: CoreId, msg: Msg) {

@@ -185,6 +185,8 @@ pub trait Driver {
     /// Waits until something has happened or `deadline` has come, and appends what happened. A
     /// deadline in the past only collects.
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>);
+    /// Has what was submitted begin now, and not at the next `park`. It waits for nothing.
+    fn begin(&mut self) {}
     /// Random bits: seeded under simulation, the system's otherwise.
     fn random(&mut self) -> u64;
     /// Whether somebody outside the cores may still send a [`Msg::Call`], so that a core without

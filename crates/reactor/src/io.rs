@@ -80,6 +80,19 @@ fn forget_op(key: OpKey) {
 #[must_use = "its outcome may be an error"]
 pub struct IoFuture(OpKey);
 
+impl IoFuture {
+    /// The outcome, if there is one.
+    pub fn outcome(&self) -> Option<OpResult> {
+        with_core(|c| match &c.ops.borrow().0[index(self.0)] {
+            Slot::Done(result) => Some(*result),
+            Slot::Waiting(_) => None,
+            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
+                unreachable!("no future has this slot")
+            }
+        })
+    }
+}
+
 impl Future for IoFuture {
     type Output = OpResult;
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult> {
@@ -105,14 +118,7 @@ pub struct BioFuture(IoFuture);
 impl BioFuture {
     /// The outcome, if there is one: a device may complete a bio while it is being submitted.
     pub fn outcome(&self) -> Option<Result<(), Status>> {
-        let IoFuture(key) = self.0;
-        with_core(|c| match &c.ops.borrow().0[index(key)] {
-            Slot::Done(result) => Some(result.status.ok()),
-            Slot::Waiting(_) => None,
-            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
-                unreachable!("no future has this slot")
-            }
-        })
+        self.0.outcome().map(|result| result.status.ok())
     }
 }
 

@@ -482,6 +482,10 @@ impl Driver for Uring {
         out.extend(self.messages.drain(..).map(Event::Msg));
     }
 
+    fn begin(&mut self) {
+        self.shared.borrow_mut().wait(Some(Nanos::ZERO));
+    }
+
     fn random(&mut self) -> u64 {
         let mut bytes = [0; 8];
         // Up to 256 bytes are returned whole and uninterrupted once the system has started.

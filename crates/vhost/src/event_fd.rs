@@ -3,11 +3,11 @@
 //!
 //! The driver waits on it: the front end may fill or drain the counter at any moment, so a system
 //! call that reads or writes it could wait for ever.
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Buf, Status, crashing};
-use reactor::{FileId, SqeOp, driver_io};
+use reactor::{FileId, IoFuture, SqeOp, begin_pushed, driver_io};
 
 /// An open eventfd. Dropping it closes it.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ enum Counter {
         file: FileId,
         /// What it is read to.
         read: Buf,
+        /// The last signal that nobody waits for.
+        begun: RefCell<Option<IoFuture>>,
     },
     /// Of a test without a kernel.
     #[cfg(test)]
@@ -32,7 +34,8 @@ enum Counter {
 impl EventFd {
     /// That of the driver, which belongs to it from now on.
     pub fn new(file: FileId) -> Rc<EventFd> {
-        let counter = Counter::Driver { file, read: Buf::zeroed(8) };
+        let (read, begun) = (Buf::zeroed(8), RefCell::default());
+        let counter = Counter::Driver { file, read, begun };
         Rc::new(EventFd { counter, closed: Cell::new(false) })
     }
 
@@ -48,7 +51,7 @@ impl EventFd {
             return false;
         }
         let is_signalled = match &self.counter {
-            Counter::Driver { file, read } => {
+            Counter::Driver { file, read, .. } => {
                 let bufs = read.clone().into();
                 let read = driver_io(*file, SqeOp::Read { offset: 0, bufs }).await;
                 read.status == Status::Ok
@@ -66,9 +69,32 @@ impl EventFd {
         }
         match &self.counter {
             Counter::Driver { file, .. } => {
-                let bufs = Buf::copy_of(&1_u64.to_le_bytes()).into();
-                // An error means that it is being closed.
-                let _ = driver_io(*file, SqeOp::Write { offset: 0, bufs, fua: false }).await;
+                let _ = add_one(*file).await; // an error means that it is being closed
+            }
+            #[cfg(test)]
+            Counter::Test(event) => event.add(),
+        }
+    }
+
+    /// Whether [`EventFd::signal_now`] has an effect: the signal before has reached the counter.
+    pub(crate) fn can_signal_now(&self) -> bool {
+        let has_ended = match &self.counter {
+            Counter::Driver { begun, .. } => {
+                begun.borrow().as_ref().is_none_or(|begun| begun.outcome().is_some())
+            }
+            #[cfg(test)]
+            Counter::Test(_) => true,
+        };
+        has_ended && !self.closed.get()
+    }
+
+    /// Signals it before this turn of the event loop goes on. One such signal waits while the
+    /// counter is full, no more: ask [`EventFd::can_signal_now`] first.
+    pub(crate) fn signal_now(&self) {
+        match &self.counter {
+            Counter::Driver { file, begun, .. } => {
+                begun.replace(Some(add_one(*file)));
+                begin_pushed();
             }
             #[cfg(test)]
             Counter::Test(event) => event.add(),
@@ -86,6 +112,11 @@ impl EventFd {
             Counter::Test(event) => event.wake(),
         }
     }
+}
+
+fn add_one(file: FileId) -> IoFuture {
+    let bufs = Buf::copy_of(&1_u64.to_le_bytes()).into();
+    driver_io(file, SqeOp::Write { offset: 0, bufs, fua: false })
 }
 
 impl Drop for EventFd {

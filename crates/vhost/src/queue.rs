@@ -14,6 +14,12 @@ use crate::memory::Memory;
 use crate::message::RingAddresses;
 use crate::ring::{Ring, RingError};
 
+/// So many requests are answered before the guest is told of them while others still go on. Then
+/// guest and core work at the same time, and neither sleeps: with one call at the end of each batch
+/// a core that polls served half as many 4 KiB requests at depth 32 (`make bench-doors`,
+/// 2026-11-28; with 8 and 16 fewer than with 4, with 1 as many for four times the calls).
+const TOLD_AT_ONCE: u16 = 4;
+
 /// A queue. It runs from the message that gives its kick to the one that asks for its base.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
@@ -144,6 +150,27 @@ impl Queue {
         Ok(())
     }
 
+    /// Tells the guest about used requests before the others of this turn have ended, if there are
+    /// enough and it wants that; the task that calls the guest at the end of the turn tells the
+    /// rest.
+    ///
+    /// # Errors
+    /// When memory is gone.
+    pub(crate) fn call_early(&self) -> Result<(), RingError> {
+        let ring = self.ring.borrow();
+        let Some(ring) = ring.as_ref().filter(|ring| ring.untold() >= TOLD_AT_ONCE) else {
+            return Ok(());
+        };
+        let call = self.call.borrow();
+        // What can't be told now must not count as told.
+        if let Some(call) = call.as_ref().filter(|call| call.can_signal_now())
+            && ring.wants_call()?
+        {
+            call.signal_now();
+        }
+        Ok(())
+    }
+
     pub(crate) fn end_request(&self, head: u16) {
         self.in_flight.borrow_mut()[usize::from(head)] = false;
         self.in_flight_count.set(self.in_flight_count.get() - 1);
@@ -208,5 +235,46 @@ impl Queue {
         self.addresses.set(None);
         self.enabled.set(false);
         self.call.take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+    use crate::testing::{TestEvent, TestRegion, USER_OFFSET, region_at};
+
+    const SIZE: u16 = 16;
+    const AVAILABLE: u64 = 0x1000;
+
+    #[test]
+    fn the_guest_is_told_before_all_requests_have_ended() {
+        let (region, event) = (TestRegion::new(0x3000), Arc::new(TestEvent::default()));
+        let memory = vec![region.clone() as Arc<dyn Region>];
+        let memory = Memory::new(&[region_at(0, 0x3000)], memory).unwrap();
+        let queue = Queue::new(0, &Arc::default());
+        queue.size.set(SIZE);
+        queue.addresses.set(Some(RingAddresses {
+            descriptors: USER_OFFSET,
+            used: USER_OFFSET + 0x2000,
+            available: USER_OFFSET + AVAILABLE,
+        }));
+        queue.begin(&memory, true, None).unwrap();
+        queue.call.replace(Some(EventFd::of_test(event.clone())));
+        let end = |heads: std::ops::Range<u16>| {
+            for head in heads {
+                queue.begin_request(head, true).unwrap();
+                queue.put_used(head, 1).unwrap();
+                queue.end_request(head);
+                queue.call_early().unwrap();
+            }
+            event.count()
+        };
+        assert_eq!(end(0..3), 0, "so few are told at the end of the turn");
+        assert_eq!(end(3..4), 1);
+        assert_eq!(end(4..12), 1, "the guest has not asked again");
+        region.store_u16(AVAILABLE + 4 + u64::from(SIZE) * 2, 12).unwrap();
+        assert_eq!(end(12..16), 2);
+        assert_eq!(queue.ring().unwrap().wants_call(), Ok(false), "all were told");
     }
 }

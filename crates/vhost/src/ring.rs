@@ -316,6 +316,11 @@ impl Ring {
         Ok(())
     }
 
+    /// Requests in the used ring that the guest was not told about.
+    pub fn untold(&self) -> u16 {
+        self.used_idx.get().wrapping_sub(self.told_at.get())
+    }
+
     /// Whether the guest wants to be told about what is in the used ring since the last call.
     ///
     /// # Errors

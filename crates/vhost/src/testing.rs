@@ -103,6 +103,11 @@ impl TestEvent {
         self.wake();
     }
 
+    /// Signals that nobody has waited for yet.
+    pub(crate) fn count(&self) -> u64 {
+        self.lock().count
+    }
+
     /// Whoever waits looks again.
     pub(crate) fn wake(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);

@@ -5,6 +5,7 @@
 //!   kick ─▶ run: peek · chain · parse · admit ─▶ take ─▶ start ──Bio──▶ device
 //!                                                          │ ended at once   │ later: a task
 //!   call ◀─ calls: does the guest want it? ◀── used ring ◀─┴── finish ◀──────┘
+//!      ◀──── early, after several ───────────────┘
 //! ```
 use std::rc::Rc;
 
@@ -261,6 +262,11 @@ fn finish(
     session.count(request, status);
     session.release(request.data_bytes.into());
     queue.end_request(request.head);
+    if !session.has_failed()
+        && let Err(e) = queue.call_early()
+    {
+        session.fail(format!("queue {}: {e}", queue.number));
+    }
 }
 
 fn answer(

@@ -113,8 +113,7 @@ pub(super) fn garbage(args: &Args, section: &mut Section) -> Result<(), String> 
         let Overwritten { sent, checkpoints, live, of_stored } = cost;
         let shares = [live, of_stored].map(|share| fixed(100.0 * share, 1));
         let [live, of_stored] = shares;
-        let bytes = [sent, checkpoints].map(|bytes| fixed(bytes, 2));
-        let [sent_cell, checkpoints_cell] = bytes;
+        let (sent_cell, checkpoints_cell) = (fixed(sent, 2), fixed(checkpoints, 4));
         let cells = [threshold.to_string(), sent_cell, checkpoints_cell, live, of_stored];
         let size = size_text(u64::from(segment_bytes));
         table.row(&[name, &size], cells);

@@ -10,8 +10,9 @@
 #![no_main]
 
 use format::objvol::{
-    Checkpoint, Identity, Manifest, Owner, OwnerState, Place, Seal, SegmentObject,
-    VOLUME_SECTORS_MAX, hash, stated_head_bytes,
+    Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, Identity, Increment, Layer,
+    LayeredMap, Manifest, ObjectDamage, Owner, OwnerState, Place, Seal, SegmentObject,
+    StoredCheckpoint, VOLUME_SECTORS_MAX, hash, stated_head_bytes,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -28,8 +29,8 @@ fuzz_target!(|data: &[u8]| {
     let magics = [seal.unwrap_or(b"MPOVSEGM"), b"MPOVMANI", b"MPOVOWNR", b"MPOVCKPT"];
     let mut object = data.to_vec();
     if choice % 4 != 0 && object.len() >= 128 {
-        // Owner records have a second version.
-        let version = if kind == 2 && choice & 0x10 != 0 { 2 } else { 1 };
+        // All but segments and seals have a second version.
+        let version = if kind > 0 && choice & 0x10 != 0 { 2 } else { 1 };
         repair(&mut object, kind, magics[kind], version);
     }
     let _ = stated_head_bytes(&object);
@@ -81,14 +82,53 @@ fn owner(object: &[u8]) {
 }
 
 fn checkpoint(object: &[u8]) {
-    match Checkpoint::decode(object, &UUID, PLACE, VOLUME_SECTORS_MAX) {
-        Ok(checkpoint) => {
-            let Identity { uuid, place, .. } = checkpoint.header.identity;
+    if let Ok(increment) = Increment::decode(object, &UUID, PLACE, VOLUME_SECTORS_MAX) {
+        assert_eq!(increment.encode(VOLUME_SECTORS_MAX), object);
+        // Over nothing, and over a map that it clears and covers in part.
+        let mut alone = LayeredMap::default();
+        if alone.add(increment.clone()).is_ok() {
+            let _ = alone.finish(VOLUME_SECTORS_MAX);
+        }
+        let _ = over(increment);
+    }
+    match StoredCheckpoint::decode(object, &UUID, PLACE, VOLUME_SECTORS_MAX) {
+        Ok(stored) => {
+            let Identity { uuid, place, .. } = stored.header().identity;
             assert_eq!((uuid, place), (UUID, PLACE));
-            assert_eq!(checkpoint.encode(VOLUME_SECTORS_MAX), object);
+            if let (StoredCheckpoint::Whole(whole), 1) = (stored, object[8]) {
+                assert_eq!(whole.encode_version_1(VOLUME_SECTORS_MAX), object);
+            }
         }
         Err(damage) => assert!(!damage.to_string().is_empty()),
     }
+}
+
+/// The map of an increment whose layers are replaced by one.
+fn over(increment: Increment) -> Result<Checkpoint, ObjectDamage> {
+    let place = Place::new(1, 1);
+    let extent = |start| CheckpointExtent {
+        start,
+        sectors: 100,
+        segment: 0,
+        at: 1,
+        skip: 0,
+        whole: 100,
+        crc: 0,
+    };
+    let base = Checkpoint {
+        header: CheckpointHeader {
+            identity: Identity { uuid: UUID, place, nonce: 0 },
+            tail_hash: 0,
+        },
+        segments: vec![CheckpointSegment { place, sectors: 500, live: 300 }],
+        extents: vec![extent(0), extent(100), extent(400)],
+        retained: Vec::new(),
+        snapshots: Vec::new(),
+    };
+    let layers = vec![Layer { place, hash: 0, extents: 3 }];
+    let mut map = LayeredMap::new(base, &layers)?;
+    map.add(Increment { layers, ..increment })?;
+    map.finish(VOLUME_SECTORS_MAX)
 }
 
 /// Gives the object this kind, the place and volume that are asked for, and right checksums.

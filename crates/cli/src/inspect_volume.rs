@@ -10,8 +10,8 @@ use format::objvol::{Owner, OwnerState, Place};
 use host::{Format, Listing, open_store, print};
 use objstore::{StoreClient, StoreUrl};
 use objvol::{
-    Depth, Health, LostRange, OpenOptions, RecordedCache, Snapshot, SnapshotReport, VolumeReport,
-    check,
+    CheckpointReport, Depth, Health, LostRange, OpenOptions, RecordedCache, Snapshot,
+    SnapshotReport, VolumeReport, check,
 };
 use serde_json::{Value, json};
 
@@ -102,7 +102,12 @@ fn text(url: &StoreUrl, report: &VolumeReport, shown: usize) -> String {
     line(
         "checkpoint",
         match report.checkpoint {
-            Some(place) => format!("of segment {place}; {behind}"),
+            Some(CheckpointReport { place, objects: 1 }) => {
+                format!("of segment {place}; {behind}")
+            }
+            Some(CheckpointReport { place, objects }) => {
+                format!("of segment {place}, in {objects} objects; {behind}")
+            }
             None => format!("none; {behind}"),
         },
     );
@@ -189,7 +194,8 @@ fn value(url: &StoreUrl, report: &VolumeReport, shown: usize) -> Value {
         "opened": { "epoch": report.epoch, "host": report.host, "at": report.opened_at },
         "lineage": hex(&report.lineage),
         "owner": owner,
-        "checkpoint": report.checkpoint.map(|place| place.to_string()),
+        "checkpoint": report.checkpoint.map(|checkpoint| checkpoint.place.to_string()),
+        "checkpoint_objects": report.checkpoint.map_or(0, |checkpoint| checkpoint.objects),
         "replayed_segments": report.replayed,
         "last_segment": report.end.to_string(),
         "segments": report.segments.count,

@@ -16,8 +16,8 @@ use std::rc::Rc;
 use block::{Error, ErrorKind, Sector};
 use format::checksum;
 use format::objvol::{
-    CHECKPOINTS, Checkpoint, MANIFESTS, Manifest, OWNERS, Owner, PROBES, Place, SEAL_BYTES, SECTOR,
-    SEGMENTS, Snapshot, parse_place_name, place_name,
+    CHECKPOINTS, MANIFESTS, Manifest, OWNERS, Owner, PROBES, Place, SEAL_BYTES, SECTOR, SEGMENTS,
+    Snapshot, parse_place_name, place_name,
 };
 
 use crate::config::OpenOptions;
@@ -28,6 +28,7 @@ use crate::open::Opening;
 use crate::owner::identity_text;
 use crate::planted::Fault;
 use crate::read::{Fetch, merge};
+use crate::snapshot_device::whole_checkpoint;
 use crate::store::ObjectStore;
 
 /// How often a check begins again because the volume was changed meanwhile. Chosen: a writer of
@@ -76,6 +77,15 @@ pub struct SnapshotReport {
     pub damage: Option<String>,
 }
 
+/// The checkpoint from which history goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointReport {
+    /// The last segment that its map includes.
+    pub place: Place,
+    /// Objects that it is made of: itself, and its layers.
+    pub objects: u64,
+}
+
 /// What a check says of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
@@ -107,8 +117,8 @@ pub struct VolumeReport {
     pub lineage: [u8; 16],
     /// The newest owner record; none before the first opening.
     pub owner: Option<Owner>,
-    /// Place of the newest checkpoint.
-    pub checkpoint: Option<Place>,
+    /// The newest checkpoint.
+    pub checkpoint: Option<CheckpointReport>,
     /// Segments of history behind it.
     pub replayed: u64,
     /// The last segment of history.
@@ -230,7 +240,6 @@ impl Check<'_> {
     ) -> Result<VolumeReport, Error> {
         let owner = self.opening.newest_owner(&manifest.identity.uuid, "").await?.owner;
         let live = log.uses().iter().map(|segment| u64::from(segment.live)).sum::<u64>();
-        let checkpoint = history.checkpoint.as_ref();
         Ok(VolumeReport {
             uuid: manifest.identity.uuid,
             sectors: Sector(manifest.volume_sectors),
@@ -240,7 +249,10 @@ impl Check<'_> {
             opened_at: manifest.opened_at,
             lineage: manifest.lineage,
             owner,
-            checkpoint: checkpoint.map(|checkpoint| checkpoint.header.identity.place),
+            checkpoint: history.checkpoint.as_ref().map(|found| CheckpointReport {
+                place: found.checkpoint.header.identity.place,
+                objects: found.layers.len() as u64,
+            }),
             replayed: history.heads.len() as u64,
             end: log.tail(),
             segments: StoredObjects::default(),
@@ -307,8 +319,8 @@ impl Check<'_> {
             return Ok(Some(format!("{name} is missing")));
         };
         let (place, sectors) = (snapshot.place, snapshot.volume_sectors);
-        Ok(match object.read(|object| Checkpoint::decode(object, uuid, place, sectors)) {
-            Err(damage) => Some(format!("{name}: {damage}")),
+        Ok(match object.read(|object| whole_checkpoint(object, uuid, place, sectors)) {
+            Err(why) => Some(format!("{name}: {why}")),
             Ok(checkpoint) => {
                 let mut live = checkpoint.segments.iter().filter(|segment| segment.live > 0);
                 live.find_map(|segment| absence(there, segment.place, segment.sectors))

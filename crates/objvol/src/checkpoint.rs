@@ -7,11 +7,16 @@
 //! - OV-K2 Its place is in the epoch of its writer. So when a writer deletes what its checkpoint
 //!   lists, no seal of an earlier take-over can come late and land before the place of the newest
 //!   checkpoint, in a name that has become free (decision 0035).
+//! - OV-K3 An increment is sent when all its layers are in the store, and a layer stays there as
+//!   long as the newest durable checkpoint names it (decision 0048). What that one does not name no
+//!   later one does.
+//! - OV-K4 The checkpoint of a snapshot has the whole map: it needs no other.
 use std::rc::Rc;
 
 use block::{Buf, Status};
-use format::objvol::{CHECKPOINTS, Checkpoint, Place, place_name};
+use format::objvol::{CHECKPOINTS, Layer, Place, place_name};
 
+use crate::log::{Image, Scope};
 use crate::planted::Fault;
 use crate::requests::Creation;
 use crate::shared::{GarbageList, Shared};
@@ -36,38 +41,41 @@ impl Shared {
 
     /// For whoever has the turn: writes a checkpoint if there is something new.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>) -> Result<(), Status> {
-        match self.image().await? {
-            Some(image) => self.put_checkpoint(&image).await,
+        match self.image(Scope::Next).await? {
+            Some(image) => self.put_checkpoint(image).await,
             None => Ok(()),
         }
     }
 
     /// The map as of everything that was written before the call; `None` if the newest checkpoint
     /// has it.
-    pub(crate) async fn image(self: &Rc<Self>) -> Result<Option<Checkpoint>, Status> {
+    pub(crate) async fn image(self: &Rc<Self>, scope: Scope) -> Result<Option<Image>, Status> {
         loop {
             self.close_gathered().await?;
-            let log = self.log.borrow();
+            let mut log = self.log.borrow_mut();
             let is_first = self.checkpointed.get() == 0 && log.tail() > Place::default();
             let is_planted = is_first && self.options.planted.is(Fault::CheckpointOfOtherEpoch);
             if log.next() - 1 == self.checkpointed.get() && !is_planted {
                 return Ok(None); // OV-K2
             }
             if !log.is_gathering() {
-                return Ok(Some(log.image(self.uuid(), self.nonce()))); // OV-K1: as of now
+                return Ok(Some(log.image(self.uuid(), self.nonce(), scope))); // OV-K1: as of now
             }
         }
     }
 
     /// Writes a checkpoint when its chain is in the store.
-    pub(crate) async fn put_checkpoint(self: &Rc<Self>, image: &Checkpoint) -> Result<(), Status> {
-        let place = image.header.identity.place;
+    pub(crate) async fn put_checkpoint(self: &Rc<Self>, image: Image) -> Result<(), Status> {
+        let Image { increment, garbage } = image;
+        let place = increment.header.identity.place;
         let is_own = place.epoch == self.epoch();
         if is_own && !self.options.planted.is(Fault::CheckpointBeforeChain) {
             self.wait_for_chain(place.sequence).await?; // OV-K1
         }
-        let object = Buf::copy_of(&image.encode(self.manifest.volume_sectors));
-        let name = place_name(CHECKPOINTS, place);
+        let bytes = increment.encode(self.manifest.volume_sectors);
+        let mut layers = increment.layers;
+        layers.push(Layer::of(&bytes, place));
+        let (object, name) = (Buf::copy_of(&bytes), place_name(CHECKPOINTS, place));
         loop {
             match self.requests.put(&name, &object, HEAD).await {
                 Ok(Creation::Own) => break,
@@ -81,25 +89,30 @@ impl Shared {
             self.check_fence()?;
         }
         self.checkpointed.set(if is_own { place.sequence } else { 0 });
-        self.list_garbage(image, place);
+        let is_snapshot =
+            |at: &Place| increment.snapshots.iter().any(|snapshot| snapshot.place == *at);
+        let is_layer = |at: &Place| layers.iter().any(|layer| layer.place == *at);
+        let planted = self.options.planted;
+        self.checkpoints.borrow_mut().push(place);
+        // OV-S3: by the list of the checkpoint, which is durable.
+        self.list_garbage(garbage, |at| {
+            is_snapshot(at) && !planted.is(Fault::ForgetSnapshotCheckpoints)
+                || is_layer(at) && !planted.is(Fault::ForgetLayers) // OV-K3
+                || *at == place
+        });
+        self.log.borrow_mut().note_checkpoint(layers);
         Ok(())
     }
 
-    /// What the checkpoint makes garbage is deleted after the grace time.
-    fn list_garbage(&self, image: &Checkpoint, place: Place) {
-        // OV-S3: by the list of the checkpoint, which is durable.
-        let is_needed = |at: &Place| {
-            let is_snapshot = image.snapshots.iter().any(|snapshot| snapshot.place == *at);
-            is_snapshot && !self.options.planted.is(Fault::ForgetSnapshotCheckpoints)
-        };
+    /// What the newest checkpoint makes garbage is deleted after the grace time.
+    fn list_garbage(&self, segments: Vec<Place>, is_needed: impl Fn(&Place) -> bool) {
         let mut checkpoints = self.checkpoints.borrow_mut();
         let before = std::mem::take(&mut *checkpoints);
         let (needed, garbage) = before.into_iter().partition(is_needed);
         *checkpoints = needed;
-        checkpoints.push(place);
         self.garbage.borrow_mut().push_back(GarbageList {
             due: reactor::now() + self.options.grace,
-            segments: image.garbage().collect(),
+            segments,
             checkpoints: garbage,
         });
     }

@@ -293,20 +293,24 @@ impl Shared {
             let dead = uses.iter().filter(|segment| segment.live == 0);
             list.segments = dead.map(|segment| segment.place).collect();
         }
-        for place in list.checkpoints {
-            self.delete(&place_name(CHECKPOINTS, place)).await;
+        for places in list.checkpoints.chunks(DELETIONS_AT_ONCE) {
+            self.delete_all(CHECKPOINTS, places).await;
         }
         for places in list.segments.chunks(DELETIONS_AT_ONCE) {
-            let delete = |place: &Place| -> Pending<'_, ()> {
-                let name = place_name(SEGMENTS, *place);
-                Box::pin(async move { self.delete(&name).await })
-            };
-            join_all(places.iter().map(delete).collect()).await;
+            self.delete_all(SEGMENTS, places).await;
             for place in places {
                 self.log.borrow_mut().forget(*place);
                 self.unreadable.borrow_mut().places.remove(place);
             }
         }
+    }
+
+    async fn delete_all(&self, folder: &str, places: &[Place]) {
+        let delete = |place: &Place| -> Pending<'_, ()> {
+            let name = place_name(folder, *place);
+            Box::pin(async move { self.delete(&name).await })
+        };
+        join_all(places.iter().map(delete).collect()).await;
     }
 
     async fn delete(&self, name: &str) {

@@ -91,9 +91,9 @@ pub struct OpenOptions {
     pub single_writer: bool,
     /// A checkpoint is wanted after so many segments; at least 1.
     pub checkpoint_every: u64,
-    /// A checkpoint is the whole map: one that is wanted waits until so many times its bytes were
-    /// written, unless writers wait for it, nothing is written any more, or an opening would have
-    /// to read very many segments.
+    /// A checkpoint that is wanted waits until so many times the bytes of one with the whole map
+    /// were written, unless writers wait for it, nothing is written any more, or an opening would
+    /// have to read very many segments.
     pub checkpoint_worth: u64,
     /// Segments are collected, empty and old ones first, while a smaller share of all of them is
     /// live; percent, 0 (never) to 90.
@@ -127,7 +127,7 @@ impl OpenOptions {
             single_writer: false,
             // Chosen: 1 GiB of segments of 4 MiB, whose heads recovery reads.
             checkpoint_every: 256,
-            // Chosen: 3 % of the bytes that are written at most.
+            // Chosen: 3 % of the bytes that are written, if each had the whole map (decision 0048).
             checkpoint_worth: 32,
             gc_threshold: 75,
             map_memory: 256 << 20,

@@ -17,7 +17,9 @@
 //! - OV-H4 A free name is damage, not the end, if a segment W or more behind it exists, or a
 //!   segment says that it was durable, or a later epoch has a segment. Then nothing is sealed. It
 //!   is looked at once more after the proof was seen: a listing is not one moment.
-//! - OV-H5 A checkpoint is believed only if no seal of its epoch lies at or before its place.
+//! - OV-H5 A checkpoint is believed only if no seal of its epoch lies at or before its place. Its
+//!   layers are those that its head names, by place and hash; one that is missing or another object
+//!   is damage of the checkpoint.
 //! - OV-H6 What has gone while it was read was garbage of a newer checkpoint: again from that one.
 //! - OV-H7 Each segment names the one before it, and its hash: there is one history.
 //! - OV-H8 A check changes nothing. A check and a repair go on behind damage: history ends there,
@@ -28,10 +30,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use block::{Buf, Error, ErrorKind, Planted};
 use format::objvol::{
-    CHECKPOINTS, Checkpoint, Identity, Manifest, Place, SEAL_BYTES, SEGMENTS, Seal, SegmentHead,
-    SegmentObject, WINDOW_MAX, manifest_name, parse_place_name, place_name,
+    Identity, Manifest, Place, SEAL_BYTES, SEGMENTS, Seal, SegmentHead, SegmentObject, WINDOW_MAX,
+    manifest_name, parse_place_name, place_name,
 };
 
+use crate::found::FoundCheckpoint;
 use crate::join::{Pending, join_all};
 use crate::planted::Fault;
 use crate::requests::{Creation, Denial, Requests};
@@ -72,7 +75,7 @@ pub(crate) struct Reader<'a> {
 /// What the map is made of.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    pub(crate) checkpoint: Option<Checkpoint>,
+    pub(crate) checkpoint: Option<FoundCheckpoint>,
     /// All segments behind it, in order.
     pub(crate) heads: Vec<SegmentHead>,
     /// The seals at which the epochs end, from the checkpoint on.
@@ -82,7 +85,7 @@ pub(crate) struct History {
 }
 
 /// Why a reading did not end well.
-enum Interruption {
+pub(crate) enum Interruption {
     /// Something has gone that was there (OV-H6).
     Gone(String),
     /// Something is not as it was written: a reading may go on behind it (OV-H8).
@@ -96,7 +99,7 @@ impl From<Error> for Interruption {
     }
 }
 
-type Reading<T> = Result<T, Interruption>;
+pub(crate) type Reading<T> = Result<T, Interruption>;
 
 /// An epoch as it was found.
 struct Epoch {
@@ -175,13 +178,11 @@ impl Reader<'_> {
         self.until_it_stays(async || self.try_read().await).await
     }
 
-    /// The newest checkpoint that is believed.
-    pub(crate) async fn find_checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
-        self.until_it_stays(async || self.newest_checkpoint().await).await
-    }
-
     /// OV-H6.
-    async fn until_it_stays<T>(&self, read: impl AsyncFn() -> Reading<T>) -> Result<T, Error> {
+    pub(crate) async fn until_it_stays<T>(
+        &self,
+        read: impl AsyncFn() -> Reading<T>,
+    ) -> Result<T, Error> {
         let mut gone = String::new();
         for _ in 0..ATTEMPTS_MAX {
             match read().await {
@@ -201,12 +202,12 @@ impl Reader<'_> {
         Error::new(ErrorKind::Io, format!("{}: {what}", self.requests.store_name()))
     }
 
-    fn denied(&self, Denial { kind, why, .. }: &Denial) -> Error {
+    pub(crate) fn denied(&self, Denial { kind, why, .. }: &Denial) -> Error {
         Error::new(*kind, format!("{}: {why}", self.requests.store_name()))
     }
 
     /// Damage: a finding of a check and of a repair, the end of an opening.
-    fn find(&self, what: String) -> Reading<()> {
+    pub(crate) fn find(&self, what: String) -> Reading<()> {
         if self.purpose == Purpose::TakeOver {
             return Err(Interruption::Damaged(what));
         }
@@ -215,7 +216,7 @@ impl Reader<'_> {
     }
 
     /// `read`, or nothing if it is damaged, and this a finding.
-    fn readable<T>(&self, read: Reading<T>) -> Reading<Option<T>> {
+    pub(crate) fn readable<T>(&self, read: Reading<T>) -> Reading<Option<T>> {
         match read {
             Ok(read) => Ok(Some(read)),
             Err(Interruption::Damaged(what)) => self.find(what).map(|()| None),
@@ -226,7 +227,7 @@ impl Reader<'_> {
     async fn try_read(&self) -> Reading<History> {
         self.findings.borrow_mut().clear();
         let checkpoint = self.newest_checkpoint().await?;
-        let header = checkpoint.as_ref().map(|checkpoint| checkpoint.header);
+        let header = checkpoint.as_ref().map(|found| found.checkpoint.header);
         let from = header.map_or(Place::default(), |header| header.identity.place);
         let mut before = (from, header.map_or(0, |header| header.tail_hash));
         let mut history = History { checkpoint, ..History::default() };
@@ -277,57 +278,8 @@ impl Reader<'_> {
         Ok(u64::from(manifest.window))
     }
 
-    /// The newest checkpoint that is believed.
-    async fn newest_checkpoint(&self) -> Reading<Option<Checkpoint>> {
-        let names = self.requests.list(CHECKPOINTS, "").await.map_err(|d| self.denied(&d))?;
-        for (name, _) in names.iter().rev() {
-            let Some(place) = parse_place_name(CHECKPOINTS, name) else {
-                self.find(format!("{name} is not an object of a volume"))?;
-                continue;
-            };
-            if place.epoch >= self.epoch {
-                continue; // of a writer that has taken over since
-            }
-            let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
-            let object = object.ok_or_else(|| Interruption::Gone(name.clone()))?;
-            let decode =
-                |object: &[u8]| Checkpoint::decode(object, &self.uuid, place, self.volume_sectors);
-            let checkpoint = match object.read(decode) {
-                Ok(checkpoint) => checkpoint,
-                Err(damage) => {
-                    self.find(format!("{name}: {damage}"))?;
-                    continue;
-                }
-            };
-            if self.is_sealed_before(place).await? && !self.planted.is(Fault::BelieveBeyondSeal) {
-                continue; // OV-H5
-            }
-            return Ok(Some(checkpoint));
-        }
-        Ok(None)
-    }
-
-    /// Whether a seal lies at `place` or before it in its epoch.
-    async fn is_sealed_before(&self, place: Place) -> Reading<bool> {
-        let folder = place_name(SEGMENTS, Place::new(place.epoch, 0));
-        let folder = &folder[..folder.len() - 16];
-        let names = self.requests.list(folder, "").await.map_err(|d| self.denied(&d))?;
-        for (name, bytes) in names {
-            let Some(at) = parse_place_name(SEGMENTS, &name).filter(|at| *at <= place) else {
-                continue;
-            };
-            if bytes == SEAL_BYTES as u64
-                && let Some(Some(SegmentObject::Seal(_))) =
-                    self.readable(self.object_at(at).await)?
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     /// What lies under the name of a segment.
-    async fn object_at(&self, place: Place) -> Reading<Option<SegmentObject>> {
+    pub(crate) async fn object_at(&self, place: Place) -> Reading<Option<SegmentObject>> {
         let name = place_name(SEGMENTS, place);
         let Some(head) = self.requests.head(&name).await.map_err(|d| self.denied(&d))? else {
             return Ok(None);
@@ -359,7 +311,7 @@ impl Reader<'_> {
                     continue;
                 }
                 let newest = self.newest_checkpoint().await?;
-                if newest.is_some_and(|newest| newest.header.identity.place > from) {
+                if newest.is_some_and(|n| n.checkpoint.header.identity.place > from) {
                     return Err(Interruption::Gone(format!("segment {place}")));
                 }
                 self.find(format!("segment {place} is missing: {evidence}"))?;

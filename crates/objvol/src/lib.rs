@@ -31,6 +31,7 @@
 //! | epochs without gaps, owners, sizes, what an opening reads and when | OV-O in `open` |
 //! | every epoch below is sealed; a hole is damage; which checkpoints count | OV-H in `history` |
 //! | checkpoints lie in the durable chain, and in the own epoch | OV-K in `checkpoint` |
+//! | an increment has everything that has changed since its layers | OV-IM in `log::image` |
 //! | garbage by durable checkpoints, after a look; seals stay | OV-G in `collect` |
 //! | who is fenced stays fenced, reads too | OV-F in `shared` |
 //! | data are checked; what was moved is looked up again | OV-RD in `read` |
@@ -47,9 +48,8 @@
 //!
 //! `volume_target` is the target of a table line. The client of real stores is the room `objstore`.
 //!
-//! Not there yet: incremental checkpoints (a checkpoint writes the whole map, so it waits until
-//! that is little beside what was written, decision 0045); defragmentation by
-//! garbage collection; deletion of what lies behind seals. An opening reads something of each epoch
+//! Not there yet: defragmentation by garbage collection; deletion of what lies behind seals. An
+//! opening reads something of each epoch
 //! since the newest checkpoint: a volume that is opened a thousand times without a write opens
 //! slowly.
 #![warn(missing_docs)]
@@ -59,6 +59,7 @@ mod check;
 mod checkpoint;
 mod collect;
 mod config;
+mod found;
 mod gather;
 mod history;
 mod join;
@@ -80,7 +81,9 @@ mod volume;
 mod volume_target;
 mod write;
 
-pub use check::{Depth, Health, LostRange, SnapshotReport, StoredObjects, VolumeReport, check};
+pub use check::{
+    CheckpointReport, Depth, Health, LostRange, SnapshotReport, StoredObjects, VolumeReport, check,
+};
 pub use config::{Geometry, OpenOptions, OtherSize};
 pub use format::objvol::{RecordedCache, Snapshot};
 pub use open::{Contents, contents, create};

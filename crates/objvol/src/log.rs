@@ -27,16 +27,20 @@ use std::ops::Range;
 
 use block::{Buf, Nanos, Planted};
 use format::objvol::{
-    Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, EXTENT_SECTORS_MAX,
-    Identity, Place, RecordKind, RetainedSegment, SECTOR, SegmentHead, SegmentHeader, Snapshot,
-    SnapshotChange,
+    Checkpoint, CheckpointExtent, EXTENT_SECTORS_MAX, Identity, Place, RecordKind, SECTOR,
+    SegmentHead, SegmentHeader, Snapshot, SnapshotChange,
 };
 use slab::Slab;
 
+use self::image::Chain;
 use crate::gather::{Encoded, Gather};
 use crate::history::History;
-use crate::map::{ENTRY_BYTES, Extent, ExtentMap, SegmentId};
+use crate::map::{Extent, ExtentMap, SegmentId};
 use crate::planted::Fault;
+
+mod image;
+
+pub(crate) use self::image::{Image, Scope};
 
 /// Where the data of a segment are.
 #[derive(Debug)]
@@ -117,6 +121,8 @@ pub(crate) struct Log {
     map: ExtentMap,
     /// By name.
     snapshots: BTreeMap<String, Snapshot>,
+    /// What the next checkpoint goes on from.
+    chain: Chain,
     gather: Gather,
     epoch: u64,
     /// Sequence of the segment that is gathered.
@@ -137,6 +143,7 @@ impl Log {
             ids: BTreeMap::new(),
             map: ExtentMap::default(),
             snapshots: BTreeMap::new(),
+            chain: Chain::default(),
             gather: Gather::default(),
             epoch,
             next: 1,
@@ -150,11 +157,15 @@ impl Log {
 
     /// Makes the map of a history.
     pub(crate) fn restore(&mut self, history: &History) {
-        if let Some(checkpoint) = &history.checkpoint {
-            self.load(checkpoint);
+        if let Some(found) = &history.checkpoint {
+            self.load(&found.checkpoint);
+            self.go_on_from(found.layers.clone());
         }
         for head in &history.heads {
             self.replay(head);
+        }
+        if self.planted.is(Fault::ForgetReplayed) {
+            self.chain.forget_changes();
         }
     }
 
@@ -225,12 +236,16 @@ impl Log {
         let by = segments[extent.segment as usize].place;
         let gone = |id: SegmentId, sectors| segments[id as usize].lose(sectors, by);
         self.map.insert(start, extent, gone);
+        self.chain.note(start..start + u64::from(extent.sectors), self.map.len());
         self.segments[extent.segment as usize].live += u32::from(extent.sectors);
     }
 
     fn cut(&mut self, range: Range<u64>, by: Place) {
         let segments = &mut self.segments;
-        self.map.cut(range, |id, sectors| segments[id as usize].lose(sectors, by));
+        self.map.cut(range.clone(), |id, sectors| segments[id as usize].lose(sectors, by));
+        if !self.planted.is(Fault::ForgetCleared) {
+            self.chain.note(range, self.map.len());
+        }
     }
 
     fn apply(&mut self, change: &SnapshotChange) {
@@ -467,11 +482,6 @@ impl Log {
         self.bytes_after(self.durable)
     }
 
-    /// Bytes of a checkpoint, about.
-    pub(crate) fn image_bytes(&self) -> u64 {
-        (self.map.len() + self.ids.len()) as u64 * ENTRY_BYTES
-    }
-
     /// When the first of them was written; `None` if there are none.
     pub(crate) fn behind_since(&self) -> Option<Nanos> {
         let mut behind = self.ids.range(Place::new(self.epoch, self.durable + 1)..);
@@ -541,40 +551,6 @@ impl Log {
         }
         self.ids.remove(&place);
         self.segments.remove(id as usize);
-    }
-
-    /// The map as of the last closed segment, which is of this epoch; nothing is gathered.
-    pub(crate) fn image(&self, uuid: [u8; 16], nonce: u64) -> Checkpoint {
-        assert!(!self.is_gathering() && self.tail > Place::default(), "the image of a segment");
-        let mut index = vec![0u32; self.segments.iter().map(|(id, _)| id + 1).max().unwrap_or(0)];
-        let mut segments = Vec::with_capacity(self.ids.len());
-        let mut retained = Vec::new();
-        for (&place, &id) in &self.ids {
-            let nth = u32::try_from(segments.len()).expect("fewer than 2^32 segments");
-            index[id as usize] = nth;
-            let segment = self.segment(id);
-            let Segment { sectors, live, dead_at, .. } = *segment;
-            if self.is_retained(segment) && !self.planted.is(Fault::CollectUnderSnapshots) {
-                retained.push(RetainedSegment { segment: nth, dead_at });
-            }
-            segments.push(CheckpointSegment { place, sectors, live });
-        }
-        let extent = |(start, extent): (u64, Extent)| CheckpointExtent {
-            start,
-            sectors: extent.sectors,
-            segment: index[extent.segment as usize],
-            at: self.segment(extent.segment).data_at + extent.at,
-            skip: extent.skip,
-            whole: extent.whole,
-            crc: extent.crc,
-        };
-        let identity = Identity { uuid, place: self.tail, nonce };
-        Checkpoint {
-            header: CheckpointHeader { identity, tail_hash: self.tail_hash },
-            segments,
-            extents: self.map.iter().map(extent).collect(),
-            retained,
-            snapshots: self.snapshots.values().cloned().collect(),
-        }
+        self.chain.note_gone(place);
     }
 }

@@ -23,6 +23,8 @@
 //! - OV-O7 A volume grows by an opening: the manifest of its epoch has the new size, and decides
 //!   with one request both who writes and how much. No epoch has less than the one before, so each
 //!   record and checkpoint of the past lies within.
+//! - OV-O8 The manifest of a writer that may write increments has a version that older programs
+//!   refuse, before they take the volume or repair it.
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -78,6 +80,7 @@ pub async fn create(
         window: geometry.window,
         lineage: random_16(),
         host: options.host.clone(),
+        has_increments: false,
     };
     let denied = |denial: Denial| denied(&requests, &denial);
     let mut there = requests.list("", "").await.map_err(denied)?;
@@ -314,6 +317,7 @@ impl Opening {
                 lineage: decision.lineage,
                 host: self.options.host.clone(),
                 volume_sectors,
+                has_increments: true, // OV-O8
                 ..newest
             };
             let name = manifest_name(place.epoch);
@@ -436,6 +440,9 @@ pub(crate) async fn open_listed(
     let history = opening.read_history(&manifest, purpose).await?;
     let mut log = Log::new(epoch, planted);
     log.restore(&history);
+    if purpose == Purpose::Repair {
+        log.go_on_from_nothing(); // OV-RP2
+    }
     let names = opening.requests.list(CHECKPOINTS, "").await.map_err(|d| opening.denied(&d))?;
     let places = names.iter().filter_map(|(name, _)| parse_place_name(CHECKPOINTS, name));
     let checkpoints = places.filter(|place| place.epoch < epoch).collect();

@@ -29,6 +29,18 @@ pub enum Fault {
     HoleSeenOnce,
     /// A checkpoint counts although its place lies behind the seal of its epoch.
     BelieveBeyondSeal,
+    /// Checkpoints are deleted although an increment has them as layers.
+    ForgetLayers,
+    /// An increment does not name the newest checkpoint as a layer, but those before it.
+    StaleLayers,
+    /// Another object is taken for a layer, if it has its place.
+    BelieveLayers,
+    /// An increment misses what was discarded.
+    ForgetCleared,
+    /// The first increment of an opening misses what that has replayed.
+    ForgetReplayed,
+    /// The checkpoint of a snapshot may be an increment, the layers of which are deleted.
+    SnapshotOfLayers,
     /// Segments are garbage if the map in memory does not point to them.
     GarbageByMemory,
     /// Garbage is deleted without a look whether the epoch is the newest.

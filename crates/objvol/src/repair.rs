@@ -11,8 +11,8 @@
 //! Invariants
 //! - OV-RP1 A repair is an opening in all but one: history may end at damage (OV-H8). It takes an
 //!   epoch and seals all before it, and is refused where an opening is.
-//! - OV-RP2 Its checkpoint lies in its own epoch. Once it is durable, no opening reads what lies
-//!   before it; until then a repair that was cut off may be done again.
+//! - OV-RP2 Its checkpoint lies in its own epoch, and has the whole map. Once it is durable, no
+//!   opening reads what lies before it; until then a repair that was cut off may be done again.
 use std::rc::Rc;
 
 use block::Error;

@@ -7,7 +7,8 @@
 //!                                        checkpoint Q and all later ones list NAME
 //! ```
 //!
-//! Costs: two checkpoints, and one segment without data if nothing is written meanwhile.
+//! Costs: two checkpoints, one with the whole map, and up to two segments without data if nothing
+//! is written meanwhile.
 //!
 //! Invariants
 //! - OV-S1 A snapshot exists if and only if its entry lies in the chain, and its checkpoint is in
@@ -30,6 +31,7 @@ use format::objvol::{
     Place, SNAPSHOT_NAME_BYTES_MAX, SNAPSHOTS_MAX, Snapshot, SnapshotChange, is_snapshot_name,
 };
 
+use crate::log::Scope;
 use crate::planted::Fault;
 use crate::shared::{GarbageList, Shared};
 use crate::volume::Volume;
@@ -107,13 +109,21 @@ impl Shared {
         name: &str,
         created_at: u64,
     ) -> Result<Snapshot, Status> {
-        if self.log.borrow().next() == 1 {
-            // OV-K2: a checkpoint needs a segment of this epoch, if an empty one.
-            self.log.borrow_mut().gather_nothing();
+        let is_layered = self.options.planted.is(Fault::SnapshotOfLayers);
+        {
+            let mut log = self.log.borrow_mut();
+            let has_whole = log.layers().len() == 1 || is_layered;
+            let is_checkpointed = log.next() - 1 == self.checkpointed.get();
+            // OV-K2: a checkpoint needs a segment of this epoch, if an empty one. OV-K4: and one of
+            // its own, if the newest one is an increment.
+            if log.next() == 1 || is_checkpointed && !has_whole {
+                log.gather_nothing();
+            }
         }
-        let image = self.image().await?; // OV-S2
+        let scope = if is_layered { Scope::Next } else { Scope::Whole };
+        let image = self.image(scope).await?; // OV-S2
         let newest = Place::new(self.epoch(), self.checkpointed.get());
-        let place = image.as_ref().map_or(newest, |image| image.header.identity.place);
+        let place = image.as_ref().map_or(newest, |image| image.increment.header.identity.place);
         let snapshot = Snapshot {
             name: name.to_owned(),
             place,
@@ -126,7 +136,7 @@ impl Shared {
             self.change_snapshot(created.clone()).await?;
         }
         if let Some(image) = image {
-            self.put_checkpoint(&image).await?;
+            self.put_checkpoint(image).await?;
         }
         if !is_early {
             self.change_snapshot(created).await?; // OV-S1

@@ -15,7 +15,8 @@ use block::{
     Bio, BlockDevice, Bufs, Error, ErrorKind, Limits, Op, Opener, Reservation, Sector, Status,
 };
 use format::objvol::{
-    CHECKPOINTS, Checkpoint, Manifest, SECTOR, Snapshot, VOLUME_SECTORS_MAX, place_name,
+    CHECKPOINTS, Checkpoint, Manifest, Place, SECTOR, Snapshot, StoredCheckpoint,
+    VOLUME_SECTORS_MAX, place_name,
 };
 
 use crate::config::OpenOptions;
@@ -66,7 +67,7 @@ async fn listed(opening: &Opening, manifest: &Manifest) -> Result<Vec<Snapshot>,
     // A writer may have made it larger since.
     let manifest = Manifest { volume_sectors: VOLUME_SECTORS_MAX, ..manifest.clone() };
     let reader = opening.reader(&manifest, u64::MAX, Purpose::TakeOver);
-    Ok(reader.find_checkpoint().await?.map_or_else(Vec::new, |newest| newest.snapshots))
+    reader.find_snapshots().await
 }
 
 /// The snapshots of the volume in `store`, by name. Nothing is written, and the volume may be open
@@ -81,6 +82,20 @@ pub async fn snapshots(
     let opening = Opening::new(store, options.clone());
     let manifest = opening.newest_manifest().await?;
     listed(&opening, &manifest).await
+}
+
+/// The checkpoint of a snapshot (OV-K4), or why it is none.
+pub(crate) fn whole_checkpoint(
+    object: &[u8],
+    uuid: &[u8; 16],
+    place: Place,
+    sectors: u64,
+) -> Result<Checkpoint, String> {
+    match StoredCheckpoint::decode(object, uuid, place, sectors) {
+        Ok(StoredCheckpoint::Whole(checkpoint)) => Ok(checkpoint),
+        Ok(StoredCheckpoint::Increment(_)) => Err("it has not the whole map".to_owned()),
+        Err(damage) => Err(damage.to_string()),
+    }
 }
 
 fn missing(opening: &Opening, name: &str, there: &[Snapshot]) -> Error {
@@ -123,8 +138,8 @@ impl SnapshotDevice {
             let Some(object) = object else { continue }; // OV-SD2
             let (uuid, place) = (&manifest.identity.uuid, snapshot.place);
             let checkpoint = object
-                .read(|object| Checkpoint::decode(object, uuid, place, snapshot.volume_sectors))
-                .map_err(|damage| opening.damage(format!("{object_name}: {damage}")))?;
+                .read(|object| whole_checkpoint(object, uuid, place, snapshot.volume_sectors))
+                .map_err(|why| opening.damage(format!("{object_name}: {why}")))?;
             let bytes = checkpoint.extents.len() as u64 * ENTRY_BYTES + options.read_ahead;
             let what = format_args!("the map of snapshot {name}, and read_ahead");
             let memory = reactor::memory().reserve(bytes, what)?;

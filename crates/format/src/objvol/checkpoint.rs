@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checkpoints: the whole map of a volume as of one segment.
+//! Checkpoints: the whole map of a volume as of one segment, and the bytes that version 1 has for
+//! it. Those of version 2 are in `increment`.
 //!
 //! ```text
 //! 64          72        80         84          88          96         100    128
@@ -26,9 +27,10 @@ use super::snapshot::{self, SNAPSHOTS_MAX, Snapshot, SnapshotChange, SnapshotMed
 use super::{COMMON, Identity, ObjectDamage, Place, VOLUME_SECTORS_MAX};
 use super::{check_common, check_place, finish, hash};
 
-const HEADER: usize = 128;
+/// Bytes of the head, by the hash of which a checkpoint is told from others.
+pub(super) const HEADER: usize = 128;
 const RECORD: usize = 24;
-const MAGIC: [u8; 8] = *b"MPOVCKPT";
+pub(super) const MAGIC: [u8; 8] = *b"MPOVCKPT";
 
 /// A segment that a checkpoint knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,77 +142,101 @@ const _: () = assert!(size_of::<RetainedMedia>() == RECORD);
 const _: () = assert!(snapshot::ENTRY.is_multiple_of(RECORD));
 const _: () = assert!(size_of::<SegmentMedia>() == RECORD && size_of::<ExtentMedia>() == RECORD);
 
+/// What is wrong with the place of a checkpoint and the size of its volume.
+pub(super) fn wrong_place(place: Place, volume_sectors: u64) -> Option<ObjectDamage> {
+    if place.epoch == 0 || place.sequence == 0 {
+        return Some(ObjectDamage::Field("place"));
+    }
+    (volume_sectors > VOLUME_SECTORS_MAX).then_some(ObjectDamage::Field("volume_sectors"))
+}
+
+/// What is wrong with extents and their segments, which lie behind the place `after` and not
+/// behind `place` (FM-CP1, FM-CP2).
+pub(super) fn wrong_map(
+    segments: &[CheckpointSegment],
+    extents: &[CheckpointExtent],
+    (after, place): (Place, Place),
+    volume_sectors: u64,
+) -> Option<ObjectDamage> {
+    let mut live = vec![0u32; segments.len()];
+    let mut end = 0;
+    for (index, extent) in (0..).zip(extents) {
+        let wrong = |field| Some(ObjectDamage::Record { index, field });
+        let Some(segment) = segments.get(extent.segment as usize) else {
+            return wrong("segment");
+        };
+        let next = extent.start.saturating_add(u64::from(extent.sectors));
+        if extent.sectors == 0 || extent.start < end || next > volume_sectors {
+            return wrong("start");
+        }
+        end = next;
+        let (at, whole) = (u32::from(extent.at), u32::from(extent.whole));
+        if whole > EXTENT_SECTORS_MAX || at == 0 || at + whole > segment.sectors {
+            return wrong("at");
+        }
+        if u32::from(extent.skip) + u32::from(extent.sectors) > whole {
+            return wrong("skip");
+        }
+        let sum = &mut live[extent.segment as usize];
+        *sum = sum.saturating_add(u32::from(extent.sectors));
+    }
+    let mut before = after;
+    for ((index, segment), live) in (0..).zip(segments).zip(live) {
+        let wrong = |field| Some(ObjectDamage::Record { index, field });
+        let is_known = segment.place.epoch > 0 && segment.place.sequence > 0;
+        if !is_known || segment.place <= before || segment.place > place {
+            return wrong("place");
+        }
+        before = segment.place;
+        if segment.sectors == 0 || segment.sectors > u32::from(u16::MAX) {
+            return wrong("sectors");
+        }
+        if segment.live != live {
+            return wrong("live"); // FM-CP2
+        }
+    }
+    None
+}
+
+/// What is wrong with the snapshots that the checkpoint at `place` lists.
+pub(super) fn wrong_snapshots(snapshots: &[Snapshot], place: Place) -> Option<ObjectDamage> {
+    let names = snapshots.iter().map(|snapshot| &snapshot.name);
+    if snapshots.len() > SNAPSHOTS_MAX || !names.is_sorted_by(|a, b| a < b) {
+        return Some(ObjectDamage::Field("snapshots"));
+    }
+    (0..).zip(snapshots).find_map(|(index, snapshot)| {
+        let field = snapshot.wrong_field(place)?;
+        Some(ObjectDamage::Record { index, field })
+    })
+}
+
+/// Whether one of the snapshots has data of a segment of which the map has nothing since `dead_at`.
+pub(super) fn needs_dead(snapshots: &[Snapshot], segment: Place, dead_at: Place) -> bool {
+    snapshots.iter().any(|snapshot| (segment..dead_at).contains(&snapshot.place))
+}
+
 impl Checkpoint {
-    fn wrong_field(&self, volume_sectors: u64) -> Option<ObjectDamage> {
+    pub(super) fn wrong_field(&self, volume_sectors: u64) -> Option<ObjectDamage> {
         let place = self.header.identity.place;
-        if place.epoch == 0 || place.sequence == 0 {
-            return Some(ObjectDamage::Field("place"));
-        }
-        if volume_sectors > VOLUME_SECTORS_MAX {
-            return Some(ObjectDamage::Field("volume_sectors"));
-        }
-        let mut live = vec![0u32; self.segments.len()];
-        let mut end = 0;
-        for (index, extent) in (0..).zip(&self.extents) {
-            let wrong = |field| Some(ObjectDamage::Record { index, field });
-            let Some(segment) = self.segments.get(extent.segment as usize) else {
-                return wrong("segment");
-            };
-            let next = extent.start.saturating_add(u64::from(extent.sectors));
-            if extent.sectors == 0 || extent.start < end || next > volume_sectors {
-                return wrong("start");
-            }
-            end = next;
-            let (at, whole) = (u32::from(extent.at), u32::from(extent.whole));
-            if whole > EXTENT_SECTORS_MAX || at == 0 || at + whole > segment.sectors {
-                return wrong("at");
-            }
-            if u32::from(extent.skip) + u32::from(extent.sectors) > whole {
-                return wrong("skip");
-            }
-            let sum = &mut live[extent.segment as usize];
-            *sum = sum.saturating_add(u32::from(extent.sectors));
-        }
-        let mut before = Place::default();
-        for ((index, segment), live) in (0..).zip(&self.segments).zip(live) {
-            let wrong = |field| Some(ObjectDamage::Record { index, field });
-            let is_known = segment.place.epoch > 0 && segment.place.sequence > 0;
-            if !is_known || segment.place <= before || segment.place > place {
-                return wrong("place");
-            }
-            before = segment.place;
-            if segment.sectors == 0 || segment.sectors > u32::from(u16::MAX) {
-                return wrong("sectors");
-            }
-            if segment.live != live {
-                return wrong("live"); // FM-CP2
-            }
-        }
-        self.wrong_snapshot(place)
+        wrong_place(place, volume_sectors)
+            .or_else(|| {
+                let span = (Place::default(), place);
+                wrong_map(&self.segments, &self.extents, span, volume_sectors)
+            })
+            .or_else(|| wrong_snapshots(&self.snapshots, place))
+            .or_else(|| self.wrong_retained(place))
     }
 
     /// FM-CP3.
-    fn wrong_snapshot(&self, place: Place) -> Option<ObjectDamage> {
+    fn wrong_retained(&self, place: Place) -> Option<ObjectDamage> {
         let wrong = |field| Some(ObjectDamage::Field(field));
-        if self.snapshots.len() > SNAPSHOTS_MAX {
-            return wrong("snapshots");
-        }
-        let names = self.snapshots.iter().map(|snapshot| &snapshot.name);
-        if !names.is_sorted_by(|a, b| a < b) {
-            return wrong("snapshots");
-        }
-        for (index, snapshot) in (0..).zip(&self.snapshots) {
-            if let Some(field) = snapshot.wrong_field(place) {
-                return Some(ObjectDamage::Record { index, field });
-            }
-        }
         if !self.retained.iter().map(|retained| retained.segment).is_sorted_by(|a, b| a < b) {
             return wrong("retained");
         }
         for (index, retained) in (0..).zip(&self.retained) {
             let segment = self.segments.get(retained.segment as usize);
             let is_needed = segment.is_some_and(|segment| {
-                segment.live == 0 && self.needs_dead(segment.place, retained.dead_at)
+                segment.live == 0 && needs_dead(&self.snapshots, segment.place, retained.dead_at)
             });
             if !is_needed || retained.dead_at > place {
                 return Some(ObjectDamage::Record { index, field: "dead_at" });
@@ -219,26 +245,13 @@ impl Checkpoint {
         None
     }
 
-    /// Whether a snapshot has data of a segment of which the map has nothing since `dead_at`.
-    fn needs_dead(&self, segment: Place, dead_at: Place) -> bool {
-        self.snapshots.iter().any(|snapshot| (segment..dead_at).contains(&snapshot.place))
-    }
-
-    /// The segments that may be deleted when the checkpoint is durable.
-    pub fn garbage(&self) -> impl Iterator<Item = Place> {
-        let mut retained = self.retained.iter().map(|retained| retained.segment).peekable();
-        (0..).zip(&self.segments).filter_map(move |(index, segment)| {
-            let is_retained = retained.next_if_eq(&index).is_some();
-            (segment.live == 0 && !is_retained).then_some(segment.place)
-        })
-    }
-
-    /// The bytes of the checkpoint of a volume of so many sectors.
+    /// The bytes of the checkpoint of a volume of so many sectors, as programs wrote it that knew
+    /// version 1 only.
     ///
     /// # Panics
     /// If the decoder would refuse it (FM-OV2).
     #[must_use]
-    pub fn encode(&self, volume_sectors: u64) -> Vec<u8> {
+    pub fn encode_version_1(&self, volume_sectors: u64) -> Vec<u8> {
         assert_eq!(self.wrong_field(volume_sectors), None, "{:?}", self.header);
         let records = self.segments.len() + self.extents.len() + self.retained.len();
         let bytes = HEADER + records * RECORD + self.snapshots.len() * snapshot::ENTRY;
@@ -296,11 +309,8 @@ impl Checkpoint {
         object
     }
 
-    /// Decodes the checkpoint at `place` of the volume `uuid` of so many sectors.
-    ///
-    /// # Errors
-    /// [`ObjectDamage`] says why it is none.
-    pub fn decode(
+    /// Decodes the checkpoint at `place` of the volume `uuid` of so many sectors, of version 1.
+    pub(super) fn decode_version_1(
         object: &[u8],
         uuid: &[u8; 16],
         place: Place,
@@ -381,7 +391,7 @@ fn decode_retained(bytes: &[u8]) -> Result<Vec<RetainedSegment>, ObjectDamage> {
     Ok(media.iter().map(retained).collect())
 }
 
-fn decode_snapshots(bytes: &[u8]) -> Result<Vec<Snapshot>, ObjectDamage> {
+pub(super) fn decode_snapshots(bytes: &[u8]) -> Result<Vec<Snapshot>, ObjectDamage> {
     let media =
         <[SnapshotMedia]>::ref_from_bytes(bytes).map_err(|_| ObjectDamage::Field("snapshots"))?;
     let decode = |(index, media)| match snapshot::decode(media) {

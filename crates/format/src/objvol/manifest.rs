@@ -10,8 +10,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{COMMON, Identity, ObjectDamage, Place, VOLUME_SECTORS_MAX};
-use super::{check_common, check_place, finish};
+use super::{COMMON, Identity, ObjectDamage, Place, VERSION, VOLUME_SECTORS_MAX};
+use super::{check_place, check_versions, finish_version};
 
 /// Bytes of data in the smallest segment that may be chosen. Tests take small ones; a real volume
 /// takes 4 MiB or more, for the price of requests.
@@ -25,6 +25,8 @@ pub const HOST_BYTES_MAX: usize = 255;
 
 const HEADER: usize = 128;
 const MAGIC: [u8; 8] = *b"MPOVMANI";
+/// The version of an epoch whose checkpoints may be increments.
+const VERSION_INCREMENTS: u16 = 2;
 
 /// The manifest of an epoch. Its place is `(epoch, 0)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,9 @@ pub struct Manifest {
     pub lineage: [u8; 16],
     /// The host that opened it.
     pub host: String,
+    /// Checkpoints of the epoch may be increments: a program that does not know them refuses the
+    /// manifest, before it changes anything.
+    pub has_increments: bool,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -98,7 +103,8 @@ impl Manifest {
         object[COMMON..HEADER].copy_from_slice(media.as_bytes());
         object[HEADER..].copy_from_slice(self.host.as_bytes());
         let end = object.len();
-        finish(&mut object, MAGIC, &self.identity, end);
+        let version = if self.has_increments { VERSION_INCREMENTS } else { VERSION };
+        finish_version(&mut object, MAGIC, &self.identity, end, version);
         object
     }
 
@@ -117,7 +123,8 @@ impl Manifest {
     /// # Errors
     /// [`ObjectDamage`] says why it is none.
     pub fn decode(object: &[u8], uuid: &[u8; 16], epoch: u64) -> Result<Manifest, ObjectDamage> {
-        let (head, identity) = check_common(object, MAGIC, uuid, HEADER)?;
+        let (head, identity, version) =
+            check_versions(object, MAGIC, uuid, HEADER, VERSION_INCREMENTS)?;
         check_place(&identity, Place { epoch, sequence: 0 })?;
         let (media, host) = ManifestMedia::ref_from_prefix(&head[COMMON..])
             .map_err(|_| ObjectDamage::Field("head_bytes"))?;
@@ -136,6 +143,7 @@ impl Manifest {
             window: media.window.get(),
             lineage: media.lineage,
             host: host.to_owned(),
+            has_increments: version == VERSION_INCREMENTS,
         };
         match manifest.wrong_field() {
             Some(field) => Err(ObjectDamage::Field(field)),

@@ -24,9 +24,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 mod checkpoint;
 mod damage;
+mod increment;
+mod layers;
 mod manifest;
 mod name;
 mod owner;
+mod packed;
 mod segment;
 mod snapshot;
 
@@ -34,6 +37,10 @@ pub use checkpoint::{
     Checkpoint, CheckpointExtent, CheckpointHeader, CheckpointSegment, RetainedSegment,
 };
 pub use damage::ObjectDamage;
+pub use increment::{
+    ClearedRange, Increment, LAYERS_MAX, Layer, MapTotals, RetainedPlace, StoredCheckpoint,
+};
+pub use layers::LayeredMap;
 pub use manifest::{HOST_BYTES_MAX, Manifest, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, WINDOW_MAX};
 pub use name::{
     CHECKPOINTS, MANIFESTS, OWNERS, PROBES, Place, SEGMENTS, manifest_name, parse_manifest_name,
@@ -194,5 +201,7 @@ fn check_place(identity: &Identity, place: Place) -> Result<(), ObjectDamage> {
     Err(ObjectDamage::Misplaced { epoch, sequence })
 }
 
+#[cfg(test)]
+mod layers_tests;
 #[cfg(test)]
 mod tests;

@@ -53,6 +53,7 @@ fn manifest() -> Manifest {
         window: 4,
         lineage: [9; 16],
         host: "storage-1".into(),
+        has_increments: false,
     }
 }
 
@@ -140,7 +141,7 @@ fn the_bytes_of_the_other_objects_are_those_of_the_page() {
     assert_eq!(&owner[64..88], &[&[7; 16][..], &[1, 0, 9, 0, 14, 0, 0, 0]].concat());
     assert_eq!(&owner[88..96], &1_700_000_000u64.to_le_bytes());
     assert_eq!((&owner[96..128], &owner[128..]), (&[0; 32][..], &b"storage-1/dev/nvme0n1p3"[..]));
-    let checkpoint = checkpoint().encode(VOLUME);
+    let checkpoint = checkpoint().encode_version_1(VOLUME);
     assert_eq!(&checkpoint[..8], b"MPOVCKPT");
     assert_eq!(
         &checkpoint[64..84],
@@ -163,14 +164,20 @@ fn what_is_encoded_is_decoded_again() {
     assert_eq!(decode_segment(&object), Ok(SegmentObject::Segment(head)));
     let seal = Seal { identity: identity(3, 7), by_epoch: 5 };
     assert_eq!(decode_segment(&seal.encode()), Ok(SegmentObject::Seal(seal)));
-    assert_eq!(Manifest::decode(&manifest().encode(), &UUID, 3), Ok(manifest()));
+    for has_increments in [false, true] {
+        let manifest = Manifest { has_increments, ..manifest() };
+        let object = manifest.encode();
+        assert_eq!(object[8], 1 + u8::from(has_increments));
+        assert_eq!(Manifest::decode(&object, &UUID, 3), Ok(manifest));
+    }
     assert_eq!(Manifest::volume_uuid(&manifest().encode()), Some(UUID));
     for owner in [owner(), owner_with_device(), Owner { cache: None, ..owner() }] {
         assert_eq!(Owner::decode(&owner.encode(), &UUID, Place::new(3, 2)), Ok(owner));
     }
     let place = Place { epoch: 3, sequence: 7 };
-    let object = checkpoint().encode(VOLUME);
-    assert_eq!(Checkpoint::decode(&object, &UUID, place, VOLUME), Ok(checkpoint()));
+    let object = checkpoint().encode_version_1(VOLUME);
+    let whole = Ok(StoredCheckpoint::Whole(checkpoint()));
+    assert_eq!(StoredCheckpoint::decode(&object, &UUID, place, VOLUME), whole);
 }
 
 #[test]
@@ -197,9 +204,9 @@ fn any_flipped_bit_is_detected_in_every_object() {
         let bytes = object.len();
         flipped(object, bytes, &|o| Owner::decode(o, &UUID, Place::new(3, 2)).is_ok());
     }
-    let object = checkpoint().encode(VOLUME);
+    let object = checkpoint().encode_version_1(VOLUME);
     let bytes = object.len();
-    flipped(object, bytes, &|o| Checkpoint::decode(o, &UUID, place, VOLUME).is_ok());
+    flipped(object, bytes, &|o| StoredCheckpoint::decode(o, &UUID, place, VOLUME).is_ok());
 }
 
 #[test]
@@ -250,7 +257,7 @@ fn impossible_checkpoints_are_refused() {
     let refused = |change: fn(&mut Checkpoint)| {
         let mut wrong = checkpoint();
         change(&mut wrong);
-        std::panic::catch_unwind(|| wrong.encode(VOLUME)).is_err()
+        std::panic::catch_unwind(|| wrong.encode_version_1(VOLUME)).is_err()
     };
     assert!(!refused(|_| ()));
     assert!(refused(|c| c.segments[0].live = 9));
@@ -262,14 +269,6 @@ fn impossible_checkpoints_are_refused() {
     assert!(refused(|c| c.retained[0].dead_at.sequence = 5));
     assert!(refused(|c| c.snapshots[0].place.sequence = 1));
     assert!(refused(|c| c.retained[0].dead_at.sequence = 8));
-}
-
-#[test]
-fn garbage_is_what_neither_map_nor_snapshots_need() {
-    let mut checkpoint = checkpoint();
-    assert_eq!(checkpoint.garbage().count(), 0);
-    checkpoint.retained.clear();
-    assert_eq!(checkpoint.garbage().collect::<Vec<_>>(), [Place::new(3, 2)]);
 }
 
 #[test]
@@ -344,7 +343,7 @@ proptest! {
         prop_assert!(decode_segment(&bytes).is_err());
         prop_assert!(Manifest::decode(&bytes, &UUID, 3).is_err());
         prop_assert!(Owner::decode(&bytes, &UUID, place).is_err());
-        prop_assert!(Checkpoint::decode(&bytes, &UUID, place, VOLUME).is_err());
+        prop_assert!(StoredCheckpoint::decode(&bytes, &UUID, place, VOLUME).is_err());
         let _ = stated_head_bytes(&bytes);
         let _ = Manifest::volume_uuid(&bytes);
     }
@@ -366,7 +365,9 @@ proptest! {
             let _ = Owner::decode(&object, &UUID, place);
         }
         let object = repaired(bytes, *b"MPOVCKPT", place);
-        let _ = Checkpoint::decode(&object, &UUID, place, VOLUME);
+        let _ = StoredCheckpoint::decode(&object, &UUID, place, VOLUME);
+        let increment = super::layers_tests::with_good_checksums(&object, place);
+        let _ = StoredCheckpoint::decode(&increment, &UUID, place, VOLUME);
     }
 
     #[test]

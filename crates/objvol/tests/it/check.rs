@@ -12,6 +12,7 @@ use sim::seeds;
 
 use crate::bucket::{Connection, Lies};
 use crate::fixture::{Fixture, options};
+use crate::increments::objects;
 
 /// Segments of the first writer of a fixture.
 const EPOCH_2: &str = "segment/0000000000000002/";
@@ -155,11 +156,15 @@ fn an_unreadable_checkpoint_gives_way_to_that_of_a_snapshot() {
     fixture.run(async move { checkpointed.checkpoint().await }).unwrap();
     fixture.sleep(Nanos::from_secs(5)); // those between are deleted
     let names = fixture.names("checkpoint/");
-    assert_eq!(names.len(), 3);
+    assert_eq!(names.len(), 4, "of the snapshots, the increment behind `new`, and the newest");
+    spoil(&fixture, &names[3], 200);
+    let report = fixture.check(Depth::Metadata);
+    assert_eq!((report.health(), objects(&report)), (Health::Broken, 2), "{report:?}");
+    assert!(report.damage[0].contains(&names[3]), "{:?}", report.damage);
+    assert_eq!((report.replayed, report.cut_off), (2, 0), "the increment loses nothing");
     spoil(&fixture, &names[2], 200);
     let report = fixture.check(Depth::Metadata);
-    assert_eq!(report.health(), Health::Broken, "{report:?}");
-    assert!(report.damage[0].contains(&names[2]), "{:?}", report.damage);
+    assert!(report.damage[1].contains(&names[2]), "{:?}", report.damage);
     repair_keeps(&fixture, &volume, 0..4);
     let report = fixture.check(Depth::Data);
     let snapshots = report.snapshots.iter().map(|of| (&*of.snapshot.name, &of.damage));
@@ -259,11 +264,14 @@ fn a_check_finds_what_of_a_snapshot_is_missing() {
     let taken = volume.clone();
     fixture.run(async move { taken.create_snapshot("x", 1).await }).unwrap();
     fixture.write(&volume, 0, 8, 2).unwrap();
+    // The map goes on from the checkpoint of this one.
+    let taken = volume.clone();
+    fixture.run(async move { taken.create_snapshot("y", 1).await }).unwrap();
     fixture.flush(&volume).unwrap();
     fixture.sleep(Nanos::from_secs(5)); // what is garbage is deleted
     let report = fixture.check(Depth::Data);
     let names: Vec<&str> = report.snapshots.iter().map(|of| &*of.snapshot.name).collect();
-    assert_eq!((report.health(), names), (Health::Sound, vec!["x"]));
+    assert_eq!((report.health(), names), (Health::Sound, vec!["x", "y"]));
     let segment = fixture.names("segment/0000000000000002/").remove(0);
     let object = fixture.bucket.borrow_mut().object(&segment).unwrap().to_vec();
     fixture.bucket.borrow_mut().force(&segment, None);

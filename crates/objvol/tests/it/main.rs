@@ -10,6 +10,7 @@ mod collection;
 mod crash;
 mod exhaustive;
 mod fixture;
+mod increments;
 mod judge;
 mod manual;
 mod owner_record;

@@ -91,6 +91,26 @@ fn a_checkpoint_before_its_segments_is_caught() {
 }
 
 #[test]
+fn deleted_layers_are_caught() {
+    both_find(Fault::ForgetLayers);
+}
+
+#[test]
+fn an_increment_over_the_wrong_layer_is_caught() {
+    both_find(Fault::StaleLayers);
+}
+
+#[test]
+fn discards_that_an_increment_misses_are_caught() {
+    both_find(Fault::ForgetCleared);
+}
+
+#[test]
+fn a_replay_that_an_increment_misses_is_caught() {
+    both_find(Fault::ForgetReplayed);
+}
+
+#[test]
 fn garbage_by_the_map_in_memory_is_caught() {
     both_find(Fault::GarbageByMemory);
 }
@@ -134,6 +154,11 @@ fn snapshots_find(fault: Fault) {
 #[test]
 fn garbage_that_snapshots_need_is_caught() {
     snapshots_find(Fault::CollectUnderSnapshots);
+}
+
+#[test]
+fn a_snapshot_of_layers_is_caught() {
+    snapshots_find(Fault::SnapshotOfLayers);
 }
 
 #[test]
@@ -282,8 +307,10 @@ fn folder(name: &str) -> PathBuf {
 
 fn sources(folder: &Path) -> String {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let files = entries.filter(|path| path.is_file());
-    files.map(|path| fs::read_to_string(path).unwrap()).collect()
+    let text = |path: PathBuf| {
+        if path.is_dir() { sources(&path) } else { fs::read_to_string(path).unwrap() }
+    };
+    entries.map(text).collect()
 }
 
 #[test]

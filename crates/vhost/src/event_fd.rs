@@ -9,6 +9,10 @@ use std::rc::Rc;
 use block::{Buf, Status, crashing};
 use reactor::{FileId, IoFuture, SqeOp, begin_pushed, driver_io};
 
+/// Signals that nobody waits for, at most. Chosen: what a turn of the event loop has, and little
+/// memory where the other side has filled the counter.
+const BEGUN_MAX: usize = 64;
+
 /// An open eventfd. Dropping it closes it.
 #[derive(Debug)]
 pub struct EventFd {
@@ -23,8 +27,8 @@ enum Counter {
         file: FileId,
         /// What it is read to.
         read: Buf,
-        /// The last signal that nobody waits for.
-        begun: RefCell<Option<IoFuture>>,
+        /// Signals that nobody waits for. Their ends are heard of in the next turn.
+        begun: RefCell<Vec<IoFuture>>,
     },
     /// Of a test without a kernel.
     #[cfg(test)]
@@ -76,24 +80,25 @@ impl EventFd {
         }
     }
 
-    /// Whether [`EventFd::signal_now`] has an effect: the signal before has reached the counter.
+    /// Whether [`EventFd::signal_now`] may be called: few signals wait for room in the counter.
     pub(crate) fn can_signal_now(&self) -> bool {
-        let has_ended = match &self.counter {
+        let has_room = match &self.counter {
             Counter::Driver { begun, .. } => {
-                begun.borrow().as_ref().is_none_or(|begun| begun.outcome().is_some())
+                let mut begun = begun.borrow_mut();
+                begun.retain(|signal| signal.outcome().is_none());
+                begun.len() < BEGUN_MAX
             }
             #[cfg(test)]
             Counter::Test(_) => true,
         };
-        has_ended && !self.closed.get()
+        has_room && !self.closed.get()
     }
 
-    /// Signals it before this turn of the event loop goes on. One such signal waits while the
-    /// counter is full, no more: ask [`EventFd::can_signal_now`] first.
+    /// Signals it before this turn of the event loop goes on.
     pub(crate) fn signal_now(&self) {
         match &self.counter {
             Counter::Driver { file, begun, .. } => {
-                begun.replace(Some(add_one(*file)));
+                begun.borrow_mut().push(add_one(*file));
                 begin_pushed();
             }
             #[cfg(test)]

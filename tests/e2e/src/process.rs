@@ -185,6 +185,11 @@ impl Job {
         }
     }
 
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
     /// Whether it runs.
     pub fn is_running(&self) -> bool {
         self.process.ended().is_none()

@@ -30,7 +30,8 @@ impl Engine {
             let from = self.dm.live_table(name)?;
             let ResizedTable { text, after, .. } = self.resized_table(name, how).await?;
             let mark = self.files.closes_begun();
-            let swapped = self.dm.replace_table(name, &from, &text).await;
+            let swapped = async { Ok(self.dm.replace_table(name, &from, &text).await?) };
+            let swapped = self.while_written_back(name, is_wanted, swapped).await;
             self.files.closed_since(mark).await;
             swapped?;
             let (from, to) = (size_text(before.bytes()), size_text(after.bytes()));

@@ -9,6 +9,7 @@ mod dmsetup;
 mod guard;
 mod journal;
 mod objvol;
+mod objvol_away;
 mod objvol_check;
 mod objvol_credentials;
 mod objvol_offline;

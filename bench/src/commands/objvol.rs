@@ -42,7 +42,7 @@ const RANDOM_READS: u64 = 2000;
 ///
 /// All but the last table is in virtual time: the same arguments print the same figures on every
 /// machine. A goal that is missed makes the exit status 1. Stores of others are not compared:
-/// s3backer and the S3 plugin of nbdkit are in no package of Debian 12.
+/// docs/performance.md has a run beside s3backer by hand.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 
-use block::{BlockDevice, Buf, OpenDevice, Sector, Slice, Status};
+use block::{BlockDevice, Buf, OpenDevice, Ram, Sector, Slice, Status};
 use queue::Null;
 use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io, new_opener, yield_now};
 use ublk::{Channel, DataMemory, Descriptor, Queue, QueueSpec, TAG_BUFFER_BYTES};
@@ -103,7 +103,7 @@ impl Channel for BusyKernel {
 ///   descriptors │ available │ used │ indirect tables │ headers │ data
 /// ```
 #[derive(Debug)]
-struct MachineMemory(Buf);
+struct MachineMemory(Arc<Ram>);
 
 const SIZE: u16 = 64;
 const AVAILABLE: u64 = 0x1000;
@@ -116,49 +116,8 @@ const DATA: u64 = 1 << 20;
 const MEMORY: u64 = DATA + DEPTH as u64 * BYTES as u64;
 
 impl MachineMemory {
-    fn part(&self, at: u64, len: usize) -> Slice {
-        let at = usize::try_from(at).expect("within the memory");
-        self.0.slice(at..at + len)
-    }
-}
-
-impl Region for MachineMemory {
-    fn len_bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.part(at, out.len()).read(|bytes| out.copy_from_slice(bytes));
-        Ok(())
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        self.part(at, bytes.len()).write(|to| to.copy_from_slice(bytes));
-        Ok(())
-    }
-
-    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
-        to.write(|to| self.read(at, to))
-    }
-
-    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
-        from.read(|from| self.write(at, from))
-    }
-
-    fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        let mut bytes = [0; 2];
-        self.read(at, &mut bytes)?;
-        Ok(u16::from_le_bytes(bytes))
-    }
-
-    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        self.write(at, &value.to_le_bytes())
-    }
-}
-
-impl MachineMemory {
     fn new() -> Arc<MachineMemory> {
-        Arc::new(MachineMemory(Buf::zeroed(usize::try_from(MEMORY).expect("a MiB"))))
+        Arc::new(MachineMemory(Arc::new(Ram::new(MEMORY).expect("a MiB"))))
     }
 
     fn put_descriptor(&self, at: u64, to: (u64, u32), flags: u16, next: u16) -> Result<(), Status> {
@@ -167,7 +126,7 @@ impl MachineMemory {
         bytes[8..12].copy_from_slice(&to.1.to_le_bytes());
         bytes[12..14].copy_from_slice(&flags.to_le_bytes());
         bytes[14..].copy_from_slice(&next.to_le_bytes());
-        self.write(at, &bytes)
+        Region::write(&*self.0, at, &bytes)
     }
 
     /// Lays out the request of each slot.
@@ -182,7 +141,11 @@ impl MachineMemory {
             self.put_descriptor(table, (header, 16), next, 1)?;
             self.put_descriptor(table + 16, (data, BYTES), data_flags, 2)?;
             self.put_descriptor(table + 32, (header + STATUS, 1), writable, 0)?;
-            self.write(header, &u64::from(direction == Direction::Write).to_le_bytes())?;
+            Region::write(
+                &*self.0,
+                header,
+                &u64::from(direction == Direction::Write).to_le_bytes(),
+            )?;
         }
         Ok(())
     }
@@ -190,16 +153,16 @@ impl MachineMemory {
     /// Offers `count` requests, the first of which is request `first`, and waits for all of them
     /// before the next [`DEPTH`] of them.
     async fn run(&self, first: u64, count: u64) -> Result<(), Status> {
-        let mut offered = self.load_u16(AVAILABLE + 2)?;
+        let mut offered = self.0.load_u16(AVAILABLE + 2)?;
         for nth in first..first + count {
             let slot = u16::try_from(nth % u64::from(DEPTH)).expect("a slot");
             let sector = random(BLOCKS)(nth) * SECTORS;
-            self.write(HEADERS + u64::from(slot) * SLOT + 8, &sector.to_le_bytes())?;
-            self.store_u16(AVAILABLE + 4 + u64::from(offered % SIZE) * 2, slot)?;
+            Region::write(&*self.0, HEADERS + u64::from(slot) * SLOT + 8, &sector.to_le_bytes())?;
+            self.0.store_u16(AVAILABLE + 4 + u64::from(offered % SIZE) * 2, slot)?;
             offered = offered.wrapping_add(1);
             if slot == DEPTH - 1 {
-                self.store_u16(AVAILABLE + 2, offered)?;
-                while self.load_u16(USED + 2)? != offered {
+                self.0.store_u16(AVAILABLE + 2, offered)?;
+                while self.0.load_u16(USED + 2)? != offered {
                     yield_now().await;
                 }
             }
@@ -268,7 +231,7 @@ impl CountingCore {
     pub fn vhost(&self, direction: Direction) -> Result<(), Failure> {
         let memory = MachineMemory::new();
         memory.prepare(direction).map_err(|e| e.to_string())?;
-        let region: Arc<dyn Region> = memory.clone();
+        let region: Arc<dyn Region> = memory.0.clone();
         let session = self.reactor().block_on(async move {
             let export = NullExport { device: null(), was_used: Arc::default() };
             let server = Server::new(64 << 20);

@@ -14,7 +14,7 @@ use vhost::connection::Connection;
 use vhost::inflight::bytes_for;
 use vhost::memory::{Memory, Region};
 use vhost::message::{Answer, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
-use vhost::testing::TestRegion;
+use vhost::testing::ram;
 
 /// Most bytes that a region of a test has: the daemon maps, it does not allocate.
 const REGION_BYTES_MAX: u64 = 1 << 16;
@@ -53,7 +53,7 @@ fuzz_target!(|data: &[u8]| {
     match &request {
         Request::SetMemTable(infos) => {
             let regions = infos.iter().map(|info| {
-                TestRegion::new(info.len.min(REGION_BYTES_MAX)) as Arc<dyn Region>
+                ram(info.len.clamp(1, REGION_BYTES_MAX)) as Arc<dyn Region>
             });
             let Ok(memory) = Memory::new(infos, regions.collect()) else { return };
             for info in infos {

@@ -14,7 +14,7 @@ use vhost::memory::{Memory, Region};
 use vhost::message::{InflightInfo, RingAddresses};
 use vhost::request::{DATA_BYTES_MAX, Request};
 use vhost::ring::{INDIRECT_MAX, Ring};
-use vhost::testing::{TestRegion, USER_OFFSET, region_at};
+use vhost::testing::{USER_OFFSET, ram_with, region_at};
 
 /// Two regions with a hole between them.
 const REGION_BYTES: u64 = 1 << 14;
@@ -32,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
     let region = |bytes: &[u8]| {
         let mut all = bytes.to_vec();
         all.resize(REGION_BYTES as usize, 0);
-        TestRegion::with(all) as Arc<dyn Region>
+        ram_with(&all) as Arc<dyn Region>
     };
     let rest = &data[half..data.len().min(2 * half)];
     let infos = [region_at(0, REGION_BYTES), region_at(SECOND, REGION_BYTES)];
@@ -52,7 +52,7 @@ fuzz_target!(|data: &[u8]| {
     info.len = bytes_for(&info).expect("a size that may be");
     let mut notes = rest.to_vec();
     notes.resize(info.len as usize, 0);
-    let notes = Inflight::new(TestRegion::with(notes), info).expect("it is long enough");
+    let notes = Inflight::new(ram_with(&notes), info).expect("it is long enough");
     let notes = notes.queue(0, size).ok();
     if let Some(Ok(heads)) = notes.as_ref().map(|notes| notes.recover(&ring)) {
         assert!(heads.len() <= usize::from(size) && heads.iter().all(|head| *head < size));

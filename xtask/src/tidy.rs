@@ -33,6 +33,7 @@ const LONG: &[(&str, &str)] = &[];
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/block/src/buf.rs", "aligned buffers that the kernel reads and writes"),
     ("crates/block/src/ram.rs", "memory that several cores read and write"),
+    ("crates/block/src/client_memory.rs", "mapped memory of clients as such buffers"),
     ("crates/block/src/shared_copy.rs", "copies of such memory"),
     ("crates/format/src/unit_crc.rs", "a call of code for CPUs with certain instructions"),
     (

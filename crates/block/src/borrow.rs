@@ -17,6 +17,8 @@
 //!   MANY, and leaves that, under the list's lock.
 //! - BL-R3 What was done under a borrow happens before all that is done under one that begins later
 //!   and does not go together with it: an end releases, a begin acquires.
+//! - BL-R4 The bytes of a client ([`crate::ClientMemory`]) are copied in by others at any time, for
+//!   which nothing begins: copies of them are under no borrow, and references are refused.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -51,6 +53,8 @@ const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 /// Words of no borrow: the first byte would come after the last.
 const FREE: u64 = 1;
 const MANY: u64 = 2;
+/// A word that stays: BL-R4.
+const CLIENT: u64 = 3;
 
 #[inline]
 fn word(kind: Kind, first: usize, end: usize) -> u64 {
@@ -97,10 +101,19 @@ impl Borrows {
         Borrows { word: AtomicU64::new(FREE), list: Mutex::new(Vec::new()) }
     }
 
+    /// Those of a client's bytes (BL-R4).
+    pub(crate) const fn of_client() -> Borrows {
+        Borrows { word: AtomicU64::new(CLIENT), list: Mutex::new(Vec::new()) }
+    }
+
     /// Begins to use bytes `first..end`, which are not empty and end at 2^31 at most. Panics when
     /// that does not go together with another use of them.
     #[inline]
     pub(crate) fn begin(&self, kind: Kind, first: usize, end: usize) -> Borrow<'_> {
+        let is_copy = matches!(kind, Kind::CopyOut | Kind::CopyIn);
+        if is_copy && self.word.load(Ordering::Relaxed) == CLIENT {
+            return Borrow { borrows: self, word: CLIENT };
+        }
         let word = word(kind, first, end);
         // BL-R3.
         if self.word.compare_exchange(FREE, word, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -117,6 +130,7 @@ impl Borrows {
             let now = self.word.load(Ordering::Relaxed);
             let (next, refused_by) = match now {
                 FREE => (new, None),
+                CLIENT => refuse_client(new),
                 MANY => (MANY, list.iter().copied().find(|&old| !go_together(old, new))),
                 one => (MANY, (!go_together(one, new)).then_some(one)),
             };
@@ -151,6 +165,9 @@ impl Borrows {
 impl Drop for Borrow<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.word == CLIENT {
+            return;
+        }
         // BL-R3. The word of another borrow is never this one's: while this is the only one, the
         // word is its own, and else it is MANY.
         let only = self.borrows.word.compare_exchange(
@@ -178,6 +195,13 @@ fn refuse(new: u64, old: u64) -> ! {
     };
     let (new, old) = (bytes(new), bytes(old));
     panic!("buffer {what}: bytes {new:?}, and {old:?} are borrowed");
+}
+
+/// BL-R4. Our own mistake: the memory of a client was given to who does not take it.
+#[cold]
+fn refuse_client(new: u64) -> ! {
+    let (first, last) = bytes_of(new);
+    panic!("bytes {:?} are a client's, who changes them: they can only be copied", first..last + 1);
 }
 
 #[cfg(test)]
@@ -222,6 +246,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bytes_of_a_client_are_only_copied() {
+        let borrows = Borrows::of_client();
+        let _copies = KINDS.map(|kind| (kind as u64 > 1).then(|| borrows.begin(kind, 0, 4096)));
+        for kind in KINDS {
+            assert_eq!(begins(&borrows, kind, 100, 200), kind as u64 > 1, "{kind:?}");
+        }
+        assert_eq!(borrows.word.load(Ordering::Relaxed), CLIENT);
     }
 
     #[test]

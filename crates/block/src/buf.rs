@@ -21,13 +21,13 @@
 //!   contract, point 8). Borrows do not know of it: code that dereferences it, or has it
 //!   dereferenced, must keep BL-BF1 itself.
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-
-use smallvec::SmallVec;
 
 use crate::borrow::{Borrow, Borrows, Kind};
 use crate::shared_copy::{copy_shared, zero_shared};
@@ -42,6 +42,8 @@ const CLASSES: usize = 9;
 /// What the pool of one size class keeps: enough for a thousand 4 KiB requests or 16 large ones.
 const POOL_BYTES_MAX: usize = 16 << 20;
 const UNPOOLED: u8 = u8::MAX;
+/// The class of a client's memory.
+const OF_CLIENT: u8 = u8::MAX - 1;
 /// A buffer of so many bytes is large: the usual allocator takes fresh pages for it.
 const FRESH_MIN: usize = 256 << 10;
 
@@ -53,6 +55,8 @@ struct Raw {
     ptr: NonNull<u8>,
     /// What the system gave: `ptr`, or less than a page before it.
     base: NonNull<u8>,
+    /// What keeps a client's memory there; none of our own.
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The free buffers of one core, by size class.
@@ -106,6 +110,9 @@ fn class_of(len: usize) -> (u8, usize) {
 unsafe fn free(raw: NonNull<Raw>) {
     // SAFETY: by the caller's promise this is the only pointer to a leaked box.
     let raw = unsafe { Box::from_raw(raw.as_ptr()) };
+    if raw.class == OF_CLIENT {
+        return; // the owner's
+    }
     // SAFETY: allocated in `Buf::alloc` with this very layout.
     unsafe { dealloc(raw.base.as_ptr(), layout(raw.capacity)) };
 }
@@ -135,9 +142,27 @@ impl Buf {
         // where it is aligned to a page.
         let ptr = unsafe { base.add(ahead) };
         let (refs, borrows) = (AtomicU32::new(1), Borrows::new());
-        let raw = Raw { refs, borrows, class, capacity, ptr, base };
+        let raw = Raw { refs, borrows, class, capacity, ptr, base, _owner: None };
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         Buf { raw, len: len_u32 }
+    }
+
+    /// The bytes of a client at `base`, 1 to 2^31 (BL-R4).
+    ///
+    /// # Safety
+    /// They are mapped, to be read and written, as long as `owner` lives, and nobody makes a
+    /// reference to them.
+    pub(crate) unsafe fn of_client(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Buf {
+        assert!(len > 0 && len <= 1 << 31, "{len} bytes of a client");
+        let (refs, borrows) = (AtomicU32::new(1), Borrows::of_client());
+        let (class, _owner) = (OF_CLIENT, Some(owner));
+        let raw = Raw { refs, borrows, class, capacity: len, ptr: base, base, _owner };
+        let raw = NonNull::from(Box::leak(Box::new(raw)));
+        Buf { raw, len: u32::try_from(len).expect("at most 2^31, asserted above") }
     }
 
     /// A buffer of `len` zero bytes.
@@ -206,8 +231,9 @@ impl Buf {
     }
 
     /// A part of the buffer; panics when `range` is empty or beyond the end.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Slice {
-        Slice::from(self.clone()).slice(range)
+        Slice::from(self.clone()).cut(range)
     }
 
     /// The whole buffer.
@@ -226,7 +252,10 @@ impl Clone for Buf {
 impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
-        if self.raw().refs.fetch_sub(1, Ordering::Release) == 1 {
+        let refs = &self.raw().refs;
+        // The last one: nobody else is left who could make another. Most are, and a count down
+        // would wait for all stores before it.
+        if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::Release) == 1 {
             self.give_back();
         }
     }
@@ -238,7 +267,7 @@ impl Buf {
     fn give_back(&mut self) {
         fence(Ordering::Acquire);
         let (class, capacity) = (self.raw().class, self.raw().capacity);
-        let kept = class != UNPOOLED
+        let kept = usize::from(class) < CLASSES
             && POOL
                 .try_with(|p| {
                     let list = &mut p.borrow_mut().0[usize::from(class)];
@@ -344,9 +373,22 @@ impl Slice {
         f(at, self.len())
     }
 
+    /// Runs `f` on bytes `range`, as [`Slice::read`].
+    pub(crate) fn read_range<R>(&self, range: Range<usize>, f: impl FnOnce(&[u8]) -> R) -> R {
+        let first = self.offset as usize + range.start;
+        self.buf.read_range(first, first + range.len(), f)
+    }
+
+    /// Fills it with zeroes, as a copy does.
+    #[inline]
+    pub(crate) fn zero(&self) {
+        // SAFETY: the bytes are inside the buffer and borrowed to copy there.
+        self.with_destination(|to, len| unsafe { zero_shared(to.cast(), len) });
+    }
+
     /// Copies `out.len()` bytes, at least one, from `at` on out.
     #[inline]
-    fn take(&self, at: usize, out: &mut [u8]) {
+    pub(crate) fn take(&self, at: usize, out: &mut [u8]) {
         let (from, _borrow) = self.borrow(Kind::CopyOut, at, out.len());
         // SAFETY: inside the buffer and borrowed; `out` is the caller's alone.
         unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
@@ -354,7 +396,7 @@ impl Slice {
 
     /// Copies `data`, at least a byte, to the bytes from `at` on.
     #[inline]
-    fn put(&self, at: usize, data: &[u8]) {
+    pub(crate) fn put(&self, at: usize, data: &[u8]) {
         let (to, _borrow) = self.borrow(Kind::CopyIn, at, data.len());
         // SAFETY: as in `take`, the other way round; nobody changes `data` while it is borrowed.
         unsafe { copy_shared(to.cast(), data.as_ptr().cast(), data.len()) };
@@ -362,7 +404,7 @@ impl Slice {
 
     /// Copies `len` bytes, at least one, of `source` from `from` on to the bytes from `at` on.
     #[inline(always)]
-    fn put_from(&self, at: usize, source: &Slice, from: usize, len: usize) {
+    pub(crate) fn put_from(&self, at: usize, source: &Slice, from: usize, len: usize) {
         let (to, _to) = self.borrow(Kind::CopyIn, at, len);
         let (from, _from) = source.borrow(Kind::CopyOut, from, len);
         // SAFETY: inside their buffers, and both borrowed.
@@ -371,11 +413,18 @@ impl Slice {
 
     /// A part of this part; panics when `range` is empty or beyond the end.
     pub fn slice(&self, range: Range<usize>) -> Slice {
-        assert!(range.start < range.end && range.end <= self.len(), "slice {range:?} of {self:?}");
-        let offset = self.offset as usize + range.start;
-        let mut buf = self.buf.clone();
-        buf.len = u32::try_from(offset + range.len()).expect("within the buffer, asserted above");
-        Slice { buf, offset: u32::try_from(offset).expect("within the buffer, asserted above") }
+        self.clone().cut(range)
+    }
+
+    #[inline]
+    fn cut(mut self, range: Range<usize>) -> Slice {
+        if range.start >= range.end || range.end > self.len() {
+            outside(range.start, range.end, self.len());
+        }
+        let end = self.offset as usize + range.end;
+        self.buf.len = u32::try_from(end).expect("within the buffer, checked above");
+        self.offset += u32::try_from(range.start).expect("within the buffer, checked above");
+        self
     }
 }
 
@@ -384,195 +433,6 @@ impl Slice {
 #[inline(never)]
 fn outside(first: usize, end: usize, all: usize) -> ! {
     panic!("{} bytes at {first} of {all} bytes", end.saturating_sub(first));
-}
-
-#[inline(never)]
-fn len_of(slices: &[Slice]) -> usize {
-    slices.iter().map(Slice::len).sum()
-}
-
-/// The data of one bio: slices in order. Usually one; more when a request is gathered.
-#[derive(Debug, Default)]
-pub struct Bufs(SmallVec<[Slice; 1]>);
-
-impl Clone for Bufs {
-    #[inline]
-    fn clone(&self) -> Bufs {
-        match &self.0[..] {
-            [one] => Bufs::from(one.clone()), // nearly always
-            all => Bufs(SmallVec::from(all)),
-        }
-    }
-}
-
-impl Bufs {
-    /// No data.
-    pub fn new() -> Bufs {
-        Bufs::default()
-    }
-
-    /// Length of all slices together, bytes.
-    #[inline]
-    pub fn len_bytes(&self) -> usize {
-        match &self.0[..] {
-            [one] => one.len(), // nearly always
-            all => len_of(all),
-        }
-    }
-
-    /// Whether there is no data.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Appends a slice.
-    pub fn push(&mut self, slice: impl Into<Slice>) {
-        self.0.push(slice.into());
-    }
-
-    /// The slices in order.
-    pub fn iter(&self) -> std::slice::Iter<'_, Slice> {
-        self.0.iter()
-    }
-
-    /// Number of slices.
-    pub fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Bytes `range` of the data, shared, not copied.
-    pub fn slice(&self, range: Range<usize>) -> Bufs {
-        if let ([one], false) = (&self.0[..], range.is_empty()) {
-            return Bufs::from(one.slice(range)); // nearly always
-        }
-        assert!(range.start <= range.end && range.end <= self.len_bytes(), "range {range:?}");
-        let mut out = Bufs::new();
-        let mut at = 0;
-        for s in &self.0 {
-            let from = range.start.clamp(at, at + s.len()) - at;
-            let to = range.end.clamp(at, at + s.len()) - at;
-            if from < to {
-                out.push(s.slice(from..to));
-            }
-            at += s.len();
-        }
-        out
-    }
-
-    /// Runs `f` on each contiguous piece in order.
-    pub fn for_each(&self, mut f: impl FnMut(&[u8])) {
-        for s in &self.0 {
-            s.read(&mut f);
-        }
-    }
-
-    /// Runs `f` on bytes `range` of the data, if they lie in one piece; nothing else refers to them
-    /// for it, as [`Bufs::slice`] does.
-    pub fn read_piece<R>(&self, range: Range<usize>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        let mut at = 0;
-        for s in &self.0 {
-            let end = at + s.len();
-            if range.start < end {
-                if range.is_empty() || range.end > end {
-                    return None;
-                }
-                let first = s.offset as usize + (range.start - at);
-                return Some(s.buf.read_range(first, first + range.len(), f));
-            }
-            at = end;
-        }
-        None
-    }
-
-    /// Fills every slice with zeroes, as [`Bufs::put_at`].
-    pub fn zero(&self) {
-        for s in &self.0 {
-            // SAFETY: the bytes are inside the buffer and borrowed to copy there.
-            s.with_destination(|to, len| unsafe { zero_shared(to.cast(), len) });
-        }
-    }
-
-    /// Copies `out.len()` bytes from `at` on out; panics when they are not all inside, or while
-    /// somebody has them borrowed to write.
-    pub fn take_at(&self, at: usize, out: &mut [u8]) {
-        self.pieces(at, out.len(), |s, from, done, len| s.take(from, &mut out[done..done + len]));
-    }
-
-    /// Copies `data` to the bytes from `at` on; panics when they are not all inside, or while
-    /// somebody has them borrowed.
-    pub fn put_at(&self, at: usize, data: &[u8]) {
-        self.pieces(at, data.len(), |s, to, done, len| s.put(to, &data[done..done + len]));
-    }
-
-    /// Copies `len` bytes of `source`, from `from` on, to the bytes from `at` on; as
-    /// [`Bufs::take_at`] and [`Bufs::put_at`].
-    pub fn put_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
-        if let ([to], [source], true) = (&self.0[..], &source.0[..], len > 0) {
-            return to.put_from(at, source, from, len);
-        }
-        self.put_pieces_from(at, source, from, len);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn put_pieces_from(&self, at: usize, source: &Bufs, from: usize, len: usize) {
-        self.pieces(at, len, |to, mut at, done, len| {
-            source.pieces(from + done, len, |source, from, _, len| {
-                to.put_from(at, source, from, len);
-                at += len;
-            });
-        });
-    }
-
-    /// Calls `f` with the slice, the place in it, the position in the range and the length of each
-    /// contiguous piece of a range, none empty.
-    #[inline]
-    fn pieces(&self, at: usize, len: usize, mut f: impl FnMut(&Slice, usize, usize, usize)) {
-        // Nearly always it is one; the borrow of `f` looks whether the range is inside.
-        if let ([one], true) = (&self.0[..], len > 0) {
-            return f(one, at, 0, len);
-        }
-        let (mut skip, mut done) = (at, 0);
-        for s in &self.0 {
-            if done == len {
-                return;
-            }
-            let from = skip.min(s.len());
-            skip -= from;
-            let here = (s.len() - from).min(len - done);
-            if here > 0 {
-                f(s, from, done, here);
-                done += here;
-            }
-        }
-        assert_eq!(done, len, "{len} bytes at {at} of {} bytes", self.len_bytes());
-    }
-
-    /// Copies the data out, as [`Bufs::take_at`]; panics unless `out` is exactly as long.
-    pub fn copy_to(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), self.len_bytes(), "copy to a buffer of another length");
-        self.take_at(0, out);
-    }
-
-    /// Copies `data` in, as [`Bufs::put_at`]; panics unless it is exactly as long.
-    pub fn copy_from(&self, data: &[u8]) {
-        assert_eq!(data.len(), self.len_bytes(), "copy from a buffer of another length");
-        self.put_at(0, data);
-    }
-}
-
-impl Extend<Slice> for Bufs {
-    fn extend<I: IntoIterator<Item = Slice>>(&mut self, more: I) {
-        self.0.extend(more);
-    }
-}
-
-impl<T: Into<Slice>> From<T> for Bufs {
-    fn from(one: T) -> Bufs {
-        let mut bufs = Bufs::new();
-        bufs.push(one);
-        bufs
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! Tests of buffers: the pool, borrows, slices, and copies between them.
 
 use super::*;
-use crate::Ram;
+use crate::{Bufs, Ram};
 
 #[test]
 fn a_dropped_buffer_is_handed_out_again() {

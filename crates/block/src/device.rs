@@ -43,6 +43,13 @@ pub trait BlockDevice {
     /// Takes the bio; see the border contract at the head of this room.
     fn submit(&self, bio: Bio);
 
+    /// Whether a bio may have memory that its client changes meanwhile ([`crate::ClientMemory`]):
+    /// the device looks at each byte at most once. To be asked right before each such bio, as it
+    /// changes with tables.
+    fn takes_client_memory(&self) -> bool {
+        false
+    }
+
     /// An identity that no other device has, not even a copy of this one. It is the same after a
     /// restart of the machine. `None` when it is not known.
     fn identity(&self) -> Option<String> {
@@ -166,6 +173,10 @@ impl BlockDevice for OpenDevice {
 
     fn submit(&self, bio: Bio) {
         self.device.submit(Bio { opener: self.opener, ..bio });
+    }
+
+    fn takes_client_memory(&self) -> bool {
+        self.device.takes_client_memory()
     }
 
     fn identity(&self) -> Option<String> {

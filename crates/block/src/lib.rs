@@ -16,14 +16,17 @@
 //! 6. A read returns the last completed write, or a concurrent one.
 //! 7. After an error on a write its range is undefined until rewritten, even if a crash came before
 //!    the error was reported. A failed flush is never retried as if nothing had been lost.
-//! 8. The buffer belongs to the bio from submit to completion.
+//! 8. The buffer belongs to the bio from submit to completion: nobody else changes it. Only a
+//!    device that says so gets memory that its client changes (`takes_client_memory`).
 #![warn(missing_docs)]
 
 pub mod attr;
 mod bio;
 mod borrow;
 mod buf;
+mod bufs;
 mod cache_record;
+mod client_memory;
 mod completion;
 mod component;
 mod control_chars;
@@ -45,8 +48,10 @@ mod units;
 pub mod value;
 
 pub use bio::{Bio, Class, Flags, Opener};
-pub use buf::{Buf, Bufs, PAGE, Slice};
+pub use buf::{Buf, PAGE, Slice};
+pub use bufs::Bufs;
 pub use cache_record::{CacheAbove, CacheRecord};
+pub use client_memory::ClientMemory;
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
 pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;

@@ -71,6 +71,11 @@ impl Ram {
         self
     }
 
+    /// Where it begins: a page.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base.cast()
+    }
+
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {

@@ -40,6 +40,8 @@ pub struct Flat {
     fast_path: FastPath,
     root: Node<DynBase>,
     limits: Limits,
+    /// Whether all bases take memory of clients.
+    takes_client_memory: bool,
     /// Each base once.
     bases: Vec<DynBase>,
     /// Count errors of the bases for the stripes of the device's own table.
@@ -62,6 +64,7 @@ impl Flat {
             fast_path: FastPath::none(),
             root: Node::empty(),
             limits: Limits::new(Sector::ZERO),
+            takes_client_memory: false,
             bases: Vec::new(),
             watches: Vec::new(),
         }
@@ -89,12 +92,14 @@ impl Flat {
             sound &= at.checked_add(len).is_some_and(|end| end <= base.limits().capacity.0);
         });
         let fast_path = FastPath::of(&root);
+        let takes_client_memory = bases.iter().all(|base| base.takes_client_memory());
         sound.then_some(Flat {
             capacity,
             mask,
             fast_path,
             root,
             limits,
+            takes_client_memory,
             bases,
             watches: Vec::new(),
         })
@@ -250,6 +255,11 @@ impl BlockDevice for Flat {
 
     fn limits(&self) -> Limits {
         self.limits.clone()
+    }
+
+    #[inline]
+    fn takes_client_memory(&self) -> bool {
+        self.takes_client_memory
     }
 
     fn map_blocks(&self, at: Sector, len: Sector) -> Option<MappedExtent> {

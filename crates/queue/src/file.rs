@@ -159,6 +159,12 @@ impl BlockDevice for FileLeaf {
         }
     }
 
+    /// The driver looks at each byte at most once: the kernel does, or the copy that an unaligned
+    /// request is sent from.
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
     fn identity(&self) -> Option<String> {
         self.identity.clone()
     }

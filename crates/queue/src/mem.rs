@@ -89,6 +89,10 @@ impl BlockDevice for Mem {
         }
     }
 
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
         Some(self)
     }

@@ -339,6 +339,11 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
         }
     }
 
+    /// Parts of blocks are copied once, and the rest goes to the leaf.
+    fn takes_client_memory(&self) -> bool {
+        self.0.leaf.takes_client_memory()
+    }
+
     fn identity(&self) -> Option<String> {
         self.0.leaf.identity()
     }

@@ -60,6 +60,10 @@ impl BlockDevice for Null {
         }
     }
 
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
         let zero = self.zero;
         Box::pin(async move { if zero { vec![(at, len)] } else { Vec::new() } })

@@ -228,6 +228,10 @@ impl BlockDevice for Disk {
         self.limits.clone()
     }
 
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
     fn submit(&self, bio: Bio) {
         if self.limits.check(&bio).is_err() {
             return bio.complete(Status::Invalid);

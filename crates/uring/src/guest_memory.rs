@@ -5,7 +5,7 @@
 //! - UR-G1 The file is on tmpfs (a memfd is) or hugetlbfs: an access waits for no file system that
 //!   the front end, or somebody else, runs.
 //! - UR-G2 No reference to the bytes is made: the guest changes them at any time. They are copied,
-//!   and the indices of rings are loaded and stored as atomics.
+//!   loaded and stored as atomics, or given to the kernel.
 //! - UR-G3 A page that the front end has cut off the file is lost (`pmem::lost`): an access to it
 //!   is an error, not the end of the process.
 //! - UR-G4 Threads may use a mapping at once, as they do beside the guest: all that UR-G2 has for
@@ -13,9 +13,11 @@
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use block::{Error, ErrorKind, Slice, Status, copy_shared};
+use block::{ClientMemory, Error, ErrorKind, Slice, Status, copy_shared};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::MapFlags;
 
@@ -24,6 +26,9 @@ use crate::pmem::{Region, Watch};
 /// File systems whose pages are memory, by `f_type`.
 const TMPFS: u64 = 0x0102_1994;
 const HUGETLBFS: u64 = 0x9584_58f6;
+/// So many bytes at most are copied word by word: a header, a descriptor, a short table of them.
+/// Calling the C library takes longer.
+const WORDS_BYTES_MAX: usize = 64;
 
 /// A mapped part of a file in memory.
 pub struct GuestMemory {
@@ -110,6 +115,37 @@ impl GuestMemory {
         if self.watch.touches(range) { Err(Status::Io) } else { Ok(()) }
     }
 
+    /// Whether the pages of `len` bytes from `at` on are there, as far as anything has found out.
+    ///
+    /// # Errors
+    /// `Io` when one is lost.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn check(&self, at: u64, len: usize) -> Result<(), Status> {
+        self.outcome(&self.place(at, len).1)
+    }
+
+    /// The memory as data of bios.
+    pub fn client_memory(self: &Arc<Self>) -> ClientMemory {
+        let base = self.region.base().wrapping_add(self.part.start);
+        let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
+        // SAFETY: the part is mapped as long as `self` lives, and there are no references to its
+        // bytes (UR-G2).
+        unsafe { ClientMemory::new(base, self.part.len(), self) }
+    }
+
+    /// The words at `place`, `len` bytes, if they are few and whole. All of them are mapped.
+    fn words(&self, place: *mut u8, len: usize) -> Option<impl Iterator<Item = &AtomicU32>> {
+        let place = place.cast::<u32>();
+        let is_short = len <= WORDS_BYTES_MAX && len.is_multiple_of(4) && place.is_aligned();
+        // SAFETY: aligned and mapped as long as `self` lives; every access to it in this process is
+        // an atomic one or a copy by machine code (UR-G2), and those of the guest are none of
+        // Rust's.
+        let word = move |nth| unsafe { AtomicU32::from_ptr(place.wrapping_add(nth)) };
+        is_short.then(|| (0..len / 4).map(word))
+    }
+
     /// Copies the bytes from `at` on to `out`.
     ///
     /// # Errors
@@ -119,6 +155,12 @@ impl GuestMemory {
     /// If the range is not within the memory.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
         let (from, range) = self.place(at, out.len());
+        if let Some(words) = self.words(from, out.len()) {
+            for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
+            }
+            return self.outcome(&range);
+        }
         // SAFETY: `place` has checked that the range is mapped; no reference to it exists (UR-G2),
         // and `out` is borrowed.
         unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
@@ -134,6 +176,12 @@ impl GuestMemory {
     /// If the range is not within the memory.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
         let (to, range) = self.place(at, bytes.len());
+        if let Some(words) = self.words(to, bytes.len()) {
+            for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
+                word.store(u32::from_le(u32::from_le_bytes(*bytes)), Ordering::Relaxed);
+            }
+            return self.outcome(&range);
+        }
         // SAFETY: as in `read`, the other way round.
         unsafe { copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len()) };
         self.outcome(&range)
@@ -246,6 +294,44 @@ mod tests {
         memory.write_from(200, &buf.all()).unwrap();
         memory.read(200, &mut found).unwrap();
         assert_eq!(&found, b"guest");
+    }
+
+    /// A part of a file that begins in the middle of a page.
+    #[test]
+    fn data_of_bios_are_the_bytes_that_the_guest_has() {
+        let fd = in_memory(3 << 16);
+        let memory = Arc::new(GuestMemory::map(&fd, (1 << 16) + 8, 1 << 16).unwrap());
+        let lent = memory.client_memory();
+        assert!(lent.slice((1 << 16) - 4, 4).is_some() && lent.slice((1 << 16) - 4, 5).is_none());
+        let slice = lent.slice(4096, 512).unwrap();
+        drop((memory, lent));
+        let file = File::from(fd);
+        file.write_all_at(b"guest", (1 << 16) + 8 + 4096).unwrap();
+        let bufs = block::Bufs::from(slice);
+        let mut found = [0; 5];
+        bufs.take_at(0, &mut found);
+        assert_eq!(&found, b"guest");
+        bufs.put_at(508, b"host");
+        file.read_exact_at(&mut found[..4], (1 << 16) + 8 + 4096 + 508).unwrap();
+        assert_eq!(&found[..4], b"host");
+    }
+
+    #[test]
+    fn few_words_are_copied_as_many_are() {
+        let memory = GuestMemory::map(&in_memory(8192), 0, 8192).unwrap();
+        let bytes: Vec<u8> = (1..=200).collect();
+        memory.write(1000, &bytes).unwrap();
+        for (at, len) in [(1000, 4), (1004, 64), (1001, 64), (1000, 63), (1000, 68), (1002, 8)] {
+            let mut found = vec![0; len];
+            memory.read(at as u64, &mut found).unwrap();
+            assert_eq!(found, bytes[at - 1000..][..len], "{len} bytes at {at}");
+            memory.write(at as u64 + 3000, &found).unwrap();
+            let mut again = vec![0; len + 2];
+            memory.read(at as u64 + 2999, &mut again).unwrap();
+            assert_eq!(again[1..=len], found, "{len} bytes at {at}");
+            assert_eq!((again[0], again[len + 1]), (0, 0), "{len} bytes at {at}");
+            memory.write(at as u64 + 3000, &vec![0; len]).unwrap();
+        }
     }
 
     #[test]

@@ -204,13 +204,13 @@ impl QueueNotes {
 mod tests {
     use super::*;
     use crate::ring::tests::{GuestRing, SIZE};
-    use crate::testing::TestRegion;
+    use crate::testing::ram;
 
     const INFO: InflightInfo = InflightInfo { len: 0, offset: 0, queues: 2, queue_size: SIZE };
 
     fn notes() -> Inflight {
         let bytes = bytes_for(&INFO).unwrap();
-        Inflight::new(TestRegion::new(bytes), InflightInfo { len: bytes, ..INFO }).unwrap()
+        Inflight::new(ram(bytes), InflightInfo { len: bytes, ..INFO }).unwrap()
     }
 
     fn take(ring: &Ring, notes: &QueueNotes, head: u16) {
@@ -273,7 +273,7 @@ mod tests {
         for (queues, queue_size) in [(0, 1), (257, 1), (1, 0), (1, 1025)] {
             assert!(bytes_for(&InflightInfo { queues, queue_size, ..INFO }).is_err());
         }
-        let short = TestRegion::new(bytes_for(&INFO).unwrap() - 1);
+        let short = ram(bytes_for(&INFO).unwrap() - 1);
         assert!(Inflight::new(short, INFO).is_err());
     }
 }

@@ -19,8 +19,9 @@
 //!   or access other memory. Input that can't be ends its own session, with one cause for the log.
 //! - VH-V2 A request is admitted (counted in its session's and the server's budget) before memory
 //!   is taken for it, and released when it has ended.
-//! - VH-V3 Data are copied between the guest's memory and buffers of our own: nothing that the
-//!   guest can still change is looked at twice, or given to a device.
+//! - VH-V3 Nothing that the guest can still change is looked at twice. Data of a request are given
+//!   to a device as they are in the guest's memory only if it takes memory of clients; to others
+//!   as a copy in buffers of our own. A device has them only while the request is in flight.
 //! - VH-V4 The export lives until the last bio of its session has ended.
 //! - VH-V5 A guest that has used an earlier process goes on only where what that one acknowledged
 //!   is still there: a disk does not forget because its driver has died.

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use block::{Bufs, Error, Slice, Status};
+use block::{Bufs, ClientMemory, Error, PAGE, Ram, Slice, Status};
 
 use crate::message::RegionInfo;
 
@@ -49,15 +49,71 @@ pub trait Region: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Region::read`].
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status>;
+    /// Whether the bytes are there, as far as anything that accessed them has found out.
+    ///
+    /// # Errors
+    /// As [`Region::read`].
+    fn check(&self, at: u64, len: u64) -> Result<(), Status>;
+    /// The bytes as data of bios, if they can be.
+    fn client_memory(self: Arc<Self>) -> Option<ClientMemory>;
+}
+
+/// That of a guest in this process: of a simulation, a test or a bench.
+impl Region for Ram {
+    fn len_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
+        Ram::read(self, small(at), out);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
+        Ram::write(self, small(at), bytes);
+        Ok(())
+    }
+
+    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
+        self.read_bufs(small(at), &to.clone().into());
+        Ok(())
+    }
+
+    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
+        self.write_bufs(small(at), &from.clone().into());
+        Ok(())
+    }
+
+    fn load_u16(&self, at: u64) -> Result<u16, Status> {
+        assert!(at.is_multiple_of(2), "a number at an odd place");
+        let mut bytes = [0; 2];
+        Ram::read(self, small(at), &mut bytes);
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
+        assert!(at.is_multiple_of(2), "a number at an odd place");
+        Ram::write(self, small(at), &value.to_le_bytes());
+        Ok(())
+    }
+
+    fn check(&self, _: u64, _: u64) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
+        Some(ClientMemory::of_ram(&self))
+    }
 }
 
 /// A region at its addresses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Placed {
     guest: u64,
     user: u64,
     len: u64,
     region: Arc<dyn Region>,
+    lent: Option<ClientMemory>,
 }
 
 /// Why an access failed.
@@ -131,7 +187,8 @@ impl Memory {
                     return wrong(format!("regions at {:#x} and {guest:#x} overlap", other.guest));
                 }
             }
-            all.push(Placed { guest, user, len, region });
+            let lent = region.clone().client_memory();
+            all.push(Placed { guest, user, len, region, lent });
         }
         Ok(Memory(all))
     }
@@ -148,6 +205,41 @@ impl Memory {
     /// `Outside` when they are not.
     pub fn check(&self, address: u64, len: u64) -> Result<(), AccessError> {
         self.for_each(address, len, |_, _, _, _| Ok(()))
+    }
+
+    /// The runs (address, length) themselves as data of a bio. `None`: one lies in several regions,
+    /// or in one that can't be.
+    #[inline]
+    pub(crate) fn lend(&self, runs: &[(u64, u32)]) -> Option<Bufs> {
+        let mut bufs = Bufs::new();
+        for &(address, len) in runs {
+            let (placed, at) = self.find(address)?;
+            let fits = u64::from(len) <= placed.len - at;
+            let lent = placed.lent.as_ref().filter(|_| fits)?;
+            bufs.push(lent.slice(at, usize::try_from(len).ok()?)?);
+        }
+        Some(bufs)
+    }
+
+    /// Whether all pages of the runs are still there, after a device had them: as far as it has
+    /// found out, or, if the device has failed, by an access to each.
+    ///
+    /// # Errors
+    /// `Lost` when one is not.
+    pub(crate) fn check_lent(
+        &self,
+        runs: &[(u64, u32)],
+        has_failed: bool,
+    ) -> Result<(), AccessError> {
+        for &(address, len) in runs {
+            let len = u64::from(len);
+            self.for_each(address, len, |region, at, _, len| region.check(at, len))?;
+            if has_failed {
+                let pages = (address..address + len).step_by(PAGE);
+                pages.chain([address + len - 1]).try_for_each(|at| self.read(at, &mut [0]))?;
+            }
+        }
+        Ok(())
     }
 
     /// Calls `f` with each region of a range in turn: the region, the first byte in it, the first
@@ -203,7 +295,10 @@ impl Memory {
     pub(crate) fn read_to(&self, address: u64, to: &Slice) -> Result<(), AccessError> {
         self.for_each(address, to.len() as u64, |region, at, from, len| {
             let (from, len) = (small(from), small(len));
-            region.read_to(at, &to.slice(from..from + len))
+            match len == to.len() {
+                true => region.read_to(at, to),
+                false => region.read_to(at, &to.slice(from..from + len)),
+            }
         })
     }
 
@@ -211,7 +306,10 @@ impl Memory {
     pub(crate) fn write_from(&self, address: u64, from: &Slice) -> Result<(), AccessError> {
         self.for_each(address, from.len() as u64, |region, at, first, len| {
             let (first, len) = (small(first), small(len));
-            region.write_from(at, &from.slice(first..first + len))
+            match len == from.len() {
+                true => region.write_from(at, from),
+                false => region.write_from(at, &from.slice(first..first + len)),
+            }
         })
     }
 
@@ -274,10 +372,10 @@ fn small(len: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestRegion, region_at};
+    use crate::testing::{ram, region_at};
 
     fn memory(regions: &[RegionInfo]) -> Result<Memory, Error> {
-        let mapped = regions.iter().map(|r| TestRegion::new(r.len) as Arc<dyn Region>);
+        let mapped = regions.iter().map(|r| ram(r.len.max(1)) as Arc<dyn Region>);
         Memory::new(regions, mapped.collect())
     }
 
@@ -295,7 +393,7 @@ mod tests {
             assert!(memory(&[one, other]).is_err(), "{other:x?}");
         }
         assert!(memory(&[one, region_at(0x2000, 0x1000)]).is_ok());
-        let short = vec![TestRegion::new(0xfff) as Arc<dyn Region>];
+        let short = vec![ram(0xfff) as Arc<dyn Region>];
         assert!(Memory::new(&[one], short).is_err());
     }
 
@@ -313,6 +411,24 @@ mod tests {
         }
         let at_the_end = AccessError::Outside { address: u64::MAX, len: 2 };
         assert_eq!(memory.check(u64::MAX, 2), Err(at_the_end));
+    }
+
+    #[test]
+    fn runs_are_lent_where_they_lie_in_one_region() {
+        let (low, high) = (region_at(0x1000, 0x1000), region_at(0x2000, 0x1000));
+        let memory = memory(&[low, high]).unwrap();
+        memory.write(0x1ff0, b"runs").unwrap();
+        memory.write(0x2000, b" lent").unwrap();
+        let bufs = memory.lend(&[(0x1ff0, 4), (0x2000, 5)]).unwrap();
+        let mut found = [0; 9];
+        bufs.copy_to(&mut found);
+        assert_eq!(&found, b"runs lent");
+        bufs.copy_from(b"RUNS LENT");
+        memory.read(0x1ff0, &mut found[..4]).unwrap();
+        assert_eq!(&found[..4], b"RUNS");
+        for (address, len) in [(0x1fff, 2), (0xfff, 2), (0x3000, 1), (u64::MAX, 1)] {
+            assert!(memory.lend(&[(0x1000, 16), (address, len)]).is_none(), "{address:#x}");
+        }
     }
 
     #[test]

@@ -203,10 +203,10 @@ mod tests {
 
     use super::*;
     use crate::memory::Region;
-    use crate::testing::{TestRegion, region_at};
+    use crate::testing::{ram, region_at};
 
     fn memory() -> Memory {
-        let region = TestRegion::new(0x10_0000) as Arc<dyn Region>;
+        let region = ram(0x10_0000) as Arc<dyn Region>;
         Memory::new(&[region_at(0, 0x10_0000)], vec![region]).unwrap()
     }
 

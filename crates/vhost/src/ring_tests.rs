@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::memory::Region;
-use crate::testing::{TestRegion, USER_OFFSET, region_at};
+use crate::testing::{USER_OFFSET, ram, region_at};
 
 pub(crate) const SIZE: u16 = 8;
 const DESCRIPTORS: u64 = 0x1000;
@@ -21,7 +21,7 @@ pub(crate) struct GuestRing {
 
 impl GuestRing {
     pub(crate) fn new() -> GuestRing {
-        let region = TestRegion::new(MEMORY_BYTES) as Arc<dyn Region>;
+        let region = ram(MEMORY_BYTES) as Arc<dyn Region>;
         let memory = Memory::new(&[region_at(0, MEMORY_BYTES)], vec![region]).unwrap();
         GuestRing { memory, offered: Cell::new(0) }
     }

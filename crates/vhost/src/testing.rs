@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory of a guest for tests and for fuzzing: an array. Eventfds without a kernel.
+//! Memory of a guest for tests and for fuzzing. Eventfds without a kernel.
 #[cfg(test)]
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+#[cfg(test)]
+use std::sync::{Mutex, MutexGuard};
 #[cfg(test)]
 use std::task::{Poll, Waker};
 
-use block::{Slice, Status};
+use block::Ram;
 
-use crate::memory::Region;
 use crate::message::RegionInfo;
 
 /// What an address of the front end is beyond that of the guest.
@@ -19,64 +20,16 @@ pub fn region_at(guest: u64, len: u64) -> RegionInfo {
     RegionInfo { guest, len, user: guest.saturating_add(USER_OFFSET), offset: 0 }
 }
 
-/// A region in an array.
-#[derive(Debug)]
-pub struct TestRegion(Mutex<Vec<u8>>);
-
-impl TestRegion {
-    /// Zeroes.
-    pub fn new(len: u64) -> Arc<TestRegion> {
-        TestRegion::with(vec![0; usize::try_from(len).expect("a test's memory is small")])
-    }
-
-    /// These bytes.
-    pub fn with(bytes: Vec<u8>) -> Arc<TestRegion> {
-        Arc::new(TestRegion(Mutex::new(bytes)))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.0.lock().expect("no test panics under the lock")
-    }
+/// Memory of a guest: zeroes.
+pub fn ram(len: u64) -> Arc<Ram> {
+    Arc::new(Ram::new(len).expect("a test's memory is small, and has a byte"))
 }
 
-fn place(at: u64) -> usize {
-    usize::try_from(at).expect("within the array")
-}
-
-impl Region for TestRegion {
-    fn len_bytes(&self) -> u64 {
-        self.lock().len() as u64
-    }
-
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        out.copy_from_slice(&self.lock()[place(at)..][..out.len()]);
-        Ok(())
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        self.lock()[place(at)..][..bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
-        to.write(|to| self.read(at, to))
-    }
-
-    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
-        from.read(|from| self.write(at, from))
-    }
-
-    fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        assert!(at.is_multiple_of(2), "a number at an odd place");
-        let mut bytes = [0; 2];
-        self.read(at, &mut bytes)?;
-        Ok(u16::from_le_bytes(bytes))
-    }
-
-    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        assert!(at.is_multiple_of(2), "a number at an odd place");
-        self.write(at, &value.to_le_bytes())
-    }
+/// The same with these bytes.
+pub fn ram_with(bytes: &[u8]) -> Arc<Ram> {
+    let ram = ram(bytes.len() as u64);
+    ram.write(0, bytes);
+    ram
 }
 
 /// An eventfd of a test. A simulated core may signal the one that another core waits on, as a guest

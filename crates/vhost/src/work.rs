@@ -28,12 +28,20 @@ pub(crate) struct Job {
     request: Request,
     /// The guest's memory as it was when the request was taken.
     memory: Rc<Memory>,
-    /// Its data.
-    data: Bufs,
+    data: Data,
     /// When it was taken.
     begun: Nanos,
     /// The submitted bio, if the request is a single one.
     bio: Option<BioFuture>,
+}
+
+/// Where the data of a request are while its device has it (VH-V3).
+enum Data {
+    /// In the guest's memory.
+    Lent,
+    /// In a buffer of our own, whose contents a read copies to the guest; none where there is
+    /// nothing to copy.
+    Own(Bufs),
 }
 
 /// Serves a queue until it stops. First it issues `again`, which an earlier process has taken.
@@ -125,8 +133,8 @@ fn issue(
 fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: Request) {
     let begun = loop_time();
     let dev = &session.device;
-    let (mut data, bytes) = (Bufs::new(), request.data_bytes as usize);
-    let end = |data: &Bufs, status| finish(session, queue, memory, &request, data, status);
+    let (mut data, bytes) = (Data::Own(Bufs::new()), request.data_bytes as usize);
+    let end = |data: &Data, status| finish(session, queue, memory, &request, data, status);
     let command = match request.command {
         Ok(command) => command,
         Err(status) => return end(&data, status),
@@ -140,20 +148,31 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
             return end(&data, STATUS_IO_ERROR);
         }
         Command::Read(at) => {
-            data = Buf::alloc(bytes).into();
-            Some(read(dev, Class::Foreground, at, data.clone()))
+            let bufs = lend(session, memory, &request).map(|bufs| (Data::Lent, bufs));
+            let bufs = bufs.unwrap_or_else(|| {
+                let own = Bufs::from(Buf::alloc(bytes));
+                (Data::Own(own.clone()), own)
+            });
+            data = bufs.0;
+            Some(read(dev, Class::Foreground, at, bufs.1))
         }
         Command::Write(at) => {
-            data = Buf::alloc(bytes).into();
-            if let Err(e) = memory.gather(request.data.iter().copied(), &data) {
-                session.fail(format!("queue {}: {e}", queue.number));
-                return end(&data, STATUS_IO_ERROR);
-            }
+            let bufs = if let Some(bufs) = lend(session, memory, &request) {
+                data = Data::Lent;
+                bufs
+            } else {
+                let own = Bufs::from(Buf::alloc(bytes));
+                if let Err(e) = memory.gather(request.data.iter().copied(), &own) {
+                    session.fail(format!("queue {}: {e}", queue.number));
+                    return end(&data, STATUS_IO_ERROR);
+                }
+                own
+            };
             let (flags, class) = match session.writes_through() {
                 true => (Flags::FUA | Flags::SYNC, Class::Foreground),
                 false => (Flags::empty(), Class::Normal),
             };
-            Some(write(dev, flags, class, at, data.clone()))
+            Some(write(dev, flags, class, at, bufs))
         }
         Command::Flush => Some(flush(dev, Class::Foreground)),
         Command::GetId => {
@@ -161,7 +180,7 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
             let name = session.name();
             let len = name.len().min(id.len());
             id[..len].copy_from_slice(&name.as_bytes()[..len]);
-            return end(&Buf::copy_of(&id[..bytes]).into(), STATUS_OK);
+            return end(&Data::Own(Buf::copy_of(&id[..bytes]).into()), STATUS_OK);
         }
         Command::Discard | Command::WriteZeroes => None,
     };
@@ -171,6 +190,12 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
     }
     let (of_session, queue, memory) = (session.clone(), queue.clone(), memory.clone());
     session.server.jobs.push(Job { session: of_session, queue, request, memory, data, begun, bio });
+}
+
+/// The guest's memory as the data of a bio, if the device takes it.
+#[inline]
+fn lend(session: &Shared, memory: &Memory, request: &Request) -> Option<Bufs> {
+    session.device.takes_client_memory().then(|| memory.lend(&request.data)).flatten()
 }
 
 fn lies_on(dev: &dyn BlockDevice, at: Sector, bytes: usize) -> bool {
@@ -251,7 +276,7 @@ fn finish(
     queue: &Queue,
     memory: &Memory,
     request: &Request,
-    data: &Bufs,
+    data: &Data,
     status: u8,
 ) {
     if !session.has_failed()
@@ -273,14 +298,21 @@ fn answer(
     queue: &Queue,
     request: &Request,
     memory: &Memory,
-    data: &Bufs,
+    data: &Data,
     status: u8,
 ) -> Result<(), RingError> {
     let returns_data = matches!(request.command, Ok(Command::Read(_) | Command::GetId));
+    let is_ok = status == STATUS_OK;
     let mut written = 1;
-    if status == STATUS_OK && returns_data {
-        memory.scatter(request.data.iter().copied(), data)?;
+    if is_ok && returns_data {
         written += request.data_bytes;
+    }
+    match data {
+        Data::Lent => memory.check_lent(&request.data, !is_ok)?,
+        Data::Own(own) if is_ok && returns_data => {
+            memory.scatter(request.data.iter().copied(), own)?;
+        }
+        Data::Own(_) => {}
     }
     memory.write(request.status, &[status])?;
     queue.put_used(request.head, written)

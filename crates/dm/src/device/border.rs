@@ -37,6 +37,12 @@ impl BlockDevice for MappedDevice {
         }
     }
 
+    /// Those bases take it at which bios end without the device above. There are none while bios
+    /// wait for a resume: another table may take them then.
+    fn takes_client_memory(&self) -> bool {
+        self.flat.current.borrow().takes_client_memory()
+    }
+
     /// That of the one line of the live table, if that keeps a record of the cache above it.
     fn identity(&self) -> Option<String> {
         let target = self.recording_target()?;

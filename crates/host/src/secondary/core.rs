@@ -128,6 +128,14 @@ impl BlockDevice for Replica {
         }
     }
 
+    fn takes_client_memory(&self) -> bool {
+        match &*self.active.borrow() {
+            ActiveMode::Flat(_, flat) => flat.takes_client_memory(),
+            ActiveMode::Leaf(_, base) => base.takes_client_memory(),
+            ActiveMode::Parts(..) | ActiveMode::Remote | ActiveMode::Closed => false,
+        }
+    }
+
     fn submit(&self, bio: Bio) {
         // HO-S1
         assert!(self.present.get(), "a bio outside of block_on, where nobody waits for it");

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, CoreId, Error, Slice, Status};
+use block::{BlockDevice, ClientMemory, CoreId, Error, Slice, Status};
 use dm::{Opened, ReadOnly};
 use reactor::spawn;
 use rustix::net::{Shutdown, shutdown};
@@ -164,7 +164,7 @@ impl Export for ReplicaExport {
 
 /// Memory of a guest, for all cores.
 #[derive(Debug)]
-struct GuestRegion(GuestMemory);
+struct GuestRegion(Arc<GuestMemory>);
 
 impl Region for GuestRegion {
     fn len_bytes(&self) -> u64 {
@@ -193,6 +193,14 @@ impl Region for GuestRegion {
 
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
         self.0.store_u16(at, value)
+    }
+
+    fn check(&self, at: u64, len: u64) -> Result<(), Status> {
+        self.0.check(at, usize::try_from(len).expect("within the memory"))
+    }
+
+    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
+        Some(self.0.client_memory())
     }
 }
 
@@ -263,7 +271,7 @@ impl Core for Core0 {
             let Some(door) = super::door() else { return };
             let Some(client) = door.client(number) else { return };
             let Descriptors { regions, event, channel } = descriptors;
-            let region = |memory| Arc::new(GuestRegion(memory)) as Arc<dyn Region>;
+            let region = |memory| Arc::new(GuestRegion(Arc::new(memory))) as Arc<dyn Region>;
             let attachments = Attachments {
                 regions: regions.into_iter().map(region).collect(),
                 event: event.map(opener),

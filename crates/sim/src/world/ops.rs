@@ -226,12 +226,12 @@ impl World {
                 }
             }
             OpKind::Write { bufs, data: Some(data), begun, fua } => {
-                let mut at = 0;
-                bufs.for_each(|piece| {
-                    let same = piece == &data[at..at + piece.len()];
-                    assert!(same, "buffer of write #{id} at byte {offset} modified in flight");
-                    at += piece.len();
-                });
+                let mut found = vec![0; data.len()];
+                bufs.copy_to(&mut found);
+                assert!(
+                    found == *data,
+                    "buffer of write #{id} at byte {offset} modified in flight"
+                );
                 if broken || rng.chance_per_mille(faults.write_error_per_mille) {
                     if begun.is_none() {
                         fail_write(disk, rng, offset, data);

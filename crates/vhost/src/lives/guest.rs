@@ -10,12 +10,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use block::Ram;
 use sim::Rng;
 
 use crate::inflight::bytes_for;
 use crate::memory::Region;
 use crate::message::{InflightInfo, RingAddresses};
-use crate::testing::{TestEvent, TestRegion, USER_OFFSET};
+use crate::testing::{TestEvent, USER_OFFSET, ram};
 
 pub(super) const SECTORS: u64 = 64;
 pub(super) const QUEUES: u16 = 2;
@@ -60,8 +61,8 @@ struct DriverQueue {
 /// See the module.
 pub(super) struct Guest {
     rng: Rng,
-    pub(super) memory: Arc<TestRegion>,
-    pub(super) notes: Arc<TestRegion>,
+    pub(super) memory: Arc<Ram>,
+    pub(super) notes: Arc<Ram>,
     pub(super) has_event_idx: bool,
     queues: Vec<DriverQueue>,
     next: u64,
@@ -97,8 +98,8 @@ impl Guest {
         let has_event_idx = rng.chance_per_mille(500);
         Guest {
             rng,
-            memory: TestRegion::new(MEMORY_BYTES),
-            notes: TestRegion::new(inflight_info().len),
+            memory: ram(MEMORY_BYTES),
+            notes: ram(inflight_info().len),
             has_event_idx,
             queues: (0..QUEUES).map(|_| DriverQueue::default()).collect(),
             next: 1,
@@ -121,7 +122,7 @@ impl Guest {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
-        self.memory.write(at, bytes).expect("an array");
+        Region::write(&*self.memory, at, bytes).expect("an array");
     }
 
     /// The index from which the front end lets a queue go on: it knows that of the used ring only.
@@ -245,7 +246,7 @@ impl Guest {
         let (base, nth) = (place(queue), u64::from(slot));
         let mut status = [0xff];
         let at = base + HEADERS + nth * HEADER_BYTES + STATUS;
-        self.memory.read(at, &mut status).expect("an array");
+        Region::read(&*self.memory, at, &mut status).expect("an array");
         if status != [0] {
             return Err(format!("status {}: {begun:?}", status[0]));
         }
@@ -260,7 +261,7 @@ impl Guest {
                 READ => {
                     let mut got = [0; 512];
                     let at = base + DATA + nth * DATA_BYTES + nth_sector * 512;
-                    self.memory.read(at, &mut got).expect("an array");
+                    Region::read(&*self.memory, at, &mut got).expect("an array");
                     if promised.is_some_and(|stamp| got[..] != stamped(stamp)) {
                         let got = &got[..8];
                         return Err(format!("sector {sector}: {got:?}, {promised:?} was promised"));

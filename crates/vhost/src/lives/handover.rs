@@ -12,25 +12,25 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use block::{BlockDevice, Nanos, Sector};
+use block::{BlockDevice, Nanos, Ram, Sector};
 use reactor::sleep;
 use sim::model::Uniform;
 use sim::{DiskSpec, Rng, World, seeds};
 
 use super::guest::{Guest, SECTORS};
-use super::{DEVICE, Kill, LIVES, Life, Mapped, TestExport, Variant, live, places};
+use super::{DEVICE, Kill, LIVES, Life, Mapped, TestExport, Variant, disk_of, live, places};
 use crate::connection::Connection;
 use crate::event_fd::EventFd;
 use crate::memory::Region;
 use crate::message::Request;
 use crate::server::Server;
 use crate::session::{Attachments, OpenEvent, Session};
-use crate::testing::{TestEvent, TestRegion};
+use crate::testing::TestEvent;
 
 /// What comes with a message, in the place of a descriptor.
 #[derive(Clone, Debug)]
 pub(super) enum Descriptor {
-    Memory(Arc<TestRegion>),
+    Memory(Arc<Ram>),
     Event(Arc<TestEvent>),
 }
 
@@ -215,7 +215,7 @@ fn simulate(seed: u64, has_kills: bool, fault: Option<Fault>) -> Result<(), Stri
             _ => Kill::Stores(rng.below(within)),
         };
         let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
-        DEVICE.set(Some(leaf));
+        DEVICE.set(Some(disk_of(seed, leaf)));
         let cores = rng.pick(&[1, 2]);
         let handovers = Handovers { rng: rng.fork(), guest: guest.clone(), fault };
         live(&world, cores, &guest, (kill, variant, Some(handovers)))?;

@@ -10,7 +10,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, Sector, Slice, Status};
+use block::{
+    Bio, BlockDevice, ClientMemory, CoreId, Limits, Nanos, Op, Ram, Sector, Slice, Status,
+};
 use reactor::sleep;
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
@@ -24,7 +26,7 @@ use crate::message;
 use crate::message::Request;
 use crate::remote::Place;
 use crate::server::Server;
-use crate::testing::{TestEvent, TestRegion, region_at};
+use crate::testing::{TestEvent, region_at};
 
 const LIVES: usize = 4;
 /// Requests in flight, fewer than there are slots.
@@ -72,7 +74,7 @@ impl Life {
 /// The guest's memory as one process has it mapped.
 #[derive(Debug)]
 struct Mapped {
-    memory: Arc<TestRegion>,
+    memory: Arc<Ram>,
     life: Arc<Life>,
 }
 
@@ -82,18 +84,20 @@ impl Region for Mapped {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.memory.read(at, out)
+        Region::read(&*self.memory, at, out)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        if self.life.store() { self.memory.write(at, bytes) } else { Ok(()) }
+        if self.life.store() { Region::write(&*self.memory, at, bytes) } else { Ok(()) }
     }
 
     fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
+        assert_copies();
         self.memory.read_to(at, to)
     }
 
     fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
+        assert_copies();
         if self.life.store() { self.memory.write_from(at, from) } else { Ok(()) }
     }
 
@@ -104,11 +108,29 @@ impl Region for Mapped {
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
         if self.life.store() { self.memory.store_u16(at, value) } else { Ok(()) }
     }
+
+    fn check(&self, _: u64, _: u64) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// The disk stores there itself. What it has of a process that died ends before the next one
+    /// begins: that one waits for the locks of its leaves.
+    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
+        Some(ClientMemory::of_ram(&self.memory))
+    }
 }
 
 thread_local! {
     /// The device of a process, for all its cores: a simulated machine has them on one thread.
     static DEVICE: RefCell<Option<Rc<dyn BlockDevice>>> = const { RefCell::new(None) };
+}
+
+/// Data are copied for a device that does not take them where they are, and for no other.
+fn assert_copies() {
+    let takes = |device: &Option<Rc<dyn BlockDevice>>| {
+        device.as_ref().is_some_and(|d| d.takes_client_memory())
+    };
+    assert!(!DEVICE.with_borrow(takes), "data are copied that could stay in place");
 }
 
 struct TestExport {
@@ -175,6 +197,28 @@ impl BlockDevice for EarlyWrites {
     }
 }
 
+/// A device that takes no memory of clients.
+struct OwnBuffers(Rc<dyn BlockDevice>);
+
+impl BlockDevice for OwnBuffers {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.0.submit(bio);
+    }
+}
+
+/// The disk of a run. It takes the guest's memory in every second run.
+fn disk_of(seed: u64, leaf: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
+    if seed.is_multiple_of(2) { leaf } else { Rc::new(OwnBuffers(leaf)) }
+}
+
 /// What a run does differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
@@ -199,7 +243,7 @@ async fn connect(
 ) -> Result<Vec<Arc<TestEvent>>, String> {
     let (memory, notes, has_event_idx) = {
         let guest = guest.borrow();
-        let of = |region: &Arc<TestRegion>| vec![Descriptor::Memory(region.clone())];
+        let of = |region: &Arc<Ram>| vec![Descriptor::Memory(region.clone())];
         (of(&guest.memory), of(&guest.notes), guest.has_event_idx)
     };
     let event = |event: &Arc<TestEvent>| vec![Descriptor::Event(event.clone())];
@@ -364,7 +408,7 @@ fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
         let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
         let device: Rc<dyn BlockDevice> = match variant {
             Variant::EarlyWrites => Rc::new(EarlyWrites(leaf)),
-            Variant::Right | Variant::NoNotes => leaf,
+            Variant::Right | Variant::NoNotes => disk_of(seed, leaf),
         };
         DEVICE.set(Some(device));
         inherited += guest.borrow().in_flight();

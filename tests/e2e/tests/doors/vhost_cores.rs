@@ -144,14 +144,19 @@ fn a_stopped_queue_of_each_core_loses_nothing() {
     }
 }
 
-/// Requests of all queues wait while the device is suspended, and go where the new table says.
+/// Requests of all queues wait while the device is suspended, and go where the new table says: to
+/// the disk, which takes data where they are in the guest's memory, or to a cache, which gets
+/// copies, as it computes checksums.
 #[test]
 fn a_reload_is_not_seen_by_queues_on_any_core() {
     let bed = two_cores();
-    let disk = bed.path("disk.img");
-    let other = |round: u8| {
-        let start = if round.is_multiple_of(2) { 65536 } else { 0 };
-        format!("0 65536 linear {} {start}", disk.display())
+    let [disk, origin, cache] = ["disk.img", "origin.img", "cache.img"].map(|file| bed.path(file));
+    bed.make_file("origin.img", 32 * MIB);
+    bed.make_file("cache.img", 16 * MIB);
+    let other = |round: u8| match round % 3 {
+        0 => format!("0 65536 linear {} 65536", disk.display()),
+        1 => format!("0 65536 writecache s {} {} 4096 0", origin.display(), cache.display()),
+        _ => format!("0 65536 linear {} 0", disk.display()),
     };
     let mut machine = machine(&bed, "mapped", 2);
     for round in 0..20_u8 {
@@ -165,6 +170,9 @@ fn a_reload_is_not_seen_by_queues_on_any_core() {
         };
         // Some of these are in flight when it is suspended.
         let before = begin(&mut machine, 0);
+        if round % 3 == 2 {
+            bed.verb(&["message", "mapped", "0", "flush_on_suspend"]);
+        }
         bed.verb(&["suspend", "mapped"]);
         bed.verb(&["load", "mapped", "--table", &other(round)]);
         let held = begin(&mut machine, 20);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use e2e::test_bed::TestBed;
 use e2e::virtual_machine::{
-    QUEUE_SIZE, SLOTS, VirtualMachine, feature, kind, message, range, send,
+    DATA, QUEUE_SIZE, SLOTS, VirtualMachine, feature, kind, message, range, send,
 };
 use e2e::{clock, pause};
 
@@ -392,6 +392,46 @@ fn a_hostile_guest_ends_its_own_session_only() {
     let mut machine = machine(&bed, "bad", 1);
     assert!(read(&mut machine, 0, 0, 4096) == pattern(1, 4096));
     assert!(bed.daemon().is_running());
+}
+
+/// Pages of data that are cut off, whether the daemon or the kernel gets to them: the session ends,
+/// and nothing else.
+#[test]
+fn data_that_were_cut_off_end_the_session_only() {
+    let bed = bed(&[
+        ("disk", "0 16384 linear ./disk.img 0"),
+        ("ram", "0 16384 linear mem:8M 0"),
+        ("null", "0 16384 linear null:8M 0"),
+        ("compressed", "0 16384 zram lz4"),
+        ("good", "0 16384 linear ./disk.img 16384"),
+    ]);
+    let mut good = machine(&bed, "good", 1);
+    for device in ["disk", "ram", "null", "compressed"] {
+        for (kind, queue) in [(kind::READ, 0), (kind::WRITE, 1)] {
+            // Nothing of a null device is read to write it.
+            if (device, kind) == ("null", kind::WRITE) {
+                continue;
+            }
+            let before = bed.daemon().log().len();
+            let mut machine = machine(&bed, device, 2);
+            machine.write(queue, 0, &pattern(3, 4096)).unwrap();
+            // The rings stay.
+            let slot = machine.begin(queue, (kind, 0), &[0; 8192], false).unwrap();
+            machine.memory().set_len(DATA).unwrap();
+            machine.kick(queue).unwrap();
+            assert!(machine.is_cut_off(), "{device} {kind}");
+            assert!(!machine.is_complete(queue, slot), "{device} {kind}");
+            wait_until(&format!("{device} {kind}: the cause is in the log"), || {
+                let log = bed.daemon().log();
+                log[before..].contains("memory of the guest is gone: its file was cut")
+            });
+            good.write(0, 0, &pattern(4, 512)).unwrap();
+        }
+        let mut next = machine(&bed, device, 1);
+        next.write(0, 0, &pattern(5, 4096)).unwrap();
+        let expected = if device == "null" { vec![0; 4096] } else { pattern(5, 4096) };
+        assert!(read(&mut next, 0, 0, 4096) == expected, "{device}");
+    }
 }
 
 /// Rings and tables of random bytes: whatever they mean, the daemon goes on.

@@ -74,8 +74,12 @@ fuzz_target!(|data: &[u8]| {
             Some(notes) => {
                 notes.begin(head).expect("memory of a test is not lost");
                 notes.put_used(&ring, head, 1).expect("as above");
+                notes.publish(&ring).expect("as above");
             }
-            None => ring.put_used(head, 1).expect("as above"),
+            None => {
+                ring.put_used(head, 1).expect("as above");
+                ring.publish().expect("as above");
+            }
         }
         assert_eq!(ring.used_idx(), used.wrapping_add(1));
         let _ = ring.wants_call().expect("as above");

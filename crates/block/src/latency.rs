@@ -54,6 +54,11 @@ impl Latencies {
         sum_ns.fetch_add(time.0, Relaxed);
     }
 
+    /// So many requests of `op` ended at once.
+    pub fn record_at_once(&self, op: Op, requests: u64) {
+        self.0[op as usize].buckets[0].fetch_add(requests, Relaxed);
+    }
+
     /// What has been recorded of `op`.
     pub fn counts(&self, op: Op) -> LatencyCounts {
         let Histogram { buckets, sum_ns } = &self.0[op as usize];
@@ -106,6 +111,9 @@ mod tests {
         latencies.record(Op::Read, Nanos(10));
         latencies.record(Op::Read, Nanos(20_000));
         latencies.record(Op::Flush, Nanos(7));
+        latencies.record_at_once(Op::Discard, 3);
+        let discard = latencies.counts(Op::Discard);
+        assert_eq!((discard.count(), discard.buckets[0], discard.sum), (3, 3, Nanos::ZERO));
         let read = latencies.counts(Op::Read);
         assert_eq!((read.count(), read.sum), (2, Nanos(20_010)));
         assert_eq!((read.buckets[0], read.buckets[1]), (1, 1));

@@ -11,17 +11,18 @@
 //! Invariants
 //! - VH-I1 An entry says "in flight" before its request is issued, until the used ring has it:
 //!   after a death at any moment a request is in flight or used, never neither.
-//! - VH-I2 A death between the used ring's index and the entry leaves `used_idx` behind that
-//!   index, and `last_batch_head` names the entry: the next process clears it, so no request is
-//!   used twice.
+//! - VH-I2 A death between the used ring's index and the entries that it covers leaves `used_idx`
+//!   behind that index, by as many as there are such entries: the newest of those that are linked
+//!   from `last_batch_head` on. The next process clears them, so no request is used twice.
 //! - VH-I3 The front end can write there: what is read is checked as rings are.
 //!
 //! Only the death of this process is meant: its stores are seen in the order in which they were
 //! done (each number is stored after all that was stored before), and none of them is lost.
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use block::Error;
+use smallvec::SmallVec;
 
 use crate::memory::Region;
 use crate::message::InflightInfo;
@@ -94,7 +95,8 @@ impl Inflight {
         }
         let base = u64::from(number) * queue_bytes(self.info.queue_size);
         let (region, counter, last) = (self.region.clone(), Cell::new(0), Cell::new(0));
-        let notes = QueueNotes { region, base, size, counter, last };
+        let unpublished = RefCell::default();
+        let notes = QueueNotes { region, base, size, counter, last, unpublished };
         match notes.load(VERSION_AT)? {
             // Blank: the front end got it from `bytes_for` and nobody has used it.
             0 => {
@@ -119,6 +121,8 @@ pub struct QueueNotes {
     counter: Cell<u64>,
     /// `last_batch_head`, which only this process changes.
     last: Cell<u16>,
+    /// Requests in the used ring that the guest can't see yet.
+    unpublished: RefCell<SmallVec<[u16; 8]>>,
 }
 
 impl QueueNotes {
@@ -155,7 +159,7 @@ impl QueueNotes {
         self.set_in_flight(head, true)
     }
 
-    /// Puts a request into the used ring (VH-I1, VH-I2).
+    /// Puts a request into the used ring, where the guest sees it when it is published.
     ///
     /// # Errors
     /// When memory is gone.
@@ -164,8 +168,19 @@ impl QueueNotes {
         let last = self.last.replace(head);
         self.store(Self::entry(head) + NEXT_AT, last)?;
         self.store(LAST_BATCH_AT, head)?;
-        ring.put_used(head, written)?;
-        self.set_in_flight(head, false)?;
+        self.unpublished.borrow_mut().push(head);
+        ring.put_used(head, written)
+    }
+
+    /// Lets the guest see all of the used ring (VH-I1, VH-I2).
+    ///
+    /// # Errors
+    /// When memory is gone.
+    pub fn publish(&self, ring: &Ring) -> Result<(), RingError> {
+        ring.publish()?;
+        for head in self.unpublished.borrow_mut().drain(..) {
+            self.set_in_flight(head, false)?;
+        }
         self.store(USED_IDX_AT, ring.used_idx())
     }
 
@@ -176,15 +191,21 @@ impl QueueNotes {
     /// VH-I3.
     pub fn recover(&self, ring: &Ring) -> Result<Vec<u16>, RingError> {
         let used_idx = ring.used_idx();
-        if self.load(USED_IDX_AT)? != used_idx {
-            // VH-I2: a batch is one entry here.
-            let last = self.load(LAST_BATCH_AT)?;
-            if last >= self.size {
+        // VH-I2.
+        let used = used_idx.wrapping_sub(self.load(USED_IDX_AT)?);
+        if used > self.size {
+            return Err(RingError::Notes);
+        }
+        let mut next = LAST_BATCH_AT;
+        for _ in 0..used {
+            let head = self.load(next)?;
+            if head >= self.size {
                 return Err(RingError::Notes);
             }
-            self.set_in_flight(last, false)?;
-            self.store(USED_IDX_AT, used_idx)?;
+            self.set_in_flight(head, false)?;
+            next = Self::entry(head) + NEXT_AT;
         }
+        self.store(USED_IDX_AT, used_idx)?;
         let mut found = Vec::new();
         for head in 0..self.size {
             if self.is_in_flight(head)? {
@@ -230,6 +251,7 @@ mod tests {
             take(&ring, &first, head);
         }
         first.put_used(&ring, 2, 1).unwrap();
+        first.publish(&ring).unwrap();
         // The process is gone; the front end knows the used index only.
         let ring = guest.ring(ring.used_idx(), true);
         let second = all.queue(1, SIZE).unwrap();
@@ -252,10 +274,45 @@ mod tests {
         assert_eq!(next.recover(&guest.ring(0, true)).unwrap(), [3]);
         // After it: it is used, although its entry says otherwise.
         ring.put_used(3, 1).unwrap();
+        ring.publish().unwrap();
         assert!(notes.is_in_flight(3).unwrap());
         let next = all.queue(0, SIZE).unwrap();
         assert_eq!(next.recover(&guest.ring(1, true)).unwrap(), []);
         assert!(!notes.is_in_flight(3).unwrap());
+    }
+
+    /// VH-I2, with several requests that one index covers, after others that none covers yet.
+    #[test]
+    fn a_death_while_many_are_used_leaves_each_in_one_place() {
+        for dies_at in 0..4 {
+            let guest = GuestRing::new();
+            let (ring, all) = (guest.ring(0, true), notes());
+            let notes = all.queue(0, SIZE).unwrap();
+            notes.recover(&ring).unwrap();
+            for head in [3, 6, 1, 4] {
+                guest.offer(head);
+                take(&ring, &notes, head);
+            }
+            let put = |head| notes.put_used(&ring, head, 1).unwrap();
+            put(4);
+            notes.publish(&ring).unwrap();
+            put(6);
+            put(3);
+            let (mut seen, mut left) = (1, vec![3, 6, 1]);
+            if dies_at > 0 {
+                ring.publish().unwrap();
+                (seen, left) = (3, vec![1]);
+            }
+            if dies_at > 1 {
+                notes.set_in_flight(6, false).unwrap();
+            }
+            if dies_at > 2 {
+                notes.publish(&ring).unwrap();
+            }
+            let next = all.queue(0, SIZE).unwrap();
+            let found = next.recover(&guest.ring(seen, true)).unwrap();
+            assert_eq!(found, left, "it dies at {dies_at}");
+        }
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub trait Region: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Region::read`].
     fn check(&self, at: u64, len: u64) -> Result<(), Status>;
+    /// Begins to load the line of the cache that has a byte, which is read soon.
+    fn prefetch(&self, at: u64);
     /// The bytes as data of bios, if they can be.
     fn client_memory(self: Arc<Self>) -> Option<ClientMemory>;
 }
@@ -99,6 +101,10 @@ impl Region for Ram {
 
     fn check(&self, _: u64, _: u64) -> Result<(), Status> {
         Ok(())
+    }
+
+    fn prefetch(&self, at: u64) {
+        Ram::prefetch(self, small(at), 1);
     }
 
     fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
@@ -205,6 +211,14 @@ impl Memory {
     /// `Outside` when they are not.
     pub fn check(&self, address: u64, len: u64) -> Result<(), AccessError> {
         self.for_each(address, len, |_, _, _, _| Ok(()))
+    }
+
+    /// Begins to load the line of the cache that has a byte, which is read soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, address: u64) {
+        if let Some((placed, at)) = self.find(address) {
+            placed.region.prefetch(at);
+        }
     }
 
     /// The runs (address, length) themselves as data of a bio. `None`: one lies in several regions,

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::Error;
+use block::{Error, Op};
 use reactor::WaitList;
 
 use crate::event_fd::EventFd;
@@ -39,6 +39,8 @@ pub(crate) struct Queue {
     in_flight_count: Cell<usize>,
     /// Of the session on this core.
     figures: Arc<Figures>,
+    /// Requests of this turn that ended as they were submitted, by operation.
+    pub(crate) ended_at_once: [Cell<u64>; Op::ALL.len()],
     /// Tasks that serve it.
     pub(crate) tasks: Cell<usize>,
     pub(crate) is_stopping: Cell<bool>,
@@ -70,7 +72,8 @@ impl Queue {
         }
     }
 
-    /// Puts a request into the used ring; no effect when the queue has stopped.
+    /// Puts a request into the used ring, where the guest sees it when it is published; no effect
+    /// when the queue has stopped.
     ///
     /// # Errors
     /// When memory is gone.
@@ -81,6 +84,35 @@ impl Queue {
             Some(notes) => notes.put_used(ring, head, written),
             None => ring.put_used(head, written),
         }
+    }
+
+    /// Lets the guest see all of the used ring.
+    ///
+    /// # Errors
+    /// When memory is gone.
+    pub(crate) fn publish(&self) -> Result<(), RingError> {
+        let ring = self.ring.borrow();
+        let Some(ring) = ring.as_ref().filter(|ring| ring.unpublished() > 0) else {
+            return Ok(());
+        };
+        match &*self.notes.borrow() {
+            Some(notes) => notes.publish(ring),
+            None => ring.publish(),
+        }
+    }
+
+    /// The same, and tells the guest, as soon as there are enough. More follow in this turn of the
+    /// event loop, or the end of it.
+    ///
+    /// # Errors
+    /// When memory is gone.
+    pub(crate) fn publish_some(&self) -> Result<(), RingError> {
+        let unpublished = self.ring.borrow().as_ref().map_or(0, |ring| ring.unpublished());
+        if unpublished < TOLD_AT_ONCE {
+            return Ok(());
+        }
+        self.publish()?;
+        self.call_early()
     }
 
     /// Makes the ring. Returns the heads that an earlier process has left in flight, to be issued
@@ -164,7 +196,7 @@ impl Queue {
         let call = self.call.borrow();
         // What can't be told now must not count as told.
         if let Some(call) = call.as_ref().filter(|call| call.can_signal_now())
-            && ring.wants_call()?
+            && ring.wants_early_call()?
         {
             call.signal_now();
         }
@@ -266,7 +298,7 @@ mod tests {
                 queue.begin_request(head, true).unwrap();
                 queue.put_used(head, 1).unwrap();
                 queue.end_request(head);
-                queue.call_early().unwrap();
+                queue.publish_some().unwrap();
             }
             event.count()
         };

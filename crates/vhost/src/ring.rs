@@ -14,7 +14,8 @@
 //!   the guest's memory. Each of these is a [`RingError`].
 //! - VH-R2 No walk of a chain is longer than the queue, or than [`INDIRECT_MAX`] in an indirect
 //!   table: a loop ends there.
-//! - VH-R3 An entry is in the used ring before the index that covers it.
+//! - VH-R3 An entry is in the used ring before the index that covers it. One index may cover
+//!   several new entries, all of one turn of the event loop.
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
@@ -166,8 +167,12 @@ pub struct Ring {
     used: Run,
     /// Index of the next available entry to take.
     next: Cell<u16>,
-    /// Index of the used ring.
+    /// The available ring's index when it was last loaded: the guest has the line that it is in.
+    available_idx: Cell<u16>,
+    /// Index of the used ring, with the entries that the guest can't see yet.
     used_idx: Cell<u16>,
+    /// The index that the guest sees.
+    published: Cell<u16>,
     /// The used index when it was last looked whether the guest wants to be told.
     told_at: Cell<u16>,
 }
@@ -208,7 +213,9 @@ impl Ring {
             available,
             used,
             next: Cell::new(next),
+            available_idx: Cell::new(next),
             used_idx: Cell::new(used_idx),
+            published: Cell::new(used_idx),
             told_at: Cell::new(used_idx),
         })
     }
@@ -235,9 +242,10 @@ impl Ring {
 
     pub(crate) fn set_next(&self, next: u16) {
         self.next.set(next);
+        self.available_idx.set(next);
     }
 
-    /// The index of the used ring.
+    /// The index of the used ring, with the entries that are not published.
     pub fn used_idx(&self) -> u16 {
         self.used_idx.get()
     }
@@ -248,14 +256,27 @@ impl Ring {
     /// # Errors
     /// VH-R1.
     pub fn peek(&self) -> Result<Option<u16>, RingError> {
-        let found = self.available.region.load_u16(self.available.at + INDEX_AT)?;
+        self.peek_behind(0)
+    }
+
+    /// The head of the chain that comes `further` after the next one, if it is known to be
+    /// available. The next one itself is looked for.
+    ///
+    /// # Errors
+    /// VH-R1.
+    pub fn peek_behind(&self, further: u16) -> Result<Option<u16>, RingError> {
         let next = self.next.get();
-        match found.wrapping_sub(next) {
-            0 => return Ok(None),
-            ahead if ahead > self.size => return Err(RingError::Index { found, next }),
-            _ => {}
+        if self.available_idx.get() == next {
+            let found = self.available.region.load_u16(self.available.at + INDEX_AT)?;
+            if found.wrapping_sub(next) > self.size {
+                return Err(RingError::Index { found, next });
+            }
+            self.available_idx.set(found);
         }
-        let at = RING_HEAD_BYTES + u64::from(next % self.size) * 2;
+        if self.available_idx.get().wrapping_sub(next) <= further {
+            return Ok(None);
+        }
+        let at = RING_HEAD_BYTES + u64::from(next.wrapping_add(further) % self.size) * 2;
         let head = self.available.region.load_u16(self.available.at + at)?;
         if head >= self.size {
             return Err(RingError::Descriptor(head.into()));
@@ -265,6 +286,7 @@ impl Ring {
 
     /// Takes the chain that [`Ring::peek`] has found.
     pub fn take(&self) {
+        debug_assert_ne!(self.available_idx.get(), self.next.get(), "`peek` has found one");
         self.next.set(self.next.get().wrapping_add(1));
     }
 
@@ -299,7 +321,8 @@ impl Ring {
         Err(RingError::TooLong)
     }
 
-    /// Puts a chain into the used ring (VH-R3); `written` is what the device wrote, bytes.
+    /// Puts a chain into the used ring, where the guest sees it when it is published; `written` is
+    /// what the device wrote, bytes.
     ///
     /// # Errors
     /// When the memory is gone.
@@ -310,28 +333,63 @@ impl Ring {
         entry[..4].copy_from_slice(&u32::from(head).to_le_bytes());
         entry[4..].copy_from_slice(&written.to_le_bytes());
         self.used.region.write(self.used.at + at, &entry)?;
-        let idx = idx.wrapping_add(1);
-        self.used.region.store_u16(self.used.at + INDEX_AT, idx)?;
-        self.used_idx.set(idx);
+        self.used_idx.set(idx.wrapping_add(1));
         Ok(())
+    }
+
+    /// Lets the guest see all of the used ring (VH-R3).
+    ///
+    /// # Errors
+    /// When the memory is gone.
+    pub fn publish(&self) -> Result<(), RingError> {
+        let idx = self.used_idx.get();
+        if self.published.replace(idx) != idx {
+            self.used.region.store_u16(self.used.at + INDEX_AT, idx)?;
+        }
+        Ok(())
+    }
+
+    /// Requests in the used ring that the guest can't see yet.
+    pub fn unpublished(&self) -> u16 {
+        self.used_idx.get().wrapping_sub(self.published.get())
     }
 
     /// Requests in the used ring that the guest was not told about.
     pub fn untold(&self) -> u16 {
-        self.used_idx.get().wrapping_sub(self.told_at.get())
+        self.published.get().wrapping_sub(self.told_at.get())
     }
 
-    /// Whether the guest wants to be told about what is in the used ring since the last call.
+    /// As [`Ring::wants_call`], but a guest that has just begun to wait may be missed: then a later
+    /// `wants_call` finds it. It waits for no store of this processor.
+    ///
+    /// # Errors
+    /// When the memory is gone.
+    pub fn wants_early_call(&self) -> Result<bool, RingError> {
+        let wants = self.untold() > 0 && self.is_asked_for_call()?;
+        if wants {
+            self.told_at.set(self.published.get());
+        }
+        Ok(wants)
+    }
+
+    /// Whether the guest wants to be told about what it can see in the used ring since the last
+    /// call.
     ///
     /// # Errors
     /// When the memory is gone.
     pub fn wants_call(&self) -> Result<bool, RingError> {
-        let (old, new) = (self.told_at.replace(self.used_idx.get()), self.used_idx.get());
-        if old == new {
+        if self.untold() == 0 {
             return Ok(false);
         }
         // The index is stored before the guest's wish is loaded: else both sides could wait.
         fence(Ordering::SeqCst);
+        let wants = self.is_asked_for_call();
+        self.told_at.set(self.published.get());
+        wants
+    }
+
+    fn is_asked_for_call(&self) -> Result<bool, RingError> {
+        let (old, new) = (self.told_at.get(), self.published.get());
         if !self.has_event_idx {
             let flags = self.available.region.load_u16(self.available.at)?;
             return Ok(flags & NO_EVENTS == 0);

@@ -109,6 +109,40 @@ fn entries_are_taken_in_order_across_the_wrap() {
 }
 
 #[test]
+fn what_is_behind_the_next_entry_is_known_from_the_last_look() {
+    let guest = GuestRing::new();
+    let ring = guest.ring(0, false);
+    guest.offer(3);
+    guest.offer(1);
+    assert_eq!([0, 1, 2].map(|n| ring.peek_behind(n).unwrap()), [Some(3), Some(1), None]);
+    guest.offer(4);
+    assert_eq!(ring.peek_behind(2), Ok(None), "it does not look again");
+    ring.take();
+    ring.take();
+    assert_eq!([0, 1].map(|n| ring.peek_behind(n).unwrap()), [Some(4), None]);
+}
+
+/// A wish of the guest that an early look misses, as it was stored later, is found at the end.
+#[test]
+fn an_early_look_for_a_wish_forgets_nothing() {
+    let event = AVAILABLE + 4 + u64::from(SIZE) * 2;
+    let guest = GuestRing::new();
+    let ring = guest.ring(0, true);
+    guest.store(event, 9);
+    ring.put_used(3, 1).unwrap();
+    ring.publish().unwrap();
+    assert_eq!(ring.wants_early_call(), Ok(false));
+    guest.store(event, 0);
+    ring.put_used(4, 1).unwrap();
+    ring.publish().unwrap();
+    assert_eq!(ring.wants_call(), Ok(true), "the first was asked for");
+    ring.put_used(5, 1).unwrap();
+    ring.publish().unwrap();
+    guest.store(event, 2);
+    assert_eq!((ring.wants_early_call(), ring.wants_call()), (Ok(true), Ok(false)));
+}
+
+#[test]
 fn indices_and_heads_that_can_not_be_are_errors() {
     let guest = GuestRing::new();
     let ring = guest.ring(0, false);
@@ -189,11 +223,15 @@ fn the_guest_is_told_where_it_asked_to_be() {
     let ring = guest.ring(0, true);
     guest.store(event, 1);
     ring.put_used(3, 513).unwrap();
+    assert_eq!((ring.unpublished(), ring.untold(), guest.load(USED + 2)), (1, 0, 0));
+    ring.publish().unwrap();
     assert_eq!(ring.wants_call(), Ok(false), "it asked for the second");
     ring.put_used(4, 1).unwrap();
+    ring.publish().unwrap();
     assert_eq!(ring.wants_call(), Ok(true));
     assert_eq!(ring.wants_call(), Ok(false), "nothing new");
     ring.put_used(5, 1).unwrap();
+    ring.publish().unwrap();
     assert_eq!(ring.wants_call(), Ok(false), "it has not asked again");
     assert_eq!(guest.load(USED + 2), 3);
     assert_eq!((guest.load(USED + 4), guest.load(USED + 8)), (3, 513));
@@ -204,6 +242,7 @@ fn a_ring_that_is_moved_forgets_no_call() {
     let guest = GuestRing::new();
     let ring = guest.ring(0, false);
     ring.put_used(3, 1).unwrap();
+    ring.publish().unwrap();
     let moved = ring.moved_to(&guest.memory, &addresses()).unwrap();
     assert_eq!((moved.wants_call(), moved.used_idx()), (Ok(true), 1));
 }
@@ -217,9 +256,11 @@ fn without_event_indices_flags_say_who_is_told() {
     ring.ask_for_kicks().unwrap();
     assert_eq!(guest.load(USED), 0);
     ring.put_used(0, 1).unwrap();
+    ring.publish().unwrap();
     assert_eq!(ring.wants_call(), Ok(true));
     guest.store(AVAILABLE, NO_EVENTS);
     ring.put_used(0, 1).unwrap();
+    ring.publish().unwrap();
     assert_eq!(ring.wants_call(), Ok(false));
 }
 
@@ -229,6 +270,7 @@ fn kicks_are_asked_for_after_the_last_entry_taken() {
     let ring = guest.ring(0, true);
     for head in 0..3 {
         guest.offer(head);
+        ring.peek().unwrap();
         ring.take();
     }
     ring.ask_for_kicks().unwrap();

@@ -25,7 +25,7 @@ use crate::message::{Answer, RegionInfo, Request, config_change};
 use crate::queue::Queue;
 use crate::remote::{Place, RemoteQueues, Scope};
 use crate::request::{Command, STATUS_OK};
-use crate::ring::QUEUE_SIZE_MAX;
+use crate::ring::{QUEUE_SIZE_MAX, RingError};
 use crate::server::{Server, ServerShared};
 use crate::share::Share;
 use crate::work;
@@ -150,6 +150,13 @@ impl Shared {
         if self.common.failure.set(why).is_ok() {
             self.end_queues();
             (self.common.cut_off)();
+        }
+    }
+
+    /// Ends the session if `outcome` of a queue is an error; unless it has failed before.
+    pub(crate) fn fail_on(&self, queue: &Queue, outcome: Result<(), RingError>) {
+        if let Err(e) = outcome {
+            self.fail(format!("queue {}: {e}", queue.number));
         }
     }
 

@@ -5,21 +5,24 @@
 //!   kick ─▶ run: peek · chain · parse · admit ─▶ take ─▶ start ──Bio──▶ device
 //!                                                          │ ended at once   │ later: a task
 //!   call ◀─ calls: does the guest want it? ◀── used ring ◀─┴── finish ◀──────┘
-//!      ◀──── early, after several ───────────────┘
+//!      ◀──── early, after several ───────────────┘ shown to the guest together
 //! ```
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use reactor::{BioFuture, discard, flush, loop_time, read, write, yield_now, zero_out};
+use smallvec::SmallVec;
 
 use crate::memory::Memory;
 use crate::queue::Queue;
 use crate::request::{Command, ID_BYTES, Range, Request, STATUS_IO_ERROR, STATUS_OK, status_of};
-use crate::ring::RingError;
+use crate::ring::{Chain, Ring, RingError};
 use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
 const TAKEN_AT_ONCE: usize = 128;
+/// Chains that are walked before the first of them is served. Chosen.
+const LOOKED_AHEAD: u16 = 4;
 
 /// A request that was taken and waits for its device.
 pub(crate) struct Job {
@@ -61,6 +64,7 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
             return Ok(()); // it is noted as in flight
         }
         issue(session, queue, &memory, request, false)?;
+        queue.publish()?;
     }
     loop {
         take_all(session, queue).await?;
@@ -75,37 +79,79 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
 /// Takes all available requests. Returns when the guest was asked to kick, and when the queue stops
 /// or is disabled.
 async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingError> {
+    let taken = take_until_empty(session, queue).await;
+    record_at_once(session, queue);
+    taken.and_then(|()| queue.publish())
+}
+
+/// The same. The guest may not see all that has ended.
+async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingError> {
     let goes_on = || queue.enabled.get() && !queue.is_stopping.get() && !session.has_failed();
     let mut taken = 0;
     while goes_on() {
         let Some(mut ring) = queue.ring() else { return Ok(()) };
         let mut memory = session.memory();
         ring.stop_kicks()?;
+        let mut chains = Chains::new();
         while goes_on() {
-            let Some(head) = ring.peek()? else { break };
-            let request = Request::parse(&memory, ring.chain(&memory, head)?)?;
+            if chains.is_empty() {
+                look_ahead(&ring, &memory, &mut chains)?;
+            }
+            let Some(chain) = chains.pop() else { break };
+            let request = Request::parse(&memory, chain)?;
             let bytes = request.data_bytes.into();
             taken += 1;
             let is_admitted = session.admit(bytes);
-            if !is_admitted && !session.wait_for_budget(queue, bytes).await {
-                return Ok(()); // it is still available
+            if !is_admitted {
+                queue.publish()?;
+                if !session.wait_for_budget(queue, bytes).await {
+                    return Ok(()); // it is still available
+                }
             }
             issue(session, queue, &memory, request, true)?;
             if taken % TAKEN_AT_ONCE == 0 {
+                queue.publish()?;
                 yield_now().await;
             }
             if !is_admitted || taken % TAKEN_AT_ONCE == 0 {
                 // The front end may have moved the ring while this task waited.
                 let Some(now) = queue.ring() else { return Ok(()) };
                 (ring, memory) = (now, session.memory());
+                chains.clear();
             }
         }
         let Some(ring) = queue.ring() else { return Ok(()) };
+        queue.publish()?;
         ring.ask_for_kicks()?;
         if ring.peek()?.is_none() {
             return Ok(());
         }
     }
+    Ok(())
+}
+
+/// Chains that are available, the next one last.
+type Chains = SmallVec<[Chain; LOOKED_AHEAD as usize]>;
+
+/// Walks the chains that come next, and begins to load their headers, which the guest's processor
+/// has stored: the loads of several take as long as that of one.
+fn look_ahead(ring: &Ring, memory: &Memory, chains: &mut Chains) -> Result<(), RingError> {
+    for further in 0..LOOKED_AHEAD {
+        let found = ring
+            .peek_behind(further)
+            .and_then(|head| head.map(|head| ring.chain(memory, head)).transpose());
+        let chain = match found {
+            // The ones before it are served first.
+            Err(_) if further > 0 => break,
+            found => found?,
+        };
+        let Some(chain) = chain else { break };
+        if let Some((header, _)) = chain.readable.first() {
+            memory.prefetch(*header);
+        }
+        chains.push(chain);
+    }
+    chains.reverse();
     Ok(())
 }
 
@@ -134,7 +180,11 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
     let begun = loop_time();
     let dev = &session.device;
     let (mut data, bytes) = (Data::Own(Bufs::new()), request.data_bytes as usize);
-    let end = |data: &Data, status| finish(session, queue, memory, &request, data, status);
+    // Several are shown to the guest together, and it is told of them.
+    let end = |data: &Data, status| {
+        finish(session, queue, memory, &request, data, status);
+        session.fail_on(queue, queue.publish_some());
+    };
     let command = match request.command {
         Ok(command) => command,
         Err(status) => return end(&data, status),
@@ -185,7 +235,10 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
         Command::Discard | Command::WriteZeroes => None,
     };
     if let Some(done) = bio.as_ref().and_then(BioFuture::outcome) {
-        record(session, command, begun);
+        if let Some(op) = op_of(command) {
+            let requests = &queue.ended_at_once[op as usize];
+            requests.set(requests.get() + 1);
+        }
         return end(&data, status_of(done));
     }
     let (of_session, queue, memory) = (session.clone(), queue.clone(), memory.clone());
@@ -218,7 +271,9 @@ pub(crate) async fn wait(mut job: Job) {
         },
     };
     record(&job.session, command, job.begun);
-    finish(&job.session, &job.queue, &job.memory, &job.request, &job.data, status);
+    let (session, queue) = (&job.session, &job.queue);
+    finish(session, queue, &job.memory, &job.request, &job.data, status);
+    session.fail_on(queue, queue.publish().and_then(|()| queue.call_early()));
 }
 
 async fn on_ranges(session: &Shared, command: Command, ranges: &[Range]) -> u8 {
@@ -255,22 +310,37 @@ async fn zero(session: &Shared, range: &Range) -> Result<(), Status> {
     zero_out(&session.device, flags, Class::Normal, place, &session.server.zeroes).await
 }
 
+fn op_of(command: Command) -> Option<Op> {
+    match command {
+        Command::Read(_) => Some(Op::Read),
+        Command::Write(_) => Some(Op::Write),
+        Command::Flush => Some(Op::Flush),
+        Command::Discard => Some(Op::Discard),
+        Command::WriteZeroes => Some(Op::WriteZeroes),
+        Command::GetId => None,
+    }
+}
+
 /// Records how long the device took for a request, in steps of turns of the event loop.
 fn record(session: &Shared, command: Command, begun: Nanos) {
-    let op = match command {
-        Command::Read(_) => Op::Read,
-        Command::Write(_) => Op::Write,
-        Command::Flush => Op::Flush,
-        Command::Discard => Op::Discard,
-        Command::WriteZeroes => Op::WriteZeroes,
-        Command::GetId => return,
-    };
-    if let Some(latencies) = &session.latencies {
+    if let (Some(latencies), Some(op)) = (&session.latencies, op_of(command)) {
         latencies.record(op, loop_time().saturating_sub(begun));
     }
 }
 
-/// Answers a request and releases what it held.
+/// Records the requests that ended as they were submitted: all of a turn at once, as other cores
+/// read the counts.
+fn record_at_once(session: &Shared, queue: &Queue) {
+    let Some(latencies) = &session.latencies else { return };
+    for (op, requests) in Op::ALL.into_iter().zip(&queue.ended_at_once) {
+        match requests.take() {
+            0 => {}
+            requests => latencies.record_at_once(op, requests),
+        }
+    }
+}
+
+/// Answers a request and releases what it held. The guest sees the answer when it is published.
 fn finish(
     session: &Shared,
     queue: &Queue,
@@ -279,19 +349,12 @@ fn finish(
     data: &Data,
     status: u8,
 ) {
-    if !session.has_failed()
-        && let Err(e) = answer(queue, request, memory, data, status)
-    {
-        session.fail(format!("queue {}: {e}", queue.number));
+    if !session.has_failed() {
+        session.fail_on(queue, answer(queue, request, memory, data, status));
     }
     session.count(request, status);
     session.release(request.data_bytes.into());
     queue.end_request(request.head);
-    if !session.has_failed()
-        && let Err(e) = queue.call_early()
-    {
-        session.fail(format!("queue {}: {e}", queue.number));
-    }
 }
 
 fn answer(

@@ -199,6 +199,10 @@ impl Region for GuestRegion {
         self.0.check(at, usize::try_from(len).expect("within the memory"))
     }
 
+    fn prefetch(&self, at: u64) {
+        self.0.prefetch(at);
+    }
+
     fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
         Some(self.0.client_memory())
     }

@@ -64,6 +64,8 @@ pub(super) struct Guest {
     pub(super) memory: Arc<Ram>,
     pub(super) notes: Arc<Ram>,
     pub(super) has_event_idx: bool,
+    /// Requests that it begins together.
+    pub(super) burst: u64,
     queues: Vec<DriverQueue>,
     next: u64,
     busy: BTreeSet<u64>,
@@ -94,13 +96,14 @@ pub(super) fn addresses(queue: u16) -> RingAddresses {
 }
 
 impl Guest {
-    pub(super) fn new(mut rng: Rng) -> Guest {
+    pub(super) fn new(mut rng: Rng, burst: u64) -> Guest {
         let has_event_idx = rng.chance_per_mille(500);
         Guest {
             rng,
             memory: ram(MEMORY_BYTES),
             notes: ram(inflight_info().len),
             has_event_idx,
+            burst,
             queues: (0..QUEUES).map(|_| DriverQueue::default()).collect(),
             next: 1,
             busy: BTreeSet::new(),

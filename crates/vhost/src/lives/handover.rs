@@ -18,7 +18,7 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Rng, World, seeds};
 
 use super::guest::{Guest, SECTORS};
-use super::{DEVICE, Kill, LIVES, Life, Mapped, TestExport, Variant, disk_of, live, places};
+use super::{DEVICE, Disks, Kill, LIVES, Life, Mapped, TestExport, Variant, live, places};
 use crate::connection::Connection;
 use crate::event_fd::EventFd;
 use crate::memory::Region;
@@ -204,7 +204,8 @@ fn simulate(seed: u64, has_kills: bool, fault: Option<Fault>) -> Result<(), Stri
     let world = World::calm(rng.next_u64());
     let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
-    let guest = Rc::new(RefCell::new(Guest::new(rng.fork())));
+    let disks = Disks::new(seed);
+    let guest = Rc::new(RefCell::new(Guest::new(rng.fork(), disks.burst())));
     let variant = if has_kills { Variant::Right } else { Variant::NoNotes };
     let lives = if has_kills { LIVES } else { 1 };
     for life in 1..=lives {
@@ -215,7 +216,7 @@ fn simulate(seed: u64, has_kills: bool, fault: Option<Fault>) -> Result<(), Stri
             _ => Kill::Stores(rng.below(within)),
         };
         let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
-        DEVICE.set(Some(disk_of(seed, leaf)));
+        DEVICE.set(Some(disks.next(leaf)));
         let cores = rng.pick(&[1, 2]);
         let handovers = Handovers { rng: rng.fork(), guest: guest.clone(), fault };
         live(&world, cores, &guest, (kill, variant, Some(handovers)))?;

@@ -113,6 +113,8 @@ impl Region for Mapped {
         Ok(())
     }
 
+    fn prefetch(&self, _: u64) {}
+
     /// The disk stores there itself. What it has of a process that died ends before the next one
     /// begins: that one waits for the locks of its leaves.
     fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
@@ -214,9 +216,63 @@ impl BlockDevice for OwnBuffers {
     }
 }
 
-/// The disk of a run. It takes the guest's memory in every second run.
-fn disk_of(seed: u64, leaf: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
-    if seed.is_multiple_of(2) { leaf } else { Rc::new(OwnBuffers(leaf)) }
+/// Memory that outlives the process, as a device that ends each request as it is submitted.
+struct MemoryDisk(Rc<Ram>);
+
+impl BlockDevice for MemoryDisk {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            discard_granularity_bytes: 512,
+            write_zeroes: true,
+            ..Limits::new(Sector(SECTORS))
+        }
+    }
+
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
+    fn submit(&self, bio: Bio) {
+        let byte = |sector: Sector| usize::try_from(sector.bytes()).expect("few");
+        match bio.op {
+            Op::Read => self.0.read_bufs(byte(bio.sector), &bio.bufs),
+            Op::Write => self.0.write_bufs(byte(bio.sector), &bio.bufs),
+            Op::Discard | Op::WriteZeroes => self.0.punch(byte(bio.sector)..byte(bio.end())),
+            Op::Flush => {}
+        }
+        bio.complete(Status::Ok);
+    }
+}
+
+/// The devices of a run: one for each process.
+struct Disks {
+    kind: u64,
+    memory: Rc<Ram>,
+}
+
+impl Disks {
+    fn new(seed: u64) -> Disks {
+        Disks { kind: seed % 3, memory: Rc::new(Ram::new(SECTORS * 512).expect("few")) }
+    }
+
+    /// The disk of the world; the same, without taking the guest's memory; or one that ends
+    /// requests at once.
+    fn next(&self, leaf: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
+        match self.kind {
+            0 => leaf,
+            1 => Rc::new(OwnBuffers(leaf)),
+            _ => Rc::new(MemoryDisk(self.memory.clone())),
+        }
+    }
+
+    /// Requests that the guest begins together.
+    fn burst(&self) -> u64 {
+        if self.kind == 2 { 6 } else { 1 }
+    }
 }
 
 /// What a run does differently.
@@ -296,7 +352,9 @@ impl Work<'_> {
             return Err(format!("{} requests are lost", guest.in_flight()));
         }
         if self.left > 0 {
-            self.left -= u64::from(guest.in_flight() < IN_FLIGHT && guest.draw(self.kicks));
+            for _ in 0..guest.burst.min(self.left) {
+                self.left -= u64::from(guest.in_flight() < IN_FLIGHT && guest.draw(self.kicks));
+            }
         } else if is_idle && self.sector < SECTORS {
             // At last all that was promised is read.
             self.sector += u64::from(guest.read(self.sector, self.kicks));
@@ -395,7 +453,8 @@ fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
     let world = World::calm(rng.next_u64());
     let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
-    let guest = Rc::new(RefCell::new(Guest::new(rng.fork())));
+    let disks = Disks::new(seed);
+    let guest = Rc::new(RefCell::new(Guest::new(rng.fork(), disks.burst())));
     let mut inherited = 0;
     for life in 1..=LIVES {
         // Some die while they start.
@@ -408,7 +467,7 @@ fn simulate(seed: u64, variant: Variant) -> Result<(), String> {
         let leaf: Rc<dyn BlockDevice> = world.borrow().leaf(file);
         let device: Rc<dyn BlockDevice> = match variant {
             Variant::EarlyWrites => Rc::new(EarlyWrites(leaf)),
-            Variant::Right | Variant::NoNotes => disk_of(seed, leaf),
+            Variant::Right | Variant::NoNotes => disks.next(leaf),
         };
         DEVICE.set(Some(device));
         inherited += guest.borrow().in_flight();

@@ -26,7 +26,7 @@ use dm::{Dm, Line, Remove, Resolver};
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig, of_device};
 use crate::core_thread::CoreHandle;
-use crate::daemon::{busy_poll_time, shutdown_time};
+use crate::daemon::{busy_poll_limit, shutdown_time};
 use crate::engine::Engine;
 use crate::leaf_word::{LeafWord, OwnMount, file_error, parse};
 use crate::socket_access::socket_access;
@@ -52,7 +52,7 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
         found.extend(Addr::parse(option, text, allow_remote).err());
     }
     found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());
-    found.extend(busy_poll_time(serve.busy_poll.as_deref()).err());
+    found.extend(busy_poll_limit(serve.busy_poll.as_deref()).err());
     found.extend(socket_access(&serve).err());
     found.extend(memory::set(serve.memory.as_deref()).err());
     if let Some(name) = &serve.default_export

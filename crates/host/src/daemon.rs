@@ -21,6 +21,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use uring::PollLimit;
 
 pub(crate) use self::start::Beginning;
 use crate::addr::Addr;
@@ -201,12 +202,19 @@ pub(crate) fn shutdown_time(text: Option<&str>) -> Result<Duration, Failure> {
     if SHUTDOWN_ALLOWED.contains(&time) { Ok(time) } else { Err(invalid("1s to 1h is allowed")) }
 }
 
-/// The limit of `--busy-poll`; zero: no core polls.
-pub(crate) fn busy_poll_time(text: Option<&str>) -> Result<Nanos, Failure> {
-    let Some(text) = text.filter(|text| *text != "0") else { return Ok(Nanos::ZERO) };
+/// The limit of `--busy-poll`.
+pub(crate) fn busy_poll_limit(text: Option<&str>) -> Result<PollLimit, Failure> {
+    let text = match text.unwrap_or("auto") {
+        "auto" => return Ok(PollLimit::Auto),
+        "0" => return Ok(PollLimit::Time(Nanos::ZERO)),
+        text => text,
+    };
     let invalid = |e: &str| Failure::new(ErrorKind::Invalid, format!("--busy-poll {text}: {e}"));
     let time = time(text).map_err(|e| invalid(&e))?;
-    if time <= BUSY_POLL_MAX { Ok(time) } else { Err(invalid("0 to 1ms is allowed")) }
+    match time <= BUSY_POLL_MAX {
+        true => Ok(PollLimit::Time(time)),
+        false => Err(invalid("auto, and 0 to 1ms are allowed")),
+    }
 }
 
 /// Most time for requests of virtual machines to end at shutdown, of `time` for all.
@@ -386,11 +394,15 @@ mod tests {
 
     #[test]
     fn a_poll_takes_a_millisecond_at_most() {
-        for (text, us) in [(None, 0), (Some("0"), 0), (Some("50us"), 50), (Some("1ms"), 1000)] {
-            assert_eq!(busy_poll_time(text).unwrap(), Nanos(us * 1000), "{text:?}");
+        for (text, us) in [("0", 0), ("50us", 50), ("1ms", 1000)] {
+            let limit = PollLimit::Time(Nanos(us * 1000));
+            assert_eq!(busy_poll_limit(Some(text)).unwrap(), limit, "{text}");
+        }
+        for text in [None, Some("auto")] {
+            assert_eq!(busy_poll_limit(text).unwrap(), PollLimit::Auto, "{text:?}");
         }
         for text in ["2ms", "50", "-1us", "fast"] {
-            let why = busy_poll_time(Some(text)).unwrap_err().to_string();
+            let why = busy_poll_limit(Some(text)).unwrap_err().to_string();
             assert!(why.contains(&format!("--busy-poll {text}: ")), "{why}");
         }
     }

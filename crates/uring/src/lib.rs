@@ -84,7 +84,7 @@ pub use mailbox::{Mailbox, Sender};
 pub use passed::take_passed;
 pub use passed_files::set_lifeline;
 pub use pmem::copy;
-pub use poll::set_poll_limit;
+pub use poll::{PollLimit, set_poll_limit};
 pub use ring::Uring;
 pub use shared_memory::MemoryFiles;
 pub use socket::{RemoteEnd, SocketAccess};

@@ -14,51 +14,133 @@
 //! ```
 //!
 //! A core without requests sleeps long, and after three of them it does not poll any more.
+//!
+//! The limit is set, or follows what a sleep costs on this machine: now and then the CPU time of a
+//! thread is read before and after one. A poll that finds its event saves that time, and about
+//! twice as much of the client's, in which the processor wakes. So it may take three times as long.
+//! In a virtual machine a sleep took 10 us (2026-11-28); where it takes 2 or 3 few polls are begun.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::Nanos;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The shortest poll. Chosen: shorter than this the event could as well be awaited asleep.
 const SHORTEST: Nanos = Nanos(10_000);
+/// A poll may take as long as so many sleeps cost.
+const SLEEPS: u64 = 3;
+/// The longest poll of a limit that is not set.
+const AUTO_MAX: Nanos = Nanos(50_000);
+/// Every so many sleeps the cost of one is measured, which takes two system calls.
+const MEASURED_EVERY: u32 = 64;
 
-/// The longest poll of the cores of this process; zero: none polls.
+/// How long a core may poll before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollLimit {
+    /// So long; zero: not at all.
+    Time(Nanos),
+    /// As long as that costs no more than a sleep.
+    Auto,
+}
+
+/// [`PollLimit::Auto`]; any other value is a time.
+const AUTO: u64 = u64::MAX;
+
+/// The limit of the cores of this process.
 static LIMIT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Lets the cores of this process poll for up to `limit` before they sleep; zero, as at the start,
-/// turns it off. Holds from a core's next sleep on.
-pub fn set_poll_limit(limit: Nanos) {
-    LIMIT_NS.store(limit.0, Ordering::Relaxed);
+/// Lets the cores of this process poll for up to `limit` before they sleep; at the start they do
+/// not. Holds from a core's next sleep on.
+pub fn set_poll_limit(limit: PollLimit) {
+    let ns = match limit {
+        PollLimit::Time(time) => time.0.min(AUTO - 1),
+        PollLimit::Auto => AUTO,
+    };
+    LIMIT_NS.store(ns, Ordering::Relaxed);
+}
+
+/// The CPU time that a sleep takes from its thread.
+#[derive(Debug, Default)]
+struct SleepCost {
+    /// Of the latest, about eight of them; zero: none was measured.
+    average: Nanos,
+    /// So many sleeps are not measured.
+    left_out: u32,
+}
+
+impl SleepCost {
+    fn is_due(&mut self) -> bool {
+        let is_due = self.left_out == 0;
+        self.left_out = if is_due { MEASURED_EVERY - 1 } else { self.left_out - 1 };
+        is_due
+    }
+
+    /// A sleep took so much CPU time, of so much time altogether. One that did not put the thread
+    /// to sleep does not count.
+    fn measured(&mut self, cpu: Nanos, time: Nanos) {
+        if time < Nanos(2 * cpu.0) {
+            return;
+        }
+        self.average = match self.average {
+            Nanos::ZERO => cpu,
+            Nanos(average) => Nanos(average - average / 8 + cpu.0 / 8),
+        };
+    }
+}
+
+/// The CPU time of this thread.
+pub(crate) fn cpu_time() -> Nanos {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let (sec, nsec) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    Nanos(sec.unwrap_or(0) * 1_000_000_000 + nsec.unwrap_or(0))
 }
 
 /// How long one core polls.
 #[derive(Debug, Default)]
-pub(crate) struct PollTime(Nanos);
+pub(crate) struct PollTime {
+    time: Nanos,
+    cost: SleepCost,
+}
 
 impl PollTime {
     /// How long to poll now; zero: not at all.
     pub(crate) fn next(&self) -> Nanos {
-        self.0.min(limit())
+        self.time.min(self.limit())
     }
 
-    /// An event came `after` the core had nothing to do any more.
-    pub(crate) fn event_came(&mut self, after: Nanos) {
-        self.adapt(after, limit());
+    /// Whether the cost of the next sleep is to be measured.
+    pub(crate) fn measures_next_sleep(&mut self) -> bool {
+        LIMIT_NS.load(Ordering::Relaxed) == AUTO && self.cost.is_due()
+    }
+
+    /// A sleep took so much CPU time, of so much time altogether.
+    pub(crate) fn measured(&mut self, cpu: Nanos, time: Nanos) {
+        self.cost.measured(cpu, time);
+    }
+
+    /// An event came `after` the core had nothing to do any more, and found it asleep or polling.
+    pub(crate) fn event_came(&mut self, after: Nanos, has_slept: bool) {
+        // Of a sleep the last part was the way back.
+        let waking = if has_slept { self.cost.average } else { Nanos::ZERO };
+        self.adapt(after.saturating_sub(waking), self.limit());
     }
 
     fn adapt(&mut self, after: Nanos, limit: Nanos) {
         if after > limit {
-            self.0 = Nanos(self.0.0 / 2);
-            if self.0 < SHORTEST {
-                self.0 = Nanos::ZERO;
+            self.time = Nanos(self.time.0 / 2);
+            if self.time < SHORTEST {
+                self.time = Nanos::ZERO;
             }
-        } else if after > self.0 {
-            self.0 = Nanos(self.0.0 * 2).max(SHORTEST).min(limit);
+        } else if after > self.time {
+            self.time = Nanos(self.time.0 * 2).max(SHORTEST).min(limit);
         }
     }
-}
 
-fn limit() -> Nanos {
-    Nanos(LIMIT_NS.load(Ordering::Relaxed))
+    fn limit(&self) -> Nanos {
+        match LIMIT_NS.load(Ordering::Relaxed) {
+            AUTO => Nanos(self.cost.average.0 * SLEEPS).min(AUTO_MAX),
+            ns => Nanos(ns),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -68,9 +150,9 @@ mod tests {
     const LIMIT: Nanos = Nanos(50_000);
 
     fn after(events: &[u64]) -> u64 {
-        let mut time = PollTime::default();
-        events.iter().for_each(|us| time.adapt(Nanos(us * 1000), LIMIT));
-        time.0.0 / 1000
+        let mut poll = PollTime::default();
+        events.iter().for_each(|us| poll.adapt(Nanos(us * 1000), LIMIT));
+        poll.time.0 / 1000
     }
 
     #[test]
@@ -92,10 +174,46 @@ mod tests {
 
     #[test]
     fn a_limit_of_zero_turns_it_off() {
-        let mut time = PollTime(Nanos(40_000));
-        time.adapt(Nanos(1), Nanos::ZERO);
-        time.adapt(Nanos(1), Nanos::ZERO);
-        time.adapt(Nanos(1), Nanos::ZERO);
-        assert_eq!(time.0, Nanos::ZERO);
+        let mut poll = PollTime { time: Nanos(40_000), ..PollTime::default() };
+        for _ in 0..3 {
+            poll.adapt(Nanos(1), Nanos::ZERO);
+        }
+        assert_eq!(poll.time, Nanos::ZERO);
+    }
+
+    #[test]
+    fn the_cost_of_a_sleep_is_that_of_the_latest_ones() {
+        let mut cost = SleepCost::default();
+        cost.measured(Nanos(8_000), Nanos(15_999));
+        assert_eq!(cost.average, Nanos::ZERO, "it did not sleep");
+        cost.measured(Nanos(8_000), Nanos(16_000));
+        assert_eq!(cost.average, Nanos(8_000));
+        cost.measured(Nanos(16_000), Nanos(1_000_000));
+        assert_eq!(cost.average, Nanos(9_000));
+        (0..100).for_each(|_| cost.measured(Nanos(2_000), Nanos(1_000_000)));
+        assert!((1_900..2_100).contains(&cost.average.0), "{:?}", cost.average);
+        let due = (0..129).filter(|_| cost.is_due()).count();
+        assert_eq!(due, 3, "of 129 sleeps");
+    }
+
+    /// The same gap between requests is worth a poll where a sleep is dear, and only there.
+    #[test]
+    fn a_limit_of_its_own_follows_the_cost_of_a_sleep() {
+        set_poll_limit(PollLimit::Auto);
+        let poll_after = |cost: u64, gaps: &[u64]| {
+            let average = Nanos(cost);
+            let mut poll = PollTime::default();
+            poll.cost.average = average;
+            // Asleep, an event is noticed later by what waking costs.
+            gaps.iter().for_each(|gap| poll.event_came(Nanos(gap + cost), true));
+            poll.next()
+        };
+        assert_eq!(poll_after(10_000, &[20_000; 8]), Nanos(20_000));
+        assert_eq!(poll_after(10_000, &[31_000; 8]), Nanos::ZERO);
+        assert_eq!(poll_after(2_000, &[20_000; 8]), Nanos::ZERO);
+        assert_eq!(poll_after(2_000, &[5_000; 8]), Nanos(6_000));
+        assert_eq!(poll_after(100_000, &[49_000; 8]), AUTO_MAX);
+        assert_eq!(poll_after(0, &[1; 8]), Nanos::ZERO, "nothing was measured yet");
+        set_poll_limit(PollLimit::Time(Nanos::ZERO));
     }
 }

@@ -23,7 +23,7 @@ use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
 use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
-use crate::poll::PollTime;
+use crate::poll::{PollTime, cpu_time};
 use crate::request::{Outcome, Request, Vectors};
 use crate::sleep_check::SleepCheck;
 use crate::socket;
@@ -354,6 +354,19 @@ impl Shared {
         }
     }
 
+    /// Waits for an event. Some waits are measured.
+    fn sleep(&mut self, left: Option<Nanos>, now: impl Fn() -> Nanos) {
+        if !self.poll_time.measures_next_sleep() {
+            return self.wait(left);
+        }
+        // What is submitted is not a part of the sleep.
+        self.wait(Some(Nanos::ZERO));
+        let (begun, cpu) = (now(), cpu_time());
+        self.wait(left);
+        let cpu = cpu_time().saturating_sub(cpu);
+        self.poll_time.measured(cpu, now().saturating_sub(begun));
+    }
+
     /// Whether there are completions to reap. Asks the kernel only if it has some to deliver.
     fn has_completions(&mut self) -> bool {
         if self.ring.submission().taskrun() {
@@ -459,16 +472,19 @@ impl Driver for Uring {
             shared.wait(Some(Nanos::ZERO));
         } else {
             let start = self.now();
+            let mut has_slept = false;
             if !self.poll(shared, start, left) && mailbox.begin_sleep() {
-                let passed = self.now().saturating_sub(start);
+                let begun = self.now();
+                let left = left.map(|left| left.saturating_sub(begun.saturating_sub(start)));
                 shared.wakeup.arm(&mut shared.ring);
-                shared.wait(left.map(|left| left.saturating_sub(passed)));
+                shared.sleep(left, || self.now());
                 mailbox.end_sleep();
+                has_slept = true;
             }
             // At a deadline no event came.
             let passed = self.now().saturating_sub(start);
             if left.is_none_or(|left| passed < left) {
-                shared.poll_time.event_came(passed);
+                shared.poll_time.event_came(passed, has_slept);
             }
         }
         shared.reap();

@@ -16,7 +16,7 @@ use control::{Failure, api};
 use tokio::sync::{Notify, watch};
 use uring::{LockOwner, SocketAccess};
 
-use super::{Daemon, busy_poll_time, shutdown_time};
+use super::{Daemon, busy_poll_limit, shutdown_time};
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::core_thread::{CoreHandle, CoreThreads};
@@ -200,7 +200,7 @@ impl Daemon {
         let is_protected = tls::protects(certificates.as_ref());
         let access = socket_access(&options)?;
         let shutdown = shutdown_time(options.shutdown_timeout.as_deref())?;
-        uring::set_poll_limit(busy_poll_time(options.busy_poll.as_deref())?);
+        uring::set_poll_limit(busy_poll_limit(options.busy_poll.as_deref())?);
         memory::set(options.memory.as_deref())?;
         let is_for_command = matches!(beginning, Beginning::ForCommand);
         let has_disks = options.ublk || devices.iter().any(|device| device.ublk);

@@ -13,7 +13,7 @@ use crate::common::{self, bytes, to_vec};
 use block::{BlockDevice, Buf, Bufs, Class, CoreId, Flags, Limits, Nanos, Sector, Status};
 use queue::Mem;
 use reactor::{Export, Msg, Reactor, Remote, export, post, read, sleep, spawn, unexport, write};
-use uring::{Mailbox, Uring};
+use uring::{Mailbox, PollLimit, Uring};
 
 /// A device of core 1.
 fn remote(export: Export) -> Remote {
@@ -220,7 +220,7 @@ fn a_core_may_follow_another_at_the_same_address() {
 /// waits for longer than any poll.
 #[test]
 fn cores_that_poll_miss_no_message_and_no_deadline() {
-    uring::set_poll_limit(Nanos::from_millis(1));
+    uring::set_poll_limit(PollLimit::Time(Nanos::from_millis(1)));
     let mailboxes = [Mailbox::new().unwrap(), Mailbox::new().unwrap()];
     let stop = Arc::new(AtomicBool::new(false));
     let (to_owner, stopped) = (mailboxes[1].sender(), stop.clone());
@@ -240,5 +240,5 @@ fn cores_that_poll_miss_no_message_and_no_deadline() {
         to_owner.call(move || stopped.store(true, Ordering::Relaxed)).unwrap();
         drop(to_owner);
     });
-    uring::set_poll_limit(Nanos::ZERO);
+    uring::set_poll_limit(PollLimit::Time(Nanos::ZERO));
 }

@@ -7,7 +7,8 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use bench::doors::{Backing, DoorKind, DoorServer, counts};
+use bench::doors::counts::{Counter, sleeps};
+use bench::doors::{Backing, DoorKind, DoorServer};
 use bench::output::{Dir, ProgramOption, finish, positive, progress};
 use bench::peers::TestBed;
 use bench::peers::client::Job;
@@ -22,7 +23,7 @@ use reproduce::table::{Table, fixed};
 #[command(after_help = "\
 Examples:
   make bench-doors
-  make bench-doors ARGS='--rounds 9 --only nbd --busy-poll 20us'")]
+  make bench-doors ARGS='--rounds 9 --only nbd,null --busy-poll 20us'")]
 pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
@@ -37,18 +38,29 @@ pub(crate) struct Args {
     /// Size of each device in MiB
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(4..1 << 20))]
     size_mib: u64,
-    /// Only these doors: nbd, fuse, vhost
-    #[arg(long, value_delimiter = ',', value_parser = ["nbd", "fuse", "vhost"])]
+    /// Only these doors and devices
+    #[arg(long, value_delimiter = ',', value_parser = ONLY)]
     only: Vec<String>,
     /// What our second daemon has for `--busy-poll`
     #[arg(long, default_value = "50us")]
     busy_poll: String,
 }
 
+impl Args {
+    /// Whether `--only` has `name`, or none of its `kind`.
+    fn names(&self, kind: &[&str], name: &str) -> bool {
+        let mut of_kind = self.only.iter().filter(|only| kind.contains(&only.as_str())).peekable();
+        of_kind.peek().is_none() || of_kind.any(|only| only == name)
+    }
+}
+
 /// Who serves: ours, ours with `--busy-poll`, and the peer.
 const NAMES: [&str; 3] = ["ours", "polling", "qsd"];
 const QSD: usize = 2;
 const BACKINGS: [Backing; 2] = [Backing::Null, Backing::File];
+const DOORS: [DoorKind; 4] =
+    [DoorKind::Nbd, DoorKind::Fuse, DoorKind::Vhost, DoorKind::PolledVhost];
+const ONLY: [&str; 6] = ["nbd", "fuse", "vhost", "vhost-poll", "null", "file"];
 /// A polling core is for clients that wait for each answer; it saves the front end of vhost-user
 /// wake-ups at every depth.
 const POLLED_DEPTH: u32 = 1;
@@ -68,7 +80,7 @@ struct Cell {
     door: DoorKind,
     job: Job,
     runs: [Vec<Run>; NAMES.len()],
-    /// System calls for a request, under strace.
+    /// System calls for a request.
     calls: [f64; NAMES.len()],
 }
 
@@ -80,7 +92,7 @@ impl Cell {
 
     fn has(&self, nth: usize) -> bool {
         let is_polled = match self.door {
-            DoorKind::Vhost => true,
+            DoorKind::Vhost | DoorKind::PolledVhost => true,
             DoorKind::Nbd => self.job.depth == POLLED_DEPTH,
             DoorKind::Fuse => false,
         };
@@ -101,7 +113,7 @@ fn per_cpu_second(run: &Run) -> f64 {
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
     for backing in BACKINGS {
-        for door in [DoorKind::Nbd, DoorKind::Fuse, DoorKind::Vhost] {
+        for door in DOORS {
             for (rw, depth) in [("randread", 1), ("randread", 32), ("randwrite", 32)] {
                 let job = Job { rw, kib: 4, depth, connections: 1 };
                 let (runs, calls) = (Default::default(), [f64::NAN; NAMES.len()]);
@@ -128,16 +140,16 @@ impl Measurement<'_> {
 
     fn run(&self) -> Result<Run, String> {
         let (server, Cell { door, job, .. }) = (&self.served.server, self.cell);
-        let (cpu, sleeps) = (server.cpu_seconds(), counts::sleeps(server.id()));
+        let (cpu, before) = (server.cpu_seconds(), sleeps(server.id()));
         let done = self.served.run(*door, job, self.seconds, self.ours)?;
         let cpu_us = (server.cpu_seconds() - cpu) * 1e6 / done.ios;
-        let slept = counts::sleeps(server.id()).saturating_sub(sleeps);
+        let slept = sleeps(server.id()).saturating_sub(before);
         Ok(Run { iops: done.iops, cpu_us, wake_ups: slept as f64 / done.ios })
     }
 
-    fn system_calls(&self, dir: &Path) -> Result<f64, String> {
+    fn system_calls(&self, counter: Counter, dir: &Path) -> Result<f64, String> {
         let id = self.served.server.id();
-        let (calls, requests) = counts::system_calls(id, dir, || self.requests())?;
+        let (calls, requests) = counter.system_calls(id, dir, || self.requests())?;
         Ok(calls / requests)
     }
 }
@@ -181,10 +193,11 @@ fn goals(cells: &[Cell], is_full_size: bool) -> Vec<Goal> {
     for cell in cells {
         let job = format!("{} {} {}", cell.backing.name(), cell.job.rw, cell.job.depth);
         match cell.door {
-            DoorKind::Vhost => {
+            DoorKind::Vhost | DoorKind::PolledVhost => {
+                let door = cell.door.name();
                 for (nth, name) in ["", ", polling"].into_iter().enumerate() {
                     goals.push(goal(
-                        format!("vhost-user, {job}{name}: requests a CPU second, to qsd"),
+                        format!("{door}, {job}{name}: requests a CPU second, to qsd"),
                         cell.ratio(nth, per_cpu_second),
                         2.0,
                         requirement,
@@ -239,11 +252,15 @@ fn bench(args: &Args) -> Result<Section, String> {
         cpu: server_cpu,
         bytes: args.size_mib << 20,
     };
+    let counter = Counter::find();
     let mut notes = vec![format!(
         "servers on CPU {server_cpu}, clients on CPU {client_cpu}; medians of {} runs of {} s, \
          ratios of the same round; CPU us: the server's for a request; polling: ours with \
-         --busy-poll {}; system calls: in a run of their own under strace, which slows the server",
-        args.rounds, args.seconds, args.busy_poll
+         --busy-poll {}; vhost-poll: the front end polls; system calls: counted by {}",
+        args.rounds,
+        args.seconds,
+        args.busy_poll,
+        counter.name()
     )];
     let mut servers = Vec::new();
     for backing in BACKINGS {
@@ -262,11 +279,12 @@ fn bench(args: &Args) -> Result<Section, String> {
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     notes.extend(servers.iter().map(|served| served.what.clone()));
     let mut cells = cells();
-    cells.retain(|cell| args.only.is_empty() || args.only.iter().any(|n| n == cell.door.name()));
+    cells.retain(|cell| args.names(&DOORS.map(DoorKind::name), cell.door.name()));
+    cells.retain(|cell| args.names(&BACKINGS.map(Backing::name), cell.backing.name()));
     let mut errors = Vec::new();
     for at in 0..cells.len() {
         progress(at as f64 / cells.len() as f64, &cells[at].key());
-        measure(&mut cells[at], &servers, (args, &ours, dir.path()), &mut errors);
+        measure(&mut cells[at], &servers, (args, &ours, dir.path(), counter), &mut errors);
     }
     errors.dedup();
     notes.extend(errors.into_iter().map(|e| format!("not measured: {e}")));
@@ -278,14 +296,14 @@ fn bench(args: &Args) -> Result<Section, String> {
 fn measure(
     cell: &mut Cell,
     servers: &[DoorServer],
-    (args, ours, dir): (&Args, &Path, &Path),
+    (args, ours, dir, counter): (&Args, &Path, &Path, Counter),
     errors: &mut Vec<String>,
 ) {
     for (round, nth) in turns(usize::from(args.rounds), NAMES.len()) {
         let fits = |s: &&DoorServer| s.backing == cell.backing && s.who == NAMES[nth];
         let Some(served) = servers.iter().find(fits).filter(|_| cell.has(nth)) else { continue };
         let one = Measurement { served, cell, ours, seconds: args.seconds };
-        let (measured, counted) = (one.run(), (round == 0).then(|| one.system_calls(dir)));
+        let (measured, counted) = (one.run(), (round == 0).then(|| one.system_calls(counter, dir)));
         let mut failed = |e: String| errors.push(format!("{}, {}: {e}", NAMES[nth], cell.key()));
         let run = measured.map_err(&mut failed).ok();
         let calls = counted.and_then(|counted| counted.map_err(&mut failed).ok());

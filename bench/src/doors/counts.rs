@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a process has done, counted from outside: how often its threads were woken, and its system
 //! calls.
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,6 +9,8 @@ use std::time::Duration;
 use reproduce::clock;
 use rustix::process::{Pid, Signal, kill_process};
 
+/// What perf counts.
+const EVENT: &str = "raw_syscalls:sys_enter";
 /// How long strace may take to attach to a process.
 const ATTACH_SECONDS: f64 = 10.0;
 
@@ -28,12 +31,77 @@ pub fn sleeps(pid: u32) -> u64 {
     threads(pid).map(|status| number_of(&status, "voluntary_ctxt_switches:")).sum()
 }
 
-/// System calls of all threads of a process, of whatever kind, while `work` runs; and what `work`
-/// returned. strace stops the process at each: its times mean nothing meanwhile.
-///
-/// # Errors
-/// Those of `work`, and when strace is not there or may not trace the process.
-pub fn system_calls<T>(
+/// Who counts system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// The kernel's tracepoint, which costs little.
+    Perf,
+    /// strace stops the process at each: its times mean nothing meanwhile, and it finds work that
+    /// it would have slept for.
+    Strace,
+}
+
+impl Counter {
+    /// perf where it may count, else strace.
+    pub fn find() -> Counter {
+        let mut probe = Command::new("perf");
+        let probe = probe.args(["stat", "-e", EVENT, "true"]).stdin(Stdio::null());
+        let probe = probe.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if probe.is_ok_and(|status| status.success()) { Counter::Perf } else { Counter::Strace }
+    }
+
+    /// For notes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Counter::Perf => "perf",
+            Counter::Strace => "strace, which slows the server",
+        }
+    }
+
+    /// System calls of all threads of a process, of whatever kind, while `work` runs; and what
+    /// `work` returned.
+    ///
+    /// # Errors
+    /// Those of `work`, and when the counter is not there or may not trace the process.
+    pub fn system_calls<T>(
+        self,
+        pid: u32,
+        dir: &Path,
+        work: impl FnOnce() -> Result<T, String>,
+    ) -> Result<(f64, T), String> {
+        match self {
+            Counter::Perf => count_by_perf(pid, dir, work),
+            Counter::Strace => count_by_strace(pid, dir, work),
+        }
+    }
+}
+
+/// perf counts while a command runs, which says when it begins, and waits for a line.
+fn count_by_perf<T>(
+    pid: u32,
+    dir: &Path,
+    work: impl FnOnce() -> Result<T, String>,
+) -> Result<(f64, T), String> {
+    let failed = |e: std::io::Error| format!("perf: {e}");
+    let report = dir.join("perf");
+    let mut command = Command::new("perf");
+    command.args(["stat", "-x", ",", "-e", EVENT, "-p", &pid.to_string(), "-o"]).arg(&report);
+    command.args(["--", "sh", "-c", "echo; read line"]);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut counter = command.spawn().map_err(failed)?;
+    let (input, output) = (counter.stdin.take(), counter.stdout.take());
+    let has_begun = output.is_some_and(|mut output| output.read_exact(&mut [0]).is_ok());
+    let done = if has_begun { Some(work()) } else { None };
+    drop(input);
+    counter.wait().map_err(failed)?;
+    let done = done.ok_or_else(|| format!("perf: can't count process {pid}"))?;
+    let text = std::fs::read_to_string(&report).map_err(failed)?;
+    let line = text.lines().find(|line| line.contains(EVENT));
+    let count = line.and_then(|line| line.split(',').next()?.parse().ok());
+    Ok((count.ok_or("perf: no count in its report")?, done?))
+}
+
+fn count_by_strace<T>(
     pid: u32,
     dir: &Path,
     work: impl FnOnce() -> Result<T, String>,

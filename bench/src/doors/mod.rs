@@ -4,7 +4,7 @@
 //! ```text
 //!   NBD    millpond bench --uri ─┐
 //!   FUSE   fio on a file ────────┼▶ a server on a CPU of its own ──▶ null, a file
-//!   vhost  front_end, no guest ──┘
+//!   vhost  front_end, no guest ──┘   vhost-poll: the same, polling
 //! ```
 pub mod counts;
 pub mod front_end;
@@ -20,7 +20,7 @@ use crate::peers::client::{Client, Done, Job, RunLength, ask};
 use crate::peers::serve::{EXPORT, Endpoint, said};
 use crate::peers::{TestBed, make_file};
 use crate::process::Server;
-use front_end::FrontEnd;
+use front_end::{FrontEnd, Waits};
 
 /// How long a server may take until its doors are there.
 const START_SECONDS: f64 = 10.0;
@@ -31,6 +31,8 @@ pub enum DoorKind {
     Nbd,
     Fuse,
     Vhost,
+    /// With a front end that polls.
+    PolledVhost,
 }
 
 impl DoorKind {
@@ -40,6 +42,7 @@ impl DoorKind {
             DoorKind::Nbd => "nbd",
             DoorKind::Fuse => "fuse",
             DoorKind::Vhost => "vhost",
+            DoorKind::PolledVhost => "vhost-poll",
         }
     }
 }
@@ -213,8 +216,15 @@ impl DoorServer {
         match door {
             DoorKind::Nbd => ask(Client::Lean(ours), (&self.nbd, self.bytes), job, until),
             DoorKind::Fuse => ask(Client::Fio, (&self.file, self.bytes), job, until),
-            DoorKind::Vhost => FrontEnd::connect(&self.vhost)?.run(job, self.bytes, seconds),
+            DoorKind::Vhost => self.front_end(Waits::Asleep)?.run(job, self.bytes, seconds),
+            DoorKind::PolledVhost => self.front_end(Waits::Polling)?.run(job, self.bytes, seconds),
         }
+    }
+}
+
+impl DoorServer {
+    fn front_end(&self, waits: Waits) -> Result<FrontEnd, String> {
+        FrontEnd::connect(&self.vhost, waits)
     }
 }
 

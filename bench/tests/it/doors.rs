@@ -6,7 +6,8 @@ use serde_json::Value;
 #[test]
 fn doors_are_measured_and_the_last_line_is_json() {
     let program = millpond(Build::Workspace).unwrap();
-    let args = ["--rounds", "1", "--seconds", "0.05", "--size-mib", "4", "--only", "nbd,vhost"];
+    let args =
+        ["--rounds", "1", "--seconds", "0.05", "--size-mib", "4", "--only", "nbd,vhost,vhost-poll"];
     let mut command = super::bench("doors");
     command.args(args).arg("--ours").arg(program);
     let output = command.output().expect("cargo built it");
@@ -22,6 +23,7 @@ fn doors_are_measured_and_the_last_line_is_json() {
             ("polling", "vhost", "randread_qd1"),
             ("ours", "vhost", "randread_qd32"),
             ("ours", "vhost", "randwrite_qd32"),
+            ("ours", "vhost-poll", "randread_qd32"),
         ] {
             for figure in ["iops", "cpu_us_per_io", "wake_ups_per_io"] {
                 let key = format!("{server}_{backing}_{door}_{job}_{figure}");

@@ -201,7 +201,7 @@ impl Daemon {
         let (run_dir, socket) = (made.path().join("run"), made.path().join("run/nbd.sock"));
         let mut command = Command::new(program);
         command.arg("daemon").arg("--run-dir").arg(&run_dir).arg("--config").arg(&config);
-        let server = Server::start(&mut command, cpu, &socket)?;
+        let server = Server::start(&mut command, &[cpu], &socket)?;
         let program = program.to_owned();
         Ok(Daemon { _server: server, program, run_dir, leaf, socket, _dir: made })
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use reproduce::clock;
-use reproduce::cpu::{cpus, pin, pin_to};
+use reproduce::cpu::{cpus as allowed_cpus, pin_to};
 use rustix::process::Pid;
 
 /// Clock ticks a second in /proc, on every Linux.
@@ -24,9 +24,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `command` on `cpu` and waits until `socket` can be connected to.
-    pub fn start(command: &mut Command, cpu: usize, socket: &Path) -> Result<Server, String> {
-        Server::start_as(command, cpu, socket, None)
+    /// Starts `command` on `cpus` and waits until `socket` can be connected to.
+    pub fn start(command: &mut Command, cpus: &[usize], socket: &Path) -> Result<Server, String> {
+        Server::start_as(command, cpus, socket, None)
     }
 
     /// Starts one that goes into the background, and writes its number to `pid_file`.
@@ -35,16 +35,16 @@ impl Server {
     /// As [`Server::start`].
     pub fn start_daemon(
         command: &mut Command,
-        cpu: usize,
+        cpus: &[usize],
         socket: &Path,
         pid_file: &Path,
     ) -> Result<Server, String> {
-        Server::start_as(command, cpu, socket, Some(pid_file))
+        Server::start_as(command, cpus, socket, Some(pid_file))
     }
 
     fn start_as(
         command: &mut Command,
-        cpu: usize,
+        cpus: &[usize],
         socket: &Path,
         pid_file: Option<&Path>,
     ) -> Result<Server, String> {
@@ -52,8 +52,8 @@ impl Server {
         let file = |e| format!("{program}: a file for its standard error: {e}");
         let errors = tempfile::tempfile().map_err(file)?;
         let to_errors = errors.try_clone().map_err(file)?;
-        let home = cpus();
-        pin(cpu).map_err(|e| format!("cannot pin to CPU {cpu}: {e}"))?;
+        let home = allowed_cpus();
+        pin_to(cpus).map_err(|e| format!("cannot pin to CPUs {cpus:?}: {e}"))?;
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(to_errors);
         let child = child.spawn();
         pin_to(&home).map_err(|e| format!("cannot unpin: {e}"))?;
@@ -95,6 +95,19 @@ impl Server {
         // What can't be read is no message.
         let _ = self.errors.rewind().and_then(|()| self.errors.read_to_string(&mut text));
         text.lines().next().unwrap_or("no message").to_owned()
+    }
+
+    /// CPU seconds of each of its threads whose name begins with `name`.
+    pub fn thread_seconds(&self, name: &str) -> Vec<f64> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id()));
+        let of = |task: std::fs::DirEntry| {
+            let read = |file| std::fs::read_to_string(task.path().join(file)).ok();
+            let found = read("comm").filter(|comm| comm.starts_with(name));
+            // The time on a CPU, in nanoseconds, comes first.
+            let text = found.and_then(|_| read("schedstat"))?;
+            Some(text.split_whitespace().next()?.parse::<f64>().ok()? / 1e9)
+        };
+        tasks.into_iter().flatten().flatten().filter_map(of).collect()
     }
 
     /// CPU seconds that the process has used with all its threads, and its own processes that have

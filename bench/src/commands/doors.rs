@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use bench::doors::counts::{Counter, sleeps};
-use bench::doors::{Backing, DoorKind, DoorServer};
+use bench::doors::{Backing, DoorKind, DoorServer, cores};
 use bench::output::{Dir, ProgramOption, finish, positive, progress};
 use bench::peers::TestBed;
 use bench::peers::client::Job;
-use reproduce::cpu::{cpus, pin};
+use reproduce::cpu::{cpus, pin, pin_to};
 use reproduce::median::{median_of, median_ratio, spread_percent};
 use reproduce::report::{Goal, Requirement, Section};
 use reproduce::rounds::turns;
@@ -47,6 +47,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    fn requirement(&self) -> Requirement {
+        match self.seconds >= 0.5 && self.rounds >= 3 {
+            true => Requirement::Required,
+            false => Requirement::FullSizeOnly,
+        }
+    }
+
     /// Whether `--only` has `name`, or none of its `kind`.
     fn names(&self, kind: &[&str], name: &str) -> bool {
         let mut of_kind = self.only.iter().filter(|only| kind.contains(&only.as_str())).peekable();
@@ -60,7 +67,9 @@ const QSD: usize = 2;
 const BACKINGS: [Backing; 2] = [Backing::Null, Backing::File];
 const DOORS: [DoorKind; 4] =
     [DoorKind::Nbd, DoorKind::Fuse, DoorKind::Vhost, DoorKind::PolledVhost];
-const ONLY: [&str; 6] = ["nbd", "fuse", "vhost", "vhost-poll", "null", "file"];
+/// The section that compares one core with two.
+const CORES: &str = "cores";
+const ONLY: [&str; 7] = ["nbd", "fuse", "vhost", "vhost-poll", CORES, "null", "file"];
 /// A polling core is for clients that wait for each answer; it saves the front end of vhost-user
 /// wake-ups at every depth.
 const POLLED_DEPTH: u32 = 1;
@@ -180,8 +189,7 @@ fn table(cells: &[Cell]) -> Table {
     table
 }
 
-fn goals(cells: &[Cell], is_full_size: bool) -> Vec<Goal> {
-    let requirement = if is_full_size { Requirement::Required } else { Requirement::FullSizeOnly };
+fn goals(cells: &[Cell], requirement: Requirement) -> Vec<Goal> {
     let goal = |what: String, figure: f64, bound: f64, requirement: Requirement| Goal {
         what,
         figure,
@@ -232,7 +240,7 @@ fn section(args: &Args, cells: &[Cell], notes: Vec<String>) -> Section {
         }
     }
     section.tables.push(table(cells));
-    section.goals = goals(cells, args.seconds >= 0.5 && args.rounds >= 3);
+    section.goals = goals(cells, args.requirement());
     section.notes = notes;
     section
 }
@@ -249,7 +257,7 @@ fn bench(args: &Args) -> Result<Section, String> {
         dir: dir.path().to_owned(),
         memory_dir: dir.path().to_owned(),
         ours: ours.clone(),
-        cpu: server_cpu,
+        cpus: vec![server_cpu],
         bytes: args.size_mib << 20,
     };
     let counter = Counter::find();
@@ -262,8 +270,13 @@ fn bench(args: &Args) -> Result<Section, String> {
         args.busy_poll,
         counter.name()
     )];
+    let mut cells = cells();
+    let sections = ["nbd", "fuse", "vhost", "vhost-poll", CORES];
+    cells.retain(|cell| args.names(&sections, cell.door.name()));
+    cells.retain(|cell| args.names(&BACKINGS.map(Backing::name), cell.backing.name()));
     let mut servers = Vec::new();
-    for backing in BACKINGS {
+    let needed = |backing: &Backing| cells.iter().any(|cell| cell.backing == *backing);
+    for backing in BACKINGS.into_iter().filter(needed) {
         let started = [
             DoorServer::ours(NAMES[0], &[], backing, &test_bed),
             DoorServer::ours(NAMES[1], &["--busy-poll", &args.busy_poll], backing, &test_bed),
@@ -278,9 +291,6 @@ fn bench(args: &Args) -> Result<Section, String> {
     }
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     notes.extend(servers.iter().map(|served| served.what.clone()));
-    let mut cells = cells();
-    cells.retain(|cell| args.names(&DOORS.map(DoorKind::name), cell.door.name()));
-    cells.retain(|cell| args.names(&BACKINGS.map(Backing::name), cell.backing.name()));
     let mut errors = Vec::new();
     for at in 0..cells.len() {
         progress(at as f64 / cells.len() as f64, &cells[at].key());
@@ -289,7 +299,22 @@ fn bench(args: &Args) -> Result<Section, String> {
     errors.dedup();
     notes.extend(errors.into_iter().map(|e| format!("not measured: {e}")));
     drop(servers);
-    Ok(section(args, &cells, notes))
+    let mut cores = None;
+    if args.names(&sections, CORES) {
+        let all = [server_cpu, client_cpu];
+        pin_to(&all).map_err(|e| format!("cannot pin to CPUs {all:?}: {e}"))?;
+        let test_bed = TestBed { cpus: all.to_vec(), ..test_bed };
+        let of_args = |backing: &Backing| args.names(&BACKINGS.map(Backing::name), backing.name());
+        let backings: Vec<Backing> = BACKINGS.into_iter().filter(of_args).collect();
+        let length = (args.rounds, args.seconds);
+        cores = Some(cores::measure(&backings, &test_bed, length, args.requirement())?);
+    }
+    let mut section = section(args, &cells, notes);
+    if let Some(cores::Figures { table, goals }) = cores {
+        section.tables.push(table);
+        section.goals.extend(goals);
+    }
+    Ok(section)
 }
 
 /// All rounds of one cell, the servers by turns.

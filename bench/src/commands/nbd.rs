@@ -169,7 +169,7 @@ fn bench(args: &Args) -> Result<(), String> {
         dir: dir.path().to_owned(),
         memory_dir: dir.path().to_owned(),
         ours: ours.clone(),
-        cpu: server_cpu,
+        cpus: vec![server_cpu],
         bytes: args.size_mib << 20,
     };
     let mut errors = Vec::new();

@@ -204,7 +204,7 @@ fn bench(args: &Args) -> Result<(), String> {
         dir: dir.path().to_owned(),
         memory_dir: memory_dir.path().to_owned(),
         ours,
-        cpu: server_cpu,
+        cpus: vec![server_cpu],
         bytes: args.size_mib << 20,
     };
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;

@@ -104,7 +104,7 @@ pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Resul
         dir: made.path().to_owned(),
         memory_dir: made.path().to_owned(),
         ours: program.to_owned(),
-        cpu: server_cpu,
+        cpus: vec![server_cpu],
         bytes: SIZE_BYTES,
     };
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;

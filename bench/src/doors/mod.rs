@@ -6,6 +6,7 @@
 //!   FUSE   fio on a file ────────┼▶ a server on a CPU of its own ──▶ null, a file
 //!   vhost  front_end, no guest ──┘   vhost-poll: the same, polling
 //! ```
+pub mod cores;
 pub mod counts;
 pub mod front_end;
 
@@ -130,7 +131,7 @@ impl DoorServer {
         let socket = run.join("nbd.sock");
         // It takes orders only after it listens for NBD.
         let control = run.join("control.sock");
-        let server = Server::start(&mut command, test_bed.cpu, &control)?;
+        let server = Server::start(&mut command, &test_bed.cpus, &control)?;
         let file = mount.join("dev/mapper").join(EXPORT);
         let vhost = vm.join(format!("{EXPORT}.sock"));
         let served = DoorServer {
@@ -185,7 +186,7 @@ impl DoorServer {
         ] {
             command.arg("--export").arg(format!("{export},writable=on"));
         }
-        let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+        let server = Server::start(&mut command, &test_bed.cpus, &socket)?;
         wait_for(&vhost)?;
         Ok(DoorServer {
             who: "qsd",

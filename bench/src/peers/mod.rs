@@ -29,8 +29,8 @@ pub struct TestBed {
     pub memory_dir: PathBuf,
     /// `millpond`.
     pub ours: PathBuf,
-    /// CPU of the servers.
-    pub cpu: usize,
+    /// CPUs of the servers: one, as a rule.
+    pub cpus: Vec<usize>,
     /// Bytes of a served device.
     pub bytes: u64,
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use reproduce::cpu::{cpus, pin, pin_to};
+use reproduce::cpu::{cpus, pin_to};
 
 use super::client::Job;
 use super::kernel_zram::KernelZram;
@@ -282,7 +282,7 @@ pub(super) fn ours_with(
     let socket = socket_in(dir);
     let mut command = Command::new(&test_bed.ours);
     command.arg("daemon").arg("--run-dir").arg(dir);
-    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+    let server = Server::start(&mut command, &test_bed.cpus, &socket)?;
     said(&test_bed.ours, &["create", EXPORT, "--table", table], dir)?;
     let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     Ok(Served::process(who, format!("millpond {table}"), server, endpoint, bytes))
@@ -291,7 +291,7 @@ pub(super) fn ours_with(
 /// A file of the folder, on a mount of a server on its CPU.
 fn fuse(who: &'static str, dir: &Path, test_bed: &TestBed) -> Result<Served, String> {
     let home = cpus();
-    pin(test_bed.cpu).map_err(|e| format!("cannot pin to CPU {}: {e}", test_bed.cpu))?;
+    pin_to(&test_bed.cpus).map_err(|e| format!("cannot pin to {:?}: {e}", test_bed.cpus))?;
     let started = match who {
         "qsd" => Files::qsd(dir),
         "nbdfuse" => Files::nbdfuse(dir),
@@ -352,7 +352,7 @@ pub(super) fn nbdkit_with(
     let socket = socket_in(dir);
     let mut command = Command::new("nbdkit");
     command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(words);
-    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+    let server = Server::start(&mut command, &test_bed.cpus, &socket)?;
     let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbdkit {}", words.join(" "));
     Ok(Served::process("nbdkit", what, server, endpoint, bytes))
@@ -391,7 +391,7 @@ pub(super) fn qsd_with(
     command.arg("--nbd-server").arg(format!("{address},max-connections=16"));
     let export = format!("type=nbd,id=export,node-name=disk,name={EXPORT},writable=on");
     command.arg("--export").arg(export);
-    let server = Server::start(&mut command, test_bed.cpu, &socket)?;
+    let server = Server::start(&mut command, &test_bed.cpus, &socket)?;
     let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("qemu-storage-daemon {device}");
     Ok(Served::process("qsd", what, server, endpoint, bytes))
@@ -425,7 +425,7 @@ fn nbd_server(dir: &Path, file: &Path, test_bed: &TestBed) -> Result<Served, Str
     let mut command = Command::new("nbd-server");
     let pid_file = dir.join("pid");
     command.arg("-C").arg(&config).arg("-p").arg(&pid_file);
-    let server = Server::start_daemon(&mut command, test_bed.cpu, &socket, &pid_file)?;
+    let server = Server::start_daemon(&mut command, &test_bed.cpus, &socket, &pid_file)?;
     let endpoint = Endpoint::Nbd { socket, export: EXPORT.to_owned() };
     let what = format!("nbd-server {file}");
     Ok(Served::process("nbd_server", what, server, endpoint, test_bed.bytes))

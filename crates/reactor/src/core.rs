@@ -33,11 +33,8 @@ const POLLS_BETWEEN_LOOKS: usize = 16;
 
 type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
 
-struct Task {
-    /// Taken out while the task is being polled.
-    future: Option<TaskFuture>,
-    waker: Waker,
-}
+/// A task, and its waker. Taken out while the task is being polled.
+struct Task(Option<(TaskFuture, Waker)>);
 
 /// A task, for its waker. A waker never leaves the thread of its core: a wake on another thread
 /// finds no such core there, and the assertion in `wake_by_ref` catches the bug.
@@ -154,6 +151,15 @@ pub fn count_work(time: Nanos) {
     with_core(|c| c.work.set(c.work.get() + time));
 }
 
+/// Whether this turn of the loop has lasted so long that a task with more to do should yield, for
+/// the driver to be asked. Reads the clock. Never in the simulator, where code takes no time.
+pub fn turn_is_over() -> bool {
+    with_core(|c| {
+        let begun = c.loop_time();
+        c.driver.borrow().now().saturating_sub(begun) >= ROUND_MAX
+    })
+}
+
 /// Random bits from the driver: seeded under simulation.
 pub fn random() -> u64 {
     with_core(|c| c.driver.borrow_mut().random())
@@ -187,7 +193,7 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) {
         let queued = std::sync::atomic::AtomicBool::new(true);
         let task = Arc::new(TaskRef { core: c.id, task: entry.key(), queued });
         let waker = Waker::from(task.clone());
-        entry.insert(Task { future: Some(Box::pin(future)), waker });
+        entry.insert(Task(Some((Box::pin(future), waker))));
         c.run_queue.borrow_mut().push_back(task);
     });
 }
@@ -264,20 +270,16 @@ impl CoreRef {
 
     /// Polls the `nth` runnable task.
     pub fn poll_nth(&self, nth: usize) {
-        let Some(task) = self.0.run_queue.borrow_mut().remove(nth) else { return };
+        let mut run_queue = self.0.run_queue.borrow_mut();
+        let next = if nth == 0 { run_queue.pop_front() } else { run_queue.remove(nth) };
+        drop(run_queue);
+        let Some(task) = next else { return };
         task.queued.store(false, std::sync::atomic::Ordering::Relaxed);
         self.make_current();
-        let Some((mut future, waker)) = self
-            .0
-            .tasks
-            .borrow_mut()
-            .get_mut(task.task)
-            .and_then(|t| t.future.take().map(|f| (f, t.waker.clone())))
-        else {
-            return;
-        };
+        let taken = self.0.tasks.borrow_mut().get_mut(task.task).and_then(|t| t.0.take());
+        let Some((mut future, waker)) = taken else { return };
         if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
-            self.0.tasks.borrow_mut()[task.task].future = Some(future);
+            self.0.tasks.borrow_mut()[task.task].0 = Some((future, waker));
         } else {
             drop(future);
             drop(self.0.tasks.borrow_mut().remove(task.task));
@@ -338,6 +340,11 @@ impl CoreRef {
     /// Takes one event of the driver.
     pub fn deliver(&self, event: Event) {
         self.make_current();
+        self.take(event);
+    }
+
+    /// The same, for the core that is the current one.
+    fn take(&self, event: Event) {
         match event {
             Event::Cqe { home, key, result } if home == self.0.id => self.finish(key, result),
             Event::Cqe { home, key, result } => post(home, Msg::Complete { key, result }),
@@ -438,7 +445,7 @@ impl Reactor {
             core.0.driver.borrow_mut().park(deadline, &mut events);
             core.0.loop_time.set(LoopTime::Unknown);
             for event in events.drain(..) {
-                core.deliver(event);
+                core.take(event);
             }
             core.fire_timers();
         }

@@ -138,8 +138,8 @@ pub fn driver_io(file: FileId, what: SqeOp) -> IoFuture {
     })
 }
 
-/// Sends the request of a bio to the driver; the outcome goes straight to the bio's submitter. For
-/// leaves.
+/// Sends a request to the driver; its status goes straight to who has made `done`. For leaves,
+/// which pass a bio's on, and for requests for which no task waits ([`watched`]).
 pub fn push_bio(done: Completion, file: FileId, what: SqeOp) {
     let (home, key) = done.into_raw();
     with_core(|c| c.sq.borrow_mut().push(Sqe { home, key, file, what }));

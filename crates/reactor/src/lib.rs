@@ -42,7 +42,7 @@ mod wait;
 pub use crate::call::call;
 pub use crate::core::{
     Reactor, begin_pushed, core_id, count_work, end_waits, export, loop_time, memory, new_opener,
-    now, post, random, set_memory, spawn, unexport,
+    now, post, random, set_memory, spawn, turn_is_over, unexport,
 };
 pub use core_local::CoreLocal;
 pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};

@@ -3,15 +3,13 @@
 //! the queue of a virtual machine whose memory is an array. Both are before a device that ends each
 //! request at once, so what is counted is what the door takes.
 use std::cell::{Cell, RefCell};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll};
 
-use block::{BlockDevice, Buf, OpenDevice, Ram, Sector, Slice, Status};
+use block::{BlockDevice, Buf, Completion, OpenDevice, Ram, Sector, Slice, Status};
 use queue::Null;
-use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io, new_opener, yield_now};
+use reactor::{FileId, SqeOp, new_opener, push_bio, yield_now};
 use ublk::{Channel, DataMemory, Descriptor, Queue, QueueSpec, TAG_BUFFER_BYTES};
 use vhost::memory::Region;
 use vhost::message::{RegionInfo, Request, RingAddresses};
@@ -48,38 +46,20 @@ struct BusyKernel {
     blocks: RefCell<[u64; DEPTH as usize]>,
 }
 
-/// A request from the kernel, or the end.
-enum Fetched {
-    Request(IoFuture),
-    Stopped,
-}
-
-impl Future for Fetched {
-    type Output = OpResult;
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult> {
-        match self.get_mut() {
-            Fetched::Request(io) => Pin::new(io).poll(cx),
-            Fetched::Stopped => Poll::Ready(Status::NoDevice.into()),
-        }
-    }
-}
-
 impl Channel for BusyKernel {
-    type Io = Fetched;
-
-    fn fetch(&self, tag: u16, _buf: Option<&Buf>) -> Fetched {
+    fn fetch(&self, tag: u16, _buf: Option<&Buf>, done: Completion) {
         let nth = self.sent.get();
         if nth == self.count {
-            return Fetched::Stopped;
+            return done.complete(Status::NoDevice);
         }
         self.sent.set(nth + 1);
         self.blocks.borrow_mut()[usize::from(tag)] = random(BLOCKS)(nth);
         let command = SqeOp::Command { code: 0, args: [0; 16], buf: None };
-        Fetched::Request(driver_io(FileId(0), command))
+        push_bio(done, FileId(0), command);
     }
 
-    fn commit_and_fetch(&self, tag: u16, _result: i32, buf: Option<&Buf>) -> Fetched {
-        self.fetch(tag, buf)
+    fn commit_and_fetch(&self, tag: u16, _result: i32, buf: Option<&Buf>, done: Completion) {
+        self.fetch(tag, buf, done);
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {

@@ -42,17 +42,31 @@ impl ByteBudget {
         self.used.get() == 0 || self.used.get() + bytes <= self.max
     }
 
-    /// Waits until there is room for `bytes`, and takes it.
-    pub(crate) async fn take(self: &Rc<Self>, bytes: u64) -> ByteReservation {
-        if !self.queue.borrow().is_empty() || !self.has_room(bytes) {
-            let mine = self.next.replace(self.next.get() + 1);
-            self.queue.borrow_mut().push_back(mine);
-            let is_first = || self.queue.borrow().front() == Some(&mine);
-            self.freed.wait_for(|| is_first() && self.has_room(bytes)).await;
-            self.queue.borrow_mut().pop_front();
+    /// Takes `bytes` if there is room for them and nobody waits.
+    pub(crate) fn try_take(self: &Rc<Self>, bytes: u64) -> Option<ByteReservation> {
+        let is_free = self.queue.borrow().is_empty() && self.has_room(bytes);
+        is_free.then(|| self.taken(bytes))
+    }
+
+    /// Waits until there is room for `bytes`, behind those that wait now, and takes it.
+    pub(crate) fn wait(
+        self: &Rc<Self>,
+        bytes: u64,
+    ) -> impl Future<Output = ByteReservation> + 'static {
+        let mine = self.next.replace(self.next.get() + 1);
+        self.queue.borrow_mut().push_back(mine);
+        let budget = self.clone();
+        async move {
+            let is_first = || budget.queue.borrow().front() == Some(&mine);
+            budget.freed.wait_for(|| is_first() && budget.has_room(bytes)).await;
+            budget.queue.borrow_mut().pop_front();
             // There may be room for the next one, too.
-            self.freed.wake_all();
+            budget.freed.wake_all();
+            budget.taken(bytes)
         }
+    }
+
+    fn taken(self: &Rc<Self>, bytes: u64) -> ByteReservation {
         self.used.set(self.used.get() + bytes);
         ByteReservation { budget: self.clone(), bytes }
     }

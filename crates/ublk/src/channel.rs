@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Channels: how a queue speaks to the kernel. A queue knows no descriptor and no ring, so that
 //! tests can take the kernel's part.
-use std::future::Future;
-
-use block::{Buf, Slice, Status};
-use reactor::{FileId, IoFuture, OpResult, SqeOp, driver_io};
+use block::{Buf, Completion, Slice, Status};
+use reactor::{FileId, SqeOp, push_bio};
 use rustix::io::{pread, pwrite};
 use zerocopy::IntoBytes;
 
@@ -13,18 +11,15 @@ use crate::kernel::{Descriptor, QueueMemory};
 
 /// The kernel's side of one queue. All of it is for the core that fetched the tags.
 pub trait Channel: 'static {
-    /// The answer to a command.
-    type Io: Future<Output = OpResult>;
+    /// Offers a tag, once. Finishes `done` when it has a request, with `Ok`; with `NoDevice` when
+    /// the device is stopped. `buf`: where the kernel puts the data of a write before that; none
+    /// where the server copies data.
+    fn fetch(&self, tag: u16, buf: Option<&Buf>, done: Completion);
 
-    /// Offers a tag, once. Ends when it has a request, with `Ok`; with `NoDevice` when the device
-    /// is stopped. `buf`: where the kernel puts the data of a write before that; none where the
-    /// server copies data.
-    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> Self::Io;
-
-    /// Ends the request of a tag, with bytes or an errno below zero, and offers the tag again. Ends
-    /// as [`Channel::fetch`]. `buf`: where the kernel takes the data of a read from, and puts those
-    /// of the next write.
-    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> Self::Io;
+    /// Ends the request of a tag, with bytes or an errno below zero, and offers the tag again.
+    /// Finishes `done` as [`Channel::fetch`]. `buf`: where the kernel takes the data of a read
+    /// from, and puts those of the next write.
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>, done: Completion);
 
     /// The request of a tag, after a fetch has ended with `Ok`.
     fn descriptor(&self, tag: u16) -> Descriptor;
@@ -56,24 +51,22 @@ impl KernelChannel {
         self.file
     }
 
-    fn command(&self, code: u32, tag: u16, result: i32, buf: Option<&Buf>) -> IoFuture {
+    fn command(&self, code: u32, tag: u16, result: i32, buf: Option<&Buf>, done: Completion) {
         let mut args = [0; 16];
         let addr = buf.map_or(0, |buf| buf.as_ptr().expose_provenance() as u64);
         let command = QueueCommand { queue: self.queue, tag, result, addr };
         args.copy_from_slice(command.as_bytes());
-        driver_io(self.file, SqeOp::Command { code, args, buf: buf.cloned() })
+        push_bio(done, self.file, SqeOp::Command { code, args, buf: buf.cloned() });
     }
 }
 
 impl Channel for KernelChannel {
-    type Io = IoFuture;
-
-    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> IoFuture {
-        self.command(FETCH, tag, 0, buf)
+    fn fetch(&self, tag: u16, buf: Option<&Buf>, done: Completion) {
+        self.command(FETCH, tag, 0, buf, done);
     }
 
-    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> IoFuture {
-        self.command(COMMIT_AND_FETCH, tag, result, buf)
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>, done: Completion) {
+        self.command(COMMIT_AND_FETCH, tag, result, buf, done);
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {

@@ -6,7 +6,7 @@
 //!   ─────────────────────────────────────────────────────┼──────────────────────────────
 //!   control    Control ── add, start, stop, recover ─▶ /dev/ublk-control    (any thread but a
 //!                                                        │                   core's)
-//!   each core  Queue: one task a tag                     │
+//!   each core  Queue: one task                           │
 //!                fetch(tag) ◀──── a request ─────────────┘
 //!                Descriptor ─▶ Request ─▶ bio ─▶ the device
 //!                data of reads and writes: the kernel copies them between pages of clients and the
@@ -20,8 +20,8 @@
 //! each on one core ([`Queues`]).
 //!
 //! Invariants
-//! - UB-Q1 A tag is served by one task of one thread: the one that fetched it commits it, once. The
-//!   kernel refuses a commit from another thread.
+//! - UB-Q1 A queue is served by one task of one thread: the one that fetched a tag commits it,
+//!   once. The kernel refuses a commit from another thread.
 //! - UB-Q2 A request's data are in a buffer that no other request uses. Where the queue copies
 //!   them, their bytes are counted ([`ByteBudget`]) before memory is taken, until it is committed;
 //!   where the kernel does, the memory of all tags was counted when the device was made.
@@ -51,6 +51,7 @@ mod queue;
 mod queues;
 mod request;
 mod tag_buffers;
+mod tag_completions;
 
 pub use abi::{MAX_IO_BYTES, TAG_BUFFER_BYTES};
 pub use budget::ByteBudget;

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A queue: the tasks of its tags, from the first fetch to the end.
+//! A queue: its tags, from the first fetch to the end. One task serves all of them, by what has
+//! ended of each: the command that has offered it, or the bio of its request.
 //!
 //! ```text
-//!            ┌────────────── commit_and_fetch ◀──────────────┐
+//!            ┌─────────────── commit_and_fetch ◀─────────────────────┐
 //!   fetch ─▶ waits in the kernel ─▶ request ─▶ memory ─▶ copy in ─▶ bio ─▶ copy out
-//!            │                                       (write)          (read)
+//!            │                                       (write)              (read)
 //!            │                          where the kernel copies: the tag's buffer, no copies here
 //!            └▶ NoDevice: the device was stopped, the tag ends
 //!            └▶ another error: the queue has failed, the tag ends
 //! ```
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, Buf, Class, Flags, Op, OpenDevice, Slice, Status};
-use reactor::{OpResult, WaitList, discard, flush, loop_time, read, spawn, write, write_zeroes};
+use block::{
+    Bio, BlockDevice, Buf, Bufs, Class, Completion, Flags, Limits, Nanos, Op, OpenDevice, Opener,
+    Slice, Status,
+};
+use reactor::{WaitList, loop_time, spawn, turn_is_over, yield_now};
 
 use crate::abi::MAX_IO_BYTES;
 use crate::budget::{ByteBudget, ByteReservation};
@@ -24,6 +28,10 @@ use crate::channel::Channel;
 use crate::figures::{Figures, Stats};
 use crate::request::{Request, errno};
 use crate::tag_buffers::TagBuffers;
+use crate::tag_completions::TagCompletions;
+
+/// After so many ends the task looks whether others are to get a turn.
+const ENDS_BETWEEN_LOOKS: usize = 16;
 
 /// Where the data of requests are in memory.
 #[derive(Clone, Debug)]
@@ -61,16 +69,34 @@ pub enum Ended {
     Failed(Status),
 }
 
-/// One queue of a device, served by tasks of this core.
+/// A request whose bio is at the device.
+struct ServedRequest {
+    op: Op,
+    bytes: i32,
+    begun: Nanos,
+    pooled: Option<PooledData>,
+}
+
+/// The data of a request, where the queue copies them.
+struct PooledData {
+    data: Slice,
+    _reserved: ByteReservation,
+}
+
+/// One queue of a device, served by a task of this core.
 pub struct Queue<C: Channel> {
     channel: C,
     spec: QueueSpec,
     /// Where the kernel copies.
     buffers: Option<TagBuffers>,
-    /// Tags whose task has not ended.
+    /// The request of each tag; none of a tag that the kernel has, or whose request waits for
+    /// memory.
+    taken: RefCell<Vec<Option<ServedRequest>>>,
+    ends: Rc<TagCompletions>,
+    /// Tags that have not ended.
     tags: Cell<u16>,
-    /// Tags that the kernel has been offered for the first time.
-    offered: Cell<u16>,
+    /// The kernel has been offered all tags.
+    has_offered: Cell<bool>,
     failed: Cell<Option<Status>>,
     /// UB-Q4
     left: Cell<bool>,
@@ -79,7 +105,7 @@ pub struct Queue<C: Channel> {
 }
 
 impl<C: Channel> Queue<C> {
-    /// Offers all tags to the kernel, each by a task.
+    /// Offers all tags to the kernel, and serves them, by a task.
     pub fn start(channel: C, spec: QueueSpec) -> Rc<Queue<C>> {
         let depth = spec.depth;
         let buffers = match spec.memory {
@@ -90,16 +116,16 @@ impl<C: Channel> Queue<C> {
             channel,
             spec,
             buffers,
+            taken: RefCell::new((0..depth).map(|_| None).collect()),
+            ends: Rc::default(),
             tags: Cell::new(depth),
-            offered: Cell::new(0),
+            has_offered: Cell::new(false),
             failed: Cell::new(None),
             left: Cell::new(false),
             figures: Arc::default(),
             changed: WaitList::new(),
         });
-        for tag in 0..depth {
-            spawn(queue.clone().serve_tag(tag));
-        }
+        spawn(queue.clone().serve());
         queue
     }
 
@@ -130,8 +156,8 @@ impl<C: Channel> Queue<C> {
 
     /// Waits until the kernel has been offered every tag, or has refused one.
     pub async fn offered(&self) -> Result<(), Status> {
-        let all = || self.offered.get() == self.spec.depth || self.failed.get().is_some();
-        self.changed.wait_for(all).await;
+        let is_over = || self.has_offered.get() || self.failed.get().is_some();
+        self.changed.wait_for(is_over).await;
         self.failed.get().map_or(Ok(()), Err)
     }
 
@@ -141,55 +167,149 @@ impl<C: Channel> Queue<C> {
         self.failed.get().map_or(Ended::Stopped, Ended::Failed)
     }
 
-    /// UB-Q1: all commands of a tag are this task's.
-    async fn serve_tag(self: Rc<Self>, tag: u16) {
-        let fetched = self.offer(tag, 0, |buf| self.channel.fetch(tag, buf));
-        self.offered.set(self.offered.get() + 1);
+    /// UB-Q1: all commands of all tags are this task's.
+    async fn serve(self: Rc<Self>) {
+        for tag in 0..self.spec.depth {
+            self.offer(tag, 0, |buf, done| self.channel.fetch(tag, buf, done));
+        }
+        self.has_offered.set(true);
         self.changed.wake_all();
-        let mut answer = fetched.await;
-        while self.has_request(answer) {
-            let descriptor = self.channel.descriptor(tag);
-            let request = Request::decode(descriptor, &self.limits(), self.max_io_bytes());
-            let begun = loop_time();
-            self.figures.take();
-            let result = match request {
-                Ok(request) if !self.left.get() => self.perform(tag, request).await,
-                Ok(_) => return, // UB-Q4
-                Err(status) => Err(status),
-            };
-            if self.left.get() {
-                return; // UB-Q4
+        while self.tags.get() > 0 {
+            self.ends.wait().await;
+            self.take_ends();
+            if self.ends.has_some() {
+                yield_now().await;
             }
-            if let (Some(times), Ok(request)) = (&self.spec.latencies, request) {
-                times.record(request.op, loop_time().saturating_sub(begun));
+        }
+    }
+
+    /// Takes what has ended, and what ends meanwhile, until others are to get a turn.
+    fn take_ends(self: &Rc<Self>) {
+        // Both stay for so long: nothing else runs.
+        let (time, limits) = (loop_time(), self.spec.device.limits());
+        let mut ends = 0;
+        while let Some((tag, status)) = self.ends.take() {
+            let taken = self.taken.borrow_mut()[usize::from(tag)].take();
+            match taken {
+                None => self.fetched(tag, status, time, &limits),
+                Some(taken) => self.done(tag, taken, status, time),
             }
-            let op = request.ok().map(|request| request.op);
-            self.figures.commit(op, result);
-            let read_bytes = match (op, result) {
-                (Some(Op::Read), Ok(bytes)) => bytes.unsigned_abs() as usize,
-                _ => 0,
-            };
-            let result = result.unwrap_or_else(|status| -errno(status));
-            let commit = |buf: Option<&Buf>| self.channel.commit_and_fetch(tag, result, buf);
-            answer = self.offer(tag, read_bytes, commit).await;
+            ends += 1;
+            if ends % ENDS_BETWEEN_LOOKS == 0 && turn_is_over() {
+                return;
+            }
+        }
+    }
+
+    /// The command has ended that had offered a tag.
+    fn fetched(self: &Rc<Self>, tag: u16, status: Status, begun: Nanos, limits: &Limits) {
+        if status != Status::Ok {
+            return self.end(status);
+        }
+        let descriptor = self.channel.descriptor(tag);
+        let request = Request::decode(descriptor, limits, self.max_io_bytes());
+        self.figures.take();
+        match request {
+            _ if self.left.get() => {} // UB-Q4
+            Ok(request) if request.op.is_write() && (self.spec.is_read_only)() => {
+                self.commit(tag, Some(request.op), Nanos::ZERO, Err(Status::ReadOnly));
+            }
+            Ok(request) => self.begin(tag, request, begun),
+            Err(status) => self.commit(tag, None, Nanos::ZERO, Err(status)),
+        }
+    }
+
+    /// A tag ends: the device was stopped, or the kernel has refused a command.
+    fn end(&self, status: Status) {
+        if status != Status::NoDevice {
+            self.failed.set(self.failed.get().or(Some(status)));
         }
         self.tags.set(self.tags.get() - 1);
         self.changed.wake_all();
     }
 
-    fn has_request(&self, answer: OpResult) -> bool {
-        if answer.status == Status::Ok {
-            return true;
+    /// Counts the data of a request where they need memory (UB-Q2), and sends its bio then.
+    fn begin(self: &Rc<Self>, tag: u16, request: Request, begun: Nanos) {
+        let budget = match &self.spec.memory {
+            DataMemory::Pooled(budget) if request.has_data() => budget,
+            DataMemory::Pooled(_) | DataMemory::OfTags { .. } => {
+                return self.submit(tag, request, begun, None);
+            }
+        };
+        let bytes = request.data_bytes() as u64;
+        if let Some(reserved) = budget.try_take(bytes) {
+            return self.submit(tag, request, begun, Some(reserved));
         }
-        if answer.status != Status::NoDevice {
-            self.failed.set(self.failed.get().or(Some(answer.status)));
-            self.changed.wake_all();
-        }
-        false
+        let (queue, reserved) = (self.clone(), budget.wait(bytes));
+        spawn(async move {
+            let reserved = reserved.await;
+            if !queue.left.get() {
+                queue.submit(tag, request, begun, Some(reserved));
+            }
+        });
     }
 
-    fn limits(&self) -> block::Limits {
-        self.spec.device.limits()
+    /// Sends the bio of a request. `reserved`: the bytes of its data, where the queue copies them.
+    fn submit(&self, tag: u16, request: Request, begun: Nanos, reserved: Option<ByteReservation>) {
+        let Request { op, sector, len, flags } = request;
+        let (mut bufs, mut pooled) = (Bufs::new(), None);
+        if request.has_data() {
+            let bytes = request.data_bytes();
+            let data = match &self.buffers {
+                Some(buffers) => buffers.data(tag, bytes),
+                None => Buf::alloc(bytes).into(),
+            };
+            if let Some(reserved) = reserved {
+                if op == Op::Write
+                    && let Err(status) = self.channel.copy_in(tag, &data)
+                {
+                    return self.commit(tag, Some(op), Nanos::ZERO, Err(status));
+                }
+                pooled = Some(PooledData { data: data.clone(), _reserved: reserved });
+            }
+            bufs = data.into();
+        }
+        let class = match op {
+            Op::Read | Op::Flush => Class::Foreground,
+            Op::Write if flags.contains(Flags::FUA) => Class::Foreground,
+            Op::Write | Op::Discard | Op::WriteZeroes => Class::Normal,
+        };
+        let bytes = i32::try_from(request.data_bytes()).expect("at most a request's largest");
+        let taken = ServedRequest { op, bytes, begun, pooled };
+        self.taken.borrow_mut()[usize::from(tag)] = Some(taken);
+        let (opener, done) = (Opener::NONE, self.ends.completion(tag));
+        self.spec.device.submit(Bio { op, flags, class, opener, sector, len, bufs, done });
+    }
+
+    /// The bio of a request has ended.
+    fn done(&self, tag: u16, taken: ServedRequest, status: Status, time: Nanos) {
+        let ServedRequest { op, bytes, begun, pooled } = taken;
+        let mut result = status.ok().map(|()| bytes);
+        if let (Op::Read, Ok(_), Some(PooledData { data, .. })) = (op, result, &pooled) {
+            // UB-Q3
+            result = self.channel.copy_out(tag, data).map(|()| bytes);
+        }
+        self.commit(tag, Some(op), time.saturating_sub(begun), result);
+    }
+
+    /// Tells the kernel what became of a request, with which it gets the tag again. `op` is absent
+    /// if it was none that we know; `took` is how long it was here.
+    fn commit(&self, tag: u16, op: Option<Op>, took: Nanos, result: Result<i32, Status>) {
+        if self.left.get() {
+            return; // UB-Q4
+        }
+        if let (Some(times), Some(op)) = (&self.spec.latencies, op) {
+            times.record(op, took);
+        }
+        self.figures.commit(op, result);
+        let read_bytes = match (op, result) {
+            (Some(Op::Read), Ok(bytes)) => bytes.unsigned_abs() as usize,
+            _ => 0,
+        };
+        let result = result.unwrap_or_else(|status| -errno(status));
+        self.offer(tag, read_bytes, |buf, done| {
+            self.channel.commit_and_fetch(tag, result, buf, done);
+        });
     }
 
     fn max_io_bytes(&self) -> u32 {
@@ -200,57 +320,12 @@ impl<C: Channel> Queue<C> {
     }
 
     /// Calls `offer` with the buffer with which a tag is offered, if the kernel copies.
-    fn offer<R>(&self, tag: u16, read_bytes: usize, offer: impl FnOnce(Option<&Buf>) -> R) -> R {
+    fn offer(&self, tag: u16, read_bytes: usize, offer: impl FnOnce(Option<&Buf>, Completion)) {
+        let done = self.ends.completion(tag);
         match &self.buffers {
-            Some(buffers) => buffers.offer(tag, read_bytes, |buf| offer(Some(buf))),
-            None => offer(None),
+            Some(buffers) => buffers.offer(tag, read_bytes, |buf| offer(Some(buf), done)),
+            None => offer(None, done),
         }
-    }
-
-    /// Memory for the data of a tag's request (UB-Q2).
-    async fn memory(&self, tag: u16, bytes: usize) -> (Slice, Option<ByteReservation>) {
-        match (&self.buffers, &self.spec.memory) {
-            (None, DataMemory::Pooled(budget)) => {
-                let reserved = budget.take(bytes as u64).await;
-                (Buf::alloc(bytes).into(), Some(reserved))
-            }
-            (Some(buffers), _) => (buffers.data(tag, bytes), None),
-            (None, DataMemory::OfTags { .. }) => unreachable!("made with buffers"),
-        }
-    }
-
-    /// Does a request; returns the bytes of its data.
-    async fn perform(&self, tag: u16, request: Request) -> Result<i32, Status> {
-        let Request { op, sector, len, flags } = request;
-        if op.is_write() && (self.spec.is_read_only)() {
-            return Err(Status::ReadOnly);
-        }
-        let device = &self.spec.device;
-        let bytes = request.data_bytes();
-        match op {
-            Op::Read => {
-                let (data, _reserved) = self.memory(tag, bytes).await;
-                read(device, Class::Foreground, sector, data.clone().into()).await?;
-                if self.buffers.is_none() {
-                    self.channel.copy_out(tag, &data)?; // UB-Q3
-                }
-            }
-            Op::Write => {
-                let (data, _reserved) = self.memory(tag, bytes).await;
-                if self.buffers.is_none() {
-                    self.channel.copy_in(tag, &data)?;
-                }
-                let class = match flags.contains(Flags::FUA) {
-                    true => Class::Foreground,
-                    false => Class::Normal,
-                };
-                write(device, flags, class, sector, data.into()).await?;
-            }
-            Op::Flush => flush(device, Class::Foreground).await?,
-            Op::Discard => discard(device, Class::Normal, sector, len).await?,
-            Op::WriteZeroes => write_zeroes(device, flags, Class::Normal, sector, len).await?,
-        }
-        Ok(i32::try_from(bytes).expect("at most a request's largest"))
     }
 }
 

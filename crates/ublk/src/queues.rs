@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   this core                                  another core
-//!   Queues ── start: call ──────────────────▶  Queue: one task a tag
+//!   Queues ── start: call ──────────────────▶  Queue: one task
 //!          ◀─ ended ────────────────────────     │
 //!          ── leave, release: call ─────────▶    │
 //!          ◀─ figures: atomics ─────────────     │ counts

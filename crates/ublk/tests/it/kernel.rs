@@ -11,12 +11,10 @@
 //! ```
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 
-use block::{Buf, CoreId, Slice, Status};
-use reactor::{CoreLocal, Msg, OpResult, WaitList, core_id, post};
+use block::{Buf, Completion, CoreId, Slice, Status};
+use reactor::{CoreLocal, Msg, WaitList, core_id, post, spawn};
 use sim::Rng;
 use ublk::{Channel, Descriptor};
 
@@ -258,10 +256,10 @@ impl State {
 }
 
 impl Connection {
-    fn answer(&self, tag: u16) -> <Connection as Channel>::Io {
+    fn answer(&self, tag: u16, done: Completion) {
         let (kernel, changed) = (self.kernel.clone(), self.changed.clone());
         let (queue, nth) = (usize::from(self.queue), usize::from(tag));
-        Box::pin(async move {
+        spawn(async move {
             let is_over = || {
                 let tag = &kernel.0.borrow().queues[queue].tags[nth];
                 matches!(tag, Tag::Owned(..) | Tag::Ended)
@@ -270,15 +268,13 @@ impl Connection {
             let queue = &kernel.0.borrow().queues[queue];
             let has_ended = matches!(queue.tags[nth], Tag::Ended);
             let refused = if queue.is_refused { Status::Io } else { Status::NoDevice };
-            (if has_ended { refused } else { Status::Ok }).into()
-        })
+            done.complete(if has_ended { refused } else { Status::Ok });
+        });
     }
 }
 
 impl Channel for Connection {
-    type Io = Pin<Box<dyn Future<Output = OpResult>>>;
-
-    fn fetch(&self, tag: u16, buf: Option<&Buf>) -> Self::Io {
+    fn fetch(&self, tag: u16, buf: Option<&Buf>, done: Completion) {
         let mut state = self.kernel.0.borrow_mut();
         let queue = &mut state.queues[usize::from(self.queue)];
         let slot = &mut queue.tags[usize::from(tag)];
@@ -286,13 +282,13 @@ impl Channel for Connection {
         *slot = if queue.is_refused { Tag::Ended } else { Tag::Offered(core_id()) };
         queue.bufs[usize::from(tag)] = buf.cloned();
         drop(state);
-        self.answer(tag)
+        self.answer(tag, done);
     }
 
-    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>) -> Self::Io {
+    fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>, done: Completion) {
         self.kernel.0.borrow_mut().commit((self.queue, tag), result, buf);
         self.changed.wake_all();
-        self.answer(tag)
+        self.answer(tag, done);
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {

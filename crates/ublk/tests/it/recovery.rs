@@ -210,7 +210,7 @@ fn simulate(
     let kernel = Kernel::new(rng.fork(), queues.into(), DEPTH.into());
     let clients = Rc::new(RefCell::new(Clients::new(rng.fork())));
     for life in 1..=LIVES {
-        // Some die while they fetch: some queues have all their tags then, others none or a few.
+        // Some die while they fetch: some queues have all their tags then, others none.
         let within = rng.pick(&[30, 500, 5_000]);
         let kill_after = (life < LIVES).then(|| rng.below(within));
         let leaves = kill_after.is_some() && rng.chance_per_mille(300);

@@ -68,6 +68,8 @@ mod pmem;
 mod poll;
 mod request;
 mod ring;
+mod ring_timeout;
+mod setup;
 mod shared_memory;
 mod sleep_check;
 mod socket;

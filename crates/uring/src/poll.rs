@@ -94,6 +94,11 @@ pub(crate) fn cpu_time() -> Nanos {
     Nanos(sec.unwrap_or(0) * 1_000_000_000 + nsec.unwrap_or(0))
 }
 
+/// Whether cores of this process may poll.
+pub(crate) fn polls() -> bool {
+    LIMIT_NS.load(Ordering::Relaxed) > 0
+}
+
 /// How long one core polls.
 #[derive(Debug, Default)]
 pub(crate) struct PollTime {

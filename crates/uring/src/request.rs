@@ -48,6 +48,10 @@ pub(crate) struct Part {
     bytes: usize,
 }
 
+/// Neighbours on a file that are sent as one, two and more, the first one included (UR-U13). Their
+/// buffers are those of its `what`, in order.
+struct Joined(Vec<Part>);
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TransferKind {
     Read,
@@ -75,9 +79,8 @@ pub(crate) struct Request {
     pub(crate) home: CoreId,
     pub(crate) key: OpKey,
     pub(crate) file: FileId,
-    /// Neighbours on the file that are sent as one, this one included (UR-U13): none, or two and
-    /// more. Their buffers are those of `what`, in order.
-    parts: Vec<Part>,
+    /// Few have any: in a box, so that each request is short.
+    joined: Option<Box<Joined>>,
     what: SqeOp,
     /// Bytes transferred so far. Of a flush: whether it is done, and the size is looked at.
     done: usize,
@@ -133,8 +136,8 @@ impl Request {
                 unaligned = Some(client);
             }
         }
-        let (parts, done, tries, is_ended, vectors) = (Vec::new(), 0, 0, false, None);
-        Request { home, key, file, parts, what, done, tries, is_ended, vectors, unaligned }
+        let (joined, done, tries, is_ended, vectors) = (None, 0, 0, false, None);
+        Request { home, key, file, joined, what, done, tries, is_ended, vectors, unaligned }
     }
 
     /// Whether `next` begins where this one ends, so that both can be sent as one (UR-U13).
@@ -158,24 +161,24 @@ impl Request {
         let (SqeOp::Read { bufs: more, .. } | SqeOp::Write { bufs: more, .. }) = next.what else {
             return;
         };
-        if self.parts.is_empty() {
-            let bytes = bufs.len_bytes();
-            self.parts.push(Part { home: self.home, key: self.key, bytes });
-        }
-        self.parts.push(Part { home: next.home, key: next.key, bytes: more.len_bytes() });
+        let (home, key) = (self.home, self.key);
+        let first = || Part { home, key, bytes: bufs.len_bytes() };
+        let joined = self.joined.get_or_insert_with(|| Box::new(Joined(vec![first()])));
+        joined.0.push(Part { home: next.home, key: next.key, bytes: more.len_bytes() });
         bufs.extend(more.iter().cloned());
     }
 
     /// The requests that were sent as one.
     pub(crate) fn parts(&self) -> &[Part] {
-        &self.parts
+        self.joined.as_ref().map_or(&[], |joined| &joined.0)
     }
 
     /// What becomes of requests that were sent as one and failed so: those that were not done are
     /// to be sent by themselves, as the error may be another one's (UR-U13).
     pub(crate) fn split(mut self) -> impl Iterator<Item = (Part, Option<Request>)> {
+        let parts = self.joined.take().map_or_else(Vec::new, |joined| joined.0);
         let mut at = 0;
-        std::mem::take(&mut self.parts).into_iter().map(move |part| {
+        parts.into_iter().map(move |part| {
             let range = at..at + part.bytes;
             at = range.end;
             if range.end <= self.done {

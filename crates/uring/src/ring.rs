@@ -8,7 +8,6 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -23,17 +22,15 @@ use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
 use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
-use crate::poll::{PollTime, cpu_time};
+use crate::poll::{PollTime, cpu_time, polls};
 use crate::request::{Outcome, Request, Vectors};
+use crate::ring_timeout::{RingTimeout, TIMEOUT, timespec};
+use crate::setup;
 use crate::sleep_check::SleepCheck;
 use crate::socket;
 use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
 
-/// Requests per system call; a larger batch takes more calls.
-const SQ_ENTRIES: u32 = 256;
-/// Completions in the ring; beyond that the kernel uses a slower overflow list.
-const CQ_ENTRIES: u32 = 4096;
 /// Kernel threads for requests that may block: enough, so that a file that does not answer leaves
 /// some for others. The default, four per processor, is less than one client may have in flight.
 const BOUNDED_WORKERS_MAX: u32 = 1024;
@@ -67,6 +64,7 @@ pub(crate) struct Shared {
     /// Files that another process has passed.
     pub(crate) held: PassedFiles,
     pub(crate) wakeup: WakeupRead,
+    timeout: RingTimeout,
     /// The last park returned events.
     busy: bool,
     sleep_check: SleepCheck,
@@ -85,28 +83,6 @@ pub struct Uring {
     clock_start: Instant,
 }
 
-fn build() -> io::Result<IoUring> {
-    let plain = || {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(CQ_ENTRIES);
-        builder
-    };
-    // One thread submits and reaps, and wants completions only on request: then the kernel sends no
-    // interrupts (since 6.1; coop_taskrun since 5.19).
-    let mut best = plain();
-    best.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();
-    let mut good = plain();
-    good.setup_coop_taskrun().setup_taskrun_flag();
-    let refused = |e: &io::Error| e.raw_os_error() == Some(libc::EINVAL);
-    match best.build(SQ_ENTRIES) {
-        Err(e) if refused(&e) => match good.build(SQ_ENTRIES) {
-            Err(e) if refused(&e) => plain().build(SQ_ENTRIES),
-            other => other,
-        },
-        other => other,
-    }
-}
-
 impl Uring {
     /// The driver of a program with one core, called 0.
     pub fn new() -> Result<Uring, Error> {
@@ -116,7 +92,7 @@ impl Uring {
     /// The driver of core `id`; `mailboxes` are those of all cores, its own among them.
     pub fn with_mailboxes(id: CoreId, mailboxes: Vec<Mailbox>) -> Result<Uring, Error> {
         assert!(usize::from(id.0) < mailboxes.len(), "core {} has no mailbox", id.0);
-        let ring = build().map_err(|e| {
+        let ring = setup::build().map_err(|e| {
             let hint = "io_uring is not available: needs Linux 5.15 or later, sysctl \
                         kernel.io_uring_disabled = 0, and no seccomp filter against it";
             Error::new(ErrorKind::NotSupported, hint).because(e)
@@ -127,12 +103,13 @@ impl Uring {
         let shared = Shared {
             ring,
             table: Table::default(),
-            requests: Slab::with_capacity(SQ_ENTRIES as usize),
+            requests: Slab::with_capacity(setup::SQ_ENTRIES as usize),
             backlog: VecDeque::new(),
             spare: Vec::new(),
             ready: Vec::new(),
             held: PassedFiles::default(),
             wakeup: WakeupRead::new(mailboxes[usize::from(id.0)].clone()),
+            timeout: RingTimeout::default(),
             busy: false,
             sleep_check: SleepCheck::default(),
             poll_time: PollTime::default(),
@@ -157,6 +134,38 @@ impl Uring {
         &self.mailboxes[usize::from(self.id.0)]
     }
 
+    /// How long a sleep may take, for a deadline: zero when it has come, none when the
+    /// timeout of the ring ends the sleep.
+    fn left(&self, shared: &mut Shared, deadline: Nanos) -> Option<Nanos> {
+        if deadline == Nanos::ZERO {
+            return Some(deadline);
+        }
+        if shared.timeout.ends_by(deadline) {
+            return None;
+        }
+        let left = deadline.saturating_sub(self.now());
+        let is_set = shared.timeout.set(&mut shared.ring, deadline, left);
+        (!is_set).then_some(left)
+    }
+
+    /// Waits for an event for `left`, at first awake if that pays. Returns how long that was, where
+    /// cores may poll.
+    fn sleep(&self, shared: &mut Shared, mut left: Option<Nanos>) -> Option<Waited> {
+        let start = polls().then(|| self.now());
+        let mut has_events = false;
+        if let Some(start) = start {
+            has_events = self.poll(shared, start, left);
+            left = left.map(|left| left.saturating_sub(self.now().saturating_sub(start)));
+        }
+        let has_slept = !has_events && self.mailbox().begin_sleep();
+        if has_slept {
+            shared.wakeup.arm(&mut shared.ring);
+            shared.sleep(left, || self.now());
+            self.mailbox().end_sleep();
+        }
+        start.map(|start| Waited { time: self.now().saturating_sub(start), has_slept })
+    }
+
     /// Looks for events as long as that pays, at most until `left` has passed since `start`.
     /// Returns whether there are any.
     fn poll(&self, shared: &mut Shared, start: Nanos, left: Option<Nanos>) -> bool {
@@ -176,6 +185,12 @@ impl Uring {
             std::hint::spin_loop();
         }
     }
+}
+
+/// How long a core has waited for an event.
+struct Waited {
+    time: Nanos,
+    has_slept: bool,
 }
 
 /// The latest read and write of a batch, by their slots: the next ones may be their neighbours.
@@ -242,6 +257,8 @@ impl Shared {
         let slot = self.requests.insert(request);
         if let Some(latest) = neighbour {
             *latest = Some(slot);
+        } else if self.backlog.is_empty() && self.push(&Waiting::Start(slot)) {
+            return;
         }
         self.backlog.push_back(Waiting::Start(slot));
     }
@@ -281,7 +298,9 @@ impl Shared {
     /// Ends the request of a slot, or the requests that were sent as one.
     fn end_slot(&mut self, slot: usize, result: OpResult) {
         let mut request = self.requests.remove(slot);
-        self.spare.extend(request.take_vectors());
+        if let Some(vectors) = request.take_vectors() {
+            self.spare.push(vectors);
+        }
         let (home, key, file) = (request.home, request.key, request.file);
         if request.parts().is_empty() {
             return self.end((home, key), file, result);
@@ -303,40 +322,45 @@ impl Shared {
 
     /// Moves the backlog into the submission ring, as far as it has room.
     fn fill(&mut self) {
-        while let Some(next) = self.backlog.front() {
-            let entry = match *next {
-                Waiting::Start(slot) => {
-                    let request = &mut self.requests[slot];
-                    let entry = request.entry(self.table.fd(request.file), &mut self.spare);
-                    let entry = entry.user_data(slot as u64);
-                    match self.table.may_block(request.file) {
-                        true => entry.flags(squeue::Flags::ASYNC), // UR-U7
-                        false => entry,
-                    }
-                }
-                // The kernel takes entries in order: a later request in the same slot, should this
-                // one have ended, has not begun yet.
-                Waiting::Cancel(slot) => {
-                    opcode::AsyncCancel::new(slot as u64).build().user_data(CANCELLATION)
-                }
-            };
-            // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                self.backlog.pop_front();
-            } else if self.ring.submit().is_err() {
+        while let Some(next) = self.backlog.pop_front() {
+            if !self.push(&next) {
+                self.backlog.push_front(next);
                 // EBUSY, EAGAIN, EINTR: reaping completions makes room.
-                break;
+                if self.ring.submit().is_err() {
+                    break;
+                }
             }
         }
+    }
+
+    /// Puts an entry into the submission ring; false when that is full.
+    fn push(&mut self, next: &Waiting) -> bool {
+        let entry = match *next {
+            Waiting::Start(slot) => {
+                let request = &mut self.requests[slot];
+                let entry = request.entry(self.table.fd(request.file), &mut self.spare);
+                let entry = entry.user_data(slot as u64);
+                match self.table.may_block(request.file) {
+                    true => entry.flags(squeue::Flags::ASYNC), // UR-U7
+                    false => entry,
+                }
+            }
+            // The kernel takes entries in order: a later request in the same slot, should this
+            // one have ended, has not begun yet.
+            Waiting::Cancel(slot) => {
+                opcode::AsyncCancel::new(slot as u64).build().user_data(CANCELLATION)
+            }
+        };
+        // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped.
+        unsafe { self.ring.submission().push(&entry) }.is_ok()
     }
 
     fn wait(&mut self, left: Option<Nanos>) {
         let waited = match left {
             Some(Nanos::ZERO) => self.ring.submit(),
             None => self.ring.submit_and_wait(1),
-            Some(Nanos(ns)) => {
-                let nsec = u32::try_from(ns % 1_000_000_000).expect("below 10^9");
-                let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec(nsec);
+            Some(left) => {
+                let time = timespec(left);
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.ring.submitter().submit_with_args(1, &args)
             }
@@ -379,11 +403,12 @@ impl Shared {
     fn reap(&mut self) {
         loop {
             let Some(cqe) = self.ring.completion().next() else { return };
-            if cqe.user_data() == WAKEUP {
-                self.wakeup.armed = false;
-                continue;
+            match cqe.user_data() {
+                WAKEUP => self.wakeup.armed = false,
+                TIMEOUT => self.timeout.has_ended(),
+                _ => {}
             }
-            if cqe.user_data() == CANCELLATION {
+            if matches!(cqe.user_data(), WAKEUP | TIMEOUT | CANCELLATION) {
                 continue;
             }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
@@ -461,39 +486,35 @@ impl Driver for Uring {
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>) {
         let shared = &mut *self.shared.borrow_mut();
         let mailbox = &self.mailboxes[usize::from(self.id.0)];
-        let mut left = deadline.map(|t| t.saturating_sub(self.now()));
         let had_work = std::mem::take(&mut shared.busy);
-        if !shared.ready.is_empty() || mailbox.has_mail() {
-            left = Some(Nanos::ZERO);
-        }
         let submits = !shared.ring.submission().is_empty();
+        let left = match shared.ready.is_empty() && !mailbox.has_mail() {
+            true => deadline.and_then(|time| self.left(shared, time)),
+            false => Some(Nanos::ZERO),
+        };
         let checks = had_work && left != Some(Nanos::ZERO) && shared.sleep_check.is_due(submits);
+        let mut waited = None;
         if checks || left == Some(Nanos::ZERO) {
             shared.wait(Some(Nanos::ZERO));
         } else {
-            let start = self.now();
-            let mut has_slept = false;
-            if !self.poll(shared, start, left) && mailbox.begin_sleep() {
-                let begun = self.now();
-                let left = left.map(|left| left.saturating_sub(begun.saturating_sub(start)));
-                shared.wakeup.arm(&mut shared.ring);
-                shared.sleep(left, || self.now());
-                mailbox.end_sleep();
-                has_slept = true;
-            }
-            // At a deadline no event came.
-            let passed = self.now().saturating_sub(start);
-            if left.is_none_or(|left| passed < left) {
-                shared.poll_time.event_came(passed, has_slept);
-            }
+            waited = self.sleep(shared, left);
         }
         shared.reap();
         shared.fill();
         shared.busy = !shared.ready.is_empty();
+        let has_events = shared.busy || mailbox.has_mail();
         if checks {
-            shared.sleep_check.checked(submits, shared.busy || mailbox.has_mail());
+            shared.sleep_check.checked(submits, has_events);
         }
-        out.append(&mut shared.ready);
+        // At a deadline no event came.
+        if let Some(Waited { time, has_slept }) = waited.filter(|_| has_events) {
+            shared.poll_time.event_came(time, has_slept);
+        }
+        // Both lists stay, and nothing is copied.
+        match out.is_empty() {
+            true => std::mem::swap(out, &mut shared.ready),
+            false => out.append(&mut shared.ready),
+        }
         mailbox.take(&mut self.messages);
         out.extend(self.messages.drain(..).map(Event::Msg));
     }

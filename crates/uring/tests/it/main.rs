@@ -8,4 +8,5 @@ mod cores;
 mod files;
 mod helpers;
 mod mapped;
+mod sleeps;
 mod sockets;

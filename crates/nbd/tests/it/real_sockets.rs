@@ -106,18 +106,32 @@ async fn hand_over(files: &Files, old: Server, disk: &Rc<Disk>) -> Server {
     next
 }
 
-#[test]
-fn sessions_go_on_over_real_sockets() {
-    let name = format!("nbd-real-sockets-{}", std::process::id());
+fn folder(name: &str) -> Folder {
+    let name = format!("nbd-real-sockets-{name}-{}", std::process::id());
     let folder = Folder(std::env::temp_dir().join(name));
     std::fs::create_dir_all(&folder.0).unwrap();
+    folder
+}
+
+#[test]
+fn sessions_go_on_over_real_sockets() {
+    serve_by_many("slow", Nanos(20_000));
+}
+
+#[test]
+fn sessions_of_a_fast_device_go_on_over_real_sockets() {
+    serve_by_many("fast", Nanos::ZERO);
+}
+
+fn serve_by_many(name: &str, latency: Nanos) {
+    let folder = folder(name);
     let path = folder.0.join("sock");
     let driver = Uring::new().unwrap();
     let files = driver.files();
     let reactor = Reactor::enter(block::CoreId(0), Box::new(driver));
     let ended = Arc::new(AtomicUsize::new(0));
     let work = async move {
-        let disk = Disk::new(16 << 11, Nanos(20_000));
+        let disk = Disk::new(16 << 11, latency);
         let mut server = Server::new(Rc::new(SingleExport::new(&disk)), Options::default());
         server.serve(files.listen_unix(&path, SocketAccess::OWNER).unwrap(), Peer::Local);
         let begin = |work: Box<dyn FnOnce() + Send>| {
@@ -149,6 +163,35 @@ fn sessions_go_on_over_real_sockets() {
         assert!(outcomes.iter().all(Result::is_ok), "a client has failed");
         assert_eq!(ended.load(Ordering::SeqCst), 3);
         assert!(pauses > 20, "{pauses} pauses only");
+        server.shutdown().await;
+    };
+    reactor.block_on(work);
+}
+
+/// A reply that nobody takes any more: its connection ends, and is forgotten.
+#[test]
+fn clients_that_go_without_their_replies_are_forgotten() {
+    let folder = folder("gone");
+    let path = folder.0.join("sock");
+    let driver = Uring::new().unwrap();
+    let files = driver.files();
+    let reactor = Reactor::enter(block::CoreId(0), Box::new(driver));
+    let work = async move {
+        let disk = Disk::new(16 << 11, Nanos::ZERO);
+        let server = Server::new(Rc::new(SingleExport::new(&disk)), Options::default());
+        server.serve(files.listen_unix(&path, SocketAccess::OWNER).unwrap(), Peer::Local);
+        let clients = thread::spawn(move || {
+            for len in [4096, u32::try_from(BYTES).unwrap()].repeat(20) {
+                let mut socket = connect(&path);
+                let read = |cookie| Request { flags: 0, kind: cmd::READ, cookie, offset: 0, len };
+                let reads: Vec<_> = (0..4).flat_map(|cookie| read(cookie).encode()).collect();
+                socket.write_all(&reads).unwrap();
+            }
+        });
+        while !clients.is_finished() || server.stats().connections > 0 {
+            sleep(Nanos::from_millis(1)).await;
+        }
+        clients.join().unwrap();
         server.shutdown().await;
     };
     reactor.block_on(work);

@@ -51,10 +51,12 @@ async fn pipeline(c: &mut Client, count: u64) {
 
 #[test]
 fn pipelined_requests_keep_their_data_in_any_fragmentation() {
-    for (seed, fragment, structured) in
-        [(1, false, false), (2, false, true), (3, true, false), (4, true, true)]
+    let cases = [(1, false, false), (2, false, true), (3, true, false), (4, true, true)];
+    for ((seed, fragment, structured), latency) in
+        cases.into_iter().flat_map(|case| [(case, MS), (case, Nanos::ZERO)])
     {
-        with_server(seed, Options::default(), one, |net, listener, server| async move {
+        let disk = || SingleExport::new(&Disk::new(2048, latency));
+        with_server(seed, Options::default(), disk, |net, listener, server| async move {
             net.0.borrow_mut().fragment = fragment;
             let mut c = net.connect(listener);
             c.go(structured).await;
@@ -68,16 +70,18 @@ fn pipelined_requests_keep_their_data_in_any_fragmentation() {
 
 #[test]
 fn a_batch_costs_few_receives_and_few_sends() {
-    let disk = || SingleExport::new(&Disk::new(2048, MS));
-    with_server(1, Options::default(), disk, |net, listener, server| async move {
-        let mut c = net.connect(listener);
-        c.go(false).await;
-        pipeline(&mut c, 64).await;
-        let stats = server.stats();
-        // The socket holds 64 KiB: 64 writes need at least five receives.
-        assert!(stats.receives_total * 5 < stats.requests_total, "{stats:?}");
-        assert!(stats.sends_total * 5 < stats.requests_total, "{stats:?}");
-    });
+    for latency in [MS, Nanos::ZERO] {
+        let disk = || SingleExport::new(&Disk::new(2048, latency));
+        with_server(1, Options::default(), disk, |net, listener, server| async move {
+            let mut c = net.connect(listener);
+            c.go(false).await;
+            pipeline(&mut c, 64).await;
+            let stats = server.stats();
+            // The socket holds 64 KiB: 64 writes need at least five receives.
+            assert!(stats.receives_total * 5 < stats.requests_total, "{stats:?}");
+            assert!(stats.sends_total * 5 < stats.requests_total, "{stats:?}");
+        });
+    }
 }
 
 #[test]

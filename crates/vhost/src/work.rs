@@ -21,7 +21,7 @@ use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
 const TAKEN_AT_ONCE: usize = 128;
-/// Chains that are walked before the first of them is served. Chosen.
+/// Chains that are walked before the first of them is served. Chosen; no other number was tried.
 const LOOKED_AHEAD: u16 = 4;
 
 /// A request that was taken and waits for its device.

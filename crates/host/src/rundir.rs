@@ -466,6 +466,9 @@ mod tests {
         remove_stale_socket(&path).unwrap();
         let listener = UnixListener::bind(&path).unwrap();
         assert_eq!(remove_stale_socket(&path).unwrap_err().kind(), Some(ErrorKind::Busy));
+        // A process that another test has just started may hold a copy of the listener for a while:
+        // the shutdown ends the socket for all copies.
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         drop(listener);
         remove_stale_socket(&path).unwrap();
         assert!(!path.exists());

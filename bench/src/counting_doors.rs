@@ -7,11 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use block::ClientRegion;
 use block::{BlockDevice, Buf, Completion, OpenDevice, Ram, Sector, Slice, Status};
 use queue::Null;
 use reactor::{FileId, SqeOp, new_opener, push_bio, yield_now};
 use ublk::{Channel, DataMemory, Descriptor, Queue, QueueSpec, TAG_BUFFER_BYTES};
-use vhost::memory::Region;
 use vhost::message::{RegionInfo, Request, RingAddresses};
 use vhost::{Attachments, EventFd, Export, Server};
 
@@ -106,7 +106,7 @@ impl MachineMemory {
         bytes[8..12].copy_from_slice(&to.1.to_le_bytes());
         bytes[12..14].copy_from_slice(&flags.to_le_bytes());
         bytes[14..].copy_from_slice(&next.to_le_bytes());
-        Region::write(&*self.0, at, &bytes)
+        ClientRegion::write(&*self.0, at, &bytes)
     }
 
     /// Lays out the request of each slot.
@@ -121,7 +121,7 @@ impl MachineMemory {
             self.put_descriptor(table, (header, 16), next, 1)?;
             self.put_descriptor(table + 16, (data, BYTES), data_flags, 2)?;
             self.put_descriptor(table + 32, (header + STATUS, 1), writable, 0)?;
-            Region::write(
+            ClientRegion::write(
                 &*self.0,
                 header,
                 &u64::from(direction == Direction::Write).to_le_bytes(),
@@ -137,7 +137,11 @@ impl MachineMemory {
         for nth in first..first + count {
             let slot = u16::try_from(nth % u64::from(DEPTH)).expect("a slot");
             let sector = random(BLOCKS)(nth) * SECTORS;
-            Region::write(&*self.0, HEADERS + u64::from(slot) * SLOT + 8, &sector.to_le_bytes())?;
+            ClientRegion::write(
+                &*self.0,
+                HEADERS + u64::from(slot) * SLOT + 8,
+                &sector.to_le_bytes(),
+            )?;
             self.0.store_u16(AVAILABLE + 4 + u64::from(offered % SIZE) * 2, slot)?;
             offered = offered.wrapping_add(1);
             if slot == DEPTH - 1 {
@@ -211,7 +215,7 @@ impl CountingCore {
     pub fn vhost(&self, direction: Direction) -> Result<(), Failure> {
         let memory = MachineMemory::new();
         memory.prepare(direction).map_err(|e| e.to_string())?;
-        let region: Arc<dyn Region> = memory.0.clone();
+        let region: Arc<dyn ClientRegion> = memory.0.clone();
         let session = self.reactor().block_on(async move {
             let export = NullExport { device: null(), was_used: Arc::default() };
             let server = Server::new(64 << 20);
@@ -234,7 +238,7 @@ impl CountingCore {
 }
 
 /// What a front end says before requests flow.
-fn messages(region: Arc<dyn Region>) -> Vec<(Request, Attachments)> {
+fn messages(region: Arc<dyn ClientRegion>) -> Vec<(Request, Attachments)> {
     let none = Attachments::default;
     let event = || {
         let open: vhost::OpenEvent = Box::new(|| Ok(EventFd::new(FileId(0))));

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use vhost::connection::Connection;
 use vhost::inflight::bytes_for;
-use vhost::memory::{Memory, Region};
+use block::ClientRegion;
+use vhost::memory::Memory;
 use vhost::message::{Answer, HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
 use vhost::testing::ram;
 
@@ -53,12 +54,13 @@ fuzz_target!(|data: &[u8]| {
     match &request {
         Request::SetMemTable(infos) => {
             let regions = infos.iter().map(|info| {
-                ram(info.len.clamp(1, REGION_BYTES_MAX)) as Arc<dyn Region>
+                ram(info.len.clamp(1, REGION_BYTES_MAX)) as Arc<dyn ClientRegion>
             });
             let Ok(memory) = Memory::new(infos, regions.collect()) else { return };
             for info in infos {
                 memory.write(info.guest, &[1]).expect("the first byte is there");
-                assert!(memory.check(info.guest, info.len).is_ok());
+                let len = u32::try_from(info.len).unwrap_or(u32::MAX);
+                assert!(memory.locate(info.guest, len, |_| Ok(())).is_ok());
             }
         }
         Request::GetInflightFd(info) => drop(bytes_for(info)),

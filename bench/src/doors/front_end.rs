@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use block::Status;
+use block::{ClientRegion, Status};
 use e2e::virtual_machine::{
     AVAILABLE, DATA, HEADERS, INDIRECT, QUEUE_SIZE, USED, VirtualMachine, feature, kind,
 };

@@ -20,9 +20,12 @@
 //! - BL-BF4 A pointer (`as_ptr`) is for the kernel alone, from submit to completion (border
 //!   contract, point 8). Borrows do not know of it: code that dereferences it, or has it
 //!   dereferenced, must keep BL-BF1 itself.
+//! - BL-BF5 `refs` counts the buffers that there are, and the spare references of a client's memory
+//!   ([`Lending`]). Only the thread that lends it has spare ones, and only until the lending ends:
+//!   so the last buffer gives the memory back.
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -55,8 +58,58 @@ struct Raw {
     ptr: NonNull<u8>,
     /// What the system gave: `ptr`, or less than a page before it.
     base: NonNull<u8>,
-    /// What keeps a client's memory there; none of our own.
-    _owner: Option<Arc<dyn Any + Send + Sync>>,
+    /// Of a client's memory; none of our own.
+    lending: Option<Lending>,
+}
+
+/// A client's memory, as one thread lends it. A locked count would wait for all stores before it,
+/// for those into lines that the client's processor has too. So a reference that comes back to this
+/// thread is kept for the next loan.
+struct Lending {
+    /// What keeps the memory there.
+    _owner: Arc<dyn Any + Send + Sync>,
+    /// The thread ([`this_thread`]). No other one touches the cells.
+    thread: usize,
+    spare: Cell<u32>,
+    has_ended: Cell<bool>,
+}
+
+impl Lending {
+    /// Takes a spare reference, if there is one and this thread may.
+    #[inline]
+    fn take_spare(&self) -> bool {
+        if self.thread != this_thread() {
+            return false;
+        }
+        let spare = self.spare.get();
+        self.spare.set(spare.saturating_sub(1));
+        spare > 0
+    }
+
+    /// Keeps a reference for the next loan; false when this thread may not, or the lending has
+    /// ended.
+    #[inline]
+    fn keep_spare(&self) -> bool {
+        let is_kept = self.thread == this_thread() && !self.has_ended.get();
+        if is_kept {
+            self.spare.set(self.spare.get() + 1); // as many as `refs` at most
+        }
+        is_kept
+    }
+}
+
+/// This thread, by the place of a variable of its own: no other one has the same while it lives.
+#[inline]
+fn this_thread() -> usize {
+    THREAD.with(|of_thread| std::ptr::from_ref(of_thread).addr())
+}
+
+impl Raw {
+    /// By the class, which lies beside the count.
+    #[inline]
+    fn lending(&self) -> Option<&Lending> {
+        if self.class == OF_CLIENT { self.lending.as_ref() } else { None }
+    }
 }
 
 /// The free buffers of one core, by size class.
@@ -72,6 +125,7 @@ impl Drop for Pool {
 }
 
 thread_local! {
+    static THREAD: u8 = const { 0 };
     static POOL: RefCell<Pool> = const { RefCell::new(Pool([const { Vec::new() }; CLASSES])) };
 }
 
@@ -81,7 +135,8 @@ pub struct Buf {
     len: u32,
 }
 
-// SAFETY: the count is atomic, and BL-BF1 holds whichever thread accesses the bytes.
+// SAFETY: the count is atomic, and BL-BF1 holds whichever thread accesses the bytes. The cells of a
+// lending are for one thread alone (BL-BF5).
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
@@ -142,12 +197,13 @@ impl Buf {
         // where it is aligned to a page.
         let ptr = unsafe { base.add(ahead) };
         let (refs, borrows) = (AtomicU32::new(1), Borrows::new());
-        let raw = Raw { refs, borrows, class, capacity, ptr, base, _owner: None };
+        let raw = Raw { refs, borrows, class, capacity, ptr, base, lending: None };
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         Buf { raw, len: len_u32 }
     }
 
-    /// The bytes of a client at `base`, 1 to 2^31 (BL-R4).
+    /// The bytes of a client at `base`, 1 to 2^31 (BL-R4). This thread lends them, until
+    /// [`Buf::end_lending`].
     ///
     /// # Safety
     /// They are mapped, to be read and written, as long as `owner` lives, and nobody makes a
@@ -159,10 +215,21 @@ impl Buf {
     ) -> Buf {
         assert!(len > 0 && len <= 1 << 31, "{len} bytes of a client");
         let (refs, borrows) = (AtomicU32::new(1), Borrows::of_client());
-        let (class, _owner) = (OF_CLIENT, Some(owner));
-        let raw = Raw { refs, borrows, class, capacity: len, ptr: base, base, _owner };
+        let (spare, has_ended) = (Cell::new(0), Cell::new(false));
+        let lending = Lending { _owner: owner, thread: this_thread(), spare, has_ended };
+        let (class, lending) = (OF_CLIENT, Some(lending));
+        let raw = Raw { refs, borrows, class, capacity: len, ptr: base, base, lending };
         let raw = NonNull::from(Box::leak(Box::new(raw)));
         Buf { raw, len: u32::try_from(len).expect("at most 2^31, asserted above") }
+    }
+
+    /// Keeps no spare reference any more (BL-BF5). On the thread that lends it.
+    pub(crate) fn end_lending(&self) {
+        let Some(lending) = &self.raw().lending else { return };
+        assert_eq!(lending.thread, this_thread(), "the thread that lends it");
+        lending.has_ended.set(true);
+        // `self` is one more.
+        self.raw().refs.fetch_sub(lending.spare.take(), Ordering::Release);
     }
 
     /// A buffer of `len` zero bytes.
@@ -243,8 +310,12 @@ impl Buf {
 }
 
 impl Clone for Buf {
+    #[inline]
     fn clone(&self) -> Buf {
-        self.raw().refs.fetch_add(1, Ordering::Relaxed);
+        let raw = self.raw();
+        if !raw.lending().is_some_and(Lending::take_spare) {
+            raw.refs.fetch_add(1, Ordering::Relaxed);
+        }
         Buf { raw: self.raw, len: self.len }
     }
 }
@@ -252,7 +323,11 @@ impl Clone for Buf {
 impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
-        let refs = &self.raw().refs;
+        let raw = self.raw();
+        if raw.lending().is_some_and(Lending::keep_spare) {
+            return;
+        }
+        let refs = &raw.refs;
         // The last one: nobody else is left who could make another. Most are, and a count down
         // would wait for all stores before it.
         if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::Release) == 1 {

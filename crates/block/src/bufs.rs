@@ -185,9 +185,8 @@ impl Extend<Slice> for Bufs {
 }
 
 impl<T: Into<Slice>> From<T> for Bufs {
+    #[inline]
     fn from(one: T) -> Bufs {
-        let mut bufs = Bufs::new();
-        bufs.push(one);
-        bufs
+        Bufs(SmallVec::from_buf([one.into()]))
     }
 }

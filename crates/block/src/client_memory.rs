@@ -16,6 +16,7 @@
 //! - BL-CM2 The mapping lives as long as any slice of it.
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -28,6 +29,8 @@ const PART_BYTES: usize = 1 << 30;
 pub struct ClientMemory {
     /// All but the last have [`PART_BYTES`].
     parts: Vec<Buf>,
+    /// It stays on the thread that lends it (BL-BF5).
+    on_thread: PhantomData<*const ()>,
 }
 
 impl ClientMemory {
@@ -46,7 +49,8 @@ impl ClientMemory {
             // SAFETY: within the bytes, of which the caller has promised that.
             unsafe { Buf::of_client(base.add(first), len, owner.clone()) }
         };
-        ClientMemory { parts: (0..len).step_by(PART_BYTES).map(part).collect() }
+        let parts = (0..len).step_by(PART_BYTES).map(part).collect();
+        ClientMemory { parts, on_thread: PhantomData }
     }
 
     /// That of a client in this process: of a simulation, a test or a bench.
@@ -62,6 +66,12 @@ impl ClientMemory {
         let (part, first) = (self.parts.get(at / PART_BYTES)?, at % PART_BYTES);
         let fits = len > 0 && len <= part.len() && first <= part.len() - len;
         fits.then(|| part.slice(first..first + len))
+    }
+}
+
+impl Drop for ClientMemory {
+    fn drop(&mut self) {
+        self.parts.iter().for_each(Buf::end_lending);
     }
 }
 
@@ -135,6 +145,29 @@ mod tests {
         drop(slice.clone());
         assert_eq!(Arc::strong_count(&ram), 2);
         drop(slice);
+        assert_eq!(Arc::strong_count(&ram), 1);
+    }
+
+    /// BL-CM2, BL-BF5: loans that come back to the thread that lends are lent again; others come
+    /// back on another thread, or after the lending has ended.
+    #[test]
+    fn loans_come_back_on_any_thread_and_at_any_time() {
+        let ram = Arc::new(Ram::new(8192).unwrap());
+        let memory = ClientMemory::of_ram(&ram);
+        for _ in 0..3 {
+            let all: Vec<Slice> = (0..4).map(|nth| memory.slice(nth * 512, 512).unwrap()).collect();
+            let (here, there): (Vec<_>, Vec<_>) =
+                all.into_iter().enumerate().partition(|(nth, _)| nth % 2 == 0);
+            drop(here);
+            std::thread::spawn(move || drop((there.clone(), there))).join().unwrap();
+        }
+        let late = [memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap()];
+        drop(memory);
+        assert_eq!(Arc::strong_count(&ram), 2, "two slices have it");
+        let [here, there] = late;
+        drop(here);
+        assert_eq!(Arc::strong_count(&ram), 2, "one has it");
+        std::thread::spawn(move || drop(there)).join().unwrap();
         assert_eq!(Arc::strong_count(&ram), 1);
     }
 }

@@ -171,8 +171,9 @@ impl BlockDevice for OpenDevice {
         self.device.limits()
     }
 
-    fn submit(&self, bio: Bio) {
-        self.device.submit(Bio { opener: self.opener, ..bio });
+    fn submit(&self, mut bio: Bio) {
+        bio.opener = self.opener;
+        self.device.submit(bio);
     }
 
     fn takes_client_memory(&self) -> bool {

@@ -37,11 +37,6 @@ impl Null {
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
-
-    fn end(&self, sector: Sector, bio: Bio, status: Status) {
-        self.stats.count(bio.op, sector, bio.len, status);
-        bio.complete(status);
-    }
 }
 
 impl BlockDevice for Null {
@@ -56,7 +51,10 @@ impl BlockDevice for Null {
     fn submit(&self, bio: Bio) {
         match self.limits.check_range(&bio) {
             Ok(()) => self.submit_at(bio.sector, bio),
-            Err(status) => self.end(bio.sector, bio, status),
+            Err(status) => {
+                self.stats.count(bio.op, bio.sector, bio.len, status);
+                bio.complete(status);
+            }
         }
     }
 
@@ -80,7 +78,9 @@ impl Base for Null {
         if status == Status::Ok && bio.op == Op::Read && self.zero {
             bio.bufs.zero();
         }
-        self.end(sector, bio, status);
+        // It is not moved: that would take a quarter of the time of a request.
+        self.stats.count(bio.op, sector, bio.len, status);
+        bio.complete(status);
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {

@@ -120,6 +120,18 @@ impl BioFuture {
     pub fn outcome(&self) -> Option<Result<(), Status>> {
         self.0.outcome().map(|result| result.status.ok())
     }
+
+    /// The outcome, if there is one, or else the future.
+    #[inline]
+    pub fn into_outcome(self) -> Result<Result<(), Status>, BioFuture> {
+        let key = self.0.0;
+        let Some(result) = with_core(|c| c.ops.borrow_mut().take_outcome(key)) else {
+            return Err(self);
+        };
+        #[expect(clippy::mem_forget, reason = "its slot is removed; Drop would look for it")]
+        std::mem::forget(self);
+        Ok(result.status.ok())
+    }
 }
 
 impl Future for BioFuture {
@@ -146,6 +158,7 @@ pub fn push_bio(done: Completion, file: FileId, what: SqeOp) {
 }
 
 /// Submits a bio to `dev` and returns the future of its outcome.
+#[inline]
 pub fn io(
     dev: &dyn BlockDevice,
     op: Op,
@@ -158,6 +171,7 @@ pub fn io(
 }
 
 /// As [`io`], with an opener.
+#[inline]
 pub fn io_by(
     opener: Opener,
     dev: &dyn BlockDevice,
@@ -177,12 +191,14 @@ fn sectors(bufs: &Bufs) -> Sector {
 }
 
 /// Reads into `bufs` from `sector` on.
+#[inline]
 pub fn read(dev: &dyn BlockDevice, class: Class, sector: Sector, bufs: Bufs) -> BioFuture {
     let len = sectors(&bufs);
     io(dev, Op::Read, Flags::empty(), class, (sector, len), bufs)
 }
 
 /// Writes `bufs` from `sector` on.
+#[inline]
 pub fn write(
     dev: &dyn BlockDevice,
     flags: Flags,

@@ -58,6 +58,14 @@ impl OpTable {
         OpKey(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 requests in flight"))
     }
 
+    /// The outcome that a future waits for, if there is one. The slot is removed then.
+    #[inline]
+    pub(crate) fn take_outcome(&mut self, key: OpKey) -> Option<OpResult> {
+        let Slot::Done(result) = self.0[index(key)] else { return None };
+        self.0.remove(index(key));
+        Some(result)
+    }
+
     /// Stores the outcome if a future waits for it, or else removes the slot. Returns what the slot
     /// was: the caller notifies it once the table is not borrowed.
     pub(crate) fn end(&mut self, key: OpKey, result: OpResult) -> Slot {

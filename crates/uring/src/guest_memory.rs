@@ -15,9 +15,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use block::{ClientMemory, Error, ErrorKind, Slice, Status, copy_shared};
+use block::{ClientMemory, ClientRegion, Error, ErrorKind, Slice, Status, copy_shared};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::MapFlags;
 
@@ -42,6 +42,15 @@ pub struct GuestMemory {
 // SAFETY: shared, it gives nothing but copies by machine code and atomics (UR-G2, UR-G4), and the
 // notes of lost pages, which are atomics.
 unsafe impl Sync for GuestMemory {}
+
+/// How bytes of the memory are accessed.
+enum Words<'a> {
+    Byte(&'a AtomicU8),
+    Of8(&'a [AtomicU64]),
+    Of4(&'a [AtomicU32]),
+    /// By a call of the C library.
+    None,
+}
 
 fn refused(why: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("memory of the guest: {why}"))
@@ -91,46 +100,139 @@ impl GuestMemory {
         Ok(GuestMemory { watch, region, part: start..end })
     }
 
-    /// Bytes that are mapped.
-    pub fn len_bytes(&self) -> u64 {
-        self.part.len() as u64
-    }
-
     /// Where `len` bytes from `at` on are.
     ///
     /// # Panics
     /// If they are not all mapped.
+    #[inline]
     fn place(&self, at: u64, len: usize) -> (*mut u8, Range<usize>) {
-        let range = usize::try_from(at).ok().and_then(|at| {
-            let start = self.part.start.checked_add(at)?;
-            Some(start..start.checked_add(len)?)
-        });
-        let range = range.filter(|range| range.end <= self.part.end);
-        let range = range.expect("the caller has checked the range");
-        (self.region.base().wrapping_add(range.start), range)
+        let (at, all) = (usize::try_from(at).unwrap_or(usize::MAX), self.part.len());
+        assert!(len <= all && at <= all - len, "the caller has checked the range");
+        let start = self.part.start + at;
+        (self.region.base().wrapping_add(start), start..start + len)
     }
 
     /// UR-G3.
+    #[inline]
     fn outcome(&self, range: &Range<usize>) -> Result<(), Status> {
         if self.watch.touches(range) { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// Whether the pages of `len` bytes from `at` on are there, as far as anything has found out.
-    ///
-    /// # Errors
-    /// `Io` when one is lost.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn check(&self, at: u64, len: usize) -> Result<(), Status> {
+    /// The bytes at `place`, which are mapped, as words, if they are few and whole ones.
+    #[inline]
+    fn words(&self, place: *mut u8, len: usize) -> Words<'_> {
+        let odd = place.addr() | len;
+        // SAFETY: in each, aligned and mapped as long as `self` lives; every access to it in this
+        // process is an atomic one or a copy by machine code (UR-G2), and those of the guest are
+        // none of Rust's.
+        unsafe {
+            match len {
+                1 => Words::Byte(AtomicU8::from_ptr(place)),
+                _ if len > WORDS_BYTES_MAX => Words::None,
+                _ if odd.is_multiple_of(8) => {
+                    Words::Of8(std::slice::from_raw_parts(place.cast::<AtomicU64>(), len / 8))
+                }
+                _ if odd.is_multiple_of(4) => {
+                    Words::Of4(std::slice::from_raw_parts(place.cast::<AtomicU32>(), len / 4))
+                }
+                _ => Words::None,
+            }
+        }
+    }
+
+    #[inline]
+    fn atomic(&self, at: u64) -> (&AtomicU16, Range<usize>) {
+        let (place, range) = self.place(at, size_of::<u16>());
+        let place = place.cast::<u16>();
+        assert!(place.is_aligned(), "a number at an odd place");
+        // SAFETY: mapped as long as `self` lives, and aligned; every access to it in this process
+        // is this one or a copy by machine code (UR-G2), and those of the guest are none of Rust's.
+        (unsafe { AtomicU16::from_ptr(place) }, range)
+    }
+}
+
+impl ClientRegion for GuestMemory {
+    fn len_bytes(&self) -> u64 {
+        self.part.len() as u64
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
+        let (from, range) = self.place(at, out.len());
+        match self.words(from, out.len()) {
+            Words::Byte(byte) => out[0] = byte.load(Ordering::Relaxed),
+            Words::Of8(words) => {
+                for (out, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                    *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
+                }
+            }
+            Words::Of4(words) => {
+                for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                    *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
+                }
+            }
+            // SAFETY: `place` has checked that the range is mapped; no reference to it exists
+            // (UR-G2), and `out` is borrowed.
+            Words::None => unsafe {
+                copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len());
+            },
+        }
+        self.outcome(&range)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
+        let (to, range) = self.place(at, bytes.len());
+        match self.words(to, bytes.len()) {
+            Words::Byte(byte) => byte.store(bytes[0], Ordering::Relaxed),
+            Words::Of8(words) => {
+                for (bytes, word) in bytes.as_chunks::<8>().0.iter().zip(words) {
+                    word.store(u64::from_le(u64::from_le_bytes(*bytes)), Ordering::Relaxed);
+                }
+            }
+            Words::Of4(words) => {
+                for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
+                    word.store(u32::from_le(u32::from_le_bytes(*bytes)), Ordering::Relaxed);
+                }
+            }
+            // SAFETY: as in `read`, the other way round.
+            Words::None => unsafe {
+                copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len());
+            },
+        }
+        self.outcome(&range)
+    }
+
+    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
+        let (from, range) = self.place(at, to.len());
+        // SAFETY: as in `read`; the slice is borrowed to copy there.
+        to.with_destination(|to, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
+        self.outcome(&range)
+    }
+
+    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
+        let (to, range) = self.place(at, from.len());
+        // SAFETY: as in `write`; the slice is borrowed as the source.
+        from.with_source(|from, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
+        self.outcome(&range)
+    }
+
+    fn load_u16(&self, at: u64) -> Result<u16, Status> {
+        let (number, range) = self.atomic(at);
+        let found = number.load(Ordering::Acquire);
+        self.outcome(&range).map(|()| u16::from_le(found))
+    }
+
+    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
+        let (number, range) = self.atomic(at);
+        number.store(value.to_le(), Ordering::Release);
+        self.outcome(&range)
+    }
+
+    fn check(&self, at: u64, len: u64) -> Result<(), Status> {
+        let len = usize::try_from(len).expect("within the memory");
         self.outcome(&self.place(at, len).1)
     }
 
-    /// Begins to load the line of the processor's cache that has the byte at `at`.
-    ///
-    /// # Panics
-    /// If it is not within the memory.
-    pub fn prefetch(&self, at: u64) {
+    fn prefetch(&self, at: u64) {
         let (place, _) = self.place(at, 1);
         #[cfg(target_arch = "x86_64")]
         {
@@ -142,130 +244,24 @@ impl GuestMemory {
         let _ = place;
     }
 
-    /// The memory as data of bios.
-    pub fn client_memory(self: &Arc<Self>) -> ClientMemory {
+    fn prefetch_to_store(&self, at: u64) {
+        let (place, _) = self.place(at, 1);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the place lies in the mapping; nothing is stored, only the cache changes. A
+        // processor that does not know the instruction does nothing.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = place;
+    }
+
+    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
         let base = self.region.base().wrapping_add(self.part.start);
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
         // SAFETY: the part is mapped as long as `self` lives, and there are no references to its
         // bytes (UR-G2).
-        unsafe { ClientMemory::new(base, self.part.len(), self) }
-    }
-
-    /// The words at `place`, `len` bytes, if they are few and whole. All of them are mapped.
-    fn words(&self, place: *mut u8, len: usize) -> Option<impl Iterator<Item = &AtomicU32>> {
-        let place = place.cast::<u32>();
-        let is_short = len <= WORDS_BYTES_MAX && len.is_multiple_of(4) && place.is_aligned();
-        // SAFETY: aligned and mapped as long as `self` lives; every access to it in this process is
-        // an atomic one or a copy by machine code (UR-G2), and those of the guest are none of
-        // Rust's.
-        let word = move |nth| unsafe { AtomicU32::from_ptr(place.wrapping_add(nth)) };
-        is_short.then(|| (0..len / 4).map(word))
-    }
-
-    /// Copies the bytes from `at` on to `out`.
-    ///
-    /// # Errors
-    /// `Io` when a page is lost.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        let (from, range) = self.place(at, out.len());
-        if let Some(words) = self.words(from, out.len()) {
-            for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
-            }
-            return self.outcome(&range);
-        }
-        // SAFETY: `place` has checked that the range is mapped; no reference to it exists (UR-G2),
-        // and `out` is borrowed.
-        unsafe { copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()) };
-        self.outcome(&range)
-    }
-
-    /// Stores `bytes` from `at` on.
-    ///
-    /// # Errors
-    /// `Io` when a page is lost.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        let (to, range) = self.place(at, bytes.len());
-        if let Some(words) = self.words(to, bytes.len()) {
-            for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
-                word.store(u32::from_le(u32::from_le_bytes(*bytes)), Ordering::Relaxed);
-            }
-            return self.outcome(&range);
-        }
-        // SAFETY: as in `read`, the other way round.
-        unsafe { copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len()) };
-        self.outcome(&range)
-    }
-
-    /// Copies the bytes from `at` on to `to`, all of it.
-    ///
-    /// # Errors
-    /// `Io` when a page is lost.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
-        let (from, range) = self.place(at, to.len());
-        // SAFETY: as in `read`; the slice is borrowed to copy there.
-        to.with_destination(|to, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
-        self.outcome(&range)
-    }
-
-    /// Copies all of `from` to the bytes from `at` on.
-    ///
-    /// # Errors
-    /// `Io` when a page is lost.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
-        let (to, range) = self.place(at, from.len());
-        // SAFETY: as in `write`; the slice is borrowed as the source.
-        from.with_source(|from, len| unsafe { copy_shared(to.cast(), from.cast(), len) });
-        self.outcome(&range)
-    }
-
-    /// The 16-bit number at an even `at`, as one load. What the guest stored before it stored this
-    /// number is seen by later loads of this thread.
-    ///
-    /// # Errors
-    /// `Io` when the page is lost.
-    ///
-    /// # Panics
-    /// If it is not within the memory, or not aligned.
-    pub fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        let (number, range) = self.atomic(at);
-        let found = number.load(Ordering::Acquire);
-        self.outcome(&range).map(|()| u16::from_le(found))
-    }
-
-    /// Stores a 16-bit number at an even `at`, as one store, after all that this thread has stored
-    /// before.
-    ///
-    /// # Errors
-    /// `Io` when the page is lost.
-    ///
-    /// # Panics
-    /// If it is not within the memory, or not aligned.
-    pub fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        let (number, range) = self.atomic(at);
-        number.store(value.to_le(), Ordering::Release);
-        self.outcome(&range)
-    }
-
-    fn atomic(&self, at: u64) -> (&AtomicU16, Range<usize>) {
-        let (place, range) = self.place(at, size_of::<u16>());
-        let place = place.cast::<u16>();
-        assert!(place.is_aligned(), "a number at an odd place");
-        // SAFETY: mapped as long as `self` lives, and aligned; every access to it in this process
-        // is this one or a copy by machine code (UR-G2), and those of the guest are none of Rust's.
-        (unsafe { AtomicU16::from_ptr(place) }, range)
+        Some(unsafe { ClientMemory::new(base, self.part.len(), &self) })
     }
 }
 
@@ -317,7 +313,7 @@ mod tests {
     fn data_of_bios_are_the_bytes_that_the_guest_has() {
         let fd = in_memory(3 << 16);
         let memory = Arc::new(GuestMemory::map(&fd, (1 << 16) + 8, 1 << 16).unwrap());
-        let lent = memory.client_memory();
+        let lent = memory.clone().client_memory().unwrap();
         assert!(lent.slice((1 << 16) - 4, 4).is_some() && lent.slice((1 << 16) - 4, 5).is_none());
         let slice = lent.slice(4096, 512).unwrap();
         drop((memory, lent));
@@ -337,7 +333,19 @@ mod tests {
         let memory = GuestMemory::map(&in_memory(8192), 0, 8192).unwrap();
         let bytes: Vec<u8> = (1..=200).collect();
         memory.write(1000, &bytes).unwrap();
-        for (at, len) in [(1000, 4), (1004, 64), (1001, 64), (1000, 63), (1000, 68), (1002, 8)] {
+        for (at, len) in [
+            (1000, 1),
+            (1007, 1),
+            (1000, 4),
+            (1000, 8),
+            (1004, 8),
+            (1000, 64),
+            (1004, 64),
+            (1001, 64),
+            (1000, 63),
+            (1000, 72),
+            (1002, 8),
+        ] {
             let mut found = vec![0; len];
             memory.read(at as u64, &mut found).unwrap();
             assert_eq!(found, bytes[at - 1000..][..len], "{len} bytes at {at}");

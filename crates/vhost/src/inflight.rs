@@ -24,9 +24,9 @@ use std::sync::Arc;
 use block::Error;
 use smallvec::SmallVec;
 
-use crate::memory::Region;
 use crate::message::InflightInfo;
 use crate::ring::{QUEUE_SIZE_MAX, Ring, RingError};
+use block::ClientRegion;
 
 const HEAD_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 16;
@@ -66,7 +66,7 @@ pub fn bytes_for(info: &InflightInfo) -> Result<u64, Error> {
 /// The notes of all queues.
 #[derive(Clone, Debug)]
 pub struct Inflight {
-    region: Arc<dyn Region>,
+    region: Arc<dyn ClientRegion>,
     info: InflightInfo,
 }
 
@@ -75,7 +75,7 @@ impl Inflight {
     ///
     /// # Errors
     /// When the region is too short for its queues.
-    pub fn new(region: Arc<dyn Region>, info: InflightInfo) -> Result<Inflight, Error> {
+    pub fn new(region: Arc<dyn ClientRegion>, info: InflightInfo) -> Result<Inflight, Error> {
         let needed = bytes_for(&info)?;
         if region.len_bytes() < needed {
             let found = region.len_bytes();
@@ -114,7 +114,7 @@ impl Inflight {
 /// The notes of one queue.
 #[derive(Debug)]
 pub struct QueueNotes {
-    region: Arc<dyn Region>,
+    region: Arc<dyn ClientRegion>,
     base: u64,
     size: u16,
     /// Of the next entry: the order in which requests were taken.

@@ -8,109 +8,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use block::{Bufs, ClientMemory, Error, PAGE, Ram, Slice, Status};
+use block::{Bufs, ClientMemory, ClientRegion, Error, PAGE, Slice, Status};
+use smallvec::SmallVec;
 
 use crate::message::RegionInfo;
-
-/// The bytes of one region: a mapped file, or memory of a test. Only ranges within `len_bytes` are
-/// accessed.
-/// Queues on several cores use it at once, as the guest does.
-pub trait Region: fmt::Debug + Send + Sync {
-    /// Its length.
-    fn len_bytes(&self) -> u64;
-    /// Copies the bytes from `at` on to `out`.
-    ///
-    /// # Errors
-    /// `Io` when the front end has taken the memory away.
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status>;
-    /// Stores `bytes` from `at` on.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status>;
-    /// Copies the bytes from `at` on to all of `to`.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status>;
-    /// Copies all of `from` to the bytes from `at` on.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status>;
-    /// The number at an even `at`, by one load; what the guest stored before it is seen by later
-    /// reads.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn load_u16(&self, at: u64) -> Result<u16, Status>;
-    /// Stores the number at an even `at`, by one store, after all earlier ones.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status>;
-    /// Whether the bytes are there, as far as anything that accessed them has found out.
-    ///
-    /// # Errors
-    /// As [`Region::read`].
-    fn check(&self, at: u64, len: u64) -> Result<(), Status>;
-    /// Begins to load the line of the cache that has a byte, which is read soon.
-    fn prefetch(&self, at: u64);
-    /// The bytes as data of bios, if they can be.
-    fn client_memory(self: Arc<Self>) -> Option<ClientMemory>;
-}
-
-/// That of a guest in this process: of a simulation, a test or a bench.
-impl Region for Ram {
-    fn len_bytes(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        Ram::read(self, small(at), out);
-        Ok(())
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        Ram::write(self, small(at), bytes);
-        Ok(())
-    }
-
-    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
-        self.read_bufs(small(at), &to.clone().into());
-        Ok(())
-    }
-
-    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
-        self.write_bufs(small(at), &from.clone().into());
-        Ok(())
-    }
-
-    fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        assert!(at.is_multiple_of(2), "a number at an odd place");
-        let mut bytes = [0; 2];
-        Ram::read(self, small(at), &mut bytes);
-        Ok(u16::from_le_bytes(bytes))
-    }
-
-    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        assert!(at.is_multiple_of(2), "a number at an odd place");
-        Ram::write(self, small(at), &value.to_le_bytes());
-        Ok(())
-    }
-
-    fn check(&self, _: u64, _: u64) -> Result<(), Status> {
-        Ok(())
-    }
-
-    fn prefetch(&self, at: u64) {
-        Ram::prefetch(self, small(at), 1);
-    }
-
-    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
-        Some(ClientMemory::of_ram(&self))
-    }
-}
 
 /// A region at its addresses.
 #[derive(Debug)]
@@ -118,7 +19,7 @@ struct Placed {
     guest: u64,
     user: u64,
     len: u64,
-    region: Arc<dyn Region>,
+    region: Arc<dyn ClientRegion>,
     lent: Option<ClientMemory>,
 }
 
@@ -153,6 +54,48 @@ impl From<Status> for AccessError {
     }
 }
 
+/// Bytes of the guest within one region of the [`Memory`] that has found them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// The first one, within the region.
+    at: u64,
+    len: u32,
+    region: u32,
+}
+
+/// Extents in order: they are one stream of bytes.
+pub type Extents = SmallVec<[Extent; 4]>;
+
+impl Extent {
+    /// That of a memory whose one region begins at address 0.
+    #[cfg(test)]
+    pub(crate) fn of_test(at: u64, len: u32) -> Extent {
+        Extent { at, len, region: 0 }
+    }
+
+    /// Its length, bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> u32 {
+        self.len
+    }
+
+    /// Drops the first `n` bytes, which are there.
+    pub(crate) fn drop_front(&mut self, n: u32) {
+        self.at += u64::from(n); // within the region
+        self.len -= n;
+    }
+
+    /// Its last byte. It is not empty.
+    pub(crate) fn last(&self) -> Extent {
+        Extent { at: self.at + u64::from(self.len - 1), len: 1, ..*self }
+    }
+
+    /// All but its last byte, which is there.
+    pub(crate) fn but_last(&self) -> Extent {
+        Extent { len: self.len - 1, ..*self }
+    }
+}
+
 /// The guest's memory. Empty before the front end has sent it.
 #[derive(Debug, Default)]
 pub struct Memory(Vec<Placed>);
@@ -160,7 +103,7 @@ pub struct Memory(Vec<Placed>);
 /// A run of bytes at one place: what a ring's part lies in.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    pub(crate) region: Arc<dyn Region>,
+    pub(crate) region: Arc<dyn ClientRegion>,
     /// First byte within the region.
     pub(crate) at: u64,
 }
@@ -174,7 +117,7 @@ impl Memory {
     ///
     /// # Errors
     /// When regions overlap, end beyond 2^64, are empty or were not mapped whole (VH-M2).
-    pub fn new(infos: &[RegionInfo], regions: Vec<Arc<dyn Region>>) -> Result<Memory, Error> {
+    pub fn new(infos: &[RegionInfo], regions: Vec<Arc<dyn ClientRegion>>) -> Result<Memory, Error> {
         let wrong = |why: String| Err(Error::invalid(format!("memory of the guest: {why}")));
         let mut all: Vec<Placed> = Vec::new();
         if infos.len() != regions.len() {
@@ -199,88 +142,46 @@ impl Memory {
         Ok(Memory(all))
     }
 
-    /// The region that has an address of the guest, and the bytes of it from there on.
-    fn find(&self, address: u64) -> Option<(&Placed, u64)> {
-        let placed = self.0.iter().find(|p| address >= p.guest && address - p.guest < p.len)?;
-        Some((placed, address - placed.guest))
+    /// The number of the region that has an address of the guest, and the byte there.
+    #[inline]
+    fn find(&self, address: u64) -> Option<(usize, u64)> {
+        let has = |placed: &Placed| address >= placed.guest && address - placed.guest < placed.len;
+        let nth = self.0.iter().position(has)?;
+        Some((nth, address - self.0[nth].guest))
     }
 
-    /// Whether `len` bytes from `address` on are there.
+    /// Calls `found` with the extents of `len` bytes from `address` on, in order (VH-M1).
     ///
     /// # Errors
-    /// `Outside` when they are not.
-    pub fn check(&self, address: u64, len: u64) -> Result<(), AccessError> {
-        self.for_each(address, len, |_, _, _, _| Ok(()))
-    }
-
-    /// Begins to load the line of the cache that has a byte, which is read soon.
+    /// `Outside` when they are not all there; extents before a hole were found then.
     #[inline]
-    pub(crate) fn prefetch(&self, address: u64) {
-        if let Some((placed, at)) = self.find(address) {
-            placed.region.prefetch(at);
-        }
-    }
-
-    /// The runs (address, length) themselves as data of a bio. `None`: one lies in several regions,
-    /// or in one that can't be.
-    #[inline]
-    pub(crate) fn lend(&self, runs: &[(u64, u32)]) -> Option<Bufs> {
-        let mut bufs = Bufs::new();
-        for &(address, len) in runs {
-            let (placed, at) = self.find(address)?;
-            let fits = u64::from(len) <= placed.len - at;
-            let lent = placed.lent.as_ref().filter(|_| fits)?;
-            bufs.push(lent.slice(at, usize::try_from(len).ok()?)?);
-        }
-        Some(bufs)
-    }
-
-    /// Whether all pages of the runs are still there, after a device had them: as far as it has
-    /// found out, or, if the device has failed, by an access to each.
-    ///
-    /// # Errors
-    /// `Lost` when one is not.
-    pub(crate) fn check_lent(
-        &self,
-        runs: &[(u64, u32)],
-        has_failed: bool,
-    ) -> Result<(), AccessError> {
-        for &(address, len) in runs {
-            let len = u64::from(len);
-            self.for_each(address, len, |region, at, _, len| region.check(at, len))?;
-            if has_failed {
-                let pages = (address..address + len).step_by(PAGE);
-                pages.chain([address + len - 1]).try_for_each(|at| self.read(at, &mut [0]))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Calls `f` with each region of a range in turn: the region, the first byte in it, the first
-    /// byte of the range, and the length (VH-M1).
-    #[inline]
-    fn for_each(
+    pub fn locate(
         &self,
         address: u64,
-        len: u64,
-        mut f: impl FnMut(&dyn Region, u64, u64, u64) -> Result<(), Status>,
+        len: u32,
+        mut found: impl FnMut(Extent) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
-        let outside = AccessError::Outside { address, len };
+        let extent = |region: usize, at: u64, len: u32| Extent { at, len, region: number(region) };
         // Nearly always all of it lies in one region.
-        if let Some((placed, at)) = self.find(address)
-            && (1..=placed.len - at).contains(&len)
+        if let Some((nth, at)) = self.find(address)
+            && (1..=self.0[nth].len - at).contains(&u64::from(len))
         {
-            return Ok(f(&*placed.region, at, 0, len)?);
+            return found(extent(nth, at, len));
         }
-        address.checked_add(len).ok_or(outside)?;
+        let outside = AccessError::Outside { address, len: len.into() };
+        address.checked_add(len.into()).ok_or(outside)?;
         let mut done = 0;
         while done < len {
-            let (placed, at) = self.find(address + done).ok_or(outside)?;
-            let n = (len - done).min(placed.len - at);
-            f(&*placed.region, at, done, n)?;
-            done += n;
+            let (nth, at) = self.find(address + u64::from(done)).ok_or(outside)?;
+            let here = u32::try_from(self.0[nth].len - at).unwrap_or(u32::MAX).min(len - done);
+            found(extent(nth, at, here))?;
+            done += here;
         }
         Ok(())
+    }
+
+    fn region(&self, extent: &Extent) -> &dyn ClientRegion {
+        &*self.0[extent.region as usize].region
     }
 
     /// Copies bytes of the guest to `out`.
@@ -288,9 +189,13 @@ impl Memory {
     /// # Errors
     /// As [`AccessError`] has them; `out` may have changed.
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.for_each(address, out.len() as u64, |region, at, from, len| {
-            let (from, len) = (small(from), small(len));
-            region.read(at, &mut out[from..from + len])
+        let len = u32::try_from(out.len()).expect("a table or less");
+        let mut done = 0;
+        self.locate(address, len, |extent| {
+            let next = done + extent.len as usize;
+            self.read_extent(&extent, &mut out[done..next])?;
+            done = next;
+            Ok(())
         })
     }
 
@@ -298,74 +203,127 @@ impl Memory {
     ///
     /// # Errors
     /// As [`AccessError`] has them; some bytes may be stored.
+    #[cfg(any(test, fuzzing))]
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.for_each(address, bytes.len() as u64, |region, at, from, len| {
-            let (from, len) = (small(from), small(len));
-            region.write(at, &bytes[from..from + len])
+        let len = u32::try_from(bytes.len()).expect("few");
+        let mut rest = bytes;
+        self.locate(address, len, |extent| {
+            let here;
+            (here, rest) = rest.split_at(extent.len as usize);
+            self.write_extent(&extent, here)
         })
     }
 
-    /// Copies bytes of the guest to all of `to`.
-    pub(crate) fn read_to(&self, address: u64, to: &Slice) -> Result<(), AccessError> {
-        self.for_each(address, to.len() as u64, |region, at, from, len| {
-            let (from, len) = (small(from), small(len));
-            match len == to.len() {
-                true => region.read_to(at, to),
-                false => region.read_to(at, &to.slice(from..from + len)),
-            }
-        })
+    /// Copies the first bytes of an extent to all of `out`.
+    ///
+    /// # Errors
+    /// `Lost` when the memory is gone.
+    #[inline]
+    pub fn read_extent(&self, from: &Extent, out: &mut [u8]) -> Result<(), AccessError> {
+        assert!(out.len() <= from.len as usize, "within the extent");
+        Ok(self.region(from).read(from.at, out)?)
     }
 
-    /// Copies all of `from` to the guest.
-    pub(crate) fn write_from(&self, address: u64, from: &Slice) -> Result<(), AccessError> {
-        self.for_each(address, from.len() as u64, |region, at, first, len| {
-            let (first, len) = (small(first), small(len));
-            match len == from.len() {
-                true => region.write_from(at, from),
-                false => region.write_from(at, &from.slice(first..first + len)),
-            }
-        })
+    /// Stores the first bytes of an extent.
+    ///
+    /// # Errors
+    /// `Lost` when the memory is gone.
+    #[inline]
+    pub fn write_extent(&self, to: &Extent, bytes: &[u8]) -> Result<(), AccessError> {
+        assert!(bytes.len() <= to.len as usize, "within the extent");
+        Ok(self.region(to).write(to.at, bytes)?)
     }
 
-    /// Copies the runs (address, length) of the guest to `bufs`, which is as long as all of them.
-    pub(crate) fn gather(
+    /// Begins to load the line of the processor's cache that has the first byte of an extent, which
+    /// is read soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, extent: &Extent) {
+        self.region(extent).prefetch(extent.at);
+    }
+
+    /// The same for the last byte, which is stored soon.
+    #[inline]
+    pub(crate) fn prefetch_to_store(&self, extent: &Extent) {
+        self.region(extent).prefetch_to_store(extent.last().at);
+    }
+
+    /// The extents themselves as data of a bio. `None`: one can't be.
+    #[inline(always)]
+    pub(crate) fn lend(&self, extents: &[Extent]) -> Option<Bufs> {
+        match extents {
+            [all] => self.lend_one(all).map(Bufs::from), // nearly always
+            all => self.lend_many(all),
+        }
+    }
+
+    #[inline(always)]
+    fn lend_one(&self, extent: &Extent) -> Option<Slice> {
+        let lent = self.0[extent.region as usize].lent.as_ref()?;
+        lent.slice(extent.at, extent.len as usize)
+    }
+
+    #[inline(never)]
+    fn lend_many(&self, extents: &[Extent]) -> Option<Bufs> {
+        let mut bufs = Bufs::new();
+        for extent in extents {
+            bufs.push(self.lend_one(extent)?);
+        }
+        Some(bufs)
+    }
+
+    /// Whether all pages of the extents are still there, after a device had them: as far as it has
+    /// found out, or, if the device has failed, by an access to each.
+    ///
+    /// # Errors
+    /// `Lost` when one is not.
+    pub(crate) fn check_lent(
         &self,
-        runs: impl Iterator<Item = (u64, u32)>,
-        bufs: &Bufs,
+        extents: &[Extent],
+        has_failed: bool,
     ) -> Result<(), AccessError> {
-        self.pair(runs, bufs, |address, slice| self.read_to(address, slice))
+        for extent in extents {
+            let (region, at, len) = (self.region(extent), extent.at, u64::from(extent.len));
+            region.check(at, len)?;
+            if has_failed {
+                let pages = (at..at + len).step_by(PAGE).chain([at + len - 1]);
+                pages.into_iter().try_for_each(|at| region.read(at, &mut [0]))?;
+            }
+        }
+        Ok(())
     }
 
-    /// Copies `bufs` to the runs, whose first bytes it fills.
-    pub(crate) fn scatter(
-        &self,
-        runs: impl Iterator<Item = (u64, u32)>,
-        bufs: &Bufs,
-    ) -> Result<(), AccessError> {
-        self.pair(runs, bufs, |address, slice| self.write_from(address, slice))
+    /// Copies the extents to `bufs`, which is as long as all of them.
+    pub(crate) fn gather(&self, extents: &[Extent], bufs: &Bufs) -> Result<(), AccessError> {
+        self.pair(extents, bufs, |region, at, slice| region.read_to(at, slice))
+    }
+
+    /// Copies `bufs` to the extents, whose first bytes it fills.
+    pub(crate) fn scatter(&self, extents: &[Extent], bufs: &Bufs) -> Result<(), AccessError> {
+        self.pair(extents, bufs, |region, at, slice| region.write_from(at, slice))
     }
 
     fn pair(
         &self,
-        runs: impl Iterator<Item = (u64, u32)>,
+        extents: &[Extent],
         bufs: &Bufs,
-        copy: impl Fn(u64, &Slice) -> Result<(), AccessError>,
+        copy: impl Fn(&dyn ClientRegion, u64, &Slice) -> Result<(), Status>,
     ) -> Result<(), AccessError> {
         let [all] = bufs.iter().as_slice() else {
             assert!(bufs.is_empty(), "data of a request are one buffer");
             return Ok(());
         };
         let mut done = 0;
-        for (address, len) in runs {
-            let n = (len as usize).min(all.len() - done);
+        for extent in extents {
+            let n = (extent.len as usize).min(all.len() - done);
+            let region = self.region(extent);
             match n {
                 0 => break,
-                n if n == all.len() => copy(address, all)?,
-                n => copy(address, &all.slice(done..done + n))?,
+                n if n == all.len() => copy(region, extent.at, all)?,
+                n => copy(region, extent.at, &all.slice(done..done + n))?,
             }
             done += n;
         }
-        assert_eq!(done, all.len(), "the runs have as many bytes");
+        assert_eq!(done, all.len(), "the extents have as many bytes");
         Ok(())
     }
 
@@ -378,9 +336,9 @@ impl Memory {
     }
 }
 
-/// A length within a buffer or an array.
-fn small(len: u64) -> usize {
-    usize::try_from(len).expect("within something in memory")
+/// The number of a region: a message has few.
+fn number(region: usize) -> u32 {
+    u32::try_from(region).expect("as many as a message has")
 }
 
 #[cfg(test)]
@@ -389,7 +347,7 @@ mod tests {
     use crate::testing::{ram, region_at};
 
     fn memory(regions: &[RegionInfo]) -> Result<Memory, Error> {
-        let mapped = regions.iter().map(|r| ram(r.len.max(1)) as Arc<dyn Region>);
+        let mapped = regions.iter().map(|r| ram(r.len.max(1)) as Arc<dyn ClientRegion>);
         Memory::new(regions, mapped.collect())
     }
 
@@ -407,7 +365,7 @@ mod tests {
             assert!(memory(&[one, other]).is_err(), "{other:x?}");
         }
         assert!(memory(&[one, region_at(0x2000, 0x1000)]).is_ok());
-        let short = vec![ram(0xfff) as Arc<dyn Region>];
+        let short = vec![ram(0xfff) as Arc<dyn ClientRegion>];
         assert!(Memory::new(&[one], short).is_err());
     }
 
@@ -419,30 +377,46 @@ mod tests {
         let mut out = [0; 3];
         memory.read(0x1ffe, &mut out).unwrap();
         assert_eq!(&out, b"\0ab");
-        for (address, len) in [(0xfff, 2), (0x2fff, 2), (0x3fff, 2), (0x400f, 2), (0x9000, 1)] {
-            let outside = AccessError::Outside { address, len };
-            assert_eq!(memory.check(address, len), Err(outside), "{address:x}");
+        let lens: Vec<u32> = extents(&memory, 0x1ffe, 3).iter().map(Extent::len_bytes).collect();
+        assert_eq!(lens, [2, 1]);
+        for (address, len) in
+            [(0xfff, 2), (0x2fff, 2), (0x3fff, 2), (0x400f, 2), (0x9000, 1), (u64::MAX, 2)]
+        {
+            let outside = AccessError::Outside { address, len: len.into() };
+            assert_eq!(memory.locate(address, len, |_| Ok(())), Err(outside), "{address:x}");
         }
-        let at_the_end = AccessError::Outside { address: u64::MAX, len: 2 };
-        assert_eq!(memory.check(u64::MAX, 2), Err(at_the_end));
+    }
+
+    fn extents(memory: &Memory, address: u64, len: u32) -> Extents {
+        let mut all = Extents::new();
+        memory
+            .locate(address, len, |extent| {
+                all.push(extent);
+                Ok(())
+            })
+            .unwrap();
+        all
     }
 
     #[test]
-    fn runs_are_lent_where_they_lie_in_one_region() {
+    fn extents_are_lent_across_regions() {
         let (low, high) = (region_at(0x1000, 0x1000), region_at(0x2000, 0x1000));
         let memory = memory(&[low, high]).unwrap();
-        memory.write(0x1ff0, b"runs").unwrap();
+        memory.write(0x1ff0, b"ends").unwrap();
         memory.write(0x2000, b" lent").unwrap();
-        let bufs = memory.lend(&[(0x1ff0, 4), (0x2000, 5)]).unwrap();
+        let mut both = extents(&memory, 0x1ff0, 4);
+        both.extend(extents(&memory, 0x2000, 5));
+        let bufs = memory.lend(&both).unwrap();
         let mut found = [0; 9];
         bufs.copy_to(&mut found);
-        assert_eq!(&found, b"runs lent");
-        bufs.copy_from(b"RUNS LENT");
+        assert_eq!(&found, b"ends lent");
+        bufs.copy_from(b"ENDS LENT");
         memory.read(0x1ff0, &mut found[..4]).unwrap();
-        assert_eq!(&found[..4], b"RUNS");
-        for (address, len) in [(0x1fff, 2), (0xfff, 2), (0x3000, 1), (u64::MAX, 1)] {
-            assert!(memory.lend(&[(0x1000, 16), (address, len)]).is_none(), "{address:#x}");
-        }
+        assert_eq!(&found[..4], b"ENDS");
+        memory.write(0x1fff, b"ab").unwrap();
+        let bufs = memory.lend(&extents(&memory, 0x1fff, 2)).unwrap();
+        bufs.copy_to(&mut found[..2]);
+        assert_eq!((bufs.count(), &found[..2]), (2, &b"ab"[..]));
     }
 
     #[test]

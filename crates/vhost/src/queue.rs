@@ -273,8 +273,8 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Region;
     use crate::testing::{TestEvent, USER_OFFSET, ram, region_at};
+    use block::ClientRegion;
 
     const SIZE: u16 = 16;
     const AVAILABLE: u64 = 0x1000;
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn the_guest_is_told_before_all_requests_have_ended() {
         let (region, event) = (ram(0x3000), Arc::new(TestEvent::default()));
-        let memory = vec![region.clone() as Arc<dyn Region>];
+        let memory = vec![region.clone() as Arc<dyn ClientRegion>];
         let memory = Memory::new(&[region_at(0, 0x3000)], memory).unwrap();
         let queue = Queue::new(0, &Arc::default());
         queue.size.set(SIZE);

@@ -9,8 +9,8 @@
 //! Where descriptors begin and end means nothing: each of the two is a stream of bytes.
 use block::{Sector, Status};
 
-use crate::memory::Memory;
-use crate::ring::{Chain, RingError, Runs};
+use crate::memory::{Extent, Extents, Memory};
+use crate::ring::{Chain, RingError};
 
 /// Most data of a request, bytes. What the device tells the guest of its segments keeps drivers
 /// below.
@@ -20,7 +20,7 @@ pub const RANGES_MAX: u32 = 32;
 /// Length of an id.
 pub const ID_BYTES: u32 = 20;
 
-const HEADER_BYTES: u32 = 16;
+const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: u32 = 16;
 /// Of a range: the space may be given back.
 const RANGE_UNMAP: u32 = 1;
@@ -50,16 +50,21 @@ pub enum Command {
 /// A request that was checked against its chain, not yet against its device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The chain's head.
-    pub head: u16,
     /// What is asked for, or the status with which it ends at once.
     pub command: Result<Command, u8>,
     /// Its data: what is read from the guest, or written to it; bytes.
     pub data_bytes: u32,
-    /// Where its data are in the guest.
-    pub data: Runs,
-    /// Where its status goes.
-    pub status: u64,
+    /// The last extent is that of the status.
+    pub(crate) chain: Chain,
+    /// The extents of the data, by their numbers.
+    data: std::ops::Range<u32>,
+}
+
+impl Default for Request {
+    fn default() -> Request {
+        let command = Err(STATUS_UNSUPPORTED);
+        Request { command, data_bytes: 0, chain: Chain::default(), data: 0..0 }
+    }
 }
 
 /// A range of a discard or of a write of zeroes.
@@ -70,34 +75,51 @@ pub(crate) struct Range {
     pub(crate) unmap: bool,
 }
 
-fn len_of(runs: &Runs) -> u64 {
-    runs.iter().map(|(_, len)| u64::from(*len)).sum()
+fn len_of(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| u64::from(extent.len_bytes())).sum()
 }
 
-/// Drops the first `n` bytes, which are there.
-fn drop_front(runs: &mut Runs, mut n: u32) {
-    while n > 0 {
-        let (address, len) = &mut runs[0];
-        let cut = n.min(*len);
-        // Within the guest's memory, whose addresses were checked.
-        *address += u64::from(cut);
-        *len -= cut;
-        n -= cut;
-        if runs[0].1 == 0 {
-            runs.remove(0);
+/// Reads the header, and drops its bytes. Returns the number of the first extent behind it.
+#[inline]
+fn take_header(
+    memory: &Memory,
+    readable: &mut [Extent],
+    header: &mut [u8; HEADER_BYTES],
+) -> Result<usize, RingError> {
+    // Nearly always it is alone.
+    if let Some(first) = readable.first().filter(|e| e.len_bytes() as usize == HEADER_BYTES) {
+        memory.read_extent(first, header)?;
+        return Ok(1);
+    }
+    let (mut nth, mut rest) = (0, &mut header[..]);
+    while !rest.is_empty() {
+        let extent = readable.get_mut(nth).ok_or(RingError::NoHeader)?;
+        let n = rest.len().min(extent.len_bytes() as usize);
+        let here;
+        (here, rest) = std::mem::take(&mut rest).split_at_mut(n);
+        memory.read_extent(extent, here)?;
+        extent.drop_front(u32::try_from(n).expect("of a header"));
+        if extent.len_bytes() == 0 {
+            nth += 1;
         }
     }
+    Ok(nth)
 }
 
-/// Takes the last byte off, which is there.
-fn take_last(runs: &mut Runs) -> u64 {
-    let (address, len) = runs.last_mut().expect("there is a byte");
-    *len -= 1;
-    let place = *address + u64::from(*len);
-    if *len == 0 {
-        runs.pop();
+/// Gives the last byte an extent of its own. There is one.
+#[inline]
+fn split_last(extents: &mut Extents) {
+    let Some(last) = extents.last_mut() else { return };
+    let byte = last.last();
+    if last.len_bytes() > 1 {
+        *last = last.but_last();
+        extents.push(byte);
     }
-    place
+}
+
+/// The number of an extent: each has a byte at least, and a chain is not that long.
+fn number(nth: usize) -> u32 {
+    u32::try_from(nth).expect("as many as a chain has")
 }
 
 impl Request {
@@ -106,19 +128,20 @@ impl Request {
     /// # Errors
     /// When it has no header or no status: nothing can be answered.
     pub fn parse(memory: &Memory, chain: Chain) -> Result<Request, RingError> {
-        let Chain { head, mut readable, mut writable } = chain;
-        if len_of(&readable) < u64::from(HEADER_BYTES) || writable.is_empty() {
+        let mut request = Request { chain, ..Request::default() };
+        request.parse_chain(memory).map(|()| request)
+    }
+
+    /// Finds out what the chain asks for. In place, as nothing of it is moved then.
+    #[inline]
+    pub(crate) fn parse_chain(&mut self, memory: &Memory) -> Result<(), RingError> {
+        let Chain { extents, readable, .. } = &mut self.chain;
+        let readable = *readable;
+        if readable == extents.len() {
             return Err(RingError::NoHeader);
         }
-        let mut header = [0; HEADER_BYTES as usize];
-        let mut done = 0;
-        for (address, len) in &readable {
-            let n = (*len as usize).min(header.len() - done);
-            memory.read(*address, &mut header[done..done + n])?;
-            done += n;
-        }
-        drop_front(&mut readable, HEADER_BYTES);
-        let status = take_last(&mut writable);
+        let mut header = [0; HEADER_BYTES];
+        let behind_header = take_header(memory, &mut extents[..readable], &mut header)?;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = Sector(u64::from_le_bytes(sector));
         let (command, to_device) = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -130,8 +153,9 @@ impl Request {
             13 => (Ok(Command::WriteZeroes), true),
             _ => (Err(STATUS_UNSUPPORTED), true),
         };
-        let data = if to_device { readable } else { writable };
-        let bytes = len_of(&data);
+        split_last(extents);
+        let data = if to_device { behind_header..readable } else { readable..extents.len() - 1 };
+        let bytes = len_of(&extents[data.clone()]);
         let most = match command {
             Ok(Command::Read(_) | Command::Write(_)) => DATA_BYTES_MAX,
             Ok(Command::Discard | Command::WriteZeroes) => RANGES_MAX * RANGE_BYTES,
@@ -149,12 +173,32 @@ impl Request {
             }
             _ => Err(STATUS_IO_ERROR),
         });
-        let data_bytes = match command {
+        self.data_bytes = match command {
             Ok(Command::Flush) | Err(_) => 0,
             Ok(Command::GetId) => data_bytes.unwrap_or(0).min(ID_BYTES),
             Ok(_) => data_bytes.unwrap_or(0),
         };
-        Ok(Request { head, command, data_bytes, data, status })
+        self.command = command;
+        self.data = number(data.start)..number(data.end);
+        Ok(())
+    }
+
+    /// The chain's head.
+    #[inline]
+    pub fn head(&self) -> u16 {
+        self.chain.head
+    }
+
+    /// Where its data are in the guest's memory.
+    #[inline]
+    pub fn data(&self) -> &[Extent] {
+        &self.chain.extents[self.data.start as usize..self.data.end as usize]
+    }
+
+    /// Where its status goes: one byte.
+    #[inline]
+    pub fn status(&self) -> &Extent {
+        self.chain.extents.last().expect("there is that of the status")
     }
 
     /// The ranges of a discard or of a write of zeroes.
@@ -165,9 +209,9 @@ impl Request {
     pub(crate) fn ranges(&self, memory: &Memory) -> Result<Result<Vec<Range>, u8>, RingError> {
         let mut bytes = vec![0; self.data_bytes as usize];
         let mut done = 0;
-        for (address, len) in &self.data {
-            let n = (*len as usize).min(bytes.len() - done);
-            memory.read(*address, &mut bytes[done..done + n])?;
+        for extent in self.data() {
+            let n = (extent.len_bytes() as usize).min(bytes.len() - done);
+            memory.read_extent(extent, &mut bytes[done..done + n])?;
             done += n;
         }
         let allowed = if self.command == Ok(Command::WriteZeroes) { RANGE_UNMAP } else { 0 };
@@ -202,12 +246,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::Region;
     use crate::testing::{ram, region_at};
+    use block::ClientRegion;
 
     fn memory() -> Memory {
-        let region = ram(0x10_0000) as Arc<dyn Region>;
-        Memory::new(&[region_at(0, 0x10_0000)], vec![region]).unwrap()
+        let region = ram(0x300_0000) as Arc<dyn ClientRegion>;
+        Memory::new(&[region_at(0, 0x300_0000)], vec![region]).unwrap()
     }
 
     fn parse(kind: u32, sector: u64, readable: &[u32], writable: &[u32]) -> Request {
@@ -216,18 +260,40 @@ mod tests {
         header.extend([0; 4]);
         header.extend(sector.to_le_bytes());
         memory.write(0x1000, &header).unwrap();
-        let runs = |from: u64, lens: &[u32]| -> Runs {
-            let mut at = from;
-            lens.iter()
-                .map(|len| {
-                    let run = (at, *len);
-                    at += u64::from(*len);
-                    run
-                })
-                .collect()
+        let place = |from: u64, lens: &[u32]| -> Vec<(u64, u32)> {
+            let starts = lens.iter().scan(from, |at, len| {
+                let start = *at;
+                *at += u64::from(*len);
+                Some((start, *len))
+            });
+            starts.collect()
         };
-        let (readable, writable) = (runs(0x1000, readable), runs(0x8000, writable));
-        Request::parse(&memory, Chain { head: 7, readable, writable }).unwrap()
+        let (readable, writable) = (place(0x1000, readable), place(0x8000, writable));
+        Request::parse(&memory, chain(&memory, 7, &readable, &writable)).unwrap()
+    }
+
+    fn extents(memory: &Memory, runs: &[(u64, u32)]) -> Extents {
+        let mut all = Extents::new();
+        for &(address, len) in runs {
+            let push = |extent| {
+                all.push(extent);
+                Ok(())
+            };
+            memory.locate(address, len, push).unwrap();
+        }
+        all
+    }
+
+    fn chain(
+        memory: &Memory,
+        head: u16,
+        readable: &[(u64, u32)],
+        writable: &[(u64, u32)],
+    ) -> Chain {
+        let mut all = extents(memory, readable);
+        let readable = all.len();
+        all.extend(extents(memory, writable));
+        Chain { head, extents: all, readable }
     }
 
     #[test]
@@ -235,26 +301,25 @@ mod tests {
         for readable in [&[16, 512][..], &[528], &[3, 13, 500, 12], &[17, 511]] {
             let write = parse(1, 9, readable, &[1]);
             assert_eq!((write.command, write.data_bytes), (Ok(Command::Write(Sector(9))), 512));
-            assert_eq!(write.data[0].0, 0x1010);
-            assert_eq!(write.status, 0x8000);
+            assert_eq!(write.data()[0], Extent::of_test(0x1010, write.data()[0].len_bytes()));
+            assert_eq!(*write.status(), Extent::of_test(0x8000, 1));
         }
         for writable in [&[512, 1][..], &[513], &[500, 13]] {
             let read = parse(0, 9, &[16], writable);
             assert_eq!((read.command, read.data_bytes), (Ok(Command::Read(Sector(9))), 512));
-            assert_eq!((read.status, len_of(&read.data)), (0x8200, 512));
+            assert_eq!((*read.status(), len_of(read.data())), (Extent::of_test(0x8200, 1), 512));
         }
     }
 
     #[test]
     fn a_chain_without_header_or_status_can_not_be_answered() {
         let memory = memory();
-        let chain = |readable: &[(u64, u32)], writable: &[(u64, u32)]| {
-            let (readable, writable) = (readable.into(), writable.into());
-            Request::parse(&memory, Chain { head: 0, readable, writable })
+        let parse = |readable: &[(u64, u32)], writable: &[(u64, u32)]| {
+            Request::parse(&memory, chain(&memory, 0, readable, writable))
         };
-        assert_eq!(chain(&[(0, 15)], &[(64, 1)]), Err(RingError::NoHeader));
-        assert_eq!(chain(&[(0, 16)], &[]), Err(RingError::NoHeader));
-        assert_eq!(chain(&[], &[(64, 1)]), Err(RingError::NoHeader));
+        assert_eq!(parse(&[(0, 15)], &[(64, 1)]), Err(RingError::NoHeader));
+        assert_eq!(parse(&[(0, 16)], &[]), Err(RingError::NoHeader));
+        assert_eq!(parse(&[], &[(64, 1)]), Err(RingError::NoHeader));
     }
 
     #[test]

@@ -20,9 +20,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 
-use smallvec::SmallVec;
-
-use crate::memory::{AccessError, Memory, Run};
+use crate::memory::{AccessError, Extent, Extents, Memory, Run};
 use crate::message::RingAddresses;
 
 /// Largest size of a queue.
@@ -106,33 +104,44 @@ impl From<block::Status> for RingError {
     }
 }
 
-/// Runs of the guest's memory: address and length.
-pub type Runs = SmallVec<[(u64, u32); 4]>;
-
-/// A chain of descriptors that was checked: what the device reads, and what it writes.
+/// A chain of descriptors that was checked: what the device reads, and then what it writes. Where
+/// descriptors begin and end means nothing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     /// Its first descriptor, by which it is named in the used ring.
     pub head: u16,
-    /// What the guest has written.
-    pub readable: Runs,
-    /// Where the answer goes.
-    pub writable: Runs,
+    /// Where it lies in the memory.
+    pub(crate) extents: Extents,
+    /// So many of them, the first ones, has the guest written. The answer goes to the others.
+    pub(crate) readable: usize,
 }
 
 impl Chain {
+    /// What the guest has written.
+    pub fn readable(&self) -> &[Extent] {
+        &self.extents[..self.readable]
+    }
+
+    /// Where the answer goes.
+    pub fn writable(&self) -> &[Extent] {
+        &self.extents[self.readable..]
+    }
+
+    #[inline]
     fn push(&mut self, memory: &Memory, found: &Descriptor) -> Result<(), RingError> {
         if found.len == 0 {
             return Err(RingError::Empty);
         }
-        memory.check(found.address, u64::from(found.len))?;
-        let run = (found.address, found.len);
-        if found.flags & WRITABLE != 0 {
-            self.writable.push(run);
-        } else if self.writable.is_empty() {
-            self.readable.push(run);
-        } else {
+        let is_readable = found.flags & WRITABLE == 0;
+        if is_readable && self.readable != self.extents.len() {
             return Err(RingError::Order);
+        }
+        memory.locate(found.address, found.len, |extent| {
+            self.extents.push(extent);
+            Ok(())
+        })?;
+        if is_readable {
+            self.readable = self.extents.len();
         }
         Ok(())
     }
@@ -290,12 +299,26 @@ impl Ring {
         self.next.set(self.next.get().wrapping_add(1));
     }
 
-    /// The chain that begins at `head`.
+    /// Walks the chain that begins at `head`.
     ///
     /// # Errors
     /// VH-R1, VH-R2.
     pub fn chain(&self, memory: &Memory, head: u16) -> Result<Chain, RingError> {
-        let mut chain = Chain { head, ..Chain::default() };
+        let mut chain = Chain::default();
+        self.walk(memory, head, &mut chain).map(|()| chain)
+    }
+
+    /// The same, in place of what is in `chain`.
+    #[inline]
+    pub(crate) fn walk(
+        &self,
+        memory: &Memory,
+        head: u16,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        chain.head = head;
+        chain.extents.clear();
+        chain.readable = 0;
         let mut at = head;
         for _ in 0..self.size {
             if at >= self.size {
@@ -309,12 +332,11 @@ impl Ring {
                 if found.flags & HAS_NEXT != 0 {
                     return Err(RingError::Indirect);
                 }
-                walk_indirect(memory, &found, &mut chain)?;
-                return Ok(chain);
+                return walk_indirect(memory, &found, chain);
             }
             chain.push(memory, &found)?;
             if found.flags & HAS_NEXT == 0 {
-                return Ok(chain);
+                return Ok(());
             }
             at = found.next;
         }

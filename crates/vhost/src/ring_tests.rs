@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::memory::Region;
 use crate::testing::{USER_OFFSET, ram, region_at};
+use block::ClientRegion;
 
 pub(crate) const SIZE: u16 = 8;
 const DESCRIPTORS: u64 = 0x1000;
@@ -21,7 +21,7 @@ pub(crate) struct GuestRing {
 
 impl GuestRing {
     pub(crate) fn new() -> GuestRing {
-        let region = ram(MEMORY_BYTES) as Arc<dyn Region>;
+        let region = ram(MEMORY_BYTES) as Arc<dyn ClientRegion>;
         let memory = Memory::new(&[region_at(0, MEMORY_BYTES)], vec![region]).unwrap();
         GuestRing { memory, offered: Cell::new(0) }
     }
@@ -162,8 +162,19 @@ fn a_chain_has_what_is_readable_and_then_what_is_writable() {
     guest.descriptor(7, DATA + 64, 512, HAS_NEXT, 0);
     guest.descriptor(0, DATA + 4096, 1, WRITABLE, 99);
     let chain = guest.chain(2).unwrap();
-    assert_eq!(chain.readable[..], [(DATA, 16), (DATA + 64, 512)]);
-    assert_eq!((chain.head, &chain.writable[..]), (2, &[(DATA + 4096, 1)][..]));
+    let found = |address, len| {
+        let mut all = Extents::new();
+        guest
+            .memory
+            .locate(address, len, |extent| {
+                all.push(extent);
+                Ok(())
+            })
+            .unwrap();
+        all[0]
+    };
+    assert_eq!(chain.readable(), [found(DATA, 16), found(DATA + 64, 512)]);
+    assert_eq!((chain.head, chain.writable()), (2, &[found(DATA + 4096, 1)][..]));
 }
 
 #[test]
@@ -205,7 +216,7 @@ fn an_indirect_table_is_walked_as_the_queue_is() {
     guest.descriptor_in(TABLE, 0, DATA, 16, HAS_NEXT, 2);
     guest.descriptor_in(TABLE, 2, DATA + 64, 1, WRITABLE, 0);
     let chain = guest.chain(4).unwrap();
-    assert_eq!((chain.readable.len(), chain.writable.len()), (1, 1));
+    assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
     for (next, flags, error) in [
         (0, HAS_NEXT, RingError::TooLong),
         (3, HAS_NEXT, RingError::Descriptor(3)),

@@ -20,7 +20,7 @@ use crate::event_fd::EventFd;
 use crate::export::Export;
 use crate::figures::{Figures, Stats};
 use crate::inflight::Inflight;
-use crate::memory::{Memory, Region};
+use crate::memory::Memory;
 use crate::message::{Answer, RegionInfo, Request, config_change};
 use crate::queue::Queue;
 use crate::remote::{Place, RemoteQueues, Scope};
@@ -29,6 +29,7 @@ use crate::ring::{QUEUE_SIZE_MAX, RingError};
 use crate::server::{Server, ServerShared};
 use crate::share::Share;
 use crate::work;
+use block::ClientRegion;
 
 /// Opens an eventfd on the core on which it is called.
 pub type OpenEvent = Box<dyn FnOnce() -> Result<Rc<EventFd>, Error> + Send>;
@@ -37,7 +38,7 @@ pub type OpenEvent = Box<dyn FnOnce() -> Result<Rc<EventFd>, Error> + Send>;
 #[derive(Default)]
 pub struct Attachments {
     /// Mapped memory: of each region of a memory table in turn, or the notes of requests in flight.
-    pub regions: Vec<Arc<dyn Region>>,
+    pub regions: Vec<Arc<dyn ClientRegion>>,
     /// An eventfd.
     pub event: Option<OpenEvent>,
     /// The socket for requests to the front end.

@@ -11,12 +11,11 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use reactor::{BioFuture, discard, flush, loop_time, read, write, yield_now, zero_out};
-use smallvec::SmallVec;
 
 use crate::memory::Memory;
 use crate::queue::Queue;
 use crate::request::{Command, ID_BYTES, Range, Request, STATUS_IO_ERROR, STATUS_OK, status_of};
-use crate::ring::{Chain, Ring, RingError};
+use crate::ring::{Ring, RingError};
 use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
@@ -58,12 +57,12 @@ pub(crate) async fn run(session: Rc<Shared>, queue: Rc<Queue>, again: Vec<u16>) 
 async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Result<(), RingError> {
     for head in again {
         let (Some(ring), memory) = (queue.ring(), session.memory()) else { return Ok(()) };
-        let request = Request::parse(&memory, ring.chain(&memory, head)?)?;
+        let mut request = Request::parse(&memory, ring.chain(&memory, head)?)?;
         let bytes = request.data_bytes.into();
         if !session.admit(bytes) && !session.wait_for_budget(queue, bytes).await {
             return Ok(()); // it is noted as in flight
         }
-        issue(session, queue, &memory, request, false)?;
+        issue(session, queue, &memory, &mut request, false)?;
         queue.publish()?;
     }
     loop {
@@ -92,13 +91,9 @@ async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(),
         let Some(mut ring) = queue.ring() else { return Ok(()) };
         let mut memory = session.memory();
         ring.stop_kicks()?;
-        let mut chains = Chains::new();
+        let mut ahead = LookAhead::default();
         while goes_on() {
-            if chains.is_empty() {
-                look_ahead(&ring, &memory, &mut chains)?;
-            }
-            let Some(chain) = chains.pop() else { break };
-            let request = Request::parse(&memory, chain)?;
+            let Some(request) = ahead.next(&ring, &memory)? else { break };
             let bytes = request.data_bytes.into();
             taken += 1;
             let is_admitted = session.admit(bytes);
@@ -117,7 +112,7 @@ async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(),
                 // The front end may have moved the ring while this task waited.
                 let Some(now) = queue.ring() else { return Ok(()) };
                 (ring, memory) = (now, session.memory());
-                chains.clear();
+                ahead.forget();
             }
         }
         let Some(ring) = queue.ring() else { return Ok(()) };
@@ -130,40 +125,69 @@ async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(),
     Ok(())
 }
 
-/// Chains that are available, the next one last.
-type Chains = SmallVec<[Chain; LOOKED_AHEAD as usize]>;
+/// Requests whose chains were walked before their turn.
+#[derive(Default)]
+struct LookAhead {
+    requests: [Request; LOOKED_AHEAD as usize],
+    /// Those that are not taken.
+    left: std::ops::Range<usize>,
+}
 
-/// Walks the chains that come next, and begins to load their headers, which the guest's processor
-/// has stored: the loads of several take as long as that of one.
-fn look_ahead(ring: &Ring, memory: &Memory, chains: &mut Chains) -> Result<(), RingError> {
-    for further in 0..LOOKED_AHEAD {
-        let found = ring
-            .peek_behind(further)
-            .and_then(|head| head.map(|head| ring.chain(memory, head)).transpose());
-        let chain = match found {
-            // The ones before it are served first.
-            Err(_) if further > 0 => break,
-            found => found?,
-        };
-        let Some(chain) = chain else { break };
-        if let Some((header, _)) = chain.readable.first() {
-            memory.prefetch(*header);
+impl LookAhead {
+    /// The next request, if one is available. It stays here: nothing of it is moved before its
+    /// device takes longer.
+    #[inline]
+    fn next(&mut self, ring: &Ring, memory: &Memory) -> Result<Option<&mut Request>, RingError> {
+        if self.left.is_empty() {
+            self.fill(ring, memory)?;
         }
-        chains.push(chain);
+        let Some(nth) = self.left.next() else { return Ok(None) };
+        let request = &mut self.requests[nth];
+        request.parse_chain(memory).map(|()| Some(request))
     }
-    chains.reverse();
-    Ok(())
+
+    /// Walks the chains that come next, and begins to load their headers, which the guest's
+    /// processor has stored: the loads of several take as long as that of one. The status goes to
+    /// the same line, as a rule, which that processor gives up at once then.
+    fn fill(&mut self, ring: &Ring, memory: &Memory) -> Result<(), RingError> {
+        let mut found = 0;
+        for (further, request) in (0..LOOKED_AHEAD).zip(&mut self.requests) {
+            let chain = &mut request.chain;
+            let walked = ring
+                .peek_behind(further)
+                .and_then(|head| head.map(|head| ring.walk(memory, head, chain)).transpose());
+            match walked {
+                Ok(Some(())) => found += 1,
+                Ok(None) => break,
+                // The ones before it are served first.
+                Err(_) if further > 0 => break,
+                Err(e) => return Err(e),
+            }
+            if let (Some(header), Some(status)) = (chain.extents.first(), chain.extents.last()) {
+                memory.prefetch_to_store(status);
+                memory.prefetch(header);
+            }
+        }
+        self.left = 0..found;
+        Ok(())
+    }
+
+    /// Forgets the requests: the ring may be another one now.
+    fn forget(&mut self) {
+        self.left = 0..0;
+    }
 }
 
 /// Issues a request that was admitted; `is_new`: it is taken from the ring now.
+#[inline]
 fn issue(
     session: &Rc<Shared>,
     queue: &Rc<Queue>,
     memory: &Rc<Memory>,
-    request: Request,
+    request: &mut Request,
     is_new: bool,
 ) -> Result<(), RingError> {
-    if let Err(e) = queue.begin_request(request.head, is_new) {
+    if let Err(e) = queue.begin_request(request.head(), is_new) {
         session.release(request.data_bytes.into());
         return Err(e);
     }
@@ -176,29 +200,29 @@ fn issue(
 
 /// Starts a request. Many bios have ended when `submit` returns: they are answered at once. For
 /// each of the others a pooled task waits.
-fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: Request) {
-    let begun = loop_time();
+#[inline]
+fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: &mut Request) {
     let dev = &session.device;
     let (mut data, bytes) = (Data::Own(Bufs::new()), request.data_bytes as usize);
     // Several are shown to the guest together, and it is told of them.
-    let end = |data: &Data, status| {
-        finish(session, queue, memory, &request, data, status);
+    let end = |request: &Request, data: &Data, status| {
+        finish(session, queue, memory, request, data, status);
         session.fail_on(queue, queue.publish_some());
     };
     let command = match request.command {
         Ok(command) => command,
-        Err(status) => return end(&data, status),
+        Err(status) => return end(request, &data, status),
     };
     let writes = matches!(command, Command::Write(_) | Command::Discard | Command::WriteZeroes);
     if writes && session.is_read_only() {
-        return end(&data, STATUS_IO_ERROR);
+        return end(request, &data, STATUS_IO_ERROR);
     }
     let bio = match command {
         Command::Read(at) | Command::Write(at) if !lies_on(dev, at, bytes) => {
-            return end(&data, STATUS_IO_ERROR);
+            return end(request, &data, STATUS_IO_ERROR);
         }
         Command::Read(at) => {
-            let bufs = lend(session, memory, &request).map(|bufs| (Data::Lent, bufs));
+            let bufs = lend(session, memory, request).map(|bufs| (Data::Lent, bufs));
             let bufs = bufs.unwrap_or_else(|| {
                 let own = Bufs::from(Buf::alloc(bytes));
                 (Data::Own(own.clone()), own)
@@ -207,14 +231,14 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
             Some(read(dev, Class::Foreground, at, bufs.1))
         }
         Command::Write(at) => {
-            let bufs = if let Some(bufs) = lend(session, memory, &request) {
+            let bufs = if let Some(bufs) = lend(session, memory, request) {
                 data = Data::Lent;
                 bufs
             } else {
                 let own = Bufs::from(Buf::alloc(bytes));
-                if let Err(e) = memory.gather(request.data.iter().copied(), &own) {
+                if let Err(e) = memory.gather(request.data(), &own) {
                     session.fail(format!("queue {}: {e}", queue.number));
-                    return end(&data, STATUS_IO_ERROR);
+                    return end(request, &data, STATUS_IO_ERROR);
                 }
                 own
             };
@@ -230,25 +254,30 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
             let name = session.name();
             let len = name.len().min(id.len());
             id[..len].copy_from_slice(&name.as_bytes()[..len]);
-            return end(&Data::Own(Buf::copy_of(&id[..bytes]).into()), STATUS_OK);
+            return end(request, &Data::Own(Buf::copy_of(&id[..bytes]).into()), STATUS_OK);
         }
         Command::Discard | Command::WriteZeroes => None,
     };
-    if let Some(done) = bio.as_ref().and_then(BioFuture::outcome) {
-        if let Some(op) = op_of(command) {
-            let requests = &queue.ended_at_once[op as usize];
-            requests.set(requests.get() + 1);
+    let bio = match bio.map(BioFuture::into_outcome) {
+        Some(Ok(done)) => {
+            if let Some(op) = op_of(command) {
+                let requests = &queue.ended_at_once[op as usize];
+                requests.set(requests.get() + 1);
+            }
+            return end(request, &data, status_of(done));
         }
-        return end(&data, status_of(done));
-    }
+        Some(Err(bio)) => Some(bio),
+        None => None,
+    };
+    let (begun, request) = (loop_time(), std::mem::take(request));
     let (of_session, queue, memory) = (session.clone(), queue.clone(), memory.clone());
     session.server.jobs.push(Job { session: of_session, queue, request, memory, data, begun, bio });
 }
 
 /// The guest's memory as the data of a bio, if the device takes it.
-#[inline]
+#[inline(always)]
 fn lend(session: &Shared, memory: &Memory, request: &Request) -> Option<Bufs> {
-    session.device.takes_client_memory().then(|| memory.lend(&request.data)).flatten()
+    session.device.takes_client_memory().then(|| memory.lend(request.data())).flatten()
 }
 
 fn lies_on(dev: &dyn BlockDevice, at: Sector, bytes: usize) -> bool {
@@ -354,7 +383,7 @@ fn finish(
     }
     session.count(request, status);
     session.release(request.data_bytes.into());
-    queue.end_request(request.head);
+    queue.end_request(request.head());
 }
 
 fn answer(
@@ -371,14 +400,14 @@ fn answer(
         written += request.data_bytes;
     }
     match data {
-        Data::Lent => memory.check_lent(&request.data, !is_ok)?,
+        Data::Lent => memory.check_lent(request.data(), !is_ok)?,
         Data::Own(own) if is_ok && returns_data => {
-            memory.scatter(request.data.iter().copied(), own)?;
+            memory.scatter(request.data(), own)?;
         }
         Data::Own(_) => {}
     }
-    memory.write(request.status, &[status])?;
-    queue.put_used(request.head, written)
+    memory.write_extent(request.status(), &[status])?;
+    queue.put_used(request.head(), written)
 }
 
 /// Tells the guest about used requests, as often as it wants, until the queue stops.

@@ -125,8 +125,9 @@ impl MappedDevice {
 
 impl Base for MappedDevice {
     /// Checks again: the table may have changed since the mapping above was made.
-    fn submit_at(&self, sector: Sector, bio: Bio) {
-        self.submit(Bio { sector, ..bio });
+    fn submit_at(&self, sector: Sector, mut bio: Bio) {
+        bio.sector = sector;
+        self.submit(bio);
     }
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {

@@ -8,13 +8,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use block::latency::Latencies;
-use block::{BlockDevice, ClientMemory, CoreId, Error, Slice, Status};
+use block::{BlockDevice, ClientRegion, CoreId, Error};
 use dm::{Opened, ReadOnly};
 use reactor::spawn;
 use rustix::net::{Shutdown, shutdown};
 use uring::{GuestMemory, RemoteEnd};
 use vhost::control::{Connection, Core, Descriptors, Message, ServiceEnd, serve};
-use vhost::memory::Region;
 use vhost::message::{Answer, Request};
 use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
 
@@ -162,52 +161,6 @@ impl Export for ReplicaExport {
     }
 }
 
-/// Memory of a guest, for all cores.
-#[derive(Debug)]
-struct GuestRegion(Arc<GuestMemory>);
-
-impl Region for GuestRegion {
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
-    }
-
-    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.0.read(at, out)
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        self.0.write(at, bytes)
-    }
-
-    fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
-        self.0.read_to(at, to)
-    }
-
-    fn write_from(&self, at: u64, from: &Slice) -> Result<(), Status> {
-        self.0.write_from(at, from)
-    }
-
-    fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        self.0.load_u16(at)
-    }
-
-    fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        self.0.store_u16(at, value)
-    }
-
-    fn check(&self, at: u64, len: u64) -> Result<(), Status> {
-        self.0.check(at, usize::try_from(len).expect("within the memory"))
-    }
-
-    fn prefetch(&self, at: u64) {
-        self.0.prefetch(at);
-    }
-
-    fn client_memory(self: Arc<Self>) -> Option<ClientMemory> {
-        Some(self.0.client_memory())
-    }
-}
-
 fn ending() -> Error {
     Error::not_found("the daemon is shutting down")
 }
@@ -275,7 +228,7 @@ impl Core for Core0 {
             let Some(door) = super::door() else { return };
             let Some(client) = door.client(number) else { return };
             let Descriptors { regions, event, channel } = descriptors;
-            let region = |memory| Arc::new(GuestRegion(Arc::new(memory))) as Arc<dyn Region>;
+            let region = |memory| Arc::new(memory) as Arc<dyn ClientRegion>;
             let attachments = Attachments {
                 regions: regions.into_iter().map(region).collect(),
                 event: event.map(opener),

@@ -14,9 +14,9 @@ use block::Ram;
 use sim::Rng;
 
 use crate::inflight::bytes_for;
-use crate::memory::Region;
 use crate::message::{InflightInfo, RingAddresses};
 use crate::testing::{TestEvent, USER_OFFSET, ram};
+use block::ClientRegion;
 
 pub(super) const SECTORS: u64 = 64;
 pub(super) const QUEUES: u16 = 2;
@@ -125,7 +125,7 @@ impl Guest {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
-        Region::write(&*self.memory, at, bytes).expect("an array");
+        ClientRegion::write(&*self.memory, at, bytes).expect("an array");
     }
 
     /// The index from which the front end lets a queue go on: it knows that of the used ring only.
@@ -249,7 +249,7 @@ impl Guest {
         let (base, nth) = (place(queue), u64::from(slot));
         let mut status = [0xff];
         let at = base + HEADERS + nth * HEADER_BYTES + STATUS;
-        Region::read(&*self.memory, at, &mut status).expect("an array");
+        ClientRegion::read(&*self.memory, at, &mut status).expect("an array");
         if status != [0] {
             return Err(format!("status {}: {begun:?}", status[0]));
         }
@@ -264,7 +264,7 @@ impl Guest {
                 READ => {
                     let mut got = [0; 512];
                     let at = base + DATA + nth * DATA_BYTES + nth_sector * 512;
-                    Region::read(&*self.memory, at, &mut got).expect("an array");
+                    ClientRegion::read(&*self.memory, at, &mut got).expect("an array");
                     if promised.is_some_and(|stamp| got[..] != stamped(stamp)) {
                         let got = &got[..8];
                         return Err(format!("sector {sector}: {got:?}, {promised:?} was promised"));

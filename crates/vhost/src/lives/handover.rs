@@ -21,11 +21,11 @@ use super::guest::{Guest, SECTORS};
 use super::{DEVICE, Disks, Kill, LIVES, Life, Mapped, TestExport, Variant, live, places};
 use crate::connection::Connection;
 use crate::event_fd::EventFd;
-use crate::memory::Region;
 use crate::message::Request;
 use crate::server::Server;
 use crate::session::{Attachments, OpenEvent, Session};
 use crate::testing::TestEvent;
+use block::ClientRegion;
 
 /// What comes with a message, in the place of a descriptor.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Process {
             match descriptor {
                 Descriptor::Memory(memory) => {
                     let mapped = Mapped { memory, life: self.life.clone() };
-                    all.regions.push(Arc::new(mapped) as Arc<dyn Region>);
+                    all.regions.push(Arc::new(mapped) as Arc<dyn ClientRegion>);
                 }
                 Descriptor::Event(event) => {
                     let open: OpenEvent = Box::new(move || Ok(EventFd::of_test(event)));

@@ -21,12 +21,12 @@ use self::guest::{Guest, MEMORY_BYTES, QUEUES, SECTORS, SIZE, addresses, infligh
 use self::handover::{Descriptor, Handovers, Process, hand_over_at_times};
 use crate::config::feature;
 use crate::export::Export;
-use crate::memory::Region;
 use crate::message;
 use crate::message::Request;
 use crate::remote::Place;
 use crate::server::Server;
 use crate::testing::{TestEvent, region_at};
+use block::ClientRegion;
 
 const LIVES: usize = 4;
 /// Requests in flight, fewer than there are slots.
@@ -78,17 +78,17 @@ struct Mapped {
     life: Arc<Life>,
 }
 
-impl Region for Mapped {
+impl ClientRegion for Mapped {
     fn len_bytes(&self) -> u64 {
         self.memory.len_bytes()
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        Region::read(&*self.memory, at, out)
+        ClientRegion::read(&*self.memory, at, out)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
-        if self.life.store() { Region::write(&*self.memory, at, bytes) } else { Ok(()) }
+        if self.life.store() { ClientRegion::write(&*self.memory, at, bytes) } else { Ok(()) }
     }
 
     fn read_to(&self, at: u64, to: &Slice) -> Result<(), Status> {
@@ -114,6 +114,8 @@ impl Region for Mapped {
     }
 
     fn prefetch(&self, _: u64) {}
+
+    fn prefetch_to_store(&self, _: u64) {}
 
     /// The disk stores there itself. What it has of a process that died ends before the next one
     /// begins: that one waits for the locks of its leaves.

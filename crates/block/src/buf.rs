@@ -298,7 +298,7 @@ impl Buf {
     }
 
     /// A part of the buffer; panics when `range` is empty or beyond the end.
-    #[inline]
+    #[inline(always)]
     pub fn slice(&self, range: Range<usize>) -> Slice {
         Slice::from(self.clone()).cut(range)
     }
@@ -491,7 +491,7 @@ impl Slice {
         self.clone().cut(range)
     }
 
-    #[inline]
+    #[inline(always)]
     fn cut(mut self, range: Range<usize>) -> Slice {
         if range.start >= range.end || range.end > self.len() {
             outside(range.start, range.end, self.len());

@@ -14,10 +14,11 @@ use slab::Slab;
 
 use crate::call::Calls;
 use crate::core_local::CoreLocals;
-use crate::driver::{Driver, Event, FileId, Msg, OpResult, Sqe};
+use crate::driver::{Driver, Event, FileId, Found, Msg, OpResult, Sqe};
 use crate::exports::{Export, Exports};
 use crate::op_table::OpTable;
 use crate::outbox::Outbox;
+use crate::pollers::Pollers;
 use crate::shared_memory::SharedMemoryStore;
 use crate::timers::Timers;
 
@@ -85,7 +86,8 @@ enum LoopTime {
 
 pub(crate) struct Core {
     pub(crate) id: CoreId,
-    driver: RefCell<Box<dyn Driver>>,
+    pub(crate) driver: RefCell<Box<dyn Driver>>,
+    pub(crate) pollers: RefCell<Pollers>,
     loop_time: Cell<LoopTime>,
     pub(crate) ops: RefCell<OpTable>,
     pub(crate) sq: RefCell<Vec<Sqe>>,
@@ -331,6 +333,38 @@ impl CoreRef {
         }
     }
 
+    /// Whether a task waits for a poller.
+    pub fn has_pollers(&self) -> bool {
+        !self.0.pollers.borrow().is_empty()
+    }
+
+    /// Wakes the tasks of pollers that are ready. Returns whether there were any.
+    pub fn wake_ready(&self) -> bool {
+        self.make_current();
+        self.0.pollers.borrow_mut().wake_ready()
+    }
+
+    /// Wakes the tasks of all pollers: the core is about to sleep.
+    pub fn end_pollers(&self) {
+        self.make_current();
+        self.0.pollers.borrow_mut().end();
+    }
+
+    /// Looks for events and ready pollers before a sleep, and wakes the tasks of pollers.
+    fn poll_awake(&self, deadline: Option<Nanos>) -> Found {
+        if deadline == Some(Nanos::ZERO) {
+            self.wake_ready();
+            return Found::Event; // tasks are ready: it does not sleep
+        }
+        let is_ready = || self.0.pollers.borrow().has_ready();
+        let found = self.0.driver.borrow_mut().poll(deadline, &is_ready);
+        match found {
+            Found::Event | Found::Ready => drop(self.wake_ready()),
+            Found::Nothing => self.end_pollers(),
+        }
+        found
+    }
+
     /// Ends an op of this core, which is the current one.
     fn finish(&self, key: OpKey, result: OpResult) {
         let ended = self.0.ops.borrow_mut().end(key, result);
@@ -370,6 +404,7 @@ impl Reactor {
         let core = CoreRef(Rc::new(Core {
             id,
             driver: RefCell::new(driver),
+            pollers: RefCell::default(),
             loop_time: Cell::new(LoopTime::NotRunning),
             ops: RefCell::default(),
             sq: RefCell::default(),
@@ -436,7 +471,18 @@ impl Reactor {
                 return true;
             }
             core.flush_sq();
-            let deadline = if core.ready() > 0 { Some(Nanos::ZERO) } else { core.next_timer() };
+            let mut deadline = if core.ready() > 0 { Some(Nanos::ZERO) } else { core.next_timer() };
+            if core.has_pollers() {
+                match core.poll_awake(deadline) {
+                    Found::Event => deadline = Some(Nanos::ZERO),
+                    // The tasks of pollers go on. Nobody has to be asked for events.
+                    Found::Ready | Found::Nothing => {
+                        core.0.loop_time.set(LoopTime::Unknown);
+                        core.fire_timers();
+                        continue;
+                    }
+                }
+            }
             let reachable =
                 || !core.0.exports.borrow().is_empty() || core.0.driver.borrow().expects_calls();
             if deadline.is_none() && core.idle() && !reachable() {
@@ -471,6 +517,7 @@ impl Drop for Reactor {
         drop(core.tasks.take());
         drop(core.run_queue.take());
         drop(core.timers.take());
+        drop(core.pollers.take());
         drop(core.sq.take());
         drop(core.exports.take());
         drop(core.locals.take());

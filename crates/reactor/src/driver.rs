@@ -157,6 +157,17 @@ pub enum Event {
     Msg(Msg),
 }
 
+/// What a driver that polls has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// `park` has something to return at once.
+    Event,
+    /// A poller is ready.
+    Ready,
+    /// Nothing in as much time as a poll may take now. A `park` that follows sleeps at once.
+    Nothing,
+}
+
 /// The only door to the world. Called once a batch, so engines stay concrete code.
 ///
 /// Every submitted [`Sqe`] yields exactly one [`Event::Cqe`], at a later `park`, never inside
@@ -185,6 +196,15 @@ pub trait Driver {
     /// Waits until something has happened or `deadline` has come, and appends what happened. A
     /// deadline in the past only collects.
     fn park(&mut self, deadline: Option<Nanos>, out: &mut Vec<Event>);
+    /// Whether it would poll now before it sleeps.
+    fn polls(&self) -> bool {
+        false
+    }
+    /// Has what was submitted begin, and looks for events awake, as long as that pays, until
+    /// `deadline` at most. Between the looks it calls `is_ready`.
+    fn poll(&mut self, _deadline: Option<Nanos>, _is_ready: &dyn Fn() -> bool) -> Found {
+        Found::Nothing
+    }
     /// Has what was submitted begin now, and not at the next `park`. It waits for nothing.
     fn begin(&mut self) {}
     /// Random bits: seeded under simulation, the system's otherwise.

@@ -158,7 +158,7 @@ pub fn push_bio(done: Completion, file: FileId, what: SqeOp) {
 }
 
 /// Submits a bio to `dev` and returns the future of its outcome.
-#[inline]
+#[inline(always)]
 pub fn io(
     dev: &dyn BlockDevice,
     op: Op,
@@ -171,7 +171,7 @@ pub fn io(
 }
 
 /// As [`io`], with an opener.
-#[inline]
+#[inline(always)]
 pub fn io_by(
     opener: Opener,
     dev: &dyn BlockDevice,

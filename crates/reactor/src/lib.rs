@@ -31,6 +31,8 @@ mod group_commit;
 mod io;
 mod op_table;
 mod outbox;
+mod poller;
+mod pollers;
 mod quiesce;
 mod remote;
 mod shared_memory;
@@ -45,7 +47,7 @@ pub use crate::core::{
     now, post, random, set_memory, spawn, turn_is_over, unexport,
 };
 pub use core_local::CoreLocal;
-pub use driver::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+pub use driver::{Driver, Event, FileId, Found, Msg, OpResult, Sqe, SqeOp};
 pub use exports::Export;
 pub use fan_out::complete_after;
 pub use group_commit::GroupCommit;
@@ -54,6 +56,7 @@ pub use io::{
     watched, write, write_zeroes, zero_out,
 };
 pub use op_table::OnDone;
+pub use pollers::Poller;
 pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::{Remote, SharedDeviceName};
 pub use shared_memory::{

@@ -54,6 +54,7 @@ impl OpTable {
         self.0.is_empty()
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, slot: Slot) -> OpKey {
         OpKey(u32::try_from(self.0.insert(slot)).expect("fewer than 2^32 requests in flight"))
     }

@@ -41,6 +41,9 @@ impl Driver for Sim {
     fn random(&mut self) -> u64 {
         self.world.borrow_mut().rng.next_u64()
     }
+    fn polls(&self) -> bool {
+        self.world.borrow().swarm().polls
+    }
 }
 
 /// Why [`Machine::run`] returned.
@@ -106,6 +109,7 @@ impl Machine {
             if self.world.borrow().cut_is_due() {
                 return RunEnd::PowerCut;
             }
+            self.look();
             let ready: usize = self.alive().map(|r| r.core().ready()).sum();
             if ready > 0 && !self.preempted() {
                 self.poll(ready);
@@ -113,8 +117,11 @@ impl Machine {
                 assert!(polls_in_place < POLLS_IN_PLACE_MAX, "livelock: the clock stands still");
                 continue;
             }
-            if !self.next_event(ready > 0) {
+            if !self.next_event(ready > 0) && !self.end_pollers(1000) {
                 return RunEnd::Idle;
+            }
+            if ready == 0 {
+                self.end_pollers(300);
             }
             let now = self.world.borrow().now();
             if now != stood_at {
@@ -132,6 +139,28 @@ impl Machine {
     pub fn kill_process(&mut self, core: u16) {
         drop(self.reactors[usize::from(core)].take());
         self.world.borrow_mut().kill_process(CoreId(core));
+    }
+
+    /// Cores that are awake look at their pollers, at times.
+    fn look(&self) {
+        for core in self.alive().map(Reactor::core).filter(|core| core.has_pollers()) {
+            if self.world.borrow_mut().rng.chance_per_mille(300) {
+                core.wake_ready();
+            }
+        }
+    }
+
+    /// Cores that have polled in vain are about to sleep, each with this chance. Returns whether
+    /// one is.
+    fn end_pollers(&self, per_mille: u32) -> bool {
+        let mut has_ended = false;
+        for core in self.alive().map(Reactor::core).filter(|core| core.has_pollers()) {
+            if self.world.borrow_mut().rng.chance_per_mille(per_mille) {
+                core.end_pollers();
+                has_ended = true;
+            }
+        }
+        has_ended
     }
 
     /// Whether the next event is delivered although a task could run.

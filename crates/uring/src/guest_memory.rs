@@ -159,6 +159,11 @@ impl ClientRegion for GuestMemory {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
         let (from, range) = self.place(at, out.len());
         match self.words(from, out.len()) {
+            // A descriptor, or a header.
+            Words::Of8([first, second]) => {
+                out[..8].copy_from_slice(&first.load(Ordering::Relaxed).to_le().to_le_bytes());
+                out[8..].copy_from_slice(&second.load(Ordering::Relaxed).to_le().to_le_bytes());
+            }
             Words::Byte(byte) => out[0] = byte.load(Ordering::Relaxed),
             Words::Of8(words) => {
                 for (out, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words) {

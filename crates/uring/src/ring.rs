@@ -15,14 +15,14 @@ use std::time::Instant;
 
 use block::{CoreId, Error, ErrorKind, Nanos, OpKey, Status};
 use io_uring::{IoUring, opcode, squeue, types};
-use reactor::{Driver, Event, FileId, Msg, OpResult, Sqe, SqeOp};
+use reactor::{Driver, Event, FileId, Found, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
 use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
 use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
-use crate::poll::{PollTime, cpu_time, polls};
+use crate::poll::{PollTime, polls};
 use crate::request::{Outcome, Request, Vectors};
 use crate::ring_timeout::{RingTimeout, TIMEOUT, timespec};
 use crate::setup;
@@ -30,6 +30,9 @@ use crate::sleep_check::SleepCheck;
 use crate::socket;
 use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
+use sleep::Waited;
+
+mod sleep;
 
 /// Kernel threads for requests that may block: enough, so that a file that does not answer leaves
 /// some for others. The default, four per processor, is less than one client may have in flight.
@@ -69,6 +72,8 @@ pub(crate) struct Shared {
     busy: bool,
     sleep_check: SleepCheck,
     poll_time: PollTime,
+    /// It has polled since then and found nothing: the next sleep begins at once.
+    has_polled: Option<Nanos>,
     /// The driver is being dropped: nothing is retried.
     ending: bool,
 }
@@ -113,6 +118,7 @@ impl Uring {
             busy: false,
             sleep_check: SleepCheck::default(),
             poll_time: PollTime::default(),
+            has_polled: None,
             ending: false,
         };
         let shared = Rc::new(RefCell::new(shared));
@@ -133,64 +139,6 @@ impl Uring {
     fn mailbox(&self) -> &Mailbox {
         &self.mailboxes[usize::from(self.id.0)]
     }
-
-    /// How long a sleep may take, for a deadline: zero when it has come, none when the
-    /// timeout of the ring ends the sleep.
-    fn left(&self, shared: &mut Shared, deadline: Nanos) -> Option<Nanos> {
-        if deadline == Nanos::ZERO {
-            return Some(deadline);
-        }
-        if shared.timeout.ends_by(deadline) {
-            return None;
-        }
-        let left = deadline.saturating_sub(self.now());
-        let is_set = shared.timeout.set(&mut shared.ring, deadline, left);
-        (!is_set).then_some(left)
-    }
-
-    /// Waits for an event for `left`, at first awake if that pays. Returns how long that was, where
-    /// cores may poll.
-    fn sleep(&self, shared: &mut Shared, mut left: Option<Nanos>) -> Option<Waited> {
-        let start = polls().then(|| self.now());
-        let mut has_events = false;
-        if let Some(start) = start {
-            has_events = self.poll(shared, start, left);
-            left = left.map(|left| left.saturating_sub(self.now().saturating_sub(start)));
-        }
-        let has_slept = !has_events && self.mailbox().begin_sleep();
-        if has_slept {
-            shared.wakeup.arm(&mut shared.ring);
-            shared.sleep(left, || self.now());
-            self.mailbox().end_sleep();
-        }
-        start.map(|start| Waited { time: self.now().saturating_sub(start), has_slept })
-    }
-
-    /// Looks for events as long as that pays, at most until `left` has passed since `start`.
-    /// Returns whether there are any.
-    fn poll(&self, shared: &mut Shared, start: Nanos, left: Option<Nanos>) -> bool {
-        let time = shared.poll_time.next();
-        let time = left.map_or(time, |left| left.min(time));
-        if time == Nanos::ZERO {
-            return false;
-        }
-        shared.wait(Some(Nanos::ZERO));
-        loop {
-            if self.mailbox().has_mail() || shared.has_completions() {
-                return true;
-            }
-            if self.now().saturating_sub(start) >= time {
-                return false;
-            }
-            std::hint::spin_loop();
-        }
-    }
-}
-
-/// How long a core has waited for an event.
-struct Waited {
-    time: Nanos,
-    has_slept: bool,
 }
 
 /// The latest read and write of a batch, by their slots: the next ones may be their neighbours.
@@ -378,27 +326,6 @@ impl Shared {
         }
     }
 
-    /// Waits for an event. Some waits are measured.
-    fn sleep(&mut self, left: Option<Nanos>, now: impl Fn() -> Nanos) {
-        if !self.poll_time.measures_next_sleep() {
-            return self.wait(left);
-        }
-        // What is submitted is not a part of the sleep.
-        self.wait(Some(Nanos::ZERO));
-        let (begun, cpu) = (now(), cpu_time());
-        self.wait(left);
-        let cpu = cpu_time().saturating_sub(cpu);
-        self.poll_time.measured(cpu, now().saturating_sub(begun));
-    }
-
-    /// Whether there are completions to reap. Asks the kernel only if it has some to deliver.
-    fn has_completions(&mut self) -> bool {
-        if self.ring.submission().taskrun() {
-            self.wait(Some(Nanos::ZERO));
-        }
-        !self.ring.completion().is_empty()
-    }
-
     /// Takes all completions.
     fn reap(&mut self) {
         loop {
@@ -487,6 +414,7 @@ impl Driver for Uring {
         let shared = &mut *self.shared.borrow_mut();
         let mailbox = &self.mailboxes[usize::from(self.id.0)];
         let had_work = std::mem::take(&mut shared.busy);
+        let polled = shared.has_polled.take();
         let submits = !shared.ring.submission().is_empty();
         let left = match shared.ready.is_empty() && !mailbox.has_mail() {
             true => deadline.and_then(|time| self.left(shared, time)),
@@ -497,7 +425,7 @@ impl Driver for Uring {
         if checks || left == Some(Nanos::ZERO) {
             shared.wait(Some(Nanos::ZERO));
         } else {
-            waited = self.sleep(shared, left);
+            waited = self.sleep(shared, left, polled);
         }
         shared.reap();
         shared.fill();
@@ -517,6 +445,14 @@ impl Driver for Uring {
         }
         mailbox.take(&mut self.messages);
         out.extend(self.messages.drain(..).map(Event::Msg));
+    }
+
+    fn polls(&self) -> bool {
+        polls() && self.shared.borrow().poll_time.next() > Nanos::ZERO
+    }
+
+    fn poll(&mut self, deadline: Option<Nanos>, is_ready: &dyn Fn() -> bool) -> Found {
+        self.poll_awake(deadline, is_ready)
     }
 
     fn begin(&mut self) {

@@ -36,6 +36,8 @@ const INDEX_AT: u64 = 2;
 /// Descriptors of an indirect table that are copied at once: those of a request with up to six runs
 /// of data.
 const TABLE_AT_ONCE: usize = 8;
+/// A guest that has not wanted to be told of so many requests polls. Chosen.
+const SLEEPS_REQUESTS: u16 = 1024;
 /// Either flag of a ring: the other side need not be told.
 const NO_EVENTS: u16 = 1;
 
@@ -184,6 +186,8 @@ pub struct Ring {
     published: Cell<u16>,
     /// The used index when it was last looked whether the guest wants to be told.
     told_at: Cell<u16>,
+    /// The used index when it wanted that last; `None`: not for long.
+    wanted_at: Cell<Option<u16>>,
 }
 
 impl Ring {
@@ -226,6 +230,7 @@ impl Ring {
             used_idx: Cell::new(used_idx),
             published: Cell::new(used_idx),
             told_at: Cell::new(used_idx),
+            wanted_at: Cell::new(None),
         })
     }
 
@@ -410,7 +415,25 @@ impl Ring {
         wants
     }
 
+    /// Whether the guest sleeps at times, as it waits: it wanted to be told lately. Else it polls.
+    pub fn guest_sleeps(&self) -> bool {
+        let since = |at| self.published.get().wrapping_sub(at);
+        let is_recent = self.wanted_at.get().is_some_and(|at| since(at) < SLEEPS_REQUESTS);
+        if !is_recent {
+            self.wanted_at.set(None); // the index comes round
+        }
+        is_recent
+    }
+
     fn is_asked_for_call(&self) -> Result<bool, RingError> {
+        let is_asked = self.load_wish()?;
+        if is_asked {
+            self.wanted_at.set(Some(self.published.get()));
+        }
+        Ok(is_asked)
+    }
+
+    fn load_wish(&self) -> Result<bool, RingError> {
         let (old, new) = (self.told_at.get(), self.published.get());
         if !self.has_event_idx {
             let flags = self.available.region.load_u16(self.available.at)?;

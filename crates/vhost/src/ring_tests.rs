@@ -287,3 +287,24 @@ fn kicks_are_asked_for_after_the_last_entry_taken() {
     ring.ask_for_kicks().unwrap();
     assert_eq!(guest.load(USED + 4 + u64::from(SIZE) * 8), 3);
 }
+
+#[test]
+fn a_guest_that_has_long_wanted_no_call_polls() {
+    let event = AVAILABLE + 4 + u64::from(SIZE) * 2;
+    let guest = GuestRing::new();
+    let ring = guest.ring(0, true);
+    let answer = |requests: u32| {
+        for _ in 0..requests {
+            ring.put_used(0, 1).unwrap();
+            ring.publish().unwrap();
+        }
+        ring.wants_call().unwrap()
+    };
+    assert!(!ring.guest_sleeps(), "it has wanted none yet");
+    assert!(answer(1) && ring.guest_sleeps());
+    guest.store(event, 0);
+    assert!(!answer(SLEEPS_REQUESTS.into()) && !ring.guest_sleeps());
+    let all = u32::from(u16::MAX) + 1;
+    guest.store(event, ring.used_idx().wrapping_sub(9));
+    assert!(!answer(all - u32::from(SLEEPS_REQUESTS)) && !ring.guest_sleeps(), "it came round");
+}

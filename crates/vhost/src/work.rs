@@ -10,9 +10,9 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
-use reactor::{BioFuture, discard, flush, loop_time, read, write, yield_now, zero_out};
+use reactor::{BioFuture, Poller, discard, flush, io, loop_time, yield_now, zero_out};
 
-use crate::memory::Memory;
+use crate::memory::{AccessError, Memory};
 use crate::queue::Queue;
 use crate::request::{Command, ID_BYTES, Range, Request, STATUS_IO_ERROR, STATUS_OK, status_of};
 use crate::ring::{Ring, RingError};
@@ -20,6 +20,8 @@ use crate::session::Shared;
 
 /// Requests taken from a queue before others get a turn.
 const TAKEN_AT_ONCE: usize = 128;
+/// Requests at once that are few: their guest can't be kept awake.
+const FEW: usize = 4;
 /// Chains that are walked before the first of them is served. Chosen; no other number was tried.
 const LOOKED_AHEAD: u16 = 4;
 
@@ -65,8 +67,23 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
         issue(session, queue, &memory, &mut request, false)?;
         queue.publish()?;
     }
+    let poller = Poller::new({
+        let (session, queue) = (session.clone(), queue.clone());
+        move || queue.is_stopping.get() || queue.enabled.get() && has_next(&session, &queue)
+    });
     loop {
-        take_all(session, queue).await?;
+        let taken = take_all(session, queue).await?;
+        if queue.is_stopping.get() {
+            return Ok(());
+        }
+        // While this core is awake the guest need not kick. But one that sleeps is kept awake by
+        // that, if it has many requests: as it has kicked, it finds the first answers. Without
+        // kicks it slept after each batch (docs/decisions/0052-pollers.md).
+        let looks = |ring: Rc<Ring>| taken < FEW || !ring.guest_sleeps();
+        let looks = queue.ring().is_some_and(looks);
+        if looks && poller.wait().await || ask_for_kicks(session, queue)? {
+            continue;
+        }
         let kick = queue.kick.borrow().clone();
         let Some(kick) = kick.filter(|_| !queue.is_stopping.get()) else { return Ok(()) };
         if !kick.wait().await {
@@ -75,54 +92,62 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
     }
 }
 
-/// Takes all available requests. Returns when the guest was asked to kick, and when the queue stops
-/// or is disabled.
-async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingError> {
+/// Whether there is a request to take, or an error to find.
+fn has_next(session: &Shared, queue: &Queue) -> bool {
+    !session.has_failed() && queue.ring().is_some_and(|ring| ring.peek() != Ok(None))
+}
+
+/// Asks the guest to kick when it has more requests. Returns whether it has some already: it may
+/// have stored them before it knew.
+fn ask_for_kicks(session: &Shared, queue: &Queue) -> Result<bool, RingError> {
+    let Some(ring) = queue.ring().filter(|_| may_take(session, queue)) else { return Ok(false) };
+    ring.ask_for_kicks()?;
+    Ok(ring.peek()?.is_some())
+}
+
+fn may_take(session: &Shared, queue: &Queue) -> bool {
+    queue.enabled.get() && !queue.is_stopping.get() && !session.has_failed()
+}
+
+/// Takes all available requests, until there are none, or the queue stops or is disabled. The guest
+/// need not kick then. Returns how many they were.
+async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<usize, RingError> {
     let taken = take_until_empty(session, queue).await;
     record_at_once(session, queue);
-    taken.and_then(|()| queue.publish())
+    let taken = taken?;
+    queue.publish()?;
+    Ok(taken)
 }
 
 /// The same. The guest may not see all that has ended.
-async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<(), RingError> {
-    let goes_on = || queue.enabled.get() && !queue.is_stopping.get() && !session.has_failed();
-    let mut taken = 0;
-    while goes_on() {
-        let Some(mut ring) = queue.ring() else { return Ok(()) };
-        let mut memory = session.memory();
-        ring.stop_kicks()?;
-        let mut ahead = LookAhead::default();
-        while goes_on() {
-            let Some(request) = ahead.next(&ring, &memory)? else { break };
-            let bytes = request.data_bytes.into();
-            taken += 1;
-            let is_admitted = session.admit(bytes);
-            if !is_admitted {
-                queue.publish()?;
-                if !session.wait_for_budget(queue, bytes).await {
-                    return Ok(()); // it is still available
-                }
-            }
-            issue(session, queue, &memory, request, true)?;
-            if taken % TAKEN_AT_ONCE == 0 {
-                queue.publish()?;
-                yield_now().await;
-            }
-            if !is_admitted || taken % TAKEN_AT_ONCE == 0 {
-                // The front end may have moved the ring while this task waited.
-                let Some(now) = queue.ring() else { return Ok(()) };
-                (ring, memory) = (now, session.memory());
-                ahead.forget();
+async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<usize, RingError> {
+    let Some(mut ring) = queue.ring() else { return Ok(0) };
+    let (mut memory, mut taken, mut ahead) = (session.memory(), 0, LookAhead::default());
+    ring.stop_kicks()?;
+    while may_take(session, queue) {
+        let Some(request) = ahead.next(&ring, &memory)? else { break };
+        let bytes = request.data_bytes.into();
+        taken += 1;
+        let is_admitted = session.admit(bytes);
+        if !is_admitted {
+            queue.publish()?;
+            if !session.wait_for_budget(queue, bytes).await {
+                return Ok(taken); // it is still available
             }
         }
-        let Some(ring) = queue.ring() else { return Ok(()) };
-        queue.publish()?;
-        ring.ask_for_kicks()?;
-        if ring.peek()?.is_none() {
-            return Ok(());
+        issue(session, queue, &memory, request, true)?;
+        if taken % TAKEN_AT_ONCE == 0 {
+            queue.publish()?;
+            yield_now().await;
+        }
+        if !is_admitted || taken % TAKEN_AT_ONCE == 0 {
+            // The front end may have moved the ring while this task waited.
+            let Some(now) = queue.ring() else { return Ok(taken) };
+            (ring, memory) = (now, session.memory());
+            ahead.forget();
         }
     }
-    Ok(())
+    Ok(taken)
 }
 
 /// Requests whose chains were walked before their turn.
@@ -221,32 +246,30 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
         Command::Read(at) | Command::Write(at) if !lies_on(dev, at, bytes) => {
             return end(request, &data, STATUS_IO_ERROR);
         }
-        Command::Read(at) => {
-            let bufs = lend(session, memory, request).map(|bufs| (Data::Lent, bufs));
-            let bufs = bufs.unwrap_or_else(|| {
-                let own = Bufs::from(Buf::alloc(bytes));
-                (Data::Own(own.clone()), own)
-            });
-            data = bufs.0;
-            Some(read(dev, Class::Foreground, at, bufs.1))
-        }
-        Command::Write(at) => {
+        Command::Read(at) | Command::Write(at) => {
             let bufs = if let Some(bufs) = lend(session, memory, request) {
                 data = Data::Lent;
                 bufs
             } else {
-                let own = Bufs::from(Buf::alloc(bytes));
-                if let Err(e) = memory.gather(request.data(), &own) {
-                    session.fail(format!("queue {}: {e}", queue.number));
-                    return end(request, &data, STATUS_IO_ERROR);
+                let own = match own_buffer(memory, request) {
+                    Ok(own) => own,
+                    Err(e) => {
+                        session.fail(format!("queue {}: {e}", queue.number));
+                        return end(request, &data, STATUS_IO_ERROR);
+                    }
+                };
+                if !writes {
+                    data = Data::Own(own.clone());
                 }
                 own
             };
-            let (flags, class) = match session.writes_through() {
-                true => (Flags::FUA | Flags::SYNC, Class::Foreground),
-                false => (Flags::empty(), Class::Normal),
+            let (op, flags, class) = match (writes, session.writes_through()) {
+                (false, _) => (Op::Read, Flags::empty(), Class::Foreground),
+                (true, true) => (Op::Write, Flags::FUA | Flags::SYNC, Class::Foreground),
+                (true, false) => (Op::Write, Flags::empty(), Class::Normal),
             };
-            Some(write(dev, flags, class, at, bufs))
+            let len = Sector::from_bytes(bytes as u64);
+            Some(io(dev, op, flags, class, (at, len), bufs))
         }
         Command::Flush => Some(flush(dev, Class::Foreground)),
         Command::GetId => {
@@ -278,6 +301,16 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
 #[inline(always)]
 fn lend(session: &Shared, memory: &Memory, request: &Request) -> Option<Bufs> {
     session.device.takes_client_memory().then(|| memory.lend(request.data())).flatten()
+}
+
+/// A buffer of our own for the data of a request, with those of a write.
+#[inline(never)]
+fn own_buffer(memory: &Memory, request: &Request) -> Result<Bufs, AccessError> {
+    let own = Bufs::from(Buf::alloc(request.data_bytes as usize));
+    if matches!(request.command, Ok(Command::Write(_))) {
+        memory.gather(request.data(), &own)?;
+    }
+    Ok(own)
 }
 
 fn lies_on(dev: &dyn BlockDevice, at: Sector, bytes: usize) -> bool {

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -27,6 +28,10 @@ use rustix::net::{
 };
 
 use crate::{Result, clock, pause};
+
+mod numbers;
+
+pub use numbers::{feature, kind, message};
 
 /// Entries of a queue.
 pub const QUEUE_SIZE: u16 = 64;
@@ -58,57 +63,6 @@ const GUEST: u64 = 0x10_0000;
 
 /// Longest wait for an answer (EE-E2).
 const ANSWER: Duration = Duration::from_secs(20);
-
-/// Requests of the protocol, by number.
-pub mod message {
-    pub const GET_FEATURES: u32 = 1;
-    pub const SET_FEATURES: u32 = 2;
-    pub const SET_OWNER: u32 = 3;
-    pub const SET_MEM_TABLE: u32 = 5;
-    pub const SET_VRING_NUM: u32 = 8;
-    pub const SET_VRING_ADDR: u32 = 9;
-    pub const SET_VRING_BASE: u32 = 10;
-    pub const GET_VRING_BASE: u32 = 11;
-    pub const SET_VRING_KICK: u32 = 12;
-    pub const SET_VRING_CALL: u32 = 13;
-    pub const GET_PROTOCOL_FEATURES: u32 = 15;
-    pub const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub const GET_QUEUE_NUM: u32 = 17;
-    pub const SET_VRING_ENABLE: u32 = 18;
-    pub const SET_BACKEND_REQ_FD: u32 = 21;
-    pub const GET_CONFIG: u32 = 24;
-    pub const GET_INFLIGHT_FD: u32 = 31;
-    pub const SET_INFLIGHT_FD: u32 = 32;
-}
-
-/// Feature bits.
-pub mod feature {
-    pub const READ_ONLY: u64 = 1 << 5;
-    pub const FLUSH: u64 = 1 << 9;
-    pub const DISCARD: u64 = 1 << 13;
-    pub const WRITE_ZEROES: u64 = 1 << 14;
-    pub const INDIRECT: u64 = 1 << 28;
-    pub const EVENT_IDX: u64 = 1 << 29;
-    pub const PROTOCOL: u64 = 1 << 30;
-    pub const VERSION_1: u64 = 1 << 32;
-    /// Of the protocol, like those below.
-    pub const MULTIQUEUE: u64 = 1 << 0;
-    pub const REPLY_ACK: u64 = 1 << 3;
-    pub const BACKEND_REQUESTS: u64 = 1 << 5;
-    pub const CONFIG: u64 = 1 << 9;
-    pub const INFLIGHT: u64 = 1 << 12;
-    pub const PROTOCOL_ALL: u64 = MULTIQUEUE | REPLY_ACK | BACKEND_REQUESTS | CONFIG | INFLIGHT;
-}
-
-/// Types of requests to the disk.
-pub mod kind {
-    pub const READ: u32 = 0;
-    pub const WRITE: u32 = 1;
-    pub const FLUSH: u32 = 4;
-    pub const GET_ID: u32 = 8;
-    pub const DISCARD: u32 = 11;
-    pub const WRITE_ZEROES: u32 = 13;
-}
 
 fn io<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> String {
     move |e| format!("{what}: {e}")
@@ -456,6 +410,23 @@ impl VirtualMachine {
     pub fn kick(&self, queue: u16) -> Result<()> {
         let kick = &self.queues[usize::from(queue)].kick;
         rustix::io::write(kick, &1_u64.to_le_bytes()).map(drop).map_err(io("kick"))
+    }
+
+    /// Kicks if the daemon wants it, as guests do: it does not while it looks by itself.
+    pub fn kick_if_wanted(&self, queue: u16) -> Result<bool> {
+        // The daemon says what it wants, and looks for requests after that.
+        fence(Ordering::SeqCst);
+        let wants = match self.fancy {
+            true => {
+                let event = self.load(queue, USED + 4 + u64::from(QUEUE_SIZE) * 8)?;
+                event == self.queues[usize::from(queue)].offered.wrapping_sub(1)
+            }
+            false => self.load(queue, USED)? == 0,
+        };
+        if wants {
+            self.kick(queue)?;
+        }
+        Ok(wants)
     }
 
     /// Begins a request and returns its slot. The data are written to the disk, or have the length

@@ -19,6 +19,9 @@ pub struct Swarm {
     pub early_read_per_mille: u32,
     /// Chance that a discard leaves zeroes rather than the old data.
     pub discard_zeroes_per_mille: u32,
+    /// Whether cores poll before they sleep: tasks wait by pollers, where they have some. No seed
+    /// draws it.
+    pub polls: bool,
 }
 
 impl Swarm {
@@ -30,6 +33,7 @@ impl Swarm {
         message_ns_max: 1_000,
         early_read_per_mille: 0,
         discard_zeroes_per_mille: 1000,
+        polls: false,
     };
 
     pub(super) fn draw(rng: &mut Rng) -> Swarm {
@@ -40,6 +44,7 @@ impl Swarm {
             message_ns_max: rng.pick(&[300, 2_000, 50_000]),
             early_read_per_mille: rng.pick(&[0, 500, 1000]),
             discard_zeroes_per_mille: rng.pick(&[0, 500, 1000]),
+            polls: false,
         }
     }
 }

@@ -102,6 +102,38 @@ fn many_requests_are_in_flight_at_once() {
     }
 }
 
+/// While a core polls it looks by itself at the rings of guests, and asks for a kick before it
+/// sleeps. A guest that kicks only then loses no request, whenever it begins one.
+#[test]
+fn a_guest_that_kicks_when_asked_is_always_heard() {
+    for fancy in [true, false] {
+        let options = format!("{OPTIONS}\nbusy_poll = '300us'");
+        let bed = TestBed::start_with(&options, &[], &[("disk", "0 2048 linear mem:1M 0")]);
+        let mut machine = VirtualMachine::new(2).unwrap();
+        machine.fancy = fancy;
+        machine.connect(&socket(&bed, "disk")).unwrap();
+        let mut kicks = 0;
+        for nth in 0..3000_u64 {
+            let (queue, sector) = (u16::try_from(nth % 2).unwrap(), nth % 1024);
+            let slot = machine.begin(queue, (kind::READ, sector), &[0; 512], false).unwrap();
+            kicks += u64::from(machine.kick_if_wanted(queue).unwrap());
+            // It polls, and at times it sleeps.
+            let give_up = clock() + 20.0;
+            while nth % 100 < 90 && !machine.is_complete(queue, slot) {
+                machine.take_used(queue).unwrap();
+                assert!(clock() < give_up, "request {nth} is lost, after {kicks} kicks");
+            }
+            assert_eq!(machine.finish(queue, slot).unwrap(), 0);
+            if nth % 7 == 0 {
+                // About as long as a poll takes: shorter, then longer.
+                pause(Duration::from_micros(100 + nth % 400));
+            }
+        }
+        println!("{kicks} kicks for 3000 requests");
+        assert!(kicks > 0, "at first the daemon sleeps");
+    }
+}
+
 #[test]
 fn a_guest_discards_zeroes_flushes_and_asks_for_the_id() {
     let bed = file_bed();

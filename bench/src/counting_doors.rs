@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use block::ClientRegion;
 use block::{BlockDevice, Buf, Completion, OpenDevice, Ram, Sector, Slice, Status};
 use queue::Null;
-use reactor::{FileId, SqeOp, new_opener, push_bio, yield_now};
+use reactor::{CommandMemory, FileId, SqeOp, new_opener, push_bio, yield_now};
 use ublk::{Channel, DataMemory, Descriptor, Queue, QueueSpec, TAG_BUFFER_BYTES};
 use vhost::message::{RegionInfo, Request, RingAddresses};
 use vhost::{Attachments, EventFd, Export, Server};
@@ -54,7 +54,7 @@ impl Channel for BusyKernel {
         }
         self.sent.set(nth + 1);
         self.blocks.borrow_mut()[usize::from(tag)] = random(BLOCKS)(nth);
-        let command = SqeOp::Command { code: 0, args: [0; 16], buf: None };
+        let command = SqeOp::Command { code: 0, args: [0; 16], memory: CommandMemory::None };
         push_bio(done, FileId(0), command);
     }
 
@@ -199,6 +199,7 @@ impl CountingCore {
                     latencies: Some(Arc::default()),
                     memory: DataMemory::OfTags { max_io_bytes: TAG_BUFFER_BYTES },
                     depth: DEPTH,
+                    planted: block::Planted::NONE,
                 };
                 Queue::start(channel, spec).ended().await
             });

@@ -18,6 +18,9 @@ limits="$(queue wc logical_block_size) $(queue wc physical_block_size) $(queue w
 largest=$(for name in plain ram wc; do queue $name max_hw_sectors_kb; done | paste -sd" ")
 [ "$largest" = "256 256 1024" ] && ok "the kernel copies data of the first two devices" ||
     bad "largest requests: $largest KiB"
+several=$(grep -c 'block device made.* several_at_once=true' /tmp/daemon.now)
+[ "$several" = 2 ] && ok "and their requests are taken several at a time" ||
+    bad "$several devices take several requests at a time"
 [ "$(queue wc write_cache)" = "write back" ] && ok "volatile cache" || bad "volatile cache"
 mp ublk >/tmp/list
 grep -Eq 'wc +live +[0-9]+ +2 +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +2 +no' /tmp/list &&

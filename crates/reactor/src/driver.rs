@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The seam: what a driver does for a core, and what crosses it.
+use std::any::Any;
+use std::cell::RefCell;
 use std::fmt;
+use std::rc::Rc;
 
 use block::{Bio, Buf, Bufs, CoreId, Nanos, OpKey, Slice, Status};
 
@@ -68,8 +71,8 @@ pub enum SqeOp {
         code: u32,
         /// Its arguments, in the order of this machine's bytes.
         args: [u8; 16],
-        /// Memory that the kernel driver may use until the command has ended.
-        buf: Option<Buf>,
+        /// Memory that it names, and how it ends.
+        memory: CommandMemory,
     },
     /// Take a connection of a listening socket; the outcome's value is the new [`FileId`].
     Accept,
@@ -94,6 +97,75 @@ pub enum SqeOp {
     ShutdownWrite,
     /// Close the file; the id is free for another.
     Close,
+}
+
+/// Memory of a command to a kernel driver ([`SqeOp::Command`]), which may be used until the command
+/// has ended.
+#[derive(Debug)]
+pub enum CommandMemory {
+    /// None.
+    None,
+    /// The arguments name a place in it.
+    Named(Buf),
+    /// The command points at it.
+    Sent(Rc<SentMemory>),
+    /// The kernel driver answers again and again.
+    Stream(Rc<StreamMemory>),
+}
+
+/// What a command points at. The kernel driver takes it and answers as the command begins.
+pub struct SentMemory {
+    /// What it points at.
+    pub data: Buf,
+    /// The answer when all of it is done; another one is an error, `Io`.
+    pub whole: u32,
+    /// Whether there is an event when all of it is done, which wakes the core; else there is one
+    /// for an error only, and the op has to be a [`crate::KeptOp`].
+    pub wakes: bool,
+    /// Further memory that `data` names.
+    pub keep: Rc<dyn Any>,
+}
+
+/// Where a kernel driver puts the answers of one command. There is an event with `Ok` when some
+/// have come, and none had been left, and a last one with an error. So the op has to be a
+/// [`crate::KeptOp`].
+pub struct StreamMemory {
+    answers: RefCell<Vec<u8>>,
+    _keep: Rc<dyn Any>,
+}
+
+impl StreamMemory {
+    /// For answers; `keep` is memory that the kernel driver uses until the last one.
+    pub fn new(keep: Rc<dyn Any>) -> StreamMemory {
+        StreamMemory { answers: RefCell::default(), _keep: keep }
+    }
+
+    /// For drivers: adds an answer. Returns whether none had been left.
+    pub fn add(&self, answer: &[u8]) -> bool {
+        let mut answers = self.answers.borrow_mut();
+        let was_empty = answers.is_empty();
+        answers.extend_from_slice(answer);
+        was_empty
+    }
+
+    /// Takes the answers that have come, in order.
+    pub fn take(&self, take: impl FnOnce(&[u8])) {
+        let mut answers = self.answers.borrow_mut();
+        take(&answers);
+        answers.clear();
+    }
+}
+
+impl fmt::Debug for SentMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SentMemory({} bytes)", self.data.len())
+    }
+}
+
+impl fmt::Debug for StreamMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamMemory({} bytes)", self.answers.borrow().len())
+    }
 }
 
 /// Outcome of a request to the driver.
@@ -171,7 +243,8 @@ pub enum Found {
 /// The only door to the world. Called once a batch, so engines stay concrete code.
 ///
 /// Every submitted [`Sqe`] yields exactly one [`Event::Cqe`], at a later `park`, never inside
-/// `submit`. The driver holds the buffers of a request until it has ended.
+/// `submit`; commands to a kernel driver may yield none or several ([`CommandMemory`]). The driver
+/// holds the buffers of a request until it has ended.
 pub trait Driver {
     /// Nanoseconds since an epoch that all cores share; never goes back.
     fn now(&self) -> Nanos;

@@ -14,7 +14,7 @@ use block::{
 
 use crate::core::{Core, post, with_core};
 use crate::driver::{FileId, Msg, OpResult, Sqe, SqeOp};
-use crate::op_table::{OnDone, Slot, index};
+use crate::op_table::{OnDone, Slot, UnderWay, index};
 
 /// The [`block::FinishFn`] of this reactor.
 fn finish_from_anywhere(home: CoreId, key: OpKey, status: Status) {
@@ -45,6 +45,69 @@ pub fn watched(watcher: Rc<dyn OnDone>, tag: u64) -> Completion {
     new_completion(Slot::Watched { watcher, tag }).1
 }
 
+/// A place in the op table for one request after the other, whose ends `watcher` gets. For who
+/// sends requests without a pause: a completion of it costs nothing.
+pub struct KeptOp {
+    home: CoreId,
+    key: OpKey,
+}
+
+impl KeptOp {
+    /// A place of this core.
+    pub fn new(watcher: Rc<dyn OnDone>, tag: u64) -> KeptOp {
+        let slot = Slot::Kept { watcher, tag, under_way: UnderWay::Nothing };
+        let (home, key) = with_core(|c| (c.id, c.ops.borrow_mut().insert(slot)));
+        KeptOp { home, key }
+    }
+
+    /// The completion of the next request. The one before has ended.
+    #[inline]
+    pub fn completion(&self) -> Completion {
+        self.begin(UnderWay::Once);
+        Completion::new(finish_from_anywhere, self.home, self.key)
+    }
+
+    /// The completion of a request that ends more than once, or of one of several. All requests of
+    /// this place are such.
+    #[inline]
+    pub fn repeated(&self) -> Completion {
+        self.begin(UnderWay::Often);
+        Completion::new(finish_from_anywhere, self.home, self.key)
+    }
+
+    #[inline]
+    fn begin(&self, new: UnderWay) {
+        if cfg!(debug_assertions) {
+            self.note(new);
+        }
+    }
+
+    fn note(&self, new: UnderWay) {
+        with_core(|c| {
+            let Slot::Kept { under_way, .. } = &mut c.ops.borrow_mut().0[index(self.key)] else {
+                unreachable!("the place is kept")
+            };
+            let was = std::mem::replace(under_way, new);
+            let is_fine = was == UnderWay::Nothing || was == new && new == UnderWay::Often;
+            assert!(is_fine, "two requests have one place");
+        });
+    }
+}
+
+impl Drop for KeptOp {
+    fn drop(&mut self) {
+        if !crashing() {
+            drop(with_core(|c| c.ops.borrow_mut().0.remove(index(self.key))));
+        }
+    }
+}
+
+impl fmt::Debug for KeptOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeptOp({})", self.key.0)
+    }
+}
+
 fn poll_op(key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
     with_core(|c| match &mut c.ops.borrow_mut().0[index(key)] {
         Slot::Done(result) => Poll::Ready(*result),
@@ -55,7 +118,7 @@ fn poll_op(key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
             }
             Poll::Pending
         }
-        Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
+        Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } | Slot::Kept { .. } => {
             unreachable!("no future has this slot")
         }
     })
@@ -86,7 +149,7 @@ impl IoFuture {
         with_core(|c| match &c.ops.borrow().0[index(self.0)] {
             Slot::Done(result) => Some(*result),
             Slot::Waiting(_) => None,
-            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => {
+            Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } | Slot::Kept { .. } => {
                 unreachable!("no future has this slot")
             }
         })

@@ -47,13 +47,16 @@ pub use crate::core::{
     now, post, random, set_memory, spawn, turn_is_over, unexport,
 };
 pub use core_local::CoreLocal;
-pub use driver::{Driver, Event, FileId, Found, Msg, OpResult, Sqe, SqeOp};
+pub use driver::{
+    CommandMemory, Driver, Event, FileId, Found, Msg, OpResult, SentMemory, Sqe, SqeOp,
+    StreamMemory,
+};
 pub use exports::Export;
 pub use fan_out::complete_after;
 pub use group_commit::GroupCommit;
 pub use io::{
-    BioFuture, IoFuture, ZeroBuffer, chain, discard, driver_io, flush, io, io_by, push_bio, read,
-    watched, write, write_zeroes, zero_out,
+    BioFuture, IoFuture, KeptOp, ZeroBuffer, chain, discard, driver_io, flush, io, io_by, push_bio,
+    read, watched, write, write_zeroes, zero_out,
 };
 pub use op_table::OnDone;
 pub use pollers::Poller;

@@ -43,6 +43,24 @@ pub(crate) enum Slot {
         watcher: Rc<dyn OnDone>,
         tag: u64,
     },
+    /// The same for one request after the other ([`crate::KeptOp`]).
+    Kept {
+        watcher: Rc<dyn OnDone>,
+        tag: u64,
+        /// Looked at in debug builds only, as it would cost a look-up for each request.
+        under_way: UnderWay,
+    },
+}
+
+/// Whether the requests of a place that is kept end once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnderWay {
+    /// There is none.
+    Nothing,
+    /// One, which ends once.
+    Once,
+    /// Those that end as often as they may.
+    Often,
 }
 
 /// All requests of one core that are in flight.
@@ -74,6 +92,13 @@ impl OpTable {
         match slot {
             Slot::Waiting(_) => std::mem::replace(slot, Slot::Done(result)),
             Slot::Orphan | Slot::Chain { .. } | Slot::Watched { .. } => self.0.remove(index(key)),
+            Slot::Kept { watcher, tag, under_way } => {
+                if cfg!(debug_assertions) && *under_way != UnderWay::Often {
+                    let was = std::mem::replace(under_way, UnderWay::Nothing);
+                    assert!(was == UnderWay::Once, "a request was completed twice");
+                }
+                Slot::Watched { watcher: watcher.clone(), tag: *tag }
+            }
             Slot::Done(_) => panic!("a request was completed twice"),
         }
     }
@@ -88,7 +113,7 @@ impl Slot {
             Slot::Waiting(None) | Slot::Orphan => {}
             Slot::Chain { parent, watcher, tag } => watcher.on_chained_done(status, tag, parent),
             Slot::Watched { watcher, tag } => watcher.on_done(status, tag),
-            Slot::Done(_) => unreachable!("a request ends once"),
+            Slot::Done(_) | Slot::Kept { .. } => unreachable!("a request ends once"),
         }
     }
 }

@@ -31,6 +31,10 @@ const fn of_queue(number: u32) -> u32 {
     code(READ_WRITE, size_of::<QueueCommand>(), number)
 }
 
+const fn of_several(number: u32) -> u32 {
+    code(READ_WRITE, size_of::<BatchCommand>(), number)
+}
+
 /// Control commands.
 pub(crate) mod command {
     use super::{READ, READ_WRITE, control};
@@ -53,6 +57,13 @@ pub(crate) mod command {
 /// Commands of a queue.
 pub(crate) const FETCH: u32 = of_queue(0x20);
 pub(crate) const COMMIT_AND_FETCH: u32 = of_queue(0x21);
+
+/// Commands of a queue whose tags are taken several at a time (Linux 7.0).
+pub(crate) const PREPARE_SEVERAL: u32 = of_several(0x25);
+pub(crate) const COMMIT_SEVERAL: u32 = of_several(0x26);
+pub(crate) const TAKE_SEVERAL: u32 = of_several(0x27);
+/// Elements have addresses of buffers.
+pub(crate) const ELEMENTS_HAVE_ADDRESSES: u16 = 1 << 1;
 
 /// Operations of a request, the low eight bits of [`crate::Descriptor::op_flags`].
 pub(crate) mod op {
@@ -134,6 +145,31 @@ pub(crate) struct QueueCommand {
     pub(crate) addr: u64,
 }
 
+/// The argument of a command for several tags.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct BatchCommand {
+    pub(crate) queue: u16,
+    pub(crate) flags: u16,
+    /// Elements where the command points at.
+    pub(crate) elements: u16,
+    pub(crate) element_bytes: u8,
+    pub(crate) pad: u8,
+    pub(crate) reserved: u64,
+}
+
+/// One tag of such a command.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct BatchElement {
+    pub(crate) tag: u16,
+    pub(crate) buffer_index: u16,
+    /// Of a commit: bytes done, or an errno below zero.
+    pub(crate) result: i32,
+    /// The tag's buffer.
+    pub(crate) addr: u64,
+}
+
 /// Kinds of parameters in [`DeviceParams`].
 pub(crate) const PARAMS_BASIC: u32 = 1;
 pub(crate) const PARAMS_DISCARD: u32 = 1 << 1;
@@ -206,6 +242,8 @@ mod tests {
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
         assert_eq!(FETCH, 0xc010_7520);
         assert_eq!(COMMIT_AND_FETCH, 0xc010_7521);
+        assert_eq!([PREPARE_SEVERAL, TAKE_SEVERAL], [0xc010_7525, 0xc010_7527]);
+        assert_eq!(size_of::<BatchElement>(), 16);
         assert_eq!(data_offset(0, 0), 0x8000_0000);
         assert_eq!(data_offset(1, 3), 0x8000_0000 + (1 << 41) + (3 << 25));
     }

@@ -1,13 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Channels: how a queue speaks to the kernel. A queue knows no descriptor and no ring, so that
 //! tests can take the kernel's part.
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
+
 use block::{Buf, Completion, Slice, Status};
-use reactor::{FileId, SqeOp, push_bio};
+use reactor::{CommandMemory, FileId, KeptOp, SentMemory, SqeOp, StreamMemory, push_bio};
 use rustix::io::{pread, pwrite};
 use zerocopy::IntoBytes;
 
-use crate::abi::{COMMIT_AND_FETCH, FETCH, QueueCommand, data_offset};
+use crate::abi::{
+    BatchCommand, BatchElement, COMMIT_AND_FETCH, COMMIT_SEVERAL, ELEMENTS_HAVE_ADDRESSES, FETCH,
+    PREPARE_SEVERAL, QueueCommand, TAKE_SEVERAL, data_offset,
+};
 use crate::kernel::{Descriptor, QueueMemory};
+use crate::tag_buffers::TagBuffers;
+
+/// What became of the request of a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagResult {
+    /// The tag.
+    pub tag: u16,
+    /// Bytes, or an errno below zero.
+    pub result: i32,
+}
 
 /// The kernel's side of one queue. All of it is for the core that fetched the tags.
 pub trait Channel: 'static {
@@ -20,6 +36,42 @@ pub trait Channel: 'static {
     /// Finishes `done` as [`Channel::fetch`]. `buf`: where the kernel takes the data of a read
     /// from, and puts those of the next write.
     fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>, done: Completion);
+
+    /// Whether tags are taken and committed several at a time, by the next four methods, and not by
+    /// the two above.
+    fn takes_several(&self) -> bool {
+        false
+    }
+
+    /// Offers all tags, once, each with its buffer. Finishes `done` when they are the kernel's.
+    fn prepare(&self, _buffers: &Rc<TagBuffers>, _done: Completion) {
+        unreachable!("each tag has commands of its own");
+    }
+
+    /// Tells from now on which offered tags have a request. Ends at `place` with `Ok` when there
+    /// are some ([`Channel::taken`]), with `NoDevice` when the device is stopped and with other
+    /// errors when the kernel refuses: both for the last time.
+    fn take(&self, _buffers: &Rc<TagBuffers>, _place: &Rc<KeptOp>) {
+        unreachable!("each tag has commands of its own");
+    }
+
+    /// Calls `each` with the tags that have a request and were not taken yet.
+    fn taken(&self, _each: &mut dyn FnMut(u16)) {
+        unreachable!("each tag has commands of its own");
+    }
+
+    /// Ends the requests of these tags, and offers each again with its buffer, out of which the
+    /// kernel takes the data of reads. Ends at `place` with an error if the kernel refuses; with
+    /// `Ok` only if `tells`.
+    fn commit(
+        &self,
+        _results: &[TagResult],
+        _buffers: &Rc<TagBuffers>,
+        _tells: bool,
+        _place: &Rc<KeptOp>,
+    ) {
+        unreachable!("each tag has commands of its own");
+    }
 
     /// The request of a tag, after a fetch has ended with `Ok`.
     fn descriptor(&self, tag: u16) -> Descriptor;
@@ -37,13 +89,25 @@ pub struct KernelChannel {
     file: FileId,
     queue: u16,
     memory: QueueMemory,
+    /// The kernel says which of several tags have a request.
+    takes_several: bool,
+    /// Where it says so.
+    taken: OnceCell<Rc<StreamMemory>>,
+    /// What the last commit pointed at.
+    sent: RefCell<Option<Rc<SentMemory>>>,
 }
 
 impl KernelChannel {
     /// The channel of queue number `queue` by `file`, the character device in the driver of this
-    /// core.
-    pub fn new(file: FileId, queue: u16, memory: QueueMemory) -> KernelChannel {
-        KernelChannel { file, queue, memory }
+    /// core. `takes_several`: the device was made so that tags are taken several at a time.
+    pub fn new(
+        file: FileId,
+        queue: u16,
+        memory: QueueMemory,
+        takes_several: bool,
+    ) -> KernelChannel {
+        let (taken, sent) = (OnceCell::new(), RefCell::default());
+        KernelChannel { file, queue, memory, takes_several, taken, sent }
     }
 
     /// The character device.
@@ -56,7 +120,58 @@ impl KernelChannel {
         let addr = buf.map_or(0, |buf| buf.as_ptr().expose_provenance() as u64);
         let command = QueueCommand { queue: self.queue, tag, result, addr };
         args.copy_from_slice(command.as_bytes());
-        push_bio(done, self.file, SqeOp::Command { code, args, buf: buf.cloned() });
+        let memory = buf.cloned().map_or(CommandMemory::None, CommandMemory::Named);
+        push_bio(done, self.file, SqeOp::Command { code, args, memory });
+    }
+
+    /// Sends a command on several tags.
+    fn send_elements(
+        &self,
+        code: u32,
+        results: impl ExactSizeIterator<Item = TagResult>,
+        mut sent: Rc<SentMemory>,
+        done: Completion,
+    ) -> Rc<SentMemory> {
+        let count = u16::try_from(results.len()).expect("at most all tags");
+        let memory = Rc::get_mut(&mut sent).expect("no command has it");
+        let buffers = memory.keep.downcast_ref::<TagBuffers>().expect("the buffers of the tags");
+        let all = buffers.all();
+        memory.data.write(|bytes| {
+            let places = bytes.chunks_exact_mut(size_of::<BatchElement>());
+            for (place, TagResult { tag, result }) in places.zip(results) {
+                let addr = all[usize::from(tag)].as_ptr().expose_provenance() as u64;
+                let element = BatchElement { tag, buffer_index: 0, result, addr };
+                place.copy_from_slice(element.as_bytes());
+            }
+        });
+        drop(all);
+        let command = BatchCommand {
+            queue: self.queue,
+            flags: ELEMENTS_HAVE_ADDRESSES,
+            elements: count,
+            element_bytes: u8::try_from(size_of::<BatchElement>()).expect("few bytes"),
+            ..Default::default()
+        };
+        self.send_batch(code, command, CommandMemory::Sent(sent.clone()), done);
+        sent
+    }
+
+    /// Memory for elements of all tags.
+    fn new_sent(&self, buffers: &Rc<TagBuffers>) -> Rc<SentMemory> {
+        let data = Buf::alloc(usize::from(self.memory.depth()) * size_of::<BatchElement>());
+        Rc::new(SentMemory { data, whole: 0, wakes: true, keep: buffers.clone() })
+    }
+
+    fn send_batch(
+        &self,
+        code: u32,
+        command: BatchCommand,
+        memory: CommandMemory,
+        done: Completion,
+    ) {
+        let mut args = [0; 16];
+        args.copy_from_slice(command.as_bytes());
+        push_bio(done, self.file, SqeOp::Command { code, args, memory });
     }
 }
 
@@ -67,6 +182,51 @@ impl Channel for KernelChannel {
 
     fn commit_and_fetch(&self, tag: u16, result: i32, buf: Option<&Buf>, done: Completion) {
         self.command(COMMIT_AND_FETCH, tag, result, buf, done);
+    }
+
+    fn takes_several(&self) -> bool {
+        self.takes_several
+    }
+
+    fn prepare(&self, buffers: &Rc<TagBuffers>, done: Completion) {
+        let all = (0..self.memory.depth()).map(|tag| TagResult { tag, result: 0 });
+        self.send_elements(PREPARE_SEVERAL, all, self.new_sent(buffers), done);
+    }
+
+    fn take(&self, buffers: &Rc<TagBuffers>, place: &Rc<KeptOp>) {
+        let element_bytes = u8::try_from(size_of::<u16>()).expect("two bytes");
+        let command = BatchCommand { queue: self.queue, element_bytes, ..Default::default() };
+        let memory = self.taken.get_or_init(|| Rc::new(StreamMemory::new(buffers.clone())));
+        let memory = CommandMemory::Stream(memory.clone());
+        self.send_batch(TAKE_SEVERAL, command, memory, place.repeated());
+    }
+
+    fn taken(&self, each: &mut dyn FnMut(u16)) {
+        let Some(taken) = self.taken.get() else { return };
+        taken.take(|bytes| {
+            #[expect(clippy::host_endian_bytes, reason = "as the kernel of this machine has it")]
+            let tags = bytes.as_chunks().0.iter().map(|tag| u16::from_ne_bytes(*tag));
+            tags.for_each(each);
+        });
+    }
+
+    fn commit(
+        &self,
+        results: &[TagResult],
+        buffers: &Rc<TagBuffers>,
+        tells: bool,
+        place: &Rc<KeptOp>,
+    ) {
+        // That of the commit before, if the kernel has taken it.
+        let old = self.sent.take().filter(|sent| Rc::strong_count(sent) == 1);
+        let mut sent = old.unwrap_or_else(|| self.new_sent(buffers));
+        let memory = Rc::get_mut(&mut sent).expect("no command has it");
+        let bytes = results.len() * size_of::<BatchElement>();
+        memory.whole = u32::try_from(bytes).expect("at most all tags");
+        memory.wakes = tells;
+        let results = results.iter().copied();
+        let sent = self.send_elements(COMMIT_SEVERAL, results, sent, place.repeated());
+        self.sent.replace(Some(sent));
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {

@@ -17,6 +17,8 @@ bitflags! {
         const USER_COPY = 1 << 7;
         /// A device in use can have another size.
         const UPDATE_SIZE = 1 << 10;
+        /// Tags are offered, taken and committed several at a time.
+        const BATCH_IO = 1 << 15;
         /// A device that is open is not stopped unless that is forced.
         const SAFE_STOP_DEV = 1 << 17;
     }

@@ -60,7 +60,9 @@ impl Figures {
     /// A request that was taken is committed. `op` is absent if it was none that we know.
     pub(crate) fn commit(&self, op: Option<Op>, result: Result<i32, Status>) {
         let bytes = result.map_or(0, |bytes| u64::from(bytes.unsigned_abs()));
-        self.errors.add(u64::from(result.is_err()));
+        if result.is_err() {
+            self.errors.add(1);
+        }
         match op {
             Some(Op::Read) => self.read_bytes.add(bytes),
             Some(Op::Write) => self.write_bytes.add(bytes),

@@ -110,6 +110,11 @@ impl QueueMemory {
         Ok(QueueMemory { device, first, depth, bytes })
     }
 
+    /// Number of tags.
+    pub(crate) fn depth(&self) -> u16 {
+        self.depth
+    }
+
     /// The request of a tag that is ours (UB-K2).
     pub(crate) fn descriptor(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);

@@ -11,7 +11,8 @@
 //!                Descriptor ─▶ Request ─▶ bio ─▶ the device
 //!                data of reads and writes: the kernel copies them between pages of clients and the
 //!                buffer of the tag; or the queue does, by /dev/ublkcN (user copy)
-//!                commit_and_fetch(tag, result): ends this one, waits for the next
+//!                commit_and_fetch(tag, result): ends this one, waits for the next; or, since Linux
+//!                7.0, several tags by one command
 //! ```
 //!
 //! Control commands may wait, some for clients whose requests a [`Queue`] serves. So [`Control`]
@@ -21,7 +22,7 @@
 //!
 //! Invariants
 //! - UB-Q1 A queue is served by one task of one thread: the one that fetched a tag commits it,
-//!   once. The kernel refuses a commit from another thread.
+//!   once. The kernel refuses a commit from another thread, where each tag has its own commands.
 //! - UB-Q2 A request's data are in a buffer that no other request uses. Where the queue copies
 //!   them, their bytes are counted ([`ByteBudget`]) before memory is taken, until it is committed;
 //!   where the kernel does, the memory of all tags was counted when the device was made.
@@ -39,6 +40,7 @@
 #![warn(missing_docs)]
 
 mod abi;
+mod batch;
 mod budget;
 mod channel;
 mod control;
@@ -47,6 +49,7 @@ mod figures;
 mod identity;
 mod kernel;
 mod params;
+mod planted;
 mod queue;
 mod queues;
 mod request;
@@ -55,15 +58,17 @@ mod tag_completions;
 
 pub use abi::{MAX_IO_BYTES, TAG_BUFFER_BYTES};
 pub use budget::ByteBudget;
-pub use channel::{Channel, KernelChannel};
+pub use channel::{Channel, KernelChannel, TagResult};
 pub use control::{Control, KernelDevice, NewDevice, State, char_path, disk_path, numbers};
 pub use features::Features;
 pub use figures::Stats;
 pub use identity::Identity;
 pub use kernel::{Descriptor, QueueMemory};
 pub use params::Params;
+pub use planted::Fault;
 pub use queue::{DataMemory, Ended, Queue, QueueSpec};
 pub use queues::{MakeQueue, NewQueue, Queues};
+pub use tag_buffers::TagBuffers;
 
 #[cfg(test)]
 extern crate self as ublk;

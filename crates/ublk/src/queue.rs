@@ -10,6 +10,8 @@
 //!            └▶ NoDevice: the device was stopped, the tag ends
 //!            └▶ another error: the queue has failed, the tag ends
 //! ```
+//! A tag may have a command of its own, as above, or tags are taken and committed several at a time
+//! (`batch`).
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -18,14 +20,16 @@ use std::sync::Arc;
 use block::latency::Latencies;
 use block::{
     Bio, BlockDevice, Buf, Bufs, Class, Completion, Flags, Limits, Nanos, Op, OpenDevice, Opener,
-    Slice, Status,
+    Planted, Slice, Status,
 };
-use reactor::{WaitList, loop_time, spawn, turn_is_over, yield_now};
+use reactor::{KeptOp, WaitList, loop_time, spawn, turn_is_over, yield_now};
 
 use crate::abi::MAX_IO_BYTES;
+use crate::batch::Batch;
 use crate::budget::{ByteBudget, ByteReservation};
 use crate::channel::Channel;
 use crate::figures::{Figures, Stats};
+use crate::planted::Fault;
 use crate::request::{Request, errno};
 use crate::tag_buffers::TagBuffers;
 use crate::tag_completions::TagCompletions;
@@ -58,6 +62,8 @@ pub struct QueueSpec {
     pub memory: DataMemory,
     /// Its tags.
     pub depth: u16,
+    /// For tests.
+    pub planted: Planted<Fault>,
 }
 
 /// How a queue has ended.
@@ -85,23 +91,30 @@ struct PooledData {
 
 /// One queue of a device, served by a task of this core.
 pub struct Queue<C: Channel> {
-    channel: C,
-    spec: QueueSpec,
+    pub(crate) channel: C,
+    pub(crate) spec: QueueSpec,
     /// Where the kernel copies.
-    buffers: Option<TagBuffers>,
+    pub(crate) buffers: Option<Rc<TagBuffers>>,
     /// The request of each tag; none of a tag that the kernel has, or whose request waits for
     /// memory.
     taken: RefCell<Vec<Option<ServedRequest>>>,
-    ends: Rc<TagCompletions>,
+    pub(crate) ends: Rc<TagCompletions>,
+    /// Where the commands and bios of each tag end.
+    places: Vec<KeptOp>,
+    /// Where tags are taken several at a time.
+    pub(crate) batch: Option<Batch>,
     /// Tags that have not ended.
-    tags: Cell<u16>,
+    pub(crate) tags: Cell<u16>,
     /// The kernel has been offered all tags.
-    has_offered: Cell<bool>,
+    pub(crate) has_offered: Cell<bool>,
     failed: Cell<Option<Status>>,
     /// UB-Q4
-    left: Cell<bool>,
+    pub(crate) left: Cell<bool>,
     figures: Arc<Figures>,
-    changed: WaitList,
+    /// Requests, by operation, that were committed in the turn in which they came, and are not in
+    /// the latencies yet.
+    at_once: [Cell<u64>; Op::ALL.len()],
+    pub(crate) changed: WaitList,
 }
 
 impl<C: Channel> Queue<C> {
@@ -109,20 +122,26 @@ impl<C: Channel> Queue<C> {
     pub fn start(channel: C, spec: QueueSpec) -> Rc<Queue<C>> {
         let depth = spec.depth;
         let buffers = match spec.memory {
-            DataMemory::OfTags { max_io_bytes } => Some(TagBuffers::new(depth, max_io_bytes)),
+            DataMemory::OfTags { max_io_bytes } => {
+                Some(Rc::new(TagBuffers::new(depth, max_io_bytes)))
+            }
             DataMemory::Pooled(_) => None,
         };
+        let ends = TagCompletions::new();
         let queue = Rc::new(Queue {
+            batch: channel.takes_several().then(|| Batch::new(&ends)),
             channel,
             spec,
             buffers,
             taken: RefCell::new((0..depth).map(|_| None).collect()),
-            ends: Rc::default(),
+            places: (0..depth).map(|tag| ends.place(tag)).collect(),
+            ends,
             tags: Cell::new(depth),
             has_offered: Cell::new(false),
             failed: Cell::new(None),
             left: Cell::new(false),
             figures: Arc::default(),
+            at_once: Default::default(),
             changed: WaitList::new(),
         });
         spawn(queue.clone().serve());
@@ -169,11 +188,15 @@ impl<C: Channel> Queue<C> {
 
     /// UB-Q1: all commands of all tags are this task's.
     async fn serve(self: Rc<Self>) {
-        for tag in 0..self.spec.depth {
-            self.offer(tag, 0, |buf, done| self.channel.fetch(tag, buf, done));
+        if self.batch.is_some() {
+            self.prepare();
+        } else {
+            for tag in 0..self.spec.depth {
+                self.offer(tag, 0, |buf, done| self.channel.fetch(tag, buf, done));
+            }
+            self.has_offered.set(true);
+            self.changed.wake_all();
         }
-        self.has_offered.set(true);
-        self.changed.wake_all();
         while self.tags.get() > 0 {
             self.ends.wait().await;
             self.take_ends();
@@ -183,16 +206,27 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    /// Takes what has ended, and what ends meanwhile, until others are to get a turn.
+    /// Takes what has ended, and tells the kernel of it.
     fn take_ends(self: &Rc<Self>) {
-        // Both stay for so long: nothing else runs.
-        let (time, limits) = (loop_time(), self.spec.device.limits());
+        self.take_until_turn_is_over();
+        self.send_commits();
+        self.record_at_once();
+    }
+
+    /// Takes what has ended, and what ends meanwhile, until others are to get a turn.
+    fn take_until_turn_is_over(self: &Rc<Self>) {
+        // They stay for so long: nothing else runs.
+        let limits = self.spec.device.limits();
         let mut ends = 0;
         while let Some((tag, status)) = self.ends.take() {
-            let taken = self.taken.borrow_mut()[usize::from(tag)].take();
+            let taken = self.taken.borrow_mut().get_mut(usize::from(tag)).map(Option::take);
             match taken {
-                None => self.fetched(tag, status, time, &limits),
-                Some(taken) => self.done(tag, taken, status, time),
+                Some(None) => self.fetched(tag, status, &limits),
+                Some(Some(taken)) => {
+                    let took = loop_time().saturating_sub(taken.begun);
+                    self.done(tag, taken, status, took);
+                }
+                None => self.batch_ended(tag, status),
             }
             ends += 1;
             if ends % ENDS_BETWEEN_LOOKS == 0 && turn_is_over() {
@@ -202,7 +236,7 @@ impl<C: Channel> Queue<C> {
     }
 
     /// The command has ended that had offered a tag.
-    fn fetched(self: &Rc<Self>, tag: u16, status: Status, begun: Nanos, limits: &Limits) {
+    fn fetched(self: &Rc<Self>, tag: u16, status: Status, limits: &Limits) {
         if status != Status::Ok {
             return self.end(status);
         }
@@ -214,43 +248,55 @@ impl<C: Channel> Queue<C> {
             Ok(request) if request.op.is_write() && (self.spec.is_read_only)() => {
                 self.commit(tag, Some(request.op), Nanos::ZERO, Err(Status::ReadOnly));
             }
-            Ok(request) => self.begin(tag, request, begun),
+            Ok(request) => self.begin(tag, request),
             Err(status) => self.commit(tag, None, Nanos::ZERO, Err(status)),
         }
     }
 
     /// A tag ends: the device was stopped, or the kernel has refused a command.
     fn end(&self, status: Status) {
-        if status != Status::NoDevice {
-            self.failed.set(self.failed.get().or(Some(status)));
-        }
+        self.refused(status);
         self.tags.set(self.tags.get() - 1);
         self.changed.wake_all();
     }
 
+    /// The kernel has refused a command; `NoDevice` says that the device was stopped.
+    pub(crate) fn refused(&self, status: Status) {
+        if status != Status::NoDevice {
+            self.failed.set(self.failed.get().or(Some(status)));
+        }
+    }
+
     /// Counts the data of a request where they need memory (UB-Q2), and sends its bio then.
-    fn begin(self: &Rc<Self>, tag: u16, request: Request, begun: Nanos) {
+    fn begin(self: &Rc<Self>, tag: u16, request: Request) {
         let budget = match &self.spec.memory {
             DataMemory::Pooled(budget) if request.has_data() => budget,
             DataMemory::Pooled(_) | DataMemory::OfTags { .. } => {
-                return self.submit(tag, request, begun, None);
+                return self.submit(tag, request, None, None);
             }
         };
         let bytes = request.data_bytes() as u64;
         if let Some(reserved) = budget.try_take(bytes) {
-            return self.submit(tag, request, begun, Some(reserved));
+            return self.submit(tag, request, None, Some(reserved));
         }
-        let (queue, reserved) = (self.clone(), budget.wait(bytes));
+        let (queue, begun, reserved) = (self.clone(), loop_time(), budget.wait(bytes));
         spawn(async move {
             let reserved = reserved.await;
             if !queue.left.get() {
-                queue.submit(tag, request, begun, Some(reserved));
+                queue.submit(tag, request, Some(begun), Some(reserved));
             }
         });
     }
 
-    /// Sends the bio of a request. `reserved`: the bytes of its data, where the queue copies them.
-    fn submit(&self, tag: u16, request: Request, begun: Nanos, reserved: Option<ByteReservation>) {
+    /// Sends the bio of a request. `begun`: when it came, if that was not in this turn. `reserved`:
+    /// the bytes of its data, where the queue copies them.
+    fn submit(
+        &self,
+        tag: u16,
+        request: Request,
+        begun: Option<Nanos>,
+        reserved: Option<ByteReservation>,
+    ) {
         let Request { op, sector, len, flags } = request;
         let (mut bufs, mut pooled) = (Bufs::new(), None);
         if request.has_data() {
@@ -275,31 +321,44 @@ impl<C: Channel> Queue<C> {
             Op::Write | Op::Discard | Op::WriteZeroes => Class::Normal,
         };
         let bytes = i32::try_from(request.data_bytes()).expect("at most a request's largest");
+        let (opener, done) = (Opener::NONE, self.places[usize::from(tag)].completion());
+        let bio = Bio { op, flags, class, opener, sector, len, bufs, done };
+        let ended = self.ends.submit(tag, || self.spec.device.submit(bio));
+        // Without a look at the clock where all of it was in one turn.
+        let is_at_once = ended.is_some() && begun.is_none();
+        let now = if is_at_once { Nanos::ZERO } else { loop_time() };
+        let begun = begun.unwrap_or(now);
         let taken = ServedRequest { op, bytes, begun, pooled };
-        self.taken.borrow_mut()[usize::from(tag)] = Some(taken);
-        let (opener, done) = (Opener::NONE, self.ends.completion(tag));
-        self.spec.device.submit(Bio { op, flags, class, opener, sector, len, bufs, done });
+        match ended {
+            Some(status) => self.done(tag, taken, status, now.saturating_sub(begun)),
+            None => self.taken.borrow_mut()[usize::from(tag)] = Some(taken),
+        }
     }
 
-    /// The bio of a request has ended.
-    fn done(&self, tag: u16, taken: ServedRequest, status: Status, time: Nanos) {
-        let ServedRequest { op, bytes, begun, pooled } = taken;
+    /// The bio of a request has ended, which was here for so long.
+    fn done(&self, tag: u16, taken: ServedRequest, status: Status, took: Nanos) {
+        let ServedRequest { op, bytes, begun: _, pooled } = taken;
         let mut result = status.ok().map(|()| bytes);
         if let (Op::Read, Ok(_), Some(PooledData { data, .. })) = (op, result, &pooled) {
             // UB-Q3
             result = self.channel.copy_out(tag, data).map(|()| bytes);
         }
-        self.commit(tag, Some(op), time.saturating_sub(begun), result);
+        self.commit(tag, Some(op), took, result);
     }
 
     /// Tells the kernel what became of a request, with which it gets the tag again. `op` is absent
     /// if it was none that we know; `took` is how long it was here.
     fn commit(&self, tag: u16, op: Option<Op>, took: Nanos, result: Result<i32, Status>) {
-        if self.left.get() {
+        if self.left.get() && !self.spec.planted.is(Fault::CommitAfterLeave) {
             return; // UB-Q4
         }
-        if let (Some(times), Some(op)) = (&self.spec.latencies, op) {
-            times.record(op, took);
+        match op {
+            Some(op) if took == Nanos::ZERO => {
+                let requests = &self.at_once[op as usize];
+                requests.set(requests.get() + 1);
+            }
+            Some(op) => self.record(op, took),
+            None => {}
         }
         self.figures.commit(op, result);
         let read_bytes = match (op, result) {
@@ -307,9 +366,35 @@ impl<C: Channel> Queue<C> {
             _ => 0,
         };
         let result = result.unwrap_or_else(|status| -errno(status));
-        self.offer(tag, read_bytes, |buf, done| {
-            self.channel.commit_and_fetch(tag, result, buf, done);
-        });
+        match &self.batch {
+            Some(batch) => {
+                if let Some(buffers) = &self.buffers {
+                    buffers.offer(tag, read_bytes, |_| ());
+                }
+                batch.commit(tag, result);
+            }
+            None => self.offer(tag, read_bytes, |buf, done| {
+                self.channel.commit_and_fetch(tag, result, buf, done);
+            }),
+        }
+    }
+
+    fn record(&self, op: Op, took: Nanos) {
+        if let Some(times) = &self.spec.latencies {
+            times.record(op, took);
+        }
+    }
+
+    /// Records the requests that ended at once: all of a turn together, as other cores read the
+    /// counts.
+    fn record_at_once(&self) {
+        let Some(times) = &self.spec.latencies else { return };
+        for (op, requests) in Op::ALL.into_iter().zip(&self.at_once) {
+            match requests.take() {
+                0 => {}
+                requests => times.record_at_once(op, requests),
+            }
+        }
     }
 
     fn max_io_bytes(&self) -> u32 {
@@ -321,7 +406,7 @@ impl<C: Channel> Queue<C> {
 
     /// Calls `offer` with the buffer with which a tag is offered, if the kernel copies.
     fn offer(&self, tag: u16, read_bytes: usize, offer: impl FnOnce(Option<&Buf>, Completion)) {
-        let done = self.ends.completion(tag);
+        let done = self.places[usize::from(tag)].completion();
         match &self.buffers {
             Some(buffers) => buffers.offer(tag, read_bytes, |buf| offer(Some(buf), done)),
             None => offer(None, done),

@@ -7,14 +7,14 @@
 //!       ▲                                                          │
 //!       └── the same buffer, or another one if the device still has this one (UB-Q6) ◀─┘
 //! ```
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
+use std::fmt;
 
 use block::{Buf, Bufs, Slice};
 
 /// The buffers of a queue, each as large as a request can be. Pages that no request has used take
 /// no memory.
-#[derive(Debug)]
-pub(crate) struct TagBuffers {
+pub struct TagBuffers {
     bytes: usize,
     all: RefCell<Vec<Buf>>,
 }
@@ -26,8 +26,13 @@ impl TagBuffers {
         TagBuffers { bytes, all: RefCell::new(all) }
     }
 
+    /// The buffers, by tag.
+    pub(crate) fn all(&self) -> Ref<'_, Vec<Buf>> {
+        self.all.borrow()
+    }
+
     /// Where the data of a tag's request are, or will be.
-    pub(crate) fn data(&self, tag: u16, bytes: usize) -> Slice {
+    pub fn data(&self, tag: u16, bytes: usize) -> Slice {
         self.all.borrow()[usize::from(tag)].slice(0..bytes)
     }
 
@@ -43,6 +48,12 @@ impl TagBuffers {
             }
         }
         offer(buf)
+    }
+}
+
+impl fmt::Debug for TagBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TagBuffers({} of {} bytes)", self.all.borrow().len(), self.bytes)
     }
 }
 

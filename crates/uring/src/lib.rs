@@ -8,6 +8,7 @@
 //!
 //!   Files     opens, listens, closes: fills the table of the driver
 //!   helpers   threads for system calls that may wait for a file system
+//!   command_stream  commands that the kernel answers again and again
 //!   pmem      a mapped file: copies complete without the ring
 //!   guest_memory  memory of a virtual machine, mapped
 //!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the eventfd, always armed
@@ -17,7 +18,8 @@
 //! - UR-U1 Memory that the kernel may access (buffers, also those of commands, iovec arrays, the
 //!   eight bytes of the eventfd's read) is owned by its `Request` or by the ring, and freed only
 //!   after the completion was reaped: never, if the driver ends before that.
-//! - UR-U2 Every request yields one event. The driver itself continues short transfers and retries
+//! - UR-U2 Every request yields one event, but for commands that have none when they have done all,
+//!   or many ([`reactor::CommandMemory`]). The driver itself continues short transfers and retries
 //!   interrupted ones.
 //! - UR-U3 A file is closed only when no request is in flight on it; a close waits for that, and
 //!   ends requests that wait on a socket.
@@ -52,6 +54,8 @@
 //!   writes with FUA only with such. Each has an event of its own, and none gets the error of
 //!   another: after an error each that is not done is sent by itself.
 
+mod buffer_group;
+mod command_stream;
 mod connect;
 mod device_id;
 mod file;

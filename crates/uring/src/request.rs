@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use block::{Buf, Bufs, CoreId, OpKey, Status};
 use io_uring::{opcode, squeue, types};
-use reactor::{FileId, OpResult, SqeOp};
+use reactor::{CommandMemory, FileId, OpResult, SentMemory, SqeOp};
 
 use crate::table::DirectAlign;
 
@@ -90,6 +90,22 @@ pub(crate) struct Request {
     vectors: Option<Vectors>,
     /// The client's buffers of a read that goes through an aligned copy.
     unaligned: Option<Bufs>,
+}
+
+/// The latest read and write of a batch, by their slots: the next ones may be their neighbours.
+#[derive(Default)]
+pub(crate) struct Latest {
+    read: Option<usize>,
+    write: Option<usize>,
+}
+
+impl Latest {
+    pub(crate) fn of(&mut self, what: &SqeOp) -> Option<&mut Option<usize>> {
+        if matches!(what, SqeOp::Read { .. }) {
+            return Some(&mut self.read);
+        }
+        matches!(what, SqeOp::Write { .. }).then_some(&mut self.write)
+    }
 }
 
 /// The meaning of a completion.
@@ -225,6 +241,24 @@ impl Request {
         matches!(self.what, SqeOp::Command { .. })
     }
 
+    /// What a command points at.
+    fn sent(&self) -> Option<&SentMemory> {
+        let SqeOp::Command { memory: CommandMemory::Sent(sent), .. } = &self.what else {
+            return None;
+        };
+        Some(sent)
+    }
+
+    /// Whether it ends as it is submitted, and nobody is told if it has done all (`ring::sleep`).
+    pub(crate) fn is_prompt(&self) -> bool {
+        self.sent().is_some_and(|sent| !sent.wakes)
+    }
+
+    /// Whether this is the answer of a command that has done all of what it was sent.
+    pub(crate) fn is_done(&self, answer: i32) -> bool {
+        self.sent().is_some_and(|sent| u32::try_from(answer) == Ok(sent.whole))
+    }
+
     /// Takes the arrays, to reuse them.
     pub(crate) fn take_vectors(&mut self) -> Option<Vectors> {
         self.vectors.take()
@@ -303,10 +337,18 @@ impl Request {
             SqeOp::WriteZeroes { offset, len, unmap: false } => {
                 fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, *offset, *len)
             }
-            // The kernel copies the arguments when it takes the entry. Its driver knows the buffer
-            // from them.
-            SqeOp::Command { code, args, .. } => {
-                opcode::UringCmd16::new(fd, *code).cmd(*args).build()
+            // The kernel copies the arguments when it takes the entry. Its driver knows a buffer
+            // from them, or from the entry.
+            SqeOp::Command { code, args, memory } => {
+                let command = opcode::UringCmd16::new(fd, *code).cmd(*args);
+                match memory {
+                    CommandMemory::Sent(sent) => {
+                        command.addr(Some(sent.data.as_ptr().expose_provenance() as u64)).build()
+                    }
+                    CommandMemory::None | CommandMemory::Named(_) | CommandMemory::Stream(_) => {
+                        command.build()
+                    }
+                }
             }
             SqeOp::Accept => {
                 let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -337,6 +379,11 @@ impl Request {
                     client.put_from(0, bufs, 0, bufs.len_bytes());
                 }
                 Outcome::Done(ok)
+            }
+            SqeOp::Command { memory: CommandMemory::Sent(sent), .. }
+                if answer.cast_unsigned() != sent.whole =>
+            {
+                Outcome::Done(Status::Io.into())
             }
             SqeOp::Recv { .. } | SqeOp::Command { .. } => {
                 Outcome::Done(OpResult { value: answer.cast_unsigned(), ..ok })

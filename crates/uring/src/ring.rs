@@ -18,13 +18,14 @@ use io_uring::{IoUring, opcode, squeue, types};
 use reactor::{Driver, Event, FileId, Found, Msg, OpResult, Sqe, SqeOp};
 use slab::Slab;
 
+use crate::command_stream::{CommandStreams, STREAM};
 use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
 use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
 use crate::poll::{PollTime, polls};
-use crate::request::{Outcome, Request, Vectors};
-use crate::ring_timeout::{RingTimeout, TIMEOUT, timespec};
+use crate::request::{Latest, Outcome, Request, Vectors};
+use crate::ring_timeout::{RingTimeout, TIMEOUT};
 use crate::setup;
 use crate::sleep_check::SleepCheck;
 use crate::socket;
@@ -32,6 +33,7 @@ use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
 use sleep::Waited;
 
+mod commands;
 mod sleep;
 
 /// Kernel threads for requests that may block: enough, so that a file that does not answer leaves
@@ -49,6 +51,8 @@ enum Waiting {
     Start(usize),
     /// The end of a request that was submitted or waits before it.
     Cancel(usize),
+    /// A command that is answered again and again.
+    Stream(usize),
 }
 
 /// Start of the clock, common to all cores, so that their times can be compared.
@@ -60,6 +64,7 @@ pub(crate) struct Shared {
     ring: IoUring,
     pub(crate) table: Table,
     requests: Slab<Request>,
+    streams: CommandStreams,
     backlog: VecDeque<Waiting>,
     spare: Vec<Vectors>,
     /// Events for the reactor.
@@ -68,6 +73,8 @@ pub(crate) struct Shared {
     pub(crate) held: PassedFiles,
     pub(crate) wakeup: WakeupRead,
     timeout: RingTimeout,
+    /// Prompt requests in the ring (`sleep`).
+    prompt: usize,
     /// The last park returned events.
     busy: bool,
     sleep_check: SleepCheck,
@@ -109,12 +116,14 @@ impl Uring {
             ring,
             table: Table::default(),
             requests: Slab::with_capacity(setup::SQ_ENTRIES as usize),
+            streams: CommandStreams::default(),
             backlog: VecDeque::new(),
             spare: Vec::new(),
             ready: Vec::new(),
             held: PassedFiles::default(),
             wakeup: WakeupRead::new(mailboxes[usize::from(id.0)].clone()),
             timeout: RingTimeout::default(),
+            prompt: 0,
             busy: false,
             sleep_check: SleepCheck::default(),
             poll_time: PollTime::default(),
@@ -141,24 +150,11 @@ impl Uring {
     }
 }
 
-/// The latest read and write of a batch, by their slots: the next ones may be their neighbours.
-#[derive(Default)]
-struct Latest {
-    read: Option<usize>,
-    write: Option<usize>,
-}
-
-impl Latest {
-    fn of(&mut self, what: &SqeOp) -> Option<&mut Option<usize>> {
-        if matches!(what, SqeOp::Read { .. }) {
-            return Some(&mut self.read);
-        }
-        matches!(what, SqeOp::Write { .. }).then_some(&mut self.write)
-    }
-}
-
 impl Shared {
     fn begin(&mut self, sqe: Sqe, latest: &mut Latest) {
+        if matches!(sqe.what, SqeOp::Command { .. }) {
+            return self.begin_command(sqe);
+        }
         let Sqe { home, key, file, what } = sqe;
         if matches!(what, SqeOp::Close) {
             *latest = Latest::default(); // they may be sent now
@@ -238,6 +234,11 @@ impl Shared {
 
     fn end(&mut self, (home, key): (CoreId, OpKey), file: FileId, result: OpResult) {
         self.ready.push(Event::Cqe { home, key, result });
+        self.end_use(file);
+    }
+
+    /// A request of a file is over.
+    fn end_use(&mut self, file: FileId) {
         if let Some((home, key)) = self.table.end(file) {
             self.ready.push(Event::Cqe { home, key, result: Status::Ok.into() });
         }
@@ -298,32 +299,19 @@ impl Shared {
             Waiting::Cancel(slot) => {
                 opcode::AsyncCancel::new(slot as u64).build().user_data(CANCELLATION)
             }
-        };
-        // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped.
-        unsafe { self.ring.submission().push(&entry) }.is_ok()
-    }
-
-    fn wait(&mut self, left: Option<Nanos>) {
-        let waited = match left {
-            Some(Nanos::ZERO) => self.ring.submit(),
-            None => self.ring.submit_and_wait(1),
-            Some(left) => {
-                let time = timespec(left);
-                let args = types::SubmitArgs::new().timespec(&time);
-                self.ring.submitter().submit_with_args(1, &args)
+            Waiting::Stream(nth) => {
+                self.streams.entry(nth, self.table.fd(self.streams.get(nth).file))
             }
         };
-        if let Err(e) = waited {
-            // Timeout, signal, pending completions, or a temporary lack of memory: the caller reaps
-            // the completions and retries.
-            let harmless =
-                [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS];
-            let errno = e.raw_os_error().unwrap_or(0);
-            // A lost completion leaves its request and buffers in flight for ever, and no correct
-            // result exists for it. So panic: durable data are safe, as after a power cut.
-            assert!(errno != libc::EBADR, "the kernel had no memory for a completion (EBADR)");
-            assert!(harmless.contains(&errno), "io_uring_enter failed: {e}");
+        // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped;
+        // `streams` does until the last one.
+        let is_pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        if let (Waiting::Start(slot), true) = (next, is_pushed)
+            && self.requests[*slot].is_prompt()
+        {
+            self.prompt += 1;
         }
+        is_pushed
     }
 
     /// Takes all completions.
@@ -338,7 +326,20 @@ impl Shared {
             if matches!(cqe.user_data(), WAKEUP | TIMEOUT | CANCELLATION) {
                 continue;
             }
+            if cqe.user_data() & STREAM != 0 {
+                let nth = usize::try_from(cqe.user_data() & !STREAM).expect("a slab index");
+                self.stream_answered(nth, cqe.result(), cqe.flags());
+                continue;
+            }
             let slot = usize::try_from(cqe.user_data()).expect("made from a slab index");
+            if self.requests[slot].is_prompt() {
+                self.prompt -= 1;
+                if self.requests[slot].is_done(cqe.result()) {
+                    let file = self.requests.remove(slot).file;
+                    self.end_use(file); // nobody is told
+                    continue;
+                }
+            }
             let result = match self.requests[slot].outcome(cqe.result()) {
                 Outcome::Retry if self.ending => Status::Io.into(),
                 // Its cancellation has found nothing to end.
@@ -503,12 +504,13 @@ impl Drop for Uring {
             }
             shared.wait(Some(Nanos::from_secs(1)));
         }
-        if shared.requests.is_empty() && !shared.wakeup.armed {
+        if shared.requests.is_empty() && !shared.wakeup.armed && shared.streams.is_empty() {
             return;
         }
         #[expect(clippy::mem_forget, reason = "UR-U1: the kernel may still write to the buffers")]
         std::mem::forget((
             std::mem::take(&mut shared.requests),
+            std::mem::take(&mut shared.streams),
             std::mem::take(&mut shared.wakeup.counter),
         ));
     }

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Reservation, Sector};
+use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Planted, Reservation, Sector};
 use dm::{MappedDevice, Opened};
 use reactor::{CoreLocal, FileId, WaitList, core_id, new_opener, now};
 use ublk::{
@@ -71,6 +71,8 @@ struct QueueLayout {
     depth: u16,
     /// The kernel copies data, of so many bytes at most.
     kernel_copies: Option<u32>,
+    /// Tags are taken and committed several at a time.
+    takes_several: bool,
 }
 
 impl QueueLayout {
@@ -96,6 +98,7 @@ fn spec_here(device: &Rc<MappedDevice>, budget: CoreLocal, layout: QueueLayout) 
         latencies: Some(device.latencies()),
         memory: layout.memory(budget),
         depth: layout.depth,
+        planted: Planted::NONE,
     }
 }
 
@@ -115,8 +118,9 @@ fn make_there(
             latencies: Some(latencies),
             memory: layout.memory(budget),
             depth: layout.depth,
+            planted: Planted::NONE,
         };
-        (KernelChannel::new(file, nth, memory), spec)
+        (KernelChannel::new(file, nth, memory, layout.takes_several), spec)
     })
 }
 
@@ -136,9 +140,9 @@ impl UblkDisk {
         cores: &QueueCores,
         tags: Option<Reservation>,
     ) -> Result<Rc<UblkDisk>, Error> {
-        let OpenedDevice { number, file, memory, depth, kernel_copies, recovers, capacity, .. } =
-            opened;
-        let layout = QueueLayout { depth, kernel_copies };
+        let OpenedDevice { number, file, memory, depth, recovers, capacity, .. } = opened;
+        let OpenedDevice { kernel_copies, takes_several, .. } = opened;
+        let layout = QueueLayout { depth, kernel_copies, takes_several };
         let held = Rc::new(device.open()?);
         let file = files.adopt_device(file);
         let shared = files.share(file).expect("it was opened above");
@@ -149,7 +153,7 @@ impl UblkDisk {
         let mut new = Vec::new();
         for ((nth, memory), QueueCore { core, budget }) in queues {
             if *core == CoreId(0) {
-                let channel = KernelChannel::new(file, nth, memory);
+                let channel = KernelChannel::new(file, nth, memory, takes_several);
                 new.push(NewQueue::Here(channel, spec_here(device, *budget, layout)));
             } else {
                 let lease = lease.get_or_insert_with(|| cores.owner.lease(held.clone()));

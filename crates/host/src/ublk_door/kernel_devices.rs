@@ -46,6 +46,8 @@ pub(super) struct OpenedDevice {
     pub(super) depth: u16,
     /// The kernel copies data, of so many bytes at most; else the queues do.
     pub(super) kernel_copies: Option<u32>,
+    /// Tags are taken and committed several at a time.
+    pub(super) takes_several: bool,
     /// It was there: its clients wait.
     pub(super) is_recovered: bool,
     /// Its clients wait for the next daemon when this one ends.
@@ -110,6 +112,11 @@ fn kernel_copies_of(device: &KernelDevice) -> Option<u32> {
     (!device.features.contains(Features::USER_COPY)).then_some(device.max_io_bytes)
 }
 
+/// Whether tags of a device are taken and committed several at a time.
+fn takes_several(device: &KernelDevice) -> bool {
+    kernel_copies_of(device).is_some() && device.features.contains(Features::BATCH_IO)
+}
+
 /// Opens the character device of a device.
 fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<QueueMemory>), Error> {
     let KernelDevice { number, depth, queues, .. } = *device;
@@ -136,6 +143,8 @@ pub(super) fn add(
     let recovers = recovers && features.contains(Features::RECOVERY);
     let mut wanted = if recovers { Features::RECOVERY } else { Features::empty() };
     wanted.set(Features::USER_COPY, !kernel_copies);
+    // Devices whose data a queue copies keep the commands that all kernels have.
+    wanted.set(Features::BATCH_IO, kernel_copies && features.contains(Features::BATCH_IO));
     let max_io_bytes = if kernel_copies { TAG_BUFFER_BYTES } else { MAX_IO_BYTES };
     let params = params.with_max_io(max_io_bytes);
     let new = NewDevice { identity, features: wanted, queues, depth: DEPTH, max_io_bytes };
@@ -147,12 +156,14 @@ pub(super) fn add(
         Ok((file, memory)) => {
             let (is_recovered, capacity) = (false, params.capacity());
             let kernel_copies = kernel_copies_of(&added);
+            let takes_several = takes_several(&added);
             Ok(OpenedDevice {
                 number,
                 file,
                 memory,
                 depth,
                 kernel_copies,
+                takes_several,
                 is_recovered,
                 recovers,
                 capacity,
@@ -187,12 +198,14 @@ pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDev
     let (file, memory) = opened.expect("opened without an error");
     let (is_recovered, recovers, capacity) = (true, true, old.capacity());
     let kernel_copies = kernel_copies_of(&device);
+    let takes_several = takes_several(&device);
     Ok(OpenedDevice {
         number,
         file,
         memory,
         depth,
         kernel_copies,
+        takes_several,
         is_recovered,
         recovers,
         capacity,

@@ -342,17 +342,21 @@ impl UblkDoor {
             }
         };
         let (number, is_recovered) = (opened.number, opened.is_recovered);
-        let kernel_copies = opened.kernel_copies.is_some();
+        let (kernel_copies, several_at_once) =
+            (opened.kernel_copies.is_some(), opened.takes_several);
         let (disk, path) = self.start(device, opened, tags).await?;
         let (path, queues, name) = (path.display(), disk.queues().count(), device.name());
         if is_recovered {
-            tracing::info!(device = name, %path, number, queues, "block device taken over");
+            tracing::info!(
+                device = name, %path, number, queues, several_at_once, "block device taken over"
+            );
             // What its clients were told is what they have; a change since then is news.
             self.update_size(&disk, limits.capacity).await?;
         } else {
             let recovers = survives_kill && self.features().contains(Features::RECOVERY);
             tracing::info!(
-                device = name, %path, number, queues, recovers, kernel_copies, "block device made"
+                device = name, %path, number, queues, recovers, kernel_copies, several_at_once,
+                "block device made"
             );
         }
         Ok(())

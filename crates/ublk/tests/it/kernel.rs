@@ -2,7 +2,8 @@
 //! The kernel's side of a device, as its driver behaves: queues with their tags, requests that
 //! wait, recovery, and the copy of data into and out of buffers of tags where it is to copy them.
 //! It panics where the driver would refuse a command (also one of another core
-//! than that which fetched the tag), or give a client what it may not get.
+//! than that which fetched the tag), or give a client what it may not get. Each tag has commands of
+//! its own, or it says which of several tags have a request.
 //!
 //! ```text
 //!   waiting at a queue ─▶ an offered tag ─▶ owned by a core ─▶ committed: the client has it
@@ -13,10 +14,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Completion, CoreId, Slice, Status};
-use reactor::{CoreLocal, Msg, WaitList, core_id, post, spawn};
+use block::{Buf, Completion, CoreId, Nanos, Slice, Status};
+use reactor::{CoreLocal, KeptOp, Msg, WaitList, core_id, post, sleep, spawn};
 use sim::Rng;
-use ublk::{Channel, Descriptor};
+use ublk::{Channel, Descriptor, TagBuffers, TagResult};
 
 pub(crate) const READ: u32 = 0;
 pub(crate) const WRITE: u32 = 1;
@@ -58,6 +59,11 @@ struct KernelQueue {
     waiting: VecDeque<ClientRequest>,
     /// With which buffer each tag is offered, where the kernel copies.
     bufs: Vec<Option<Buf>>,
+    /// Those of all tags, where the server takes several at a time.
+    all_bufs: Option<Rc<TagBuffers>>,
+    /// Tags whose request the server has not been told of, and how often it was told.
+    untold: VecDeque<u16>,
+    told: u64,
     /// Where the server waits for its tags: a [`WaitList`] of that core.
     server: Option<(CoreId, CoreLocal)>,
     /// Its fetches are refused.
@@ -83,6 +89,7 @@ pub(crate) struct Connection {
     kernel: Kernel,
     queue: u16,
     changed: Rc<WaitList>,
+    takes_several: bool,
 }
 
 impl Kernel {
@@ -92,6 +99,9 @@ impl Kernel {
             tags: (0..depth).map(|_| Tag::Unknown).collect(),
             waiting: VecDeque::new(),
             bufs: vec![None; depth],
+            all_bufs: None,
+            untold: VecDeque::new(),
+            told: 0,
             server: None,
             is_refused: false,
         };
@@ -110,7 +120,12 @@ impl Kernel {
         let changed = Rc::new(WaitList::new());
         let name = CoreLocal::keep(changed.clone());
         self.0.borrow_mut().queues[usize::from(queue)].server = Some((core_id(), name));
-        Connection { kernel: self.clone(), queue, changed }
+        Connection { kernel: self.clone(), queue, changed, takes_several: false }
+    }
+
+    /// The same; the server takes several tags at a time.
+    pub(crate) fn connect_for_several(&self, queue: u16) -> Connection {
+        Connection { takes_several: true, ..self.connect(queue) }
     }
 
     /// All tags of all queues were fetched: requests flow.
@@ -137,6 +152,8 @@ impl Kernel {
             }
             queue.server = None;
             queue.bufs.fill(None);
+            queue.all_bufs = None;
+            queue.untold.clear();
         }
         state.is_live = false;
     }
@@ -216,6 +233,14 @@ impl State {
             if let (Some(buf), WRITE) = (queue.bufs[at].take(), next.op_flags & 0xff) {
                 buf.write(|bytes| bytes[..next.data.len()].copy_from_slice(&next.data));
             }
+            if let Some(bufs) = &queue.all_bufs {
+                let tag = u16::try_from(at).unwrap();
+                if next.op_flags & 0xff == WRITE {
+                    let buf = bufs.data(tag, next.data.len());
+                    buf.write(|bytes| bytes.copy_from_slice(&next.data));
+                }
+                queue.untold.push_back(tag);
+            }
             queue.tags[at] = Tag::Owned(core, next);
         }
     }
@@ -250,7 +275,9 @@ impl State {
         let next = if self.is_stopped { Tag::Ended } else { Tag::Offered(core_id()) };
         let queue = usize::from(at.0);
         self.queues[queue].tags[usize::from(at.1)] = next;
-        self.queues[queue].bufs[usize::from(at.1)] = buf.cloned();
+        if self.queues[queue].all_bufs.is_none() {
+            self.queues[queue].bufs[usize::from(at.1)] = buf.cloned();
+        }
         self.deliver(queue);
     }
 }
@@ -289,6 +316,84 @@ impl Channel for Connection {
         self.kernel.0.borrow_mut().commit((self.queue, tag), result, buf);
         self.changed.wake_all();
         self.answer(tag, done);
+    }
+
+    fn takes_several(&self) -> bool {
+        self.takes_several
+    }
+
+    fn prepare(&self, buffers: &Rc<TagBuffers>, done: Completion) {
+        let mut state = self.kernel.0.borrow_mut();
+        let queue = &mut state.queues[usize::from(self.queue)];
+        if queue.is_refused {
+            return done.complete(Status::Io);
+        }
+        for slot in &mut queue.tags {
+            assert!(matches!(slot, Tag::Unknown), "a tag is prepared twice: {slot:?}");
+            *slot = Tag::Offered(core_id());
+        }
+        queue.all_bufs = Some(buffers.clone());
+        drop(state);
+        done.complete(Status::Ok);
+    }
+
+    fn take(&self, _buffers: &Rc<TagBuffers>, place: &Rc<KeptOp>) {
+        let (kernel, changed, place) = (self.kernel.clone(), self.changed.clone(), place.clone());
+        let queue = usize::from(self.queue);
+        spawn(async move {
+            let has_some = || !kernel.0.borrow().queues[queue].untold.is_empty();
+            let has_ended = || {
+                let tags = &kernel.0.borrow().queues[queue].tags;
+                tags.iter().all(|tag| matches!(tag, Tag::Ended))
+            };
+            loop {
+                changed.wait_for(|| has_some() || has_ended()).await;
+                if !has_some() {
+                    return place.repeated().complete(Status::NoDevice);
+                }
+                let told = || kernel.0.borrow().queues[queue].told;
+                let before = told();
+                place.repeated().complete(Status::Ok);
+                changed.wait_for(|| told() != before).await;
+            }
+        });
+    }
+
+    fn taken(&self, each: &mut dyn FnMut(u16)) {
+        let mut state = self.kernel.0.borrow_mut();
+        let untold = state.queues[usize::from(self.queue)].untold.len();
+        // It tells as many as there is room for.
+        let told = state.rng.index(untold) + 1;
+        let queue = &mut state.queues[usize::from(self.queue)];
+        queue.untold.drain(..told).for_each(each);
+        queue.told += 1;
+        drop(state);
+        self.changed.wake_all();
+    }
+
+    fn commit(
+        &self,
+        results: &[TagResult],
+        buffers: &Rc<TagBuffers>,
+        tells: bool,
+        place: &Rc<KeptOp>,
+    ) {
+        let mut state = self.kernel.0.borrow_mut();
+        for TagResult { tag, result } in results {
+            let buf = &buffers.all()[usize::from(*tag)];
+            state.commit((self.queue, *tag), *result, Some(buf));
+        }
+        let pause = Nanos(state.rng.below(20_000));
+        drop(state);
+        self.changed.wake_all();
+        if tells {
+            // Later, if others are told meanwhile.
+            let place = place.clone();
+            spawn(async move {
+                sleep(pause).await;
+                place.repeated().complete(Status::Ok);
+            });
+        }
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {

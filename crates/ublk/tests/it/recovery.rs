@@ -4,11 +4,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, OpenDevice, Opener, Sector, Status};
+use block::{
+    Bio, BlockDevice, CoreId, Limits, Nanos, Op, OpenDevice, Opener, Planted, Sector, Status,
+};
 use reactor::{CoreLocal, sleep};
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, World, WorldRef, seeds};
-use ublk::{ByteBudget, DataMemory, NewQueue, QueueSpec, Queues};
+use ublk::{ByteBudget, DataMemory, Fault, NewQueue, QueueSpec, Queues};
 
 use super::clients::{Clients, SECTORS};
 use super::kernel::{Connection, Kernel};
@@ -52,6 +54,7 @@ pub(crate) fn spec(device: Rc<dyn BlockDevice>, depth: u16) -> QueueSpec {
         latencies: None,
         memory: DataMemory::Pooled(ByteBudget::new(1 << 20)),
         depth,
+        planted: Planted::NONE,
     }
 }
 
@@ -64,15 +67,30 @@ pub(crate) fn copied(spec: QueueSpec) -> QueueSpec {
 struct Served {
     kernel: Kernel,
     device: Rc<dyn BlockDevice>,
-    /// The kernel copies data.
-    copies: bool,
+    mode: DeviceMode,
+    planted: Planted<Fault>,
 }
 
 impl Served {
     fn queue(&self, nth: u16) -> (Connection, QueueSpec) {
-        let spec = spec(self.device.clone(), DEPTH);
-        (self.kernel.connect(nth), if self.copies { copied(spec) } else { spec })
+        let spec = QueueSpec { planted: self.planted, ..spec(self.device.clone(), DEPTH) };
+        match self.mode {
+            DeviceMode::UserCopy => (self.kernel.connect(nth), spec),
+            DeviceMode::Copied => (self.kernel.connect(nth), copied(spec)),
+            DeviceMode::Several => (self.kernel.connect_for_several(nth), copied(spec)),
+        }
     }
+}
+
+/// How the device was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceMode {
+    /// The server copies data.
+    UserCopy,
+    /// The kernel copies data.
+    Copied,
+    /// It does, and tags are taken several at a time.
+    Several,
 }
 
 /// Starts queue n on core n modulo `cores`; to be called on core 0.
@@ -96,8 +114,9 @@ struct Life {
     cores: u16,
     /// Of the device in the kernel, in all lives.
     queues: u16,
-    /// The kernel copies data: of the device, in all lives.
-    copies: bool,
+    /// Of the device, in all lives.
+    mode: DeviceMode,
+    planted: Planted<Fault>,
     /// It is killed after so many steps.
     kill_after: Option<u64>,
     /// It ends in order.
@@ -149,8 +168,8 @@ fn live(
 ) -> Result<(), String> {
     let machine = Machine::boot(world, life.cores);
     let keep = |core| {
-        let copies = life.copies;
-        let served = Served { kernel: kernel.clone(), device: device(), copies };
+        let Life { mode, planted, .. } = life;
+        let served = Served { kernel: kernel.clone(), device: device(), mode, planted };
         machine.on(core, || CoreLocal::keep(Rc::new(served)))
     };
     let served: Vec<CoreLocal> = (0..life.cores).map(keep).collect();
@@ -201,12 +220,19 @@ fn live(
 fn simulate(
     seed: u64,
     wrap: &dyn Fn(Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice>,
+    takes_several: bool,
+    planted: Planted<Fault>,
 ) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let world = World::calm(rng.next_u64());
     let disk = DiskSpec::new("disk", Sector(SECTORS), Box::new(Uniform::new(4, 1_000, 90_000)));
     let file = world.borrow_mut().add_disk(disk);
     let (queues, copies) = (rng.pick(&[1, 2, 3]), rng.chance_per_mille(500));
+    let mode = match (takes_several, copies) {
+        (true, _) => DeviceMode::Several,
+        (false, true) => DeviceMode::Copied,
+        (false, false) => DeviceMode::UserCopy,
+    };
     let kernel = Kernel::new(rng.fork(), queues.into(), DEPTH.into());
     let clients = Rc::new(RefCell::new(Clients::new(rng.fork())));
     for life in 1..=LIVES {
@@ -215,7 +241,8 @@ fn simulate(
         let kill_after = (life < LIVES).then(|| rng.below(within));
         let leaves = kill_after.is_some() && rng.chance_per_mille(300);
         // More cores than queues, and fewer.
-        let life = Life { cores: rng.pick(&[1, 2, 3, 4]), queues, copies, kill_after, leaves };
+        let cores = rng.pick(&[1, 2, 3, 4]);
+        let life = Life { cores, queues, mode, planted, kill_after, leaves };
         let device = || wrap(world.borrow().leaf(file));
         live(&world, &device, &kernel, &clients, life)?;
     }
@@ -225,14 +252,45 @@ fn simulate(
 
 #[test]
 fn kills_are_hidden_from_clients() {
-    seeds::run(300, |seed| simulate(seed, &|device| device));
+    seeds::run(300, |seed| simulate(seed, &|device| device, false, Planted::NONE));
+}
+
+#[test]
+fn kills_are_hidden_where_tags_are_taken_together() {
+    seeds::run(300, |seed| simulate(seed, &|device| device, true, Planted::NONE));
 }
 
 /// What makes the test above worth something: a device that may not promise it is found out.
 #[test]
 fn writes_that_only_the_process_has_are_missed() {
     let early = |device| Rc::new(EarlyWrites(device)) as Rc<dyn BlockDevice>;
-    let failure = seeds::first_failure(0..100, |seed| simulate(seed, &early));
-    let why = failure.expect("a lost write shows").why;
-    assert!(why.contains("was promised"), "{why}");
+    for several in [false, true] {
+        let simulated = |seed| simulate(seed, &early, several, Planted::NONE);
+        let failure = seeds::first_failure(0..100, simulated);
+        let why = failure.expect("a lost write shows").why;
+        assert!(why.contains("was promised"), "{why}");
+    }
+}
+
+#[cfg(feature = "planted")]
+fn first_failure_with(fault: Fault, several: bool) -> String {
+    let planted = Planted::new(fault);
+    let simulated = |seed| simulate(seed, &|device| device, several, planted);
+    seeds::first_failure(0..100, simulated).expect("the fault shows").why
+}
+
+#[test]
+#[cfg(feature = "planted")]
+fn a_tag_that_is_committed_twice_is_found() {
+    let why = first_failure_with(Fault::CommitAgain, true);
+    assert!(why.contains("Offered"), "{why}");
+}
+
+#[test]
+#[cfg(feature = "planted")]
+fn a_commit_after_the_queue_was_left_is_found() {
+    for several in [false, true] {
+        let why = first_failure_with(Fault::CommitAfterLeave, several);
+        assert!(why.contains("a queue that was left commits"), "{why}");
+    }
 }

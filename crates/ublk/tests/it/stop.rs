@@ -9,7 +9,7 @@ use sim::{DiskSpec, Faults, Machine, Rng, World, WorldRef};
 use ublk::{Ended, NewQueue, Queue, QueueSpec, Queues};
 
 use super::kernel::{ClientRequest, Completed, Connection, DISCARD, Kernel, READ, WRITE};
-use super::recovery::spec;
+use super::recovery::{copied, spec};
 
 fn world(faults: Faults) -> (WorldRef, Rc<dyn BlockDevice>) {
     let world = World::calm(1);
@@ -32,11 +32,21 @@ fn served(
     change: impl FnOnce(QueueSpec) -> QueueSpec + 'static,
     requests: Vec<ClientRequest>,
 ) -> Vec<Completed> {
+    served_by((world, device), Kernel::connect, change, requests)
+}
+
+/// The same by a connection of another kind.
+fn served_by(
+    (world, device): (WorldRef, Rc<dyn BlockDevice>),
+    connect: fn(&Kernel, u16) -> Connection,
+    change: impl FnOnce(QueueSpec) -> QueueSpec + 'static,
+    requests: Vec<ClientRequest>,
+) -> Vec<Completed> {
     let kernel = Kernel::new(Rng::new(7), 1, 4);
     let machine = Machine::boot(&world, 1);
     let at_kernel = kernel.clone();
     let done = machine.block_on(async move {
-        let connection = at_kernel.connect(0);
+        let connection = connect(&at_kernel, 0);
         let queue = Queue::start(connection, change(spec(device, 4)));
         queue.offered().await.unwrap();
         at_kernel.go_live();
@@ -71,6 +81,33 @@ fn a_stop_ends_the_queue_after_its_requests() {
         vec![request(1, WRITE, 0, 8), request(2, READ, 8, 2), request(3, DISCARD, 16, 8)];
     let completed = served(world(Faults::default()), |spec| spec, requests);
     assert_eq!(results(&completed), [(1, 4096), (2, 1024), (3, 0)]);
+}
+
+#[test]
+fn a_queue_that_takes_several_ends_after_them() {
+    // More than there are tags.
+    let requests = (1..=12).map(|id| request(id, if id % 2 == 0 { READ } else { WRITE }, id, 1));
+    let completed = served_by(
+        world(Faults::default()),
+        Kernel::connect_for_several,
+        copied,
+        requests.collect(),
+    );
+    assert_eq!(results(&completed), (1..=12).map(|id| (id, 512)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_queue_whose_tags_are_refused_has_failed() {
+    let kernel = Kernel::new(Rng::new(7), 1, 4);
+    kernel.refuse(0);
+    let (world, device) = world(Faults::default());
+    let machine = Machine::boot(&world, 1);
+    let done = machine.block_on(async move {
+        let queue = Queue::start(kernel.connect_for_several(0), copied(spec(device, 4)));
+        assert_eq!(queue.offered().await, Err(Status::Io));
+        queue.ended().await
+    });
+    assert_eq!(done.expect("no power cut"), Ended::Failed(Status::Io));
 }
 
 #[test]

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How a core waits for events: awake at first, if that pays, and then asleep in the kernel.
+//!
+//! Some commands end as they are submitted, and nobody is told if they have done all: these are
+//! prompt requests. Their completions are taken with the next one. Otherwise each of them would end
+//! the sleep in which it was submitted, and a check before a sleep would seem to have found
+//! something.
 use block::Nanos;
+use io_uring::types;
 use reactor::{Driver, Found};
 
 use super::{Shared, Uring};
 use crate::poll::{cpu_time, polls};
+use crate::ring_timeout::timespec;
 
 /// Looks of a poll before the clock is read again, which takes as long as a few of them.
 const LOOKS_AT_ONCE: u32 = 4;
@@ -107,6 +114,31 @@ impl Uring {
 }
 
 impl Shared {
+    /// Submits what is in the submission ring, and waits for a completion: until `left` has passed,
+    /// not at all if that is zero. Those of prompt requests are beside it.
+    pub(super) fn wait(&mut self, left: Option<Nanos>) {
+        let waited = match left {
+            Some(Nanos::ZERO) => self.ring.submit(),
+            None => self.ring.submit_and_wait(1 + self.prompt),
+            Some(left) => {
+                let time = timespec(left);
+                let args = types::SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1 + self.prompt, &args)
+            }
+        };
+        if let Err(e) = waited {
+            // Timeout, signal, pending completions, or a temporary lack of memory: the caller reaps
+            // the completions and retries.
+            let harmless =
+                [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS];
+            let errno = e.raw_os_error().unwrap_or(0);
+            // A lost completion leaves its request and buffers in flight for ever, and no correct
+            // result exists for it. So panic: durable data are safe, as after a power cut.
+            assert!(errno != libc::EBADR, "the kernel had no memory for a completion (EBADR)");
+            assert!(harmless.contains(&errno), "io_uring_enter failed: {e}");
+        }
+    }
+
     /// Waits for an event. Some waits are measured.
     fn sleep(&mut self, left: Option<Nanos>, now: impl Fn() -> Nanos) {
         if !self.poll_time.measures_next_sleep() {
@@ -120,11 +152,12 @@ impl Shared {
         self.poll_time.measured(cpu, now().saturating_sub(begun));
     }
 
-    /// Whether there are completions to reap. Asks the kernel only if it has some to deliver.
+    /// Whether there are completions to reap, those of prompt requests beside. Asks the kernel only
+    /// if it has some to deliver.
     fn has_completions(&mut self) -> bool {
         if self.ring.submission().taskrun() {
             self.wait(Some(Nanos::ZERO));
         }
-        !self.ring.completion().is_empty()
+        self.ring.completion().len() > self.prompt
     }
 }

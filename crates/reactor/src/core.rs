@@ -323,8 +323,9 @@ impl CoreRef {
 
     /// Wakes the tasks whose time has come.
     pub fn fire_timers(&self) {
-        // Without timers a turn does not read the clock.
-        if self.next_timer().is_none() {
+        // Without a timer that may fire a turn does not read the clock.
+        let next = self.next_timer();
+        if !next.is_some_and(|time| self.0.driver.borrow().may_have_come(time)) {
             return;
         }
         let now = self.0.loop_time();

@@ -278,6 +278,10 @@ pub trait Driver {
     fn poll(&mut self, _deadline: Option<Nanos>, _is_ready: &dyn Fn() -> bool) -> Found {
         Found::Nothing
     }
+    /// Whether a deadline may have come, so far as the driver can tell without its clock.
+    fn may_have_come(&self, _deadline: Nanos) -> bool {
+        true
+    }
     /// Has what was submitted begin now, and not at the next `park`. It waits for nothing.
     fn begin(&mut self) {}
     /// Random bits: seeded under simulation, the system's otherwise.

@@ -23,7 +23,7 @@ use crate::files::Files;
 use crate::mailbox::{Mailbox, Sender};
 use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
-use crate::poll::{PollTime, polls};
+use crate::poll::PollTime;
 use crate::request::{Latest, Outcome, Request, Vectors};
 use crate::ring_timeout::{RingTimeout, TIMEOUT};
 use crate::setup;
@@ -449,11 +449,15 @@ impl Driver for Uring {
     }
 
     fn polls(&self) -> bool {
-        polls() && self.shared.borrow().poll_time.next() > Nanos::ZERO
+        self.shared.borrow().poll_time.next() > Nanos::ZERO
     }
 
     fn poll(&mut self, deadline: Option<Nanos>, is_ready: &dyn Fn() -> bool) -> Found {
         self.poll_awake(deadline, is_ready)
+    }
+
+    fn may_have_come(&self, deadline: Nanos) -> bool {
+        !self.shared.borrow().timeout.ends_by(deadline)
     }
 
     fn begin(&mut self) {

@@ -10,7 +10,7 @@ use io_uring::types;
 use reactor::{Driver, Found};
 
 use super::{Shared, Uring};
-use crate::poll::{cpu_time, polls};
+use crate::poll::cpu_time;
 use crate::ring_timeout::timespec;
 
 /// Looks of a poll before the clock is read again, which takes as long as a few of them.
@@ -45,7 +45,8 @@ impl Uring {
         mut left: Option<Nanos>,
         polled: Option<Nanos>,
     ) -> Option<Waited> {
-        let start = polled.or_else(|| polls().then(|| self.now()));
+        let looks = polled.is_none() && shared.poll_time.looks_at_next_sleep();
+        let start = polled.or_else(|| looks.then(|| self.now()));
         let mut has_events = false;
         if let (None, Some(start)) = (polled, start) {
             has_events = self.poll_until(shared, start, left, &|| false) != Found::Nothing;

@@ -5,7 +5,8 @@
 //! A sender takes the lock once per batch, and writes to the eventfd only if the core sleeps: a
 //! running core checks its mailbox at every park. A core sets `asleep` under the lock and only
 //! while the queue is empty, so the sender of the next message sees it and wakes the core. That
-//! sender clears `asleep`, so a sleeping core is woken once.
+//! sender clears `asleep` under the lock, so a sleeping core is woken once. A core that has woken
+//! clears it without: a sender that comes at that moment wakes it once more.
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,14 +19,14 @@ use rustix::event::{EventfdFlags, eventfd};
 struct Queue {
     messages: Vec<Msg>,
     open: bool,
-    /// The core is parked, or about to be, and was not woken since.
-    asleep: bool,
 }
 
 struct Inbox {
     queue: Mutex<Queue>,
     /// Whether the queue has messages; changed under its lock.
     has_mail: AtomicBool,
+    /// The core is parked, or about to be, and was not woken since.
+    asleep: AtomicBool,
     eventfd: OwnedFd,
     senders: AtomicUsize,
 }
@@ -53,9 +54,10 @@ impl Mailbox {
     pub fn new() -> Result<Mailbox, Error> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot make an eventfd for a core's mailbox").because(e))?;
-        let queue = Mutex::new(Queue { messages: Vec::new(), open: true, asleep: false });
-        let (has_mail, senders) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Ok(Mailbox(Arc::new(Inbox { queue, has_mail, eventfd, senders })))
+        let queue = Mutex::new(Queue { messages: Vec::new(), open: true });
+        let (has_mail, asleep) = (AtomicBool::new(false), AtomicBool::new(false));
+        let senders = AtomicUsize::new(0);
+        Ok(Mailbox(Arc::new(Inbox { queue, has_mail, asleep, eventfd, senders })))
     }
 
     /// A handle by which other threads call this core. The core does not end while one exists.
@@ -94,7 +96,7 @@ impl Mailbox {
         }
         put(&mut queue.messages);
         self.0.has_mail.store(true, Ordering::Release);
-        let asleep = std::mem::take(&mut queue.asleep);
+        let asleep = self.0.asleep.swap(false, Ordering::Relaxed);
         drop(queue);
         if asleep {
             self.0.wake();
@@ -108,14 +110,15 @@ impl Mailbox {
 
     /// Marks the core as sleeping. False: there are messages, it must not sleep.
     pub(crate) fn begin_sleep(&self) -> bool {
-        let mut queue = self.0.lock();
-        queue.asleep = queue.messages.is_empty();
-        queue.asleep
+        let queue = self.0.lock();
+        let may_sleep = queue.messages.is_empty();
+        self.0.asleep.store(may_sleep, Ordering::Relaxed);
+        may_sleep
     }
 
     /// Clears the mark of [`Mailbox::begin_sleep`].
     pub(crate) fn end_sleep(&self) {
-        self.0.lock().asleep = false;
+        self.0.asleep.store(false, Ordering::Relaxed);
     }
 
     /// Swaps the messages with `into`, which is empty. Takes no lock if there are none.

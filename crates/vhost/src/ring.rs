@@ -16,6 +16,8 @@
 //!   table: a loop ends there.
 //! - VH-R3 An entry is in the used ring before the index that covers it. One index may cover
 //!   several new entries, all of one turn of the event loop.
+//! - VH-R4 Before its task waits for a kick, the guest is asked for one, and then the ring is
+//!   looked at once more: an entry is found there, or comes with a kick.
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};

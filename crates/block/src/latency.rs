@@ -4,6 +4,7 @@
 //! The buckets are fixed: the first ends at 2^14 ns (16 us), each further one at twice the end of
 //! the one before, the last but one at 2^34 ns (17 s). To record a time costs two additions to
 //! memory and finds its bucket by its leading zeroes; nothing is allocated.
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{Nanos, Op};
@@ -54,16 +55,35 @@ impl Latencies {
         sum_ns.fetch_add(time.0, Relaxed);
     }
 
-    /// So many requests of `op` ended at once.
-    pub fn record_at_once(&self, op: Op, requests: u64) {
-        self.0[op as usize].buckets[0].fetch_add(requests, Relaxed);
-    }
-
     /// What has been recorded of `op`.
     pub fn counts(&self, op: Op) -> LatencyCounts {
         let Histogram { buckets, sum_ns } = &self.0[op as usize];
         let buckets = buckets.each_ref().map(|count| count.load(Relaxed));
         LatencyCounts { buckets, sum: Nanos(sum_ns.load(Relaxed)) }
+    }
+}
+
+/// Requests of one core that ended in the turn of its loop in which they came. They are recorded
+/// together, as other cores read the latencies.
+#[derive(Debug, Default)]
+pub struct TurnCounts([Cell<u64>; OPS]);
+
+impl TurnCounts {
+    /// A request of `op` ended at once.
+    #[inline]
+    pub fn count(&self, op: Op) {
+        let requests = &self.0[op as usize];
+        requests.set(requests.get() + 1);
+    }
+
+    /// Records all of the turn, and begins the next one.
+    pub fn record(&self, latencies: &Latencies) {
+        for (requests, histogram) in self.0.iter().zip(&latencies.0) {
+            match requests.take() {
+                0 => {}
+                requests => drop(histogram.buckets[0].fetch_add(requests, Relaxed)),
+            }
+        }
     }
 }
 
@@ -111,7 +131,10 @@ mod tests {
         latencies.record(Op::Read, Nanos(10));
         latencies.record(Op::Read, Nanos(20_000));
         latencies.record(Op::Flush, Nanos(7));
-        latencies.record_at_once(Op::Discard, 3);
+        let turn = TurnCounts::default();
+        (0..3).for_each(|_| turn.count(Op::Discard));
+        turn.record(&latencies);
+        turn.record(&latencies);
         let discard = latencies.counts(Op::Discard);
         assert_eq!((discard.count(), discard.buckets[0], discard.sum), (3, 3, Nanos::ZERO));
         let read = latencies.counts(Op::Read);

@@ -17,7 +17,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::latency::Latencies;
+use block::latency::{Latencies, TurnCounts};
 use block::{
     Bio, BlockDevice, Buf, Bufs, Class, Completion, Flags, Limits, Nanos, Op, OpenDevice, Opener,
     Planted, Slice, Status,
@@ -111,9 +111,8 @@ pub struct Queue<C: Channel> {
     /// UB-Q4
     pub(crate) left: Cell<bool>,
     figures: Arc<Figures>,
-    /// Requests, by operation, that were committed in the turn in which they came, and are not in
-    /// the latencies yet.
-    at_once: [Cell<u64>; Op::ALL.len()],
+    /// Requests that were committed in the turn in which they came.
+    at_once: TurnCounts,
     pub(crate) changed: WaitList,
 }
 
@@ -141,7 +140,7 @@ impl<C: Channel> Queue<C> {
             failed: Cell::new(None),
             left: Cell::new(false),
             figures: Arc::default(),
-            at_once: Default::default(),
+            at_once: TurnCounts::default(),
             changed: WaitList::new(),
         });
         spawn(queue.clone().serve());
@@ -210,7 +209,9 @@ impl<C: Channel> Queue<C> {
     fn take_ends(self: &Rc<Self>) {
         self.take_until_turn_is_over();
         self.send_commits();
-        self.record_at_once();
+        if let Some(times) = &self.spec.latencies {
+            self.at_once.record(times);
+        }
     }
 
     /// Takes what has ended, and what ends meanwhile, until others are to get a turn.
@@ -353,10 +354,7 @@ impl<C: Channel> Queue<C> {
             return; // UB-Q4
         }
         match op {
-            Some(op) if took == Nanos::ZERO => {
-                let requests = &self.at_once[op as usize];
-                requests.set(requests.get() + 1);
-            }
+            Some(op) if took == Nanos::ZERO => self.at_once.count(op),
             Some(op) => self.record(op, took),
             None => {}
         }
@@ -382,18 +380,6 @@ impl<C: Channel> Queue<C> {
     fn record(&self, op: Op, took: Nanos) {
         if let Some(times) = &self.spec.latencies {
             times.record(op, took);
-        }
-    }
-
-    /// Records the requests that ended at once: all of a turn together, as other cores read the
-    /// counts.
-    fn record_at_once(&self) {
-        let Some(times) = &self.spec.latencies else { return };
-        for (op, requests) in Op::ALL.into_iter().zip(&self.at_once) {
-            match requests.take() {
-                0 => {}
-                requests => times.record_at_once(op, requests),
-            }
         }
     }
 

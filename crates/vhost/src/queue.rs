@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Error, Op};
+use block::Error;
+use block::latency::TurnCounts;
 use reactor::WaitList;
 
 use crate::event_fd::EventFd;
@@ -39,8 +40,8 @@ pub(crate) struct Queue {
     in_flight_count: Cell<usize>,
     /// Of the session on this core.
     figures: Arc<Figures>,
-    /// Requests of this turn that ended as they were submitted, by operation.
-    pub(crate) ended_at_once: [Cell<u64>; Op::ALL.len()],
+    /// Requests of this turn that ended as they were submitted.
+    pub(crate) ended_at_once: TurnCounts,
     /// Tasks that serve it.
     pub(crate) tasks: Cell<usize>,
     pub(crate) is_stopping: Cell<bool>,

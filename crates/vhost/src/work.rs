@@ -113,7 +113,9 @@ fn may_take(session: &Shared, queue: &Queue) -> bool {
 /// need not kick then. Returns how many they were.
 async fn take_all(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<usize, RingError> {
     let taken = take_until_empty(session, queue).await;
-    record_at_once(session, queue);
+    if let Some(latencies) = &session.latencies {
+        queue.ended_at_once.record(latencies);
+    }
     let taken = taken?;
     queue.publish()?;
     Ok(taken)
@@ -284,8 +286,7 @@ fn start(session: &Rc<Shared>, queue: &Rc<Queue>, memory: &Rc<Memory>, request: 
     let bio = match bio.map(BioFuture::into_outcome) {
         Some(Ok(done)) => {
             if let Some(op) = op_of(command) {
-                let requests = &queue.ended_at_once[op as usize];
-                requests.set(requests.get() + 1);
+                queue.ended_at_once.count(op);
             }
             return end(request, &data, status_of(done));
         }
@@ -387,18 +388,6 @@ fn op_of(command: Command) -> Option<Op> {
 fn record(session: &Shared, command: Command, begun: Nanos) {
     if let (Some(latencies), Some(op)) = (&session.latencies, op_of(command)) {
         latencies.record(op, loop_time().saturating_sub(begun));
-    }
-}
-
-/// Records the requests that ended as they were submitted: all of a turn at once, as other cores
-/// read the counts.
-fn record_at_once(session: &Shared, queue: &Queue) {
-    let Some(latencies) = &session.latencies else { return };
-    for (op, requests) in Op::ALL.into_iter().zip(&queue.ended_at_once) {
-        match requests.take() {
-            0 => {}
-            requests => latencies.record_at_once(op, requests),
-        }
     }
 }
 

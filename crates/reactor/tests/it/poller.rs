@@ -92,6 +92,7 @@ fn a_busy_core_looks_at_its_pollers() {
             loop {
                 other.set(other.get() + 1);
                 IS_STORED.set(other.get() >= 5);
+                assert!(other.get() < 1000, "the core does not look");
                 yield_now().await;
             }
         });

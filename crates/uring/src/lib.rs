@@ -9,6 +9,7 @@
 //!   Files     opens, listens, closes: fills the table of the driver
 //!   helpers   threads for system calls that may wait for a file system
 //!   command_stream  commands that the kernel answers again and again
+//!   ring_number     how the thread names its ring to the kernel
 //!   pmem      a mapped file: copies complete without the ring
 //!   guest_memory  memory of a virtual machine, mapped
 //!   Sender    other threads ──▶ Mailbox (queue + eventfd) ──▶ read of the eventfd, always armed
@@ -72,6 +73,7 @@ mod pmem;
 mod poll;
 mod request;
 mod ring;
+mod ring_number;
 mod ring_timeout;
 mod setup;
 mod shared_memory;

@@ -25,6 +25,7 @@ use crate::passed_files::{PassedFiles, attach_lifeline};
 use crate::pmem::MappedOutcome;
 use crate::poll::PollTime;
 use crate::request::{Latest, Outcome, Request, Vectors};
+use crate::ring_number::RingNumber;
 use crate::ring_timeout::{RingTimeout, TIMEOUT};
 use crate::setup;
 use crate::sleep_check::SleepCheck;
@@ -62,6 +63,7 @@ static CLOCK_START: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// The state that the driver and its [`Files`] share.
 pub(crate) struct Shared {
     ring: IoUring,
+    number: RingNumber,
     pub(crate) table: Table,
     requests: Slab<Request>,
     streams: CommandStreams,
@@ -112,8 +114,10 @@ impl Uring {
         // A kernel before 5.15 refuses this: the ring also works with fewer.
         let _ = ring.submitter().register_iowq_max_workers(&mut [BOUNDED_WORKERS_MAX, 0]);
         attach_lifeline(&ring)?;
+        let number = RingNumber::register(&ring);
         let shared = Shared {
             ring,
+            number,
             table: Table::default(),
             requests: Slab::with_capacity(setup::SQ_ENTRIES as usize),
             streams: CommandStreams::default(),
@@ -275,7 +279,7 @@ impl Shared {
             if !self.push(&next) {
                 self.backlog.push_front(next);
                 // EBUSY, EAGAIN, EINTR: reaping completions makes room.
-                if self.ring.submit().is_err() {
+                if self.number.enter(&mut self.ring, 0).is_err() {
                     break;
                 }
             }
@@ -508,6 +512,7 @@ impl Drop for Uring {
             }
             shared.wait(Some(Nanos::from_secs(1)));
         }
+        shared.number.give_back(&shared.ring);
         if shared.requests.is_empty() && !shared.wakeup.armed && shared.streams.is_empty() {
             return;
         }

@@ -119,12 +119,12 @@ impl Shared {
     /// not at all if that is zero. Those of prompt requests are beside it.
     pub(super) fn wait(&mut self, left: Option<Nanos>) {
         let waited = match left {
-            Some(Nanos::ZERO) => self.ring.submit(),
-            None => self.ring.submit_and_wait(1 + self.prompt),
+            Some(Nanos::ZERO) => self.number.enter(&mut self.ring, 0),
+            None => self.number.enter(&mut self.ring, 1 + self.prompt),
             Some(left) => {
                 let time = timespec(left);
                 let args = types::SubmitArgs::new().timespec(&time);
-                self.ring.submitter().submit_with_args(1 + self.prompt, &args)
+                self.ring.submitter().submit_with_args(1 + self.prompt, &args).map(drop)
             }
         };
         if let Err(e) = waited {

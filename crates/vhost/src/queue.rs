@@ -15,11 +15,14 @@ use crate::memory::Memory;
 use crate::message::RingAddresses;
 use crate::ring::{Ring, RingError};
 
-/// So many requests are answered before the guest is told of them while others still go on. Then
-/// guest and core work at the same time, and neither sleeps: with one call at the end of each batch
-/// a core that polls served half as many 4 KiB requests at depth 32 (`make bench-doors`,
-/// 2026-11-28; with 8 and 16 fewer than with 4, with 1 as many for four times the calls).
+/// So many requests are answered before the guest may see and be told of them while others still go
+/// on: then guest and core work at the same time.
 const TOLD_AT_ONCE: u16 = 4;
+/// Of requests that end as they are submitted the guest is told when so many, or a quarter, of
+/// those that it has at a time are left: waking it takes as long as they do. Told earlier, it finds
+/// few answers and sleeps again, and each call to one that sleeps takes 3 us in a virtual machine
+/// (docs/performance.md, "Doors").
+const LEFT_AS_TOLD: u16 = 8;
 
 /// A queue. It runs from the message that gives its kick to the one that asks for its base.
 #[derive(Debug, Default)]
@@ -113,7 +116,8 @@ impl Queue {
             return Ok(());
         }
         self.publish()?;
-        self.call_early()
+        let at_once = self.ring.borrow().as_ref().map_or(0, |ring| ring.found_at_once());
+        self.call_after(at_once.saturating_sub(LEFT_AS_TOLD.max(at_once / 4)))
     }
 
     /// Makes the ring. Returns the heads that an earlier process has left in flight, to be issued
@@ -190,10 +194,14 @@ impl Queue {
     /// # Errors
     /// When memory is gone.
     pub(crate) fn call_early(&self) -> Result<(), RingError> {
+        self.call_after(TOLD_AT_ONCE)
+    }
+
+    /// The same, if there are `enough`, and [`TOLD_AT_ONCE`].
+    fn call_after(&self, enough: u16) -> Result<(), RingError> {
         let ring = self.ring.borrow();
-        let Some(ring) = ring.as_ref().filter(|ring| ring.untold() >= TOLD_AT_ONCE) else {
-            return Ok(());
-        };
+        let has_enough = |ring: &&Rc<Ring>| ring.untold() >= enough.max(TOLD_AT_ONCE);
+        let Some(ring) = ring.as_ref().filter(has_enough) else { return Ok(()) };
         let call = self.call.borrow();
         // What can't be told now must not count as told.
         if let Some(call) = call.as_ref().filter(|call| call.can_signal_now())
@@ -277,37 +285,77 @@ mod tests {
     use crate::testing::{TestEvent, USER_OFFSET, ram, region_at};
     use block::ClientRegion;
 
-    const SIZE: u16 = 16;
+    const SIZE: u16 = 64;
     const AVAILABLE: u64 = 0x1000;
+
+    /// A queue whose guest wants to be told of everything, until it has been told.
+    struct TestQueue {
+        queue: Rc<Queue>,
+        region: Arc<dyn ClientRegion>,
+        event: Arc<TestEvent>,
+    }
+
+    impl TestQueue {
+        fn new() -> TestQueue {
+            let (region, event) = (ram(0x3000), Arc::new(TestEvent::default()));
+            let region = region as Arc<dyn ClientRegion>;
+            let memory = Memory::new(&[region_at(0, 0x3000)], vec![region.clone()]).unwrap();
+            let queue = Queue::new(0, &Arc::default());
+            queue.size.set(SIZE);
+            queue.addresses.set(Some(RingAddresses {
+                descriptors: USER_OFFSET,
+                used: USER_OFFSET + 0x2000,
+                available: USER_OFFSET + AVAILABLE,
+            }));
+            queue.begin(&memory, true, None).unwrap();
+            queue.call.replace(Some(EventFd::of_test(event.clone())));
+            TestQueue { queue, region, event }
+        }
+
+        /// The guest makes entries available up to this index, which are found.
+        fn offer(&self, index: u16) {
+            self.region.store_u16(AVAILABLE + 2, index).unwrap();
+            assert_eq!(self.queue.ring().unwrap().peek(), Ok(Some(0)));
+        }
+
+        /// The guest wants to be told again, after this index.
+        fn want_call(&self, index: u16) {
+            self.region.store_u16(AVAILABLE + 4 + u64::from(SIZE) * 2, index).unwrap();
+        }
+
+        /// Requests end as they are submitted. Returns how often the guest has been told.
+        fn end(&self, heads: std::ops::Range<u16>) -> u64 {
+            for head in heads {
+                self.queue.begin_request(head, true).unwrap();
+                self.queue.put_used(head, 1).unwrap();
+                self.queue.end_request(head);
+                self.queue.publish_some().unwrap();
+            }
+            self.event.count()
+        }
+    }
 
     #[test]
     fn the_guest_is_told_before_all_requests_have_ended() {
-        let (region, event) = (ram(0x3000), Arc::new(TestEvent::default()));
-        let memory = vec![region.clone() as Arc<dyn ClientRegion>];
-        let memory = Memory::new(&[region_at(0, 0x3000)], memory).unwrap();
-        let queue = Queue::new(0, &Arc::default());
-        queue.size.set(SIZE);
-        queue.addresses.set(Some(RingAddresses {
-            descriptors: USER_OFFSET,
-            used: USER_OFFSET + 0x2000,
-            available: USER_OFFSET + AVAILABLE,
-        }));
-        queue.begin(&memory, true, None).unwrap();
-        queue.call.replace(Some(EventFd::of_test(event.clone())));
-        let end = |heads: std::ops::Range<u16>| {
-            for head in heads {
-                queue.begin_request(head, true).unwrap();
-                queue.put_used(head, 1).unwrap();
-                queue.end_request(head);
-                queue.publish_some().unwrap();
-            }
-            event.count()
-        };
-        assert_eq!(end(0..3), 0, "so few are told at the end of the turn");
-        assert_eq!(end(3..4), 1);
-        assert_eq!(end(4..12), 1, "the guest has not asked again");
-        region.store_u16(AVAILABLE + 4 + u64::from(SIZE) * 2, 12).unwrap();
-        assert_eq!(end(12..16), 2);
-        assert_eq!(queue.ring().unwrap().wants_call(), Ok(false), "all were told");
+        let test = TestQueue::new();
+        test.offer(8);
+        assert_eq!(test.end(0..3), 0, "so few are told at the end of the turn");
+        assert_eq!(test.end(3..4), 1);
+        assert_eq!(test.end(4..12), 1, "the guest has not asked again");
+        test.want_call(12);
+        assert_eq!(test.end(12..16), 2);
+        assert_eq!(test.queue.ring().unwrap().wants_call(), Ok(false), "all were told");
+    }
+
+    #[test]
+    fn a_guest_with_many_requests_is_told_when_few_are_left() {
+        let test = TestQueue::new();
+        test.offer(32);
+        assert_eq!(test.end(0..23), 0);
+        assert_eq!(test.end(23..24), 1, "8 of 32 are left");
+        let test = TestQueue::new();
+        test.offer(64);
+        assert_eq!(test.end(0..47), 0);
+        assert_eq!(test.end(47..48), 1, "a quarter of 64 is left");
     }
 }

@@ -182,6 +182,8 @@ pub struct Ring {
     next: Cell<u16>,
     /// The available ring's index when it was last loaded: the guest has the line that it is in.
     available_idx: Cell<u16>,
+    /// The most entries that were found available at once lately.
+    found_at_once: Cell<u16>,
     /// Index of the used ring, with the entries that the guest can't see yet.
     used_idx: Cell<u16>,
     /// The index that the guest sees.
@@ -229,6 +231,7 @@ impl Ring {
             used,
             next: Cell::new(next),
             available_idx: Cell::new(next),
+            found_at_once: Cell::new(0),
             used_idx: Cell::new(used_idx),
             published: Cell::new(used_idx),
             told_at: Cell::new(used_idx),
@@ -284,10 +287,14 @@ impl Ring {
         let next = self.next.get();
         if self.available_idx.get() == next {
             let found = self.available.region.load_u16(self.available.at + INDEX_AT)?;
-            if found.wrapping_sub(next) > self.size {
+            let count = found.wrapping_sub(next);
+            if count > self.size {
                 return Err(RingError::Index { found, next });
             }
             self.available_idx.set(found);
+            if count > 0 {
+                self.found_at_once.set(count.max(self.found_at_once.get().saturating_sub(1)));
+            }
         }
         if self.available_idx.get().wrapping_sub(next) <= further {
             return Ok(None);
@@ -298,6 +305,12 @@ impl Ring {
             return Err(RingError::Descriptor(head.into()));
         }
         Ok(Some(head))
+    }
+
+    /// The most chains that were found available at once lately: each batch that is smaller lets
+    /// it fall by one.
+    pub(crate) fn found_at_once(&self) -> u16 {
+        self.found_at_once.get()
     }
 
     /// Takes the chain that [`Ring::peek`] has found.

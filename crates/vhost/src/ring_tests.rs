@@ -308,3 +308,19 @@ fn a_guest_that_has_long_wanted_no_call_polls() {
     guest.store(event, ring.used_idx().wrapping_sub(9));
     assert!(!answer(all - u32::from(SLEEPS_REQUESTS)) && !ring.guest_sleeps(), "it came round");
 }
+
+#[test]
+fn a_ring_knows_how_many_chains_came_at_once_lately() {
+    let guest = GuestRing::new();
+    let ring = guest.ring(0, false);
+    let offer_and_take = |count: u16| {
+        (0..count).for_each(|head| guest.offer(head));
+        while ring.peek().unwrap().is_some() {
+            ring.take();
+        }
+        ring.found_at_once()
+    };
+    assert_eq!(offer_and_take(5), 5);
+    assert_eq!((0..3).map(|_| offer_and_take(1)).collect::<Vec<_>>(), [4, 3, 2]);
+    assert_eq!(offer_and_take(8), 8);
+}

@@ -79,9 +79,12 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
         // While this core is awake the guest need not kick. But one that sleeps is kept awake by
         // that, if it has many requests: as it has kicked, it finds the first answers. Without
         // kicks it slept after each batch (docs/decisions/0052-pollers.md).
-        let looks = |ring: Rc<Ring>| taken < FEW || !ring.guest_sleeps();
-        let looks = queue.ring().is_some_and(looks);
-        if looks && poller.wait().await || ask_for_kicks(session, queue)? {
+        let kicks_first = taken >= FEW && queue.ring().is_some_and(|ring| ring.guest_sleeps());
+        let has_more = match kicks_first {
+            true => ask_for_kicks(session, queue)? || poller.wait().await,
+            false => poller.wait().await || ask_for_kicks(session, queue)?,
+        };
+        if has_more {
             continue;
         }
         let kick = queue.kick.borrow().clone();

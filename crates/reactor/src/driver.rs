@@ -111,6 +111,11 @@ pub enum CommandMemory {
     Sent(Rc<SentMemory>),
     /// The kernel driver answers again and again.
     Stream(Rc<StreamMemory>),
+    /// The command points at this address, in memory that a stream of the same file keeps
+    /// ([`StreamMemory::new`]) and whose owner leaves it as it is until the kernel driver has taken
+    /// it. There is an event for an error only, so the op has to be a [`crate::KeptOp`]; the driver
+    /// keeps nothing of the command. `NoDevice` when nothing is under way on the file.
+    OfStream(u64),
 }
 
 /// What a command points at. The kernel driver takes it and answers as the command begins.

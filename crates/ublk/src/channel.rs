@@ -93,8 +93,10 @@ pub struct KernelChannel {
     takes_several: bool,
     /// Where it says so.
     taken: OnceCell<Rc<StreamMemory>>,
-    /// What the last commit pointed at.
+    /// What the last commit of several tags pointed at.
     sent: RefCell<Option<Rc<SentMemory>>>,
+    /// An element of each tag, for commits of it alone.
+    elements: OnceCell<Buf>,
 }
 
 impl KernelChannel {
@@ -106,8 +108,8 @@ impl KernelChannel {
         memory: QueueMemory,
         takes_several: bool,
     ) -> KernelChannel {
-        let (taken, sent) = (OnceCell::new(), RefCell::default());
-        KernelChannel { file, queue, memory, takes_several, taken, sent }
+        let (taken, sent, elements) = (OnceCell::new(), RefCell::default(), OnceCell::new());
+        KernelChannel { file, queue, memory, takes_several, taken, sent, elements }
     }
 
     /// The character device.
@@ -135,25 +137,39 @@ impl KernelChannel {
         let count = u16::try_from(results.len()).expect("at most all tags");
         let memory = Rc::get_mut(&mut sent).expect("no command has it");
         let buffers = memory.keep.downcast_ref::<TagBuffers>().expect("the buffers of the tags");
-        let all = buffers.all();
         memory.data.write(|bytes| {
             let places = bytes.chunks_exact_mut(size_of::<BatchElement>());
-            for (place, TagResult { tag, result }) in places.zip(results) {
-                let addr = all[usize::from(tag)].as_ptr().expose_provenance() as u64;
-                let element = BatchElement { tag, buffer_index: 0, result, addr };
-                place.copy_from_slice(element.as_bytes());
+            for (place, result) in places.zip(results) {
+                place.copy_from_slice(element(result, buffers).as_bytes());
             }
         });
-        drop(all);
-        let command = BatchCommand {
-            queue: self.queue,
-            flags: ELEMENTS_HAVE_ADDRESSES,
-            elements: count,
-            element_bytes: u8::try_from(size_of::<BatchElement>()).expect("few bytes"),
-            ..Default::default()
-        };
+        let command = self.on_elements(count);
         self.send_batch(code, command, CommandMemory::Sent(sent.clone()), done);
         sent
+    }
+
+    /// Commits one tag. Its element is written again only after the kernel has given the tag out
+    /// again, and so has taken this commit (UB-B1).
+    fn commit_alone(&self, result: TagResult, buffers: &TagBuffers, done: Completion) {
+        let elements = self.elements.get().expect("made as the first tags were taken");
+        let at = usize::from(result.tag) * size_of::<BatchElement>();
+        let element = element(result, buffers);
+        let bytes = at..at + size_of::<BatchElement>();
+        elements.write(|all| all[bytes].copy_from_slice(element.as_bytes()));
+        let address = elements.as_ptr().wrapping_add(at).expose_provenance() as u64;
+        let memory = CommandMemory::OfStream(address);
+        self.send_batch(COMMIT_SEVERAL, self.on_elements(1), memory, done);
+    }
+
+    /// The arguments of a command on so many elements.
+    fn on_elements(&self, elements: u16) -> BatchCommand {
+        BatchCommand {
+            queue: self.queue,
+            flags: ELEMENTS_HAVE_ADDRESSES,
+            elements,
+            element_bytes: u8::try_from(size_of::<BatchElement>()).expect("few bytes"),
+            ..Default::default()
+        }
     }
 
     /// Memory for elements of all tags.
@@ -173,6 +189,12 @@ impl KernelChannel {
         args.copy_from_slice(command.as_bytes());
         push_bio(done, self.file, SqeOp::Command { code, args, memory });
     }
+}
+
+/// What the kernel is told of a tag, and where its data are next.
+fn element(TagResult { tag, result }: TagResult, buffers: &TagBuffers) -> BatchElement {
+    let addr = buffers.all()[usize::from(tag)].as_ptr().expose_provenance() as u64;
+    BatchElement { tag, buffer_index: 0, result, addr }
 }
 
 impl Channel for KernelChannel {
@@ -196,7 +218,10 @@ impl Channel for KernelChannel {
     fn take(&self, buffers: &Rc<TagBuffers>, place: &Rc<KeptOp>) {
         let element_bytes = u8::try_from(size_of::<u16>()).expect("two bytes");
         let command = BatchCommand { queue: self.queue, element_bytes, ..Default::default() };
-        let memory = self.taken.get_or_init(|| Rc::new(StreamMemory::new(buffers.clone())));
+        let bytes = usize::from(self.memory.depth()) * size_of::<BatchElement>();
+        let elements = self.elements.get_or_init(|| Buf::alloc(bytes)).clone();
+        let keep = || Rc::new((buffers.clone(), elements));
+        let memory = self.taken.get_or_init(|| Rc::new(StreamMemory::new(keep())));
         let memory = CommandMemory::Stream(memory.clone());
         self.send_batch(TAKE_SEVERAL, command, memory, place.repeated());
     }
@@ -217,6 +242,9 @@ impl Channel for KernelChannel {
         tells: bool,
         place: &Rc<KeptOp>,
     ) {
+        if let ([result], false) = (results, tells) {
+            return self.commit_alone(*result, buffers, place.repeated());
+        }
         // That of the commit before, if the kernel has taken it.
         let old = self.sent.take().filter(|sent| Rc::strong_count(sent) == 1);
         let mut sent = old.unwrap_or_else(|| self.new_sent(buffers));

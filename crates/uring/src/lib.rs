@@ -18,7 +18,8 @@
 //! Invariants
 //! - UR-U1 Memory that the kernel may access (buffers, also those of commands, iovec arrays, the
 //!   eight bytes of the eventfd's read) is owned by its `Request` or by the ring, and freed only
-//!   after the completion was reaped: never, if the driver ends before that.
+//!   after the completion was reaped: never, if the driver ends before that. What a command of a
+//!   stream points at ([`reactor::CommandMemory`]) is owned by the stream.
 //! - UR-U2 Every request yields one event, but for commands that have none when they have done all,
 //!   or many ([`reactor::CommandMemory`]). The driver itself continues short transfers and retries
 //!   interrupted ones.

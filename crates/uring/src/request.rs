@@ -345,9 +345,10 @@ impl Request {
                     CommandMemory::Sent(sent) => {
                         command.addr(Some(sent.data.as_ptr().expose_provenance() as u64)).build()
                     }
-                    CommandMemory::None | CommandMemory::Named(_) | CommandMemory::Stream(_) => {
-                        command.build()
-                    }
+                    CommandMemory::None
+                    | CommandMemory::Named(_)
+                    | CommandMemory::Stream(_)
+                    | CommandMemory::OfStream(_) => command.build(),
                 }
             }
             SqeOp::Accept => {

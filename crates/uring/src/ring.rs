@@ -32,6 +32,7 @@ use crate::sleep_check::SleepCheck;
 use crate::socket;
 use crate::table::{CloseResult, Closer, Table};
 use crate::wakeup::{WAKEUP, WakeupRead};
+use commands::ERROR_ONLY;
 use sleep::Waited;
 
 mod commands;
@@ -54,6 +55,8 @@ enum Waiting {
     Cancel(usize),
     /// A command that is answered again and again.
     Stream(usize),
+    /// A command that nothing is kept of.
+    OfStream(Box<Sqe>),
 }
 
 /// Start of the clock, common to all cores, so that their times can be compared.
@@ -306,6 +309,7 @@ impl Shared {
             Waiting::Stream(nth) => {
                 self.streams.entry(nth, self.table.fd(self.streams.get(nth).file))
             }
+            Waiting::OfStream(ref sqe) => return self.push_of_stream(sqe),
         };
         // SAFETY: UR-U1: `requests` holds buffers and arrays until the completion is reaped;
         // `streams` does until the last one.
@@ -328,6 +332,10 @@ impl Shared {
                 _ => {}
             }
             if matches!(cqe.user_data(), WAKEUP | TIMEOUT | CANCELLATION) {
+                continue;
+            }
+            if cqe.user_data() & ERROR_ONLY != 0 {
+                self.of_stream_failed(cqe.user_data(), cqe.result());
                 continue;
             }
             if cqe.user_data() & STREAM != 0 {

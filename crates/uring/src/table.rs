@@ -276,6 +276,12 @@ impl Table {
         self.0[index(file)].fd.as_raw_fd()
     }
 
+    /// The descriptor of a file on which a request is under way: it stays open for that.
+    pub(crate) fn fd_in_use(&self, file: FileId) -> Option<RawFd> {
+        let slot = self.0.get(index(file)).filter(|slot| slot.in_flight > 0);
+        slot.map(|slot| slot.fd.as_raw_fd())
+    }
+
     /// Whether a kernel thread must issue requests on a file.
     pub(crate) fn may_block(&self, file: FileId) -> bool {
         matches!(self.0[index(file)].kind, Kind::File { may_block: true, .. })

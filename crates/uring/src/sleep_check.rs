@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The check before a sleep: a core that had work asks the kernel once more, without waiting,
-//! before it sleeps.
+//! before it sleeps. That is no system call where it has nothing to submit and the kernel says
+//! that it has deferred nothing.
 //!
 //! A check takes 0.5 us, and waking a core costs the waker up to 5 us (2026-11, in a virtual
 //! machine); on a busy core the next event often arrives within that time. Under a client that

@@ -18,10 +18,10 @@ use crate::ring::{Ring, RingError};
 /// So many requests are answered before the guest may see and be told of them while others still go
 /// on: then guest and core work at the same time.
 const TOLD_AT_ONCE: u16 = 4;
-/// Of requests that end as they are submitted the guest is told when so many, or a quarter, of
-/// those that it has at a time are left: waking it takes as long as they do. Told earlier, it finds
-/// few answers and sleeps again, and each call to one that sleeps takes 3 us in a virtual machine
-/// (docs/performance.md, "Doors").
+/// Of requests that end as they are submitted the guest is told when so many of those that it has
+/// at a time are left, or a quarter if that is more: waking it takes as long as they do. Told
+/// earlier, it finds few answers and sleeps again, and each call to one that sleeps takes 3 us in a
+/// virtual machine (docs/performance.md, "Doors").
 const LEFT_AS_TOLD: u16 = 8;
 
 /// A queue. It runs from the message that gives its kick to the one that asks for its base.

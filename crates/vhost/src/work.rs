@@ -78,7 +78,8 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
         }
         // While this core is awake the guest need not kick. But one that sleeps is kept awake by
         // that, if it has many requests: as it has kicked, it finds the first answers. Without
-        // kicks it slept after each batch (docs/decisions/0052-pollers.md).
+        // kicks it slept after each batch (docs/decisions/0052-pollers.md). Nobody reads that kick
+        // while the core finds the requests by its look.
         let kicks_first = taken >= FEW && queue.ring().is_some_and(|ring| ring.guest_sleeps());
         let has_more = match kicks_first {
             true => ask_for_kicks(session, queue)? || poller.wait().await,

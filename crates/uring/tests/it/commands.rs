@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::net::UdpSocket;
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::{Buf, Nanos, Status};
 use reactor::{CommandMemory, FileId, KeptOp, OnDone, SqeOp, driver_io, push_bio, sleep};
@@ -27,7 +26,6 @@ impl OnDone for StatusList {
 fn commands_of_a_stream_tell_of_errors_only() {
     on_core(async |files| {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let address = socket.local_addr().unwrap();
         let file = files.adopt_device(socket.into());
         let ends = Rc::new(StatusList::default());

@@ -107,26 +107,27 @@ fn delete_unserved(control: &mut Control, number: u32) -> Result<(), Error> {
     control.delete(number)
 }
 
-/// The largest request of a device whose data the kernel copies.
-fn kernel_copies_of(device: &KernelDevice) -> Option<u32> {
-    (!device.features.contains(Features::USER_COPY)).then_some(device.max_io_bytes)
-}
-
-/// Whether tags of a device are taken and committed several at a time.
-fn takes_several(device: &KernelDevice) -> bool {
-    kernel_copies_of(device).is_some() && device.features.contains(Features::BATCH_IO)
-}
-
-/// Opens the character device of a device.
-fn open(control: &Control, device: &KernelDevice) -> Result<(OwnedFd, Vec<QueueMemory>), Error> {
-    let KernelDevice { number, depth, queues, .. } = *device;
+/// Opens the character device of a device that has `capacity`.
+fn open(control: &Control, device: &KernelDevice, capacity: Sector) -> Result<OpenedDevice, Error> {
+    let KernelDevice { number, depth, queues, features, max_io_bytes, .. } = *device;
     let file = control.open_char(number)?;
     let map = |queue| QueueMemory::map(&file, queue, depth);
     let memory = (0..queues).map(map).collect::<Result<_, _>>().map_err(|e| {
         let path = disk_path(number);
         Error::io(format!("{}: no memory of requests", path.display())).because(e)
     })?;
-    Ok((file, memory))
+    let kernel_copies = (!features.contains(Features::USER_COPY)).then_some(max_io_bytes);
+    Ok(OpenedDevice {
+        number,
+        file,
+        memory,
+        depth,
+        kernel_copies,
+        takes_several: kernel_copies.is_some() && features.contains(Features::BATCH_IO),
+        is_recovered: false,
+        recovers: features.contains(Features::USER_RECOVERY),
+        capacity,
+    })
 }
 
 /// Makes a device with at most `queues` queues, and opens it. `kernel_copies`: the kernel is to
@@ -150,36 +151,19 @@ pub(super) fn add(
     let new = NewDevice { identity, features: wanted, queues, depth: DEPTH, max_io_bytes };
     // It has no more queues than the machine has processors.
     let added = control.add(&new)?;
-    let KernelDevice { number, depth, .. } = added;
-    let opened = control.set_params(number, &params).and_then(|()| open(&control, &added));
-    match opened {
-        Ok((file, memory)) => {
-            let (is_recovered, capacity) = (false, params.capacity());
-            let kernel_copies = kernel_copies_of(&added);
-            let takes_several = takes_several(&added);
-            Ok(OpenedDevice {
-                number,
-                file,
-                memory,
-                depth,
-                kernel_copies,
-                takes_several,
-                is_recovered,
-                recovers,
-                capacity,
-            })
-        }
-        Err(e) => {
-            // The first error is the caller's.
-            let _ = control.delete(number);
-            Err(e)
-        }
+    let opened = control
+        .set_params(added.number, &params)
+        .and_then(|()| open(&control, &added, params.capacity()));
+    if opened.is_err() {
+        // The first error is the caller's.
+        let _ = control.delete(added.number);
     }
+    opened
 }
 
 /// Takes a device over whose last server is gone, and opens it. It keeps its number of queues.
 pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDevice, Error> {
-    let KernelDevice { number, depth, .. } = device;
+    let number = device.number;
     let mut control = Control::open()?;
     let old = control.params(number)?;
     let path = disk_path(number);
@@ -194,22 +178,11 @@ pub(super) fn recover(device: KernelDevice, params: &Params) -> Result<OpenedDev
     }
     while_busy(END_TIME, || control.start_recovery(number))?;
     let mut opened = None;
-    while_busy(END_TIME, || open(&control, &device).map(|file| opened = Some(file)))?;
-    let (file, memory) = opened.expect("opened without an error");
-    let (is_recovered, recovers, capacity) = (true, true, old.capacity());
-    let kernel_copies = kernel_copies_of(&device);
-    let takes_several = takes_several(&device);
-    Ok(OpenedDevice {
-        number,
-        file,
-        memory,
-        depth,
-        kernel_copies,
-        takes_several,
-        is_recovered,
-        recovers,
-        capacity,
-    })
+    while_busy(END_TIME, || {
+        open(&control, &device, old.capacity()).map(|device| opened = Some(device))
+    })?;
+    let opened = opened.expect("opened without an error");
+    Ok(OpenedDevice { is_recovered: true, ..opened })
 }
 
 /// Lets clients in: of a new device for the first time, of a device that was taken over again.

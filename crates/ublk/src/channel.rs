@@ -271,3 +271,7 @@ impl Channel for KernelChannel {
         self.memory.copy(buf.len(), |file| buf.read(|bytes| pwrite(file, bytes, offset)))
     }
 }
+
+#[cfg(test)]
+#[path = "channel_tests.rs"]
+mod tests;

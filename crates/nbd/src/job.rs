@@ -150,17 +150,18 @@ pub(crate) fn start(conn: Rc<Conn>, command: Command, request: Request, payload:
         }
         Command::Trim { .. } | Command::WriteZeroes { .. } | Command::BlockStatus { .. } => None,
     };
-    match bio.as_ref().and_then(BioFuture::outcome) {
-        Some(done) => {
+    let bio = match bio.map(BioFuture::into_outcome) {
+        Some(Ok(done)) => {
             record(conn.session(), command, begun);
             let done = with_failure(&conn, command, owes_failure, done);
             answer(&conn, command, &request, data, done);
+            return;
         }
-        None => {
-            let shared = conn.shared.clone();
-            shared.jobs.push(Job { conn, command, request, begun, data, bio, owes_failure });
-        }
-    }
+        Some(Err(bio)) => Some(bio),
+        None => None,
+    };
+    let shared = conn.shared.clone();
+    shared.jobs.push(Job { conn, command, request, begun, data, bio, owes_failure });
 }
 
 /// The fault [`crate::planted::ServerFault::ExecutePart`].

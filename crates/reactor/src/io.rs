@@ -179,12 +179,8 @@ impl fmt::Debug for IoFuture {
 pub struct BioFuture(IoFuture);
 
 impl BioFuture {
-    /// The outcome, if there is one: a device may complete a bio while it is being submitted.
-    pub fn outcome(&self) -> Option<Result<(), Status>> {
-        self.0.outcome().map(|result| result.status.ok())
-    }
-
-    /// The outcome, if there is one, or else the future.
+    /// The outcome, if there is one, or else the future: a device may complete a bio while it is
+    /// being submitted.
     #[inline]
     pub fn into_outcome(self) -> Result<Result<(), Status>, BioFuture> {
         let key = self.0.0;

@@ -468,7 +468,7 @@ fn zeroes_replace_a_version_that_moves_meanwhile() {
             let (flags, len) = (Flags::empty(), Sector::from_bytes(128 << 10));
             let zeroed = reactor::write_zeroes(&*cache, flags, Class::Normal, at(0), len);
             millis(1).await;
-            assert!(zeroed.outcome().is_none(), "they wait for the commit");
+            let zeroed = zeroed.into_outcome().expect_err("they wait for the commit");
             let first = slots_start(&inner);
             device.refuse(Op::Write, first..first + 1);
             device.release_writes();

@@ -53,6 +53,28 @@ impl Growing {
     ) -> Result<T, Error> {
         self.fixture.life_of(self.target(), work)
     }
+
+    /// Fills blocks 0 to 80, of which the first 60 are flushed, and grows the cache to `LARGE`; the
+    /// power goes so many steps after the beginning of the growth. Returns whether it went before
+    /// the end.
+    pub(crate) fn grow_until_cut(&self, step: u64) -> bool {
+        let machine = Machine::boot(&self.fixture.world, 1);
+        let (target, size) = (self.target(), self.size.clone());
+        let world = self.fixture.world.clone();
+        let ended = machine.block_on(async move {
+            target.clone().resume().await.unwrap();
+            fill(&*target, 0..60, 1).await;
+            flush(&*target).await;
+            fill(&*target, 60..80, 1).await;
+            size.set(Sector::from_bytes(LARGE));
+            let now = world.borrow().steps();
+            world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
+            say(&target, "grow").await.unwrap();
+        });
+        self.fixture.world.borrow_mut().power_cut_at(None);
+        machine.power_cut();
+        ended.is_err()
+    }
 }
 
 #[test]
@@ -193,21 +215,7 @@ fn a_new_space_that_fails_is_not_taken() {
 fn cut_growth(seed: u64, step: u64) -> (bool, bool) {
     let fixture = Fixture::within(World::new(seed), seed, 512, KIB, "autocommit_blocks 4");
     let growing = Growing::of(fixture);
-    let machine = Machine::boot(&growing.fixture.world, 1);
-    let (target, size) = (growing.target(), growing.size.clone());
-    let world = growing.fixture.world.clone();
-    let ended = machine.block_on(async move {
-        target.clone().resume().await.unwrap();
-        fill(&*target, 0..60, 1).await;
-        flush(&*target).await;
-        fill(&*target, 60..80, 1).await;
-        size.set(Sector::from_bytes(LARGE));
-        let now = world.borrow().steps();
-        world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
-        say(&target, "grow").await.unwrap();
-    });
-    growing.fixture.world.borrow_mut().power_cut_at(None);
-    machine.power_cut();
+    let is_cut = growing.grow_until_cut(step);
     let is_taken = growing.fixture.geometry().moved.is_some();
     let life = growing.life(async move |cache| {
         expect(&*cache, 0..60, 1).await;
@@ -217,7 +225,7 @@ fn cut_growth(seed: u64, step: u64) -> (bool, bool) {
     });
     life.unwrap();
     growing.life(async move |cache| expect(&*cache, 0..500, 2).await).unwrap();
-    (ended.is_err(), is_taken)
+    (is_cut, is_taken)
 }
 
 /// The power goes at each step of a growth; what was flushed is there, and the next growth ends.

@@ -140,21 +140,7 @@ fn growth_of_parts_that_is_not_possible_is_refused() {
 /// end, what each part had got, and which parts had taken it.
 fn cut_growth(seed: u64, step: u64) -> (bool, Vec<u64>, [bool; 2]) {
     let growing = divided(Some((World::new(seed), seed)), LARGE, "parts 2 autocommit_blocks 4");
-    let machine = Machine::boot(&growing.fixture.world, 1);
-    let (target, size) = (growing.target(), growing.size.clone());
-    let world = growing.fixture.world.clone();
-    let ended = machine.block_on(async move {
-        target.clone().resume().await.unwrap();
-        fill(&*target, 0..60, 1).await;
-        flush(&*target).await;
-        fill(&*target, 60..80, 1).await;
-        size.set(Sector::from_bytes(LARGE));
-        let now = world.borrow().steps();
-        world.borrow_mut().power_cut_at(Some(PowerCut::Step(now + step)));
-        say(&target, "grow").await.unwrap();
-    });
-    growing.fixture.world.borrow_mut().power_cut_at(None);
-    machine.power_cut();
+    let is_cut = growing.grow_until_cut(step);
     notes(&growing);
     let life = growing.life(async move |cache| {
         expect(&*cache, 0..60, 1).await;
@@ -171,7 +157,7 @@ fn cut_growth(seed: u64, step: u64) -> (bool, Vec<u64>, [bool; 2]) {
         .unwrap();
     growing.life(async move |cache| expect(&*cache, 0..500, 2).await).unwrap();
     assert_eq!(superblock_of(&growing, 0).areas.added, [2048]);
-    (ended.is_err(), first.areas.added, [first.moved.is_some(), second.moved.is_some()])
+    (is_cut, first.areas.added, [first.moved.is_some(), second.moved.is_some()])
 }
 
 /// The power goes at each step of a growth; what was flushed is there, and the next growth ends.

@@ -15,6 +15,7 @@ mod report;
 mod resize;
 mod save;
 mod session_crossing;
+mod writeback;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +35,6 @@ use crate::config::{DeviceConfig, of_device};
 use crate::exports::DmExports;
 use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
-use crate::log::long_work;
 use crate::secondary::{CorePool, Owner};
 use crate::sessions::SessionCores;
 use crate::targets;
@@ -290,8 +290,7 @@ impl Engine {
     ) -> Result<api::Removed, Failure> {
         if how == Remove::Drained {
             // It may take hours, and the client may have disconnected since.
-            let work = self.dm.write_back_unused(name);
-            long_work(name, "writeback before the removal", work).await?;
+            self.write_back_unused(name).await?;
             check_wanted(name, is_wanted)?;
         }
         let mark = self.files.closes_begun();
@@ -301,12 +300,6 @@ impl Engine {
         tracing::info!(device = name, how = word_of(how), "device removed");
         let warning = |unsaved| format!("{name}: {}", unsaved_warning(unsaved));
         Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
-    }
-
-    /// Writes back what the device's caches hold, and flushes it.
-    pub(crate) async fn flush(&self, name: &str) -> Result<api::Empty, Failure> {
-        long_work(name, "flush", self.dm.flush(name)).await?;
-        Ok(api::Empty {})
     }
 
     pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
@@ -326,7 +319,9 @@ impl Engine {
     }
 
     pub(crate) async fn message(&self, name: &str, m: api::Message) -> Result<api::Reply, Failure> {
-        let reply = self.dm.message(name, Sector(m.sector), m.words).await?;
+        let sent = async { Ok(self.dm.message(name, Sector(m.sector), m.words).await?) };
+        // One of a write cache, `flush`, waits until it has written back.
+        let reply = self.while_written_back(name, &|| true, sent).await?;
         Ok(api::Reply { reply })
     }
 

@@ -435,7 +435,7 @@ pub(crate) static FIGURES: [Figure; 83] = [
 /// The command that writes all dirty blocks back within limits.
 pub(crate) static DRAIN: Spec = Spec::new(
     "drain",
-    Kind::Text("rate=BYTES, within=SECONDS and p99=MICROSECONDS, or stop,"),
+    Kind::Text("rate=BYTES, within=SECONDS and p99=MICROSECONDS, or stop, or stop flush,"),
     "writes everything back within limits",
 )
 .access(Access::Write);

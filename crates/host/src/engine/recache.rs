@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Takes the write cache of a device in use away, or puts another one in its place. The states that
 //! a device passes are in `dm::device::replace`.
-use std::cell::RefCell;
-use std::convert::Infallible;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
-
-use block::{BlockDevice, Error, Nanos};
+use block::{BlockDevice, Error};
 use control::{Failure, api};
 use dm::{LiveTable, MappedDevice};
-use reactor::{now, sleep};
 
 use super::{Engine, check_wanted};
 use crate::log::long_work;
@@ -20,13 +13,6 @@ use crate::log::long_work;
 const DRAINS_MAX: usize = 8;
 /// So few dirty blocks are written back while requests wait. Chosen: a second of a slow disk.
 const DIRTY_AT_SWAP: u64 = 256;
-/// Writeback stops when nothing was written for so long because a device below is out of reach.
-/// Chosen: a store that is restarted is waited for, and less than a client of the verb takes.
-const PATIENCE: Nanos = Nanos::from_secs(30);
-const LOOK_INTERVAL: Nanos = Nanos::from_millis(500);
-/// What was written back so far, and the attribute that stops it.
-const WRITTEN: &str = "written_back_bytes";
-const DRAIN: &str = control::attr::DRAIN;
 /// The place of the cache device among the words of a `writecache` line, and of its options.
 const CACHE_WORD: usize = 2;
 const OPTIONS: usize = 5;
@@ -94,65 +80,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    /// Does `work`, which waits until blocks are written back. It stops writeback when a device
-    /// below keeps it from writing any for a while, or nobody wants the outcome any more: `work`
-    /// then fails, and the device goes on as before.
-    pub(super) async fn while_written_back<T>(
-        &self,
-        name: &str,
-        is_wanted: &dyn Fn() -> bool,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        let why = RefCell::new(None);
-        let (mut work, mut watch) = (pin!(work), pin!(self.stop_when_stuck(name, is_wanted, &why)));
-        let outcome = poll_fn(|cx| match work.as_mut().poll(cx) {
-            Poll::Ready(outcome) => Poll::Ready(outcome),
-            Poll::Pending => watch.as_mut().poll(cx).map(|never| match never {}),
-        });
-        let outcome = outcome.await;
-        outcome.map_err(|failure| match why.take() {
-            Some(why) => Failure { message: format!("{}: {why}", failure.message), ..failure },
-            None => failure,
-        })
-    }
-
-    /// Stops writeback again and again once `why` is known.
-    async fn stop_when_stuck(
-        &self,
-        name: &str,
-        is_wanted: &dyn Fn() -> bool,
-        why: &RefCell<Option<String>>,
-    ) -> Infallible {
-        let (mut written, mut moved_at) = (None, now());
-        loop {
-            sleep(LOOK_INTERVAL).await;
-            let written_now = self.dm.get_attribute(name, WRITTEN).await.ok();
-            let problem = self.problem_below(name);
-            if written_now != written || problem.is_none() {
-                (written, moved_at) = (written_now, now());
-            }
-            if !is_wanted() {
-                *why.borrow_mut() = Some("the client that asked for it has disconnected".into());
-            } else if now() >= moved_at + PATIENCE {
-                *why.borrow_mut() = problem;
-            }
-            if why.borrow().is_some() {
-                // It fails where nothing is written back at the moment.
-                let _ = self.dm.set_attribute(name, DRAIN, "stop").await;
-            }
-        }
-    }
-
-    /// What keeps a device below from its work.
-    fn problem_below(&self, name: &str) -> Option<String> {
-        let below = self.dm.deps(name).unwrap_or_default();
-        below.iter().find_map(|below| {
-            let device = self.device(&below.name).ok()?;
-            let problem = device.problems.first().map(|why| format!("{}: {why}", below.name));
-            problem.or_else(|| self.problem_below(&below.name))
-        })
     }
 
     async fn swap(

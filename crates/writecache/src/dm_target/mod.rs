@@ -37,7 +37,7 @@ use crate::figures::{self, FIGURES};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::planted::Fault;
-use crate::writeback::jobs::DrainLimits;
+use crate::writeback::jobs::{DrainLimits, Stop};
 
 /// The open cache.
 enum OpenCache {
@@ -241,7 +241,7 @@ impl WriteCache {
         self.retune_whole();
     }
 
-    /// The attribute `drain`: starts a drain and returns when it ends, or stops the running one.
+    /// The attribute `drain`: starts a drain and returns when it ends, or stops what is running.
     fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
         if let Some(parts) = self.parts() {
             return Box::pin(async move { parts.drain(value).await });
@@ -249,8 +249,8 @@ impl WriteCache {
         let cache = self.running();
         Box::pin(async move {
             let cache = cache?;
-            if value.trim() == "stop" {
-                cache.writeback.stop_drain();
+            if let Some(stop) = Stop::parse(&value) {
+                cache.writeback.stop(stop);
                 return Ok(());
             }
             cache.writeback.clone().drain(DrainLimits::parse(&value)?).await
@@ -262,10 +262,10 @@ impl WriteCache {
         self.running()?.writeback.clone().drain(limits).await
     }
 
-    /// For a part: stops the running drain.
-    pub(crate) fn stop_drain(&self) {
+    /// For a part: stops the running drain, or a `flush`, too.
+    pub(crate) fn stop(&self, stop: Stop) {
         if let Some(cache) = self.cache() {
-            cache.writeback.stop_drain();
+            cache.writeback.stop(stop);
         }
     }
 

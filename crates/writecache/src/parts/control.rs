@@ -8,7 +8,7 @@ use super::layout::area_of_each;
 use super::shrink::SmallerLayout;
 use super::{Parts, share_of_rate};
 use crate::config::Config;
-use crate::writeback::jobs::DrainLimits;
+use crate::writeback::jobs::{DrainLimits, Stop};
 
 impl Parts {
     /// The layout in the first `area` of the cache; `None` if the cache fits.
@@ -42,8 +42,8 @@ impl Parts {
 
     /// The attribute `drain`. A rate limit is for all parts together.
     pub(crate) async fn drain(&self, value: String) -> Result<(), Error> {
-        if value.trim() == "stop" {
-            self.ask(|part| async move { part.stop_drain() }).await;
+        if let Some(stop) = Stop::parse(&value) {
+            self.ask(move |part| async move { part.stop(stop) }).await;
             return Ok(());
         }
         let whole = DrainLimits::parse(&value)?;

@@ -19,10 +19,9 @@ use std::rc::{Rc, Weak};
 
 use block::{Error, Nanos};
 use reactor::now;
-use roaring::RoaringTreemap;
 
 use super::Writeback;
-use super::jobs::{DrainJob, DrainLimits, DrainProgress, FlushJob};
+use super::jobs::{DrainJob, DrainLimits, DrainProgress, FlushJob, Stop};
 use crate::events::io_failed;
 
 /// Part of the time left that is reserved: a twentieth, at least a second. It is for the last flush
@@ -67,11 +66,8 @@ impl Writeback {
         let todo = self.store.slots.borrow().dirty().clone();
         let number = self.jobs.begun.get() + 1;
         self.jobs.begun.set(number);
-        let (total, left, in_order) =
-            (todo.len(), RoaringTreemap::new(), self.store.config.ordered);
-        let job = FlushJob { number, total, todo, left, in_order };
-        *self.jobs.drain.borrow_mut() =
-            Some(DrainJob { job, limits, began: now(), stopped: false });
+        let job = FlushJob::new(number, todo, self.store.config.ordered);
+        *self.jobs.drain.borrow_mut() = Some(DrainJob { job, limits, began: now() });
         self.retry.make_all_ready();
         self.limits.pace.borrow_mut().forgive();
         self.picker.lru.borrow_mut().clear();
@@ -82,7 +78,7 @@ impl Writeback {
             let drain = self.jobs.drain.borrow();
             drain.as_ref().is_none_or(|d| {
                 let late = d.deadline_ns().is_some_and(|deadline_ns| now().0 >= deadline_ns);
-                d.stopped || late || d.job.is_done(retired)
+                d.job.is_stopped || late || d.job.is_done(retired)
             })
         };
         let stopped = || self.store.health().is_err() || self.store.life.is_about_to_stop();
@@ -105,7 +101,7 @@ impl Writeback {
         let (left, refused) = (drain.job.todo.len(), &drain.job.left);
         let total = drain.job.total;
         if left > 0 {
-            let why = if drain.stopped {
+            let why = if drain.job.is_stopped {
                 "stopped"
             } else if self.store.life.is_about_to_stop() {
                 "ended by a suspend"
@@ -135,13 +131,17 @@ impl Writeback {
         }
     }
 
-    /// Stops the running drain; returns whether there was one.
-    pub(crate) fn stop_drain(&self) -> bool {
-        let mut drain = self.jobs.drain.borrow_mut();
-        let runs = drain.as_mut().map(|d| d.stopped = true).is_some();
-        drop(drain);
+    /// Stops what is running of it.
+    pub(crate) fn stop(&self, stop: Stop) {
+        if let Some(drain) = self.jobs.drain.borrow_mut().as_mut() {
+            drain.job.is_stopped = true;
+        }
+        if stop == Stop::DrainAndFlush
+            && let Some(flush) = self.jobs.flush.borrow_mut().as_mut()
+        {
+            flush.is_stopped = true;
+        }
         self.store.waits.jobs.wake_all();
-        runs
     }
 
     /// The progress of the running drain; `None` without one.

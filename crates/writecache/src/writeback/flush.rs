@@ -3,7 +3,6 @@
 //! It gives up blocks that the origin refuses twice, and reports them.
 use block::{Class, Error, Status};
 use reactor::yield_now;
-use roaring::RoaringTreemap;
 
 use super::Writeback;
 use super::jobs::FlushJob;
@@ -22,15 +21,17 @@ impl Writeback {
         let todo = self.store.slots.borrow().dirty().clone();
         let number = self.jobs.begun.get() + 1;
         self.jobs.begun.set(number);
-        let (total, left, in_order) =
-            (todo.len(), RoaringTreemap::new(), self.store.config.ordered);
-        *self.jobs.flush.borrow_mut() = Some(FlushJob { number, total, todo, left, in_order });
+        *self.jobs.flush.borrow_mut() =
+            Some(FlushJob::new(number, todo, self.store.config.ordered));
         self.retry.make_all_ready();
         self.picker.lru.borrow_mut().clear();
         self.recheck();
         let retired = || self.store.slots.borrow().is_retired_before(until);
         let done = || self.jobs.flush.borrow().as_ref().is_some_and(|job| job.is_done(retired));
-        let stopped = || self.store.health().is_err() || self.store.life.is_about_to_stop();
+        let stopped = || {
+            let is_stopped = self.jobs.flush.borrow().as_ref().is_some_and(|job| job.is_stopped);
+            is_stopped || self.store.health().is_err() || self.store.life.is_about_to_stop()
+        };
         self.store.waits.jobs.wait_for(|| done() || stopped()).await;
         let is_done = done();
         let mut job = self.jobs.flush.take().expect("only this takes it");
@@ -39,9 +40,9 @@ impl Writeback {
         self.store.health().map_err(io_failed)?;
         if !is_done {
             let (left, total) = (job.todo.len(), job.total);
+            let why = if job.is_stopped { "stopped" } else { "ended by a suspend" };
             return Err(Error::io(format!(
-                "flush ended by a suspend: {left} of {total} blocks are left; they are kept in the \
-                 cache"
+                "flush {why}: {left} of {total} blocks are left; they are kept in the cache"
             )));
         }
         let left = job.end();

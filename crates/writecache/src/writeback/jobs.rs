@@ -20,9 +20,16 @@ pub(super) struct FlushJob {
     pub(super) left: RoaringTreemap,
     /// Blocks are written in the order of epochs: a block that can't be written delays others.
     pub(super) in_order: bool,
+    /// An operator has stopped it; what is left stays in the cache.
+    pub(super) is_stopped: bool,
 }
 
 impl FlushJob {
+    pub(super) fn new(number: u64, todo: RoaringTreemap, in_order: bool) -> FlushJob {
+        let total = todo.len();
+        FlushJob { number, todo, total, left: RoaringTreemap::new(), in_order, is_stopped: false }
+    }
+
     /// The job does not wait for this block any longer; the block stays dirty.
     pub(super) fn give_up(&mut self, block: u64) {
         if self.todo.remove(block) || self.in_order {
@@ -63,6 +70,25 @@ impl FlushJob {
     }
 }
 
+/// What an operator stops. The blocks that are left stay in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Drain,
+    DrainAndFlush,
+}
+
+impl Stop {
+    /// Reads `stop` or `stop flush`.
+    pub(crate) fn parse(text: &str) -> Option<Stop> {
+        let mut words = text.split_ascii_whitespace();
+        match (words.next()?, words.next(), words.next()) {
+            ("stop", None, None) => Some(Stop::Drain),
+            ("stop", Some("flush"), None) => Some(Stop::DrainAndFlush),
+            _ => None,
+        }
+    }
+}
+
 /// The limits of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DrainLimits {
@@ -84,7 +110,7 @@ impl DrainLimits {
                 Error::invalid(format!(
                     "writecache: drain: `{word}`: allowed are `within=SECONDS` (1 to \
                      {WITHIN_S_MAX}), `p99=MICROSECONDS` (1 to {P99_US_MAX}), \
-                     `rate=BYTES_A_SECOND` (from 1), each once, or `stop`"
+                     `rate=BYTES_A_SECOND` (from 1), each once, or `stop`, or `stop flush`"
                 ))
             };
             let (name, value) = word.split_once('=').ok_or_else(wrong)?;
@@ -143,7 +169,6 @@ pub(crate) struct DrainJob {
     pub(super) job: FlushJob,
     pub(crate) limits: DrainLimits,
     pub(super) began: Nanos,
-    pub(super) stopped: bool,
 }
 
 impl DrainJob {
@@ -155,6 +180,15 @@ impl DrainJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_operator_stops_a_drain_or_a_flush_too() {
+        assert_eq!(Stop::parse(" stop\n"), Some(Stop::Drain));
+        assert_eq!(Stop::parse("stop flush"), Some(Stop::DrainAndFlush));
+        for text in ["", "flush", "stop drain", "stop flush now", "rate=5"] {
+            assert_eq!(Stop::parse(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn words_come_in_any_order_and_wrong_ones_are_refused() {
@@ -193,6 +227,8 @@ mod tests {
             "within=1500ms",
             "p99=5MiB",
             "bogus=1",
+            "stop drain",
+            "stop flush now",
         ];
         for text in wrong {
             let said = DrainLimits::parse(text).unwrap_err().to_string();

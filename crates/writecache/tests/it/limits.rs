@@ -230,6 +230,41 @@ fn a_drain_holds_up_neither_a_flush_nor_a_suspend() {
         .unwrap();
 }
 
+fn begin_flush(cache: &Rc<WriteCache>) -> Outcome {
+    let outcome = Outcome::default();
+    let (tell, cache) = (outcome.clone(), cache.clone());
+    reactor::spawn(async move {
+        let ended = say(&cache, "flush").await;
+        tell.replace(Some(ended.map(drop)));
+    });
+    outcome
+}
+
+#[test]
+fn a_flush_can_be_stopped_and_done_again() {
+    let fixture = Fixture::new(4096, 8 << 10, &format!("{MANUAL} writeback_rate_max 1000000"));
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..1500, 1).await;
+            let outcome = begin_flush(&cache);
+            seconds(2).await;
+            set(&cache, "drain", "stop").await.unwrap();
+            seconds(1).await;
+            assert!(outcome.borrow().is_none(), "it is no drain");
+            set(&cache, "drain", "stop flush").await.unwrap();
+            reactor::sleep(Nanos::from_millis(1)).await;
+            let why = failure(&outcome);
+            assert!(why.contains("flush stopped: ") && why.contains("of 1500"), "{why}");
+            let left = number(&cache, "dirty_blocks");
+            seconds(10).await;
+            assert_eq!(number(&cache, "dirty_blocks"), left, "nothing goes on");
+            expect(&*cache, 0..1500, 1).await;
+            say(&cache, "flush").await.unwrap();
+            assert_eq!(number(&cache, "dirty_blocks"), 0);
+        })
+        .unwrap();
+}
+
 /// It waited for the resume, and for ever if that made another table live.
 #[test]
 fn a_flush_is_ended_by_a_suspend_and_can_be_done_again() {
@@ -237,12 +272,7 @@ fn a_flush_is_ended_by_a_suspend_and_can_be_done_again() {
     fixture
         .life(async |cache| {
             fill(&*cache, 0..1500, 1).await;
-            let outcome = Outcome::default();
-            let (tell, flushed) = (outcome.clone(), cache.clone());
-            reactor::spawn(async move {
-                let ended = say(&flushed, "flush").await;
-                tell.replace(Some(ended.map(drop)));
-            });
+            let outcome = begin_flush(&cache);
             seconds(2).await;
             assert!(outcome.borrow().is_none(), "it takes six seconds");
             let began = reactor::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A write cache over a bucket that is out of reach: `uncache` waits for no store that does not
-//! come, says why, and leaves the cache as it was.
+//! A write cache over a bucket that is out of reach: verbs that write back wait for no store that
+//! does not come, say why, and leave the cache as it was.
 use std::process::Command;
 use std::time::Duration;
 
@@ -77,6 +77,23 @@ fn uncache_gives_up_on_a_store_that_is_away() {
     for words in ["256 of 256 blocks are left", "vol: the store does not answer: "] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
+    goes_on(&bed, &bucket);
+}
+
+#[test]
+fn flush_and_removal_give_up_on_a_store_that_is_away() {
+    let bucket = Bucket::start().unwrap();
+    let bed = dirty_over_nothing(&bucket);
+    let verbs: [&[_]; 3] =
+        [&["flush", "wc"], &["message", "wc", "0", "flush"], &["remove", "--drain", "wc"]];
+    let jobs = verbs.map(|verb| begin(&mut bed.daemon().command(verb)));
+    let ended = jobs.map(end);
+    for ended in &ended {
+        assert!(ended.stderr.contains("256 of 256 blocks are left"), "{}", ended.stderr);
+    }
+    // The first of them stops the writeback, and so the others, which may not know why yet.
+    let why = "vol: the store does not answer: ";
+    assert!(ended.iter().any(|ended| ended.stderr.contains(why)), "{ended:?}");
     goes_on(&bed, &bucket);
 }
 

@@ -249,6 +249,8 @@ impl Ring {
         addresses: &RingAddresses,
     ) -> Result<Ring, String> {
         let ring = Ring::new(memory, addresses, self.size, self.next.get(), self.has_event_idx)?;
+        // An entry that was found may be taken after the move.
+        ring.available_idx.set(self.available_idx.get());
         ring.used_idx.set(self.used_idx.get());
         ring.told_at.set(self.told_at.get());
         Ok(ring)

@@ -122,6 +122,17 @@ fn what_is_behind_the_next_entry_is_known_from_the_last_look() {
     assert_eq!([0, 1].map(|n| ring.peek_behind(n).unwrap()), [Some(4), None]);
 }
 
+#[test]
+fn what_was_found_before_a_move_is_taken_after_it() {
+    let guest = GuestRing::new();
+    let ring = guest.ring(0, false);
+    guest.offer(3);
+    assert_eq!(ring.peek(), Ok(Some(3)));
+    let moved = ring.moved_to(&guest.memory, &addresses()).unwrap();
+    moved.take();
+    assert_eq!((moved.peek(), moved.next()), (Ok(None), 1));
+}
+
 /// A wish of the guest that an early look misses, as it was stored later, is found at the end.
 #[test]
 fn an_early_look_for_a_wish_forgets_nothing() {

@@ -4,6 +4,7 @@
 //! requests ends once, and nothing that it was told is lost or reverted.
 mod guest;
 mod handover;
+mod messages;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Messages of a front end that come while a request waits for its share of the memory.
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::{Bio, BlockDevice, ClientRegion, Limits, Nanos, Ram, Sector, Status};
+use reactor::sleep;
+use sim::{Machine, World};
+
+use super::handover::{Descriptor, Process};
+use super::{DEVICE, Life};
+use crate::config::feature;
+use crate::message::{Request, RingAddresses};
+use crate::testing::{TestEvent, USER_OFFSET, ram, region_at};
+
+const SIZE: u16 = 16;
+/// Of each queue: descriptors, and then its rings and a header.
+const QUEUE_BYTES: u64 = 0x1_0000;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const HEADER: u64 = 0x3000;
+const DATA: u64 = 0x10_0000;
+const SECTORS: u64 = 1 << 20;
+/// Two of them are more than a server of 32 MiB takes at once.
+const DATA_BYTES: u32 = 20 << 20;
+const MEMORY_BYTES: u64 = 32 << 20;
+
+/// A device that keeps its bios until it is told to end them.
+#[derive(Default)]
+struct Keeper(RefCell<Vec<Bio>>);
+
+impl Keeper {
+    fn count(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    fn end_all(&self) {
+        self.0.take().into_iter().for_each(|bio| bio.complete(Status::Ok));
+    }
+}
+
+impl BlockDevice for Keeper {
+    fn name(&self) -> &str {
+        "keeper"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(Sector(SECTORS))
+    }
+
+    fn takes_client_memory(&self) -> bool {
+        true
+    }
+
+    fn submit(&self, bio: Bio) {
+        self.0.borrow_mut().push(bio);
+    }
+}
+
+/// A front end with two queues, and its guest.
+struct FrontEnd {
+    process: Rc<Process>,
+    memory: Arc<Ram>,
+    kicks: Vec<Arc<TestEvent>>,
+    keeper: Rc<Keeper>,
+}
+
+fn place(queue: u32) -> u64 {
+    u64::from(queue) * QUEUE_BYTES
+}
+
+impl FrontEnd {
+    async fn connect(keeper: Rc<Keeper>) -> FrontEnd {
+        let process = Rc::new(Process::begin(1, Life::new(u64::MAX), 0, false).await);
+        let front_end = FrontEnd { process, memory: ram(MEMORY_BYTES), kicks: Vec::new(), keeper };
+        let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        front_end.tell(Request::SetFeatures(features), Vec::new()).await;
+        front_end.set_memory().await;
+        let mut kicks = Vec::new();
+        for queue in 0..2 {
+            let at = USER_OFFSET + place(queue);
+            let (available, used) = (at + AVAILABLE, at + USED);
+            let addresses = RingAddresses { descriptors: at, used, available };
+            let kick = Arc::<TestEvent>::default();
+            let event = vec![Descriptor::Event(kick.clone())];
+            front_end.tell(Request::SetVringNum { queue, size: SIZE.into() }, Vec::new()).await;
+            front_end.tell(Request::SetVringAddr { queue, addresses }, Vec::new()).await;
+            front_end.tell(Request::SetVringKick { queue, given: true }, event).await;
+            front_end.tell(Request::SetVringEnable { queue, enabled: true }, Vec::new()).await;
+            kicks.push(kick);
+        }
+        FrontEnd { kicks, ..front_end }
+    }
+
+    async fn tell(&self, request: Request, descriptors: Vec<Descriptor>) {
+        self.process.tell(request, descriptors).await.unwrap();
+    }
+
+    async fn set_memory(&self) {
+        let memory = vec![Descriptor::Memory(self.memory.clone())];
+        self.tell(Request::SetMemTable(vec![region_at(0, MEMORY_BYTES)]), memory).await;
+    }
+
+    /// Makes a large read available, as the `nth` request of a queue, and kicks.
+    async fn read(&self, queue: u32, nth: u16) {
+        self.offer(queue, nth, [0; 16], (DATA_BYTES, 3)).await;
+    }
+
+    async fn offer(&self, queue: u32, nth: u16, header: [u8; 16], data: (u32, u16)) {
+        let base = place(queue);
+        let write = |at: u64, bytes: &[u8]| {
+            ClientRegion::write(&*self.memory, base + at, bytes).unwrap();
+        };
+        write(HEADER, &header);
+        let head = nth * 3;
+        let parts = [(base + HEADER, 16, 1), (DATA, data.0, data.1), (base + HEADER + 16, 1, 2)];
+        for (number, (at, len, flags)) in (head..).zip(parts) {
+            let [at, len] = [at.to_le_bytes().to_vec(), len.to_le_bytes().to_vec()];
+            let rest = [u16::to_le_bytes(flags), (number + 1).to_le_bytes()].concat();
+            write(u64::from(number) * 16, &[at, len, rest].concat());
+        }
+        write(AVAILABLE + 4 + u64::from(nth) * 2, &head.to_le_bytes());
+        write(AVAILABLE + 2, &(nth + 1).to_le_bytes());
+        self.kicks[queue as usize].add();
+        self.settle().await;
+    }
+
+    async fn settle(&self) {
+        sleep(Nanos::from_millis(1)).await;
+        assert_eq!(self.process.session.failure(), None);
+    }
+
+    async fn end_all(&self) {
+        self.keeper.end_all();
+        self.settle().await;
+    }
+
+    fn used(&self, queue: u32) -> u16 {
+        self.memory.load_u16(place(queue) + USED + 2).unwrap()
+    }
+}
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(FrontEnd) -> F + 'static) {
+    let world = World::calm(1);
+    let machine = Machine::boot(&world, 1);
+    let keeper = Rc::<Keeper>::default();
+    DEVICE.set(Some(keeper.clone()));
+    let run = async move { test(FrontEnd::connect(keeper).await).await };
+    machine.block_on(run).expect("the power is on");
+    machine.kill();
+}
+
+#[test]
+fn a_request_that_waits_while_the_memory_moves_is_taken_once() {
+    run(|front_end| async move {
+        front_end.read(0, 0).await;
+        front_end.read(0, 1).await;
+        assert_eq!(front_end.keeper.count(), 1, "the second waits for the first");
+        front_end.set_memory().await;
+        front_end.end_all().await;
+        assert_eq!((front_end.used(0), front_end.keeper.count()), (1, 1));
+        front_end.end_all().await;
+        assert_eq!((front_end.used(0), front_end.keeper.count()), (2, 0));
+        front_end.read(0, 2).await;
+        front_end.end_all().await;
+        assert_eq!((front_end.used(0), front_end.keeper.count()), (3, 0));
+    });
+}

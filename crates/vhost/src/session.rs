@@ -294,9 +294,16 @@ impl Shared {
         }
     }
 
+    /// Stops a queue, also where its next request waits for memory.
+    async fn stop(&self, queue: &Queue) -> u16 {
+        queue.begin_stop();
+        self.share.changed.wake_all();
+        queue.stop().await
+    }
+
     async fn reset(&self) {
         for queue in &self.queues {
-            queue.stop().await;
+            self.stop(queue).await;
             queue.reset();
         }
         self.features.set(0);
@@ -341,7 +348,7 @@ impl Shared {
             }
             Request::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
             Request::GetVringBase { queue } => {
-                let base = self.queue(queue)?.stop().await;
+                let base = self.stop(self.queue(queue)?).await;
                 return Ok(Answer::Base { queue, base });
             }
             Request::GetConfig { offset, len } => {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Messages of a front end that come while a request waits for its share of the memory.
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Bio, BlockDevice, ClientRegion, Limits, Nanos, Ram, Sector, Status};
-use reactor::sleep;
+use reactor::{sleep, spawn};
 use sim::{Machine, World};
 
 use super::handover::{Descriptor, Process};
@@ -165,5 +165,24 @@ fn a_request_that_waits_while_the_memory_moves_is_taken_once() {
         front_end.read(0, 2).await;
         front_end.end_all().await;
         assert_eq!((front_end.used(0), front_end.keeper.count()), (3, 0));
+    });
+}
+
+#[test]
+fn a_queue_stops_while_its_request_waits_for_another_queue() {
+    run(|front_end| async move {
+        front_end.read(0, 0).await;
+        front_end.read(1, 0).await;
+        assert_eq!(front_end.keeper.count(), 1, "that of queue 1 waits for that of queue 0");
+        let has_stopped = Rc::<Cell<bool>>::default();
+        let (process, stopped) = (front_end.process.clone(), has_stopped.clone());
+        spawn(async move {
+            process.tell(Request::GetVringBase { queue: 1 }, Vec::new()).await.unwrap();
+            stopped.set(true);
+        });
+        front_end.settle().await;
+        assert!(has_stopped.get(), "nothing of queue 1 is in flight");
+        front_end.end_all().await;
+        assert_eq!((front_end.used(0), front_end.used(1), front_end.keeper.count()), (1, 0, 0));
     });
 }

@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     queues: Vec<Rc<Queue>>,
     inflight: RefCell<Option<Inflight>>,
     channel: RefCell<Option<OwnedFd>>,
+    /// It ends: nobody hears of its requests any more.
+    is_cut_off: Cell<bool>,
     /// The capacity that the front end knows.
     capacity: Cell<Sector>,
     pub(crate) figures: Arc<Figures>,
@@ -116,6 +118,7 @@ impl Shared {
             queues: queues.iter().map(|number| Queue::new(*number, &figures)).collect(),
             inflight: RefCell::default(),
             channel: RefCell::default(),
+            is_cut_off: Cell::new(false),
             figures,
             common,
         })
@@ -161,7 +164,12 @@ impl Shared {
         }
     }
 
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.get()
+    }
+
     fn end_queues(&self) {
+        self.is_cut_off.set(true);
         for queue in &self.queues {
             queue.cut_off();
         }

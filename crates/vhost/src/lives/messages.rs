@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Bio, BlockDevice, ClientRegion, Limits, Nanos, Ram, Sector, Status};
+use block::{Bio, BlockDevice, ClientRegion, Limits, Nanos, Op, Ram, Sector, Status};
 use reactor::{sleep, spawn};
 use sim::{Machine, World};
 
@@ -54,6 +54,9 @@ impl BlockDevice for Keeper {
     }
 
     fn submit(&self, bio: Bio) {
+        if bio.op == Op::WriteZeroes {
+            return bio.complete(Status::NotSupported);
+        }
         self.0.borrow_mut().push(bio);
     }
 }
@@ -105,6 +108,15 @@ impl FrontEnd {
     /// Makes a large read available, as the `nth` request of a queue, and kicks.
     async fn read(&self, queue: u32, nth: u16) {
         self.offer(queue, nth, [0; 16], (DATA_BYTES, 3)).await;
+    }
+
+    /// The same with a write of zeroes from sector 0 on, as the first request.
+    async fn write_zeroes(&self, queue: u32, sectors: u64) {
+        let mut header = [0; 16];
+        header[0] = 13;
+        let len = u32::try_from(sectors).unwrap().to_le_bytes();
+        ClientRegion::write(&*self.memory, DATA + 8, &len).unwrap();
+        self.offer(queue, 0, header, (16, 1)).await;
     }
 
     async fn offer(&self, queue: u32, nth: u16, header: [u8; 16], data: (u32, u16)) {
@@ -165,6 +177,26 @@ fn a_request_that_waits_while_the_memory_moves_is_taken_once() {
         front_end.read(0, 2).await;
         front_end.end_all().await;
         assert_eq!((front_end.used(0), front_end.keeper.count()), (3, 0));
+    });
+}
+
+#[test]
+fn a_session_ends_while_much_is_filled_with_zeroes() {
+    run(|front_end| async move {
+        front_end.write_zeroes(0, SECTORS).await;
+        front_end.end_all().await;
+        assert_eq!(front_end.keeper.count(), 1, "the device has no zeroes of its own");
+        let has_ended = Rc::<Cell<bool>>::default();
+        let (process, ended) = (front_end.process.clone(), has_ended.clone());
+        spawn(async move {
+            process.session.end().await;
+            ended.set(true);
+        });
+        // The rest of the longest write that drivers are told of.
+        for _ in 0..32 {
+            front_end.end_all().await;
+        }
+        assert!(has_ended.get(), "{} writes are left", front_end.keeper.count());
     });
 }
 

@@ -17,6 +17,9 @@ use crate::ring::{Chain, RingError};
 pub const DATA_BYTES_MAX: u32 = 32 << 20;
 /// Most ranges of a discard or of a write of zeroes.
 pub const RANGES_MAX: u32 = 32;
+/// Memory that each place of a long chain takes while its request is in flight: here, as a piece of
+/// data, and for the kernel.
+const PLACE_BYTES: usize = 64;
 /// Length of an id.
 pub const ID_BYTES: u32 = 20;
 
@@ -183,6 +186,15 @@ impl Request {
         Ok(())
     }
 
+    /// Memory that it takes while it is in flight (VH-V2): for its data, or a copy of them, and for
+    /// their places, if those are many.
+    #[inline]
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let places = &self.chain.extents;
+        let of_places = if places.spilled() { (places.capacity() * PLACE_BYTES) as u64 } else { 0 };
+        (u64::from(self.data_bytes) + of_places).min(DATA_BYTES_MAX.into())
+    }
+
     /// The chain's head.
     #[inline]
     pub fn head(&self) -> u16 {
@@ -341,6 +353,19 @@ mod tests {
         assert_eq!(parse(99, 0, &[16, 4], &[1]).command, Err(STATUS_UNSUPPORTED));
         assert_eq!(parse(8, 0, &[16], &[64, 1]).data_bytes, ID_BYTES);
         assert_eq!(parse(4, 0, &[16], &[1]).command, Ok(Command::Flush));
+    }
+
+    #[test]
+    fn a_chain_of_many_places_counts_beside_its_data() {
+        assert_eq!(parse(4, 0, &[16], &[1]).held_bytes(), 0);
+        assert_eq!(parse(0, 0, &[16], &[512, 1]).held_bytes(), 512);
+        let many = [1; 1024];
+        for (kind, bytes) in [(4, 0), (99, 0), (1, 1024)] {
+            let readable = [&[16], &many[..]].concat();
+            assert!(parse(kind, 0, &readable, &[1]).held_bytes() >= bytes + 1026 * 64, "{kind}");
+        }
+        let largest = [&[2 << 20; 16][..], &[1]].concat();
+        assert_eq!(parse(0, 0, &[16], &largest).held_bytes(), u64::from(DATA_BYTES_MAX));
     }
 
     #[test]

@@ -61,7 +61,7 @@ async fn serve(session: &Rc<Shared>, queue: &Rc<Queue>, again: Vec<u16>) -> Resu
     for head in again {
         let (Some(ring), memory) = (queue.ring(), session.memory()) else { return Ok(()) };
         let mut request = Request::parse(&memory, ring.chain(&memory, head)?)?;
-        let bytes = request.data_bytes.into();
+        let bytes = request.held_bytes();
         if !session.admit(bytes) && !session.wait_for_budget(queue, bytes).await {
             return Ok(()); // it is noted as in flight
         }
@@ -133,7 +133,7 @@ async fn take_until_empty(session: &Rc<Shared>, queue: &Rc<Queue>) -> Result<usi
     ring.stop_kicks()?;
     while may_take(session, queue) {
         let Some(request) = ahead.next(&ring, &memory)? else { break };
-        let bytes = request.data_bytes.into();
+        let bytes = request.held_bytes();
         taken += 1;
         let is_admitted = session.admit(bytes);
         if !is_admitted {
@@ -220,7 +220,7 @@ fn issue(
     is_new: bool,
 ) -> Result<(), RingError> {
     if let Err(e) = queue.begin_request(request.head(), is_new) {
-        session.release(request.data_bytes.into());
+        session.release(request.held_bytes());
         return Err(e);
     }
     if is_new {
@@ -418,7 +418,7 @@ fn finish(
         session.fail_on(queue, answer(queue, request, memory, data, status));
     }
     session.count(request, status);
-    session.release(request.data_bytes.into());
+    session.release(request.held_bytes());
     queue.end_request(request.head());
 }
 

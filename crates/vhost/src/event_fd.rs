@@ -66,17 +66,12 @@ impl EventFd {
         is_signalled && !self.closed.get()
     }
 
-    /// Signals it; waits while its counter is full. No effect once it is closed.
-    pub(crate) async fn signal(&self) {
-        if self.closed.get() {
-            return;
-        }
-        match &self.counter {
-            Counter::Driver { file, .. } => {
-                let _ = add_one(*file).await; // an error means that it is being closed
-            }
-            #[cfg(test)]
-            Counter::Test(event) => event.add(),
+    /// Signals it in this turn of the event loop, unless so many signals wait for room in its
+    /// counter that it is signalled anyway: the other side fills it as it likes, and nobody waits
+    /// for that. No effect once it is closed.
+    pub(crate) fn signal(&self) {
+        if self.can_signal_now() {
+            self.begin_signal();
         }
     }
 
@@ -96,11 +91,17 @@ impl EventFd {
 
     /// Signals it before this turn of the event loop goes on.
     pub(crate) fn signal_now(&self) {
+        self.begin_signal();
+        #[cfg(test)]
+        if matches!(self.counter, Counter::Test(_)) {
+            return;
+        }
+        begin_pushed();
+    }
+
+    fn begin_signal(&self) {
         match &self.counter {
-            Counter::Driver { file, begun, .. } => {
-                begun.borrow_mut().push(add_one(*file));
-                begin_pushed();
-            }
+            Counter::Driver { file, begun, .. } => begun.borrow_mut().push(add_one(*file)),
             #[cfg(test)]
             Counter::Test(event) => event.add(),
         }

@@ -287,18 +287,17 @@ impl Shared {
     /// Calls the guest whether it wants to be called or not: a call of before, by another eventfd
     /// or by another process, may have been lost.
     fn call_once(&self, queue: &Queue) {
-        let call = queue.call.borrow().clone();
-        if let Some(call) = call {
-            spawn(async move { call.signal().await });
+        if let Some(call) = &*queue.call.borrow() {
+            call.signal();
         }
     }
 
     fn enable(&self, queue: &Queue, enabled: bool) {
         queue.enabled.set(enabled);
-        let kick = queue.kick.borrow().clone();
-        if let (true, Some(kick)) = (enabled, kick) {
+        let kick = queue.kick.borrow();
+        if let (true, Some(kick)) = (enabled, kick.as_ref()) {
             // As if the guest had kicked.
-            spawn(async move { kick.signal().await });
+            kick.signal();
         }
     }
 

@@ -456,9 +456,8 @@ pub(crate) async fn calls(session: Rc<Shared>, queue: Rc<Queue>) {
         let Some(ring) = queue.ring() else { continue };
         match ring.wants_call() {
             Ok(true) if !session.has_failed() => {
-                let call = queue.call.borrow().clone();
-                if let Some(call) = call {
-                    call.signal().await;
+                if let Some(call) = &*queue.call.borrow() {
+                    call.signal();
                 }
             }
             Ok(_) => {}

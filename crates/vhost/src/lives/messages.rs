@@ -4,14 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Bio, BlockDevice, ClientRegion, Limits, Nanos, Op, Ram, Sector, Status};
-use reactor::{sleep, spawn};
+use block::{Bio, BlockDevice, ClientRegion, CoreId, Limits, Nanos, Op, Ram, Sector, Status};
+use reactor::{Reactor, sleep, spawn};
+use rustix::event::{EventfdFlags, eventfd};
 use sim::{Machine, World};
+use uring::Uring;
 
 use super::handover::{Descriptor, Process};
 use super::{DEVICE, Life};
 use crate::config::feature;
+use crate::event_fd::EventFd;
 use crate::message::{Request, RingAddresses};
+use crate::session::{Attachments, OpenEvent};
 use crate::testing::{TestEvent, USER_OFFSET, ram, region_at};
 
 const SIZE: u16 = 16;
@@ -161,6 +165,43 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(FrontEnd) -> F + 'sta
     let run = async move { test(FrontEnd::connect(keeper).await).await };
     machine.block_on(run).expect("the power is on");
     machine.kill();
+}
+
+/// With the kernel's eventfds.
+#[test]
+fn a_queue_stops_though_its_front_end_takes_no_calls() {
+    let driver = Uring::new().unwrap();
+    let files = driver.files();
+    let reactor = Reactor::enter(CoreId(0), Box::new(driver));
+    let keeper = Rc::<Keeper>::default();
+    DEVICE.set(Some(keeper.clone()));
+    reactor.block_on(async move {
+        let front_end = FrontEnd::connect(keeper).await;
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        rustix::io::write(&counter, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let file = files.adopt_eventfd(counter);
+        let open: OpenEvent = Box::new(move || Ok(EventFd::new(file)));
+        let given = Attachments { event: Some(open), ..Attachments::default() };
+        let session = &front_end.process.session;
+        session.handle(Request::SetVringCall { queue: 0, given: true }, given).await.unwrap();
+        front_end.read(0, 0).await;
+        front_end.end_all().await;
+        assert_eq!(front_end.used(0), 1);
+        let has_stopped = Rc::<Cell<bool>>::default();
+        let (process, stopped) = (front_end.process.clone(), has_stopped.clone());
+        spawn(async move {
+            process.tell(Request::GetVringBase { queue: 0 }, Vec::new()).await.unwrap();
+            stopped.set(true);
+        });
+        for _ in 0..1000 {
+            if has_stopped.get() {
+                break;
+            }
+            front_end.settle().await;
+        }
+        assert!(has_stopped.get(), "the guest has been called anyway");
+        front_end.process.session.end().await;
+    });
 }
 
 #[test]

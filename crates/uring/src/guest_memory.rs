@@ -10,6 +10,7 @@
 //!   is an error, not the end of the process.
 //! - UR-G4 Threads may use a mapping at once, as they do beside the guest: all that UR-G2 has for
 //!   the guest holds between them.
+//! - UR-G5 The part begins at an even address, so that a number at an even place is aligned.
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -62,8 +63,8 @@ impl GuestMemory {
     /// to close.
     ///
     /// # Errors
-    /// `Invalid` for another kind of file (UR-G1), and when the file has fewer bytes; `NoSpace`
-    /// when the process has too many mappings.
+    /// `Invalid` for another kind of file (UR-G1), when the file has fewer bytes, and when numbers
+    /// would not be aligned (UR-G5); `NoSpace` when the process has too many mappings.
     pub fn map(file: &OwnedFd, offset: u64, len: u64) -> Result<GuestMemory, Error> {
         let failed = |e| refused("it can't be examined").because(e);
         let fs = fstatfs(file).map_err(failed)?;
@@ -84,6 +85,9 @@ impl GuestMemory {
         let Some(end) = end else {
             return Err(refused(&format!("{len} bytes at {offset} are not in its {size} bytes")));
         };
+        if !offset.is_multiple_of(size_of::<u16>() as u64) {
+            return Err(refused(&format!("it begins at the odd byte {offset} of its file")));
+        }
         let too_large = |_| refused("it is too large to be mapped");
         let (start, end) =
             (usize::try_from(offset).map_err(too_large)?, usize::try_from(end).map_err(too_large)?);
@@ -375,6 +379,17 @@ mod tests {
             let e = text(GuestMemory::map(&fd, offset, len));
             assert!(e.contains("not in its 8192 bytes"), "{e}");
         }
+    }
+
+    /// UR-G5.
+    #[test]
+    fn a_part_that_begins_at_an_odd_place_is_refused() {
+        let fd = in_memory(8192);
+        let e = GuestMemory::map(&fd, 4097, 4096 - 1).map(drop).unwrap_err().to_string();
+        assert!(e.contains("odd"), "{e}");
+        let memory = GuestMemory::map(&fd, 4098, 4096 - 2).unwrap();
+        memory.store_u16(2, 7).unwrap();
+        assert_eq!(memory.load_u16(2), Ok(7));
     }
 
     /// UR-G3.

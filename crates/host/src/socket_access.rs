@@ -18,7 +18,7 @@ pub(crate) fn socket_access(options: &ServeArgs) -> Result<SocketAccess, Failure
         None if group.is_some() => GROUP_MODE,
         None => SocketAccess::OWNER.mode,
     };
-    Ok(SocketAccess { mode, group })
+    Ok(SocketAccess { mode, group, descriptors: false })
 }
 
 /// Octal. The daemon's user keeps its own access; a socket has no use for execute and special bits.
@@ -58,10 +58,18 @@ mod tests {
     fn a_group_may_connect_unless_the_mode_forbids_it() {
         for (mode, group, want) in [
             (None, None, SocketAccess::OWNER),
-            (None, Some("0"), SocketAccess { mode: 0o660, group: Some(0) }),
-            (Some("0600"), Some("7"), SocketAccess { mode: 0o600, group: Some(7) }),
-            (Some("666"), None, SocketAccess { mode: 0o666, group: None }),
-            (None, Some("root"), SocketAccess { mode: 0o660, group: Some(0) }),
+            (None, Some("0"), SocketAccess { mode: 0o660, group: Some(0), ..SocketAccess::OWNER }),
+            (
+                Some("0600"),
+                Some("7"),
+                SocketAccess { mode: 0o600, group: Some(7), ..SocketAccess::OWNER },
+            ),
+            (Some("666"), None, SocketAccess { mode: 0o666, group: None, ..SocketAccess::OWNER }),
+            (
+                None,
+                Some("root"),
+                SocketAccess { mode: 0o660, group: Some(0), ..SocketAccess::OWNER },
+            ),
         ] {
             assert_eq!(access(mode, group).unwrap(), want);
         }

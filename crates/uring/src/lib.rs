@@ -55,6 +55,9 @@
 //! - UR-U13 Reads of one batch that are neighbours on a file are sent as one, and so are writes;
 //!   writes with FUA only with such. Each has an event of its own, and none gets the error of
 //!   another: after an error each that is not done is sent by itself.
+//! - UR-U14 A core closes no file that another process has sent to it, as that may wait: a TCP
+//!   socket lingers for as long as its owner has said. The kernel refuses descriptors on Unix
+//!   sockets by which a core receives (since Linux 6.16).
 
 mod buffer_group;
 mod command_stream;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Preparation of sockets for the ring.
+use std::ffi::c_int;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -67,6 +68,23 @@ pub(crate) fn enlarge_send_buffer(fd: &OwnedFd) {
     }
 }
 
+/// `SO_PASSRIGHTS` (Linux 6.16): whether a Unix socket gets descriptors.
+const PASS_RIGHTS: c_int = 83;
+
+/// Has the kernel refuse descriptors that the other side sends by a Unix socket, where it can. Here
+/// nobody takes them: they are closed as bytes are received, and the last close of a file may wait
+/// for as long as its sender wants (UR-U14). Connections that a listener accepts are as it is.
+pub(crate) fn refuse_descriptors(fd: &OwnedFd) {
+    let no: c_int = 0;
+    let len = libc::socklen_t::try_from(size_of_val(&no)).expect("few bytes");
+    // SAFETY: the kernel reads this one number, during the call.
+    // An error means that it is no Unix socket, or that the kernel does not know the option.
+    let _ = unsafe {
+        let number = (&raw const no).cast();
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, PASS_RIGHTS, number, len)
+    };
+}
+
 /// Makes a socket blocking: the ring waits only on blocking sockets.
 pub(crate) fn set_blocking(fd: &OwnedFd) -> Result<(), Error> {
     let failed = |e| Error::io("cannot make a socket blocking").because(e);
@@ -74,18 +92,20 @@ pub(crate) fn set_blocking(fd: &OwnedFd) -> Result<(), Error> {
     fcntl_setfl(fd, flags - OFlags::NONBLOCK).map_err(failed)
 }
 
-/// Who may connect to a Unix socket.
+/// Who may connect to a Unix socket, and send what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
     /// Permission bits: 0600 is its owner only.
     pub mode: u32,
     /// The group that it gets; that of the process without.
     pub group: Option<u32>,
+    /// Whether descriptors may come with bytes: only where a thread that is no core receives them.
+    pub descriptors: bool,
 }
 
 impl SocketAccess {
     /// Its owner only.
-    pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
+    pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None, descriptors: false };
 }
 
 /// Listens on `path`, which gets its group and its mode before clients can connect. Replaces a
@@ -98,6 +118,9 @@ pub(crate) fn listen_unix(path: &Path, access: SocketAccess) -> Result<OwnedFd, 
     })?;
     let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(failed("make a socket"))?;
+    if !access.descriptors {
+        refuse_descriptors(&fd);
+    }
     match bind(&fd, &address) {
         Err(Errno::ADDRINUSE) => {
             remove_stale(path)?;

@@ -356,7 +356,8 @@ impl VhostUser {
     fn listen(self: &Rc<Self>, device: &Rc<MappedDevice>) -> DeviceSocket {
         let name = device.info().name;
         let path = self.dir.join(format!("{}{SUFFIX}", dm::mangle(&name)));
-        let listener = match self.files.listen_unix(&path, self.access) {
+        let access = SocketAccess { descriptors: true, ..self.access };
+        let listener = match self.files.listen_unix(&path, access) {
             Ok(file) => {
                 let listener = Rc::new(Listener { file, closed: Cell::new(false) });
                 spawn(accept(self.clone(), listener.clone(), Rc::downgrade(device)));

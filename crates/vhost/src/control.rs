@@ -22,10 +22,11 @@ use block::{Error, ErrorKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketType, recv, recvmsg,
+    sendmsg, shutdown,
 };
 
 use crate::connection::Input;
@@ -170,6 +171,31 @@ impl Stream<'_> {
     }
 }
 
+/// Takes what a socket by which no more is received still has: descriptors among it are closed
+/// here, and not by the core that closes the socket last (VH-C1).
+pub fn drain(socket: &OwnedFd) {
+    let mut bytes = [0; 1 << 12];
+    loop {
+        match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((1.., _)) | Err(Errno::INTR) => {}
+            Ok((0, _)) | Err(_) => return,
+        }
+    }
+}
+
+/// The socket for requests to the front end, which sends nothing by it: no request asks for an
+/// answer.
+fn backend_channel(socket: &OwnedFd) -> Result<(), Error> {
+    let is_stream = socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && socket_type(socket) == Ok(SocketType::STREAM)
+        && socket_acceptconn(socket) == Ok(false);
+    if !is_stream || shutdown(socket, Shutdown::Read).is_err() {
+        return Err(Error::invalid("the socket for requests to the front end is none"));
+    }
+    drain(socket);
+    Ok(())
+}
+
 fn send(socket: &OwnedFd, bytes: &[u8], fd: Option<&OwnedFd>) -> Result<(), Error> {
     let mut done = 0;
     while done < bytes.len() {
@@ -233,13 +259,8 @@ fn attach<C: Core>(
         }
         descriptors.event = Some(copy(fd)?);
     } else if *request == Request::SetBackendReqFd {
-        let is_socket = |fd: &&Arc<OwnedFd>| {
-            socket_domain(fd) == Ok(AddressFamily::UNIX)
-                && socket_type(fd) == Ok(SocketType::STREAM)
-        };
-        let channel = fds.first().filter(is_socket);
-        let wrong = || Error::invalid("the socket for requests to the front end is none");
-        descriptors.channel = Some(copy(channel.ok_or_else(wrong)?)?);
+        backend_channel(&fds[0])?;
+        descriptors.channel = Some(copy(&fds[0])?);
     }
     Ok(descriptors)
 }

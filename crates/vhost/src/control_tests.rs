@@ -157,3 +157,23 @@ fn a_pause_that_is_taken_back_is_none() {
     assert!(matches!(end, ServiceEnd::Closed), "{end:?}");
     assert_eq!(*core.0.borrow(), [Request::GetFeatures]);
 }
+
+/// VH-C1: what the core closes later has nothing that may wait.
+#[test]
+fn descriptors_that_nobody_takes_are_closed_by_the_thread() {
+    let (front_end, socket) = pair();
+    let (of_front_end, channel) = pair();
+    let watched = channel.try_clone().unwrap();
+    send_with(&of_front_end, b"early", &[pair().0]);
+    send_with(&front_end, &Request::SetBackendReqFd.encode(), &[channel]);
+    let (core, _) = serve_all_sent(&socket, TestCore::default(), Connection::default());
+    assert_eq!(*core.0.borrow(), [Request::SetBackendReqFd]);
+    assert_eq!(ioctl_fionread(&watched), Ok(0));
+    let late = rustix::net::send(&of_front_end, b"late", SendFlags::NOSIGNAL);
+    assert_eq!(late, Err(Errno::PIPE));
+    assert!(rustix::net::send(&watched, b"to the front end", SendFlags::NOSIGNAL).is_ok());
+    send_with(&front_end, b"more", &[pair().0]);
+    shutdown(&socket, Shutdown::Both).unwrap();
+    drain(&socket);
+    assert_eq!(ioctl_fionread(&socket), Ok(0));
+}

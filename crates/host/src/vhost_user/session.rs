@@ -13,7 +13,7 @@ use dm::{Opened, ReadOnly};
 use reactor::spawn;
 use rustix::net::{Shutdown, shutdown};
 use uring::{GuestMemory, RemoteEnd};
-use vhost::control::{Connection, Core, Descriptors, Message, ServiceEnd, serve};
+use vhost::control::{Connection, Core, Descriptors, Message, ServiceEnd, drain, serve};
 use vhost::message::{Answer, Request};
 use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
 
@@ -198,6 +198,7 @@ pub(super) fn start_thread(
             }
             ended => {
                 shut_down(&socket);
+                drain(&socket);
                 let failure = ended.err().map(|e| e.chain());
                 core0.core.post(move |_| super::socket_has_ended(number, failure))
             }

@@ -10,13 +10,14 @@ use crate::export::{Context, Run};
 use crate::handshake::Session;
 use crate::reply::Reply;
 use crate::request::{Errno, ReplyHead, Request};
-use crate::shared::Shared;
 use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
 
 /// Length of one call of [`crate::Export::block_status`].
 const STATUS_STEP: Sector = Sector::from_bytes(64 << 20);
 /// Extents in one block status reply; a client asks again for the rest.
 const EXTENTS_MAX: usize = 4096;
+/// Zeroes that are written as data before the connection is looked at again.
+const WRITTEN_ZEROES_STEP: Sector = Sector::from_bytes(1 << 20);
 
 /// A checked request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +187,7 @@ pub(crate) async fn run(job: Job) {
         }
         Command::Trim { fua } => then_flush(&conn, fua, trim(dev, at, len)).await,
         Command::WriteZeroes { fua, no_hole, fast } => {
-            let zeroed = zero(&conn.shared, session, (at, len), no_hole, fast);
+            let zeroed = zero(&conn, (at, len), no_hole, fast);
             then_flush(&conn, fua, zeroed).await
         }
         Command::BlockStatus { .. } if is_beyond_end(session, &request) => Err(Status::Invalid),
@@ -289,12 +290,12 @@ async fn then_flush(
 }
 
 async fn zero(
-    shared: &Shared,
-    session: &Session,
+    conn: &Conn,
     (at, len): (Sector, Sector),
     no_hole: bool,
     fast: bool,
 ) -> Result<(), Status> {
+    let (session, zeroes) = (conn.session(), &conn.shared.zeroes);
     let dev = &*session.device;
     if fast && !session.limits.write_zeroes {
         return Err(Status::NotSupported);
@@ -303,7 +304,15 @@ async fn zero(
     if fast {
         return write_zeroes(dev, flags, Class::Normal, at, len).await;
     }
-    zero_out(dev, flags, Class::Normal, (at, len), &shared.zeroes).await
+    // Where they are written as data, nobody waits for the rest once the client is gone.
+    let step = if dev.limits().write_zeroes { len } else { WRITTEN_ZEROES_STEP };
+    let (mut at, end) = (at, at + len);
+    while at < end && !conn.dead.get() {
+        let len = (end - at).min(step);
+        zero_out(dev, flags, Class::Normal, (at, len), zeroes).await?;
+        at += len;
+    }
+    if at < end { Err(Status::Io) } else { Ok(()) }
 }
 
 /// Queues one chunk for each negotiated context.

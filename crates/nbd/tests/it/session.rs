@@ -488,3 +488,20 @@ fn shutdown_cuts_off_a_client_that_takes_no_replies() {
         assert!((Nanos::from_secs(29)..Nanos::from_secs(32)).contains(&waited), "{waited:?}");
     });
 }
+
+/// 28 bytes ask for 4 GiB of zeroes, and a connection may have 1024 such requests in flight.
+#[test]
+fn a_session_ends_while_much_is_filled_with_zeroes() {
+    let slow = || SingleExport::new(&Disk::new(1 << 18, Nanos::from_secs(10)));
+    with_server(1, Options::default(), slow, |net, listener, server| async move {
+        let mut c = net.connect(listener);
+        c.go(false).await;
+        c.request(cmd::WRITE_ZEROES, 0, 1, 0, 128 << 20).await;
+        sleep(MS).await;
+        let before = now();
+        server.shutdown().await;
+        // The 30 seconds for its reply, and a write that is under way.
+        let waited = now() - before;
+        assert!(waited < Nanos::from_secs(45), "{waited:?}");
+    });
+}

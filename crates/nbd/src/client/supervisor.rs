@@ -212,15 +212,18 @@ async fn back_off(client: &Rc<ClientState>, time: Nanos) {
     }
 }
 
-/// Ends the connection in order.
+/// Ends the connection in order, and those that were lost and that the server has not ended: after
+/// some time it is not waited for.
 pub(crate) async fn disconnect(client: &Rc<ClientState>) {
     let link = client.link.borrow().clone();
+    let late: Vec<_> = client.closing_links.borrow().iter().chain(&link).cloned().collect();
+    spawn(async move {
+        sleep(DISCONNECT_TIME).await;
+        for link in late {
+            link.cut_off().await;
+        }
+    });
     if let Some(link) = link {
-        let late = link.clone();
-        spawn(async move {
-            sleep(DISCONNECT_TIME).await;
-            late.cut_off().await;
-        });
         link.send_disconnect().await;
         link.break_off("closed");
     }

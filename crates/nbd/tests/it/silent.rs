@@ -11,6 +11,7 @@ use nbd::client::{Client, Connect, LinkEvent, Options};
 use nbd::option::{reply, reply_info_block_size, reply_info_export};
 use nbd::request::{REQUEST_BYTES, ReplyHead, Request};
 use nbd::wire::{ExportFlags, opt, rep};
+use queue::Leaf;
 use reactor::{FileId, SqeOp, discard, driver_io, flush, now, sleep, spawn, write};
 use sim::{Machine, World, WorldRef};
 
@@ -365,6 +366,40 @@ fn connections_that_a_server_never_ends_keep_no_new_one_away() {
         assert_eq!(put(&client, 0).await, Ok(()));
     });
     assert_eq!(connections.get(), 7);
+}
+
+/// A connection that was lost, and that its server does not end, kept every later end waiting for
+/// ever: of the device, and of an upgrade, which had stopped all clients by then.
+#[test]
+fn a_lost_connection_that_never_ends_keeps_no_end_waiting() {
+    let connections = Rc::new(Cell::new(0));
+    let serve = move |file| {
+        let nth = connections.replace(connections.get() + 1);
+        async move {
+            greet(file, 3).await;
+            while let Some(request) = next_request(file).await {
+                if nth > 0 {
+                    simple(file, request.cookie).await;
+                }
+            }
+            sleep(Nanos::from_secs(if nth == 0 { 3600 } else { 0 })).await;
+            let _ = driver_io(file, SqeOp::Close).await;
+        }
+    };
+    run(serve, |door| async move {
+        let options = Options { silence: Nanos::from_secs(2), ..Options::default() };
+        let client = Client::open("nbd", "disk", door, options, |_| {}).await.unwrap();
+        assert_eq!(put(&client, 0).await, Ok(()));
+        for _ in 0..2 {
+            let before = now();
+            client.disconnect().await;
+            assert!(now() - before < Nanos::from_secs(3));
+            assert_eq!(put(&client, 8).await, Ok(()));
+        }
+        let before = now();
+        client.close().await;
+        assert!(now() - before < Nanos::from_secs(3));
+    });
 }
 
 /// 28 bytes of TRIM became eight million requests of 130 bytes at once, where the server takes 512

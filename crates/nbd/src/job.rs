@@ -16,8 +16,6 @@ use crate::wire::{CommandFlags, ExportFlags, REQUEST_BYTES_MAX, cmd};
 const STATUS_STEP: Sector = Sector::from_bytes(64 << 20);
 /// Extents in one block status reply; a client asks again for the rest.
 const EXTENTS_MAX: usize = 4096;
-/// Zeroes that are written as data before the connection is looked at again.
-const WRITTEN_ZEROES_STEP: Sector = Sector::from_bytes(1 << 20);
 
 /// A checked request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,15 +302,7 @@ async fn zero(
     if fast {
         return write_zeroes(dev, flags, Class::Normal, at, len).await;
     }
-    // Where they are written as data, nobody waits for the rest once the client is gone.
-    let step = if dev.limits().write_zeroes { len } else { WRITTEN_ZEROES_STEP };
-    let (mut at, end) = (at, at + len);
-    while at < end && !conn.dead.get() {
-        let len = (end - at).min(step);
-        zero_out(dev, flags, Class::Normal, (at, len), zeroes).await?;
-        at += len;
-    }
-    if at < end { Err(Status::Io) } else { Ok(()) }
+    zero_out(dev, flags, Class::Normal, (at, len), zeroes, || !conn.dead.get()).await
 }
 
 /// Queues one chunk for each negotiated context.

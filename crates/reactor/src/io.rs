@@ -298,16 +298,19 @@ const ZEROES_BYTES: usize = 1 << 20;
 pub struct ZeroBuffer(OnceCell<Buf>);
 
 /// Makes a range read as zeroes, by writes of `zeroes` where the device has no [`write_zeroes`].
-/// After an error a part of the range may be zeroes.
+/// After an error a part of the range may be zeroes. `is_wanted` is asked between these writes: a
+/// client may ask for terabytes, and leave.
 ///
 /// # Errors
-/// Those of the device; never [`Status::NotSupported`] of a write of zeroes.
+/// Those of the device; never [`Status::NotSupported`] of a write of zeroes. `Io` when the rest is
+/// not wanted.
 pub async fn zero_out(
     dev: &dyn BlockDevice,
     flags: Flags,
     class: Class,
     (mut at, len): (Sector, Sector),
     zeroes: &ZeroBuffer,
+    is_wanted: impl Fn() -> bool,
 ) -> Result<(), Status> {
     match write_zeroes(dev, flags, class, at, len).await {
         Err(Status::NotSupported) => {}
@@ -316,6 +319,9 @@ pub async fn zero_out(
     let zeroes = zeroes.0.get_or_init(|| Buf::zeroed(ZEROES_BYTES));
     let end = at + len;
     while at < end {
+        if !is_wanted() {
+            return Err(Status::Io);
+        }
         let n = (end - at).min(Sector::from_bytes(ZEROES_BYTES as u64));
         let bytes = usize::try_from(n.bytes()).expect("at most a mebibyte");
         write(dev, Flags::empty(), class, at, zeroes.slice(0..bytes).into()).await?;

@@ -79,11 +79,6 @@ pub(crate) fn protocol_features(outlives_process: bool) -> u64 {
     if outlives_process { all | protocol::INFLIGHT_SHMFD } else { all }
 }
 
-/// The longest write of zeroes that a driver is to ask for.
-pub(crate) fn zeroes_sectors_max(limits: &Limits) -> u32 {
-    if limits.write_zeroes { DISCARD_SECTORS_MAX } else { WRITTEN_ZEROES_SECTORS_MAX }
-}
-
 /// The part of the configuration space from `offset` on, `len` bytes.
 pub(crate) fn config_space(limits: &Limits, read_only: bool, offset: u32, len: u32) -> Vec<u8> {
     let mut all = [0; CONFIG_BYTES];
@@ -106,7 +101,11 @@ pub(crate) fn config_space(limits: &Limits, read_only: bool, offset: u32, len: u
             put(40, &RANGES_MAX.to_le_bytes());
             put(44, &(limits.discard_granularity_bytes / 512).max(1).to_le_bytes());
         }
-        put(48, &zeroes_sectors_max(limits).to_le_bytes());
+        let zeroes = match limits.write_zeroes {
+            true => DISCARD_SECTORS_MAX,
+            false => WRITTEN_ZEROES_SECTORS_MAX,
+        };
+        put(48, &zeroes.to_le_bytes());
         put(52, &1_u32.to_le_bytes());
         put(56, &[u8::from(limits.discard_granularity_bytes > 0)]);
     }

@@ -12,7 +12,6 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Bufs, Class, Flags, Nanos, Op, Sector, Status};
 use reactor::{BioFuture, Poller, discard, flush, io, loop_time, yield_now, zero_out};
 
-use crate::config::zeroes_sectors_max;
 use crate::memory::{AccessError, Memory};
 use crate::queue::Queue;
 use crate::request::{Command, ID_BYTES, Range, Request, STATUS_IO_ERROR, STATUS_OK, status_of};
@@ -372,19 +371,11 @@ async fn on_ranges(session: &Shared, command: Command, ranges: &[Range]) -> u8 {
     status_of(worst)
 }
 
-/// In steps of what drivers are told to ask for at most: nobody waits for the rest when the session
-/// ends.
 async fn zero(session: &Shared, range: &Range) -> Result<(), Status> {
     let flags = if range.unmap { Flags::empty() } else { Flags::NOUNMAP };
-    let (dev, zeroes) = (&session.device, &session.server.zeroes);
-    let step = Sector(zeroes_sectors_max(&dev.limits()).into());
-    let (mut at, end) = (range.sector, range.sector + range.len);
-    while at < end && !session.is_cut_off() {
-        let len = (end - at).min(step);
-        zero_out(dev, flags, Class::Normal, (at, len), zeroes).await?;
-        at += len;
-    }
-    if at < end { Err(Status::Io) } else { Ok(()) }
+    let (place, zeroes) = ((range.sector, range.len), &session.server.zeroes);
+    let is_wanted = || !session.is_cut_off();
+    zero_out(&session.device, flags, Class::Normal, place, zeroes, is_wanted).await
 }
 
 fn op_of(command: Command) -> Option<Op> {

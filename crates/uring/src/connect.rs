@@ -13,18 +13,21 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use block::{Buf, Error, ErrorKind};
 use reactor::{FileId, SqeOp, driver_io};
-use rustix::net::sockopt::set_tcp_user_timeout;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_user_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::files::Files;
 use crate::socket::keep_alive;
 
-/// Timeout for each address of a name. Chosen: a reachable host answers in less.
+/// Timeout for each address of a name, and for a Unix socket. Chosen: a reachable host answers in
+/// less.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Sent data that are not acknowledged for so long end the connection.
 const UNACKNOWLEDGED_MS_MAX: u32 = 30_000;
@@ -50,7 +53,7 @@ impl fmt::Display for Peer {
 
 fn connect(peer: &Peer) -> io::Result<OwnedFd> {
     match peer {
-        Peer::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+        Peer::Unix(path) => connect_unix(path),
         Peer::Tcp(host, port) => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
             for address in (host.as_str(), *port).to_socket_addrs()? {
@@ -65,6 +68,19 @@ fn connect(peer: &Peer) -> io::Result<OwnedFd> {
             Err(last)
         }
     }
+}
+
+/// A server that accepts nothing makes others wait, once its queue of connections is full.
+fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&fd, Timeout::Send, Some(CONNECT_TIME))?;
+    rustix::net::connect(&fd, &address).map_err(|e| match e {
+        Errno::AGAIN => io::Error::from(io::ErrorKind::TimedOut),
+        e => e.into(),
+    })?;
+    set_socket_timeout(&fd, Timeout::Send, None)?;
+    Ok(fd)
 }
 
 /// Has the kernel end the connection when the other host has gone, also while something is under

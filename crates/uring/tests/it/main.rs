@@ -9,5 +9,6 @@ mod cores;
 mod files;
 mod helpers;
 mod mapped;
+mod sent_descriptors;
 mod sleeps;
 mod sockets;

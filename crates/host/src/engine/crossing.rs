@@ -7,6 +7,7 @@
 //!      ▲                  │
 //!      └── let go ────────┘ opened anew, if the successor may have opened them
 //! ```
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -14,6 +15,7 @@ use std::rc::Rc;
 use block::{Class, Error, ErrorKind, Nanos, Status};
 use control::{Failure, api};
 use dm::Dm;
+use queue::Leaf;
 use reactor::{sleep, spawn};
 use uring::Files;
 
@@ -25,6 +27,8 @@ use crate::saved_config::SavedDevice;
 /// The target type of compressed RAM disks, and its option by which they survive.
 const ZRAM: &str = zram::MANUAL.name;
 const PERSIST: &str = "persist";
+/// What is wrong with a device that is not held in time.
+const REQUESTS: &str = "its requests do not end";
 
 /// A device on its way.
 #[derive(Debug)]
@@ -197,39 +201,24 @@ impl Engine {
     pub(crate) async fn hold(&self, time: Nanos) -> Result<(), Failure> {
         let settling = Rc::new(ShutdownProgress::default());
         self.settle(&settling, false);
-        settling.ended_within(time).await;
-        settling.is_cancelled.set(true);
-        if let Some(failure) = settling.failures.take().into_iter().next() {
-            return Err(failure);
-        }
-        let left = settling.left.borrow().iter().next().cloned();
-        if let Some(name) = left {
-            let why = "its requests do not end in time";
-            return Err(Failure::new(ErrorKind::Busy, format!("{name}: {why}")));
-        }
-        self.give_up_connections().await
+        all_ended(&settling, REQUESTS, time).await?;
+        self.give_up_connections(time).await
     }
 
     /// Ends our connections to servers below: some take one at a time, and a successor makes its
     /// own.
-    async fn give_up_connections(&self) -> Result<(), Failure> {
+    async fn give_up_connections(&self, time: Nanos) -> Result<(), Failure> {
+        let leaving = Rc::new(ShutdownProgress::default());
         let connected = self.leaves.opened().into_iter().filter(|leaf| leaf.has_connection());
         for leaf in connected {
-            if let Some(problem) = leaf.problem() {
-                // A successor could not open it, either.
-                return Err(Failure::new(ErrorKind::Busy, format!("{}: {problem}", leaf.name())));
-            }
-            // A server may lose with a connection what was not flushed.
-            let flushed = reactor::flush(&*leaf, Class::Foreground).await;
-            if let Err(status) = flushed
-                && status != Status::NotSupported
-            {
-                let text = format!("{}: flush before the hand-over: {status}", leaf.name());
-                return Err(Failure::new(ErrorKind::Io, text));
-            }
-            leaf.disconnect().await;
+            let leaving = leaving.clone();
+            leaving.begin(leaf.name());
+            spawn(async move {
+                let left = give_up_connection(&*leaf, &leaving.is_cancelled).await;
+                leaving.end(leaf.name(), left);
+            });
         }
-        Ok(())
+        all_ended(&leaving, REQUESTS, time).await
     }
 
     /// Lets all devices go on, from the bottom of each stack to its top. `anew`: another process
@@ -258,6 +247,43 @@ impl Engine {
         }
         failures
     }
+}
+
+/// Waits until all has ended, at most for `time`; after that nothing begins. `what` of a device is
+/// waited for.
+async fn all_ended(progress: &ShutdownProgress, what: &str, time: Nanos) -> Result<(), Failure> {
+    progress.ended_within(time).await;
+    progress.is_cancelled.set(true);
+    if let Some(failure) = progress.failures.take().into_iter().next() {
+        return Err(failure);
+    }
+    match progress.left.borrow().iter().next() {
+        None => Ok(()),
+        Some(name) => {
+            let text = format!("{name}: {what} in time");
+            Err(Failure::new(ErrorKind::Busy, text))
+        }
+    }
+}
+
+/// Ends the connection to one server, unless it `is_late`.
+async fn give_up_connection(leaf: &dyn Leaf, is_late: &Cell<bool>) -> Result<(), Failure> {
+    if let Some(problem) = leaf.problem() {
+        // A successor could not open it, either.
+        return Err(Failure::new(ErrorKind::Busy, format!("{}: {problem}", leaf.name())));
+    }
+    // A server may lose with a connection what was not flushed.
+    let flushed = reactor::flush(leaf, Class::Foreground).await;
+    if let Err(status) = flushed
+        && status != Status::NotSupported
+    {
+        let text = format!("{}: flush before the hand-over: {status}", leaf.name());
+        return Err(Failure::new(ErrorKind::Io, text));
+    }
+    if !is_late.get() {
+        leaf.disconnect().await;
+    }
+    Ok(())
 }
 
 /// Resumes a device. `anew`: what another process may have written to its media is read again.

@@ -5,6 +5,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 
 use e2e::binary::{Build, millpond};
+use e2e::clock;
 use e2e::daemon::Daemon;
 use e2e::origin::{IMAGE, Kind, Origin, Transport};
 use e2e::test_bed::{TestBed, clients};
@@ -96,6 +97,49 @@ fn a_server_of_one_connection_is_no_obstacle() {
         daemon.verb(&["flush", "wc"]).unwrap();
         let image = std::fs::read(origin.image()).unwrap();
         assert!(image[8192..8192 + 4096].iter().all(|b| *b == round), "round {round}");
+    }
+    daemon.terminate().unwrap();
+}
+
+/// The FLUSH before the connection is closed waited for a server that hangs, for minutes, when all
+/// clients had stopped.
+#[test]
+fn a_server_that_hangs_ends_an_upgrade_in_time() {
+    let kind = Kind::Nbdkit;
+    if !clients(&[kind.program()]) {
+        return;
+    }
+    let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
+    for name in [IMAGE, "disk.img"] {
+        std::fs::File::create(dir.path().join(name)).unwrap().set_len(8 * MIB).unwrap();
+    }
+    let origin = Origin::start(kind, Transport::Unix, dir.path());
+    let program = millpond(Build::Workspace).unwrap();
+    let devices = [("disk", "0 16384 linear ./disk.img 0")];
+    let daemon = Daemon::start(&program, dir.path(), &devices).unwrap();
+    let mut other = daemon.connect("disk").unwrap();
+    for (target, why) in [("linear", "its requests do not end in time")] {
+        let table = format!("0 16384 {target} {} 0", origin.uri(""));
+        daemon.verb(&["create", "above", "--table", &table]).unwrap();
+        let mut client = daemon.connect("above").unwrap();
+        client.write(0, &[1; 4096]).unwrap();
+        // With a client of it the end of the client's requests would be waited for before.
+        daemon.verb(&["disconnect", "--device", "above"]).unwrap();
+        origin.stop();
+        let begun = clock();
+        let ended = daemon.try_verb(&["upgrade", "--timeout", "10s"]).unwrap();
+        let took = clock() - begun;
+        assert!(ended.stderr.contains(why) && took < 50.0, "{took} s, {}", ended.complaint());
+        other.write(0, &[2; 4096]).unwrap();
+        origin.go_on();
+        let mut client = daemon.connect("above").unwrap();
+        client.write(0, &[3; 4096]).unwrap();
+        client.flush().unwrap();
+        daemon.verb(&["upgrade"]).unwrap();
+        other.write(0, &[4; 4096]).unwrap();
+        client.write(0, &[5; 4096]).unwrap();
+        daemon.verb(&["disconnect", "--device", "above"]).unwrap();
+        daemon.verb(&["remove", "above"]).unwrap();
     }
     daemon.terminate().unwrap();
 }

@@ -160,14 +160,24 @@ impl Engine {
     }
 
     /// Writes back what only page caches hold: they are in the memory of this process.
-    pub(crate) async fn flush_page_caches(&self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// What failed, or did not end within `time`.
+    pub(crate) async fn flush_page_caches(&self, time: Nanos) -> Result<(), Failure> {
+        let flushing = Rc::new(ShutdownProgress::default());
         for info in self.dm.list() {
             let is_one = |line: &dm::TargetLine| line.kind == pagecache::MANUAL.name;
-            if self.dm.table(&info.name)?.iter().any(is_one) {
-                self.dm.flush(&info.name).await?;
+            if !self.dm.table(&info.name)?.iter().any(is_one) {
+                continue;
             }
+            let (dm, name, flushing) = (self.dm.clone(), info.name, flushing.clone());
+            flushing.begin(&name);
+            spawn(async move {
+                let flushed = dm.flush(&name).await;
+                flushing.end(&name, flushed.map_err(Failure::from));
+            });
         }
-        Ok(())
+        all_ended(&flushing, "its page cache is not written back", time).await
     }
 
     /// Pauses what devices do in the background, so that they are suspended soon. It waits at most

@@ -99,7 +99,7 @@ impl OldDaemon for Sender {
     async fn prepare(&self) -> Result<(), Failure> {
         let time = nanos(self.step);
         let prepare = async move |e: Rc<Engine>| {
-            e.flush_page_caches().await?;
+            e.flush_page_caches(time).await?;
             e.pause_background(time).await;
             Ok(())
         };

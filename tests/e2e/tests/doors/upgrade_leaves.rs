@@ -102,7 +102,7 @@ fn a_server_of_one_connection_is_no_obstacle() {
 }
 
 /// The FLUSH before the connection is closed waited for a server that hangs, for minutes, when all
-/// clients had stopped.
+/// clients had stopped; and what a page cache writes back before, with all verbs refused.
 #[test]
 fn a_server_that_hangs_ends_an_upgrade_in_time() {
     let kind = Kind::Nbdkit;
@@ -118,7 +118,10 @@ fn a_server_that_hangs_ends_an_upgrade_in_time() {
     let devices = [("disk", "0 16384 linear ./disk.img 0")];
     let daemon = Daemon::start(&program, dir.path(), &devices).unwrap();
     let mut other = daemon.connect("disk").unwrap();
-    for (target, why) in [("linear", "its requests do not end in time")] {
+    for (target, why) in [
+        ("linear", "its requests do not end in time"),
+        ("buffered", "its page cache is not written back in time"),
+    ] {
         let table = format!("0 16384 {target} {} 0", origin.uri(""));
         daemon.verb(&["create", "above", "--table", &table]).unwrap();
         let mut client = daemon.connect("above").unwrap();

@@ -246,9 +246,6 @@ impl MappedDevice {
             Ok(()) => self.open_new(dm, guard, &live, new).await,
             Err(e) => Err(e),
         };
-        if opened.is_ok() {
-            claim_origins(new).await;
-        }
         if let Err(e) = opened {
             self.check_guard(guard)?;
             // DM-R3
@@ -266,7 +263,7 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// From settled to marked. After an error the new table is suspended.
+    /// From settled to marked, with the origins claimed. After an error the new table is suspended.
     async fn open_new(
         &self,
         dm: &Dm,
@@ -286,7 +283,12 @@ impl MappedDevice {
             Ok(()) => self.mark_replaced(dm, live, new).await,
             Err(e) => Err(e),
         };
-        let Err(e) = marked.and_then(|()| self.check_guard(guard)) else { return Ok(()) };
+        let mut claimed = marked.and_then(|()| self.check_guard(guard));
+        if claimed.is_ok() {
+            claim_origins(new).await;
+            claimed = self.check_guard(guard); // DM-FO2
+        }
+        let Err(e) = claimed else { return Ok(()) };
         match new.suspend().await {
             Ok(()) => Err(e),
             Err(also) => Err(e.because(also)),

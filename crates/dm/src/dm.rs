@@ -170,6 +170,10 @@ impl Dm {
             Err(e) => Err(e),
         };
         if let Err(e) = live {
+            if !self.get(device.name()).is_ok_and(|there| Rc::ptr_eq(&there, &device)) {
+                // Removed by force meanwhile. Another one may have its name.
+                return Err(e);
+            }
             return match self.remove(device.name(), Remove::IfUnused).await {
                 Ok(_) => Err(e),
                 Err(also) => Err(e.because(also)),

@@ -6,8 +6,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::{Bench, disk, filled, read, write};
-use block::{Class, ErrorKind, Flags, Nanos, Sector, Status};
-use dm::{MappedDevice, Remove};
+use block::attr::Manual;
+use block::{Class, Error, ErrorKind, Flags, Nanos, Sector, Status};
+use dm::{MappedDevice, Remove, TargetType};
 use reactor::{BioFuture, now, sleep, spawn};
 
 /// A base of flat mappings, and a leaf whose bios go through the gate.
@@ -126,5 +127,33 @@ fn a_load_that_force_overtook_changes_nothing() {
         assert_eq!((state.borrow().opened, state.borrow().closed), (2, 2));
         drop(held);
         dm.remove("x", Remove::IfUnused).await.unwrap();
+    });
+}
+
+static HUNG: Manual = Manual::new("hung", (1, 0, 0), "is found missing after a minute", "");
+
+/// What the create had made was gone, and it removed the device that had the name since.
+#[test]
+fn a_create_that_force_overtook_removes_no_other_device() {
+    let bench = Bench::new(1);
+    bench.dm.register(TargetType::new(&HUNG, |_, _| {
+        Box::pin(async {
+            sleep(Nanos::from_secs(60)).await;
+            Err(Error::not_found("no answer"))
+        })
+    }));
+    bench.run(|dm, _| async move {
+        let late = Rc::new(Cell::new(None));
+        let (dm2, tell) = (dm.clone(), late.clone());
+        spawn(async move {
+            tell.set(dm2.create("x", None, Some("0 96 hung")).await.err());
+        });
+        sleep(Nanos::from_secs(1)).await;
+        dm.remove("x", Remove::Force).await.unwrap();
+        let other = dm.create("x", None, Some("0 96 linear /ram/a/96 0")).await.unwrap();
+        sleep(Nanos::from_secs(60)).await;
+        assert_eq!(late.take().unwrap().to_string(), "x: line 1: hung: no answer");
+        assert_eq!(dm.get("x").unwrap().minor(), other.minor());
+        write(&*other, 1, 0, 1).await.unwrap();
     });
 }

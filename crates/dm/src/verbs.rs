@@ -92,9 +92,6 @@ impl Dm {
             }
             return Err(self.in_use(&device));
         }
-        if !has_blocks {
-            device.release_origins().await?;
-        }
         let result = device.retire(&guard).await;
         drop(guard);
         let unsaved = result?;
@@ -206,8 +203,9 @@ impl Dm {
     /// The last opener of a device with a deferred removal has gone.
     pub(crate) async fn remove_deferred(&self, device: &Rc<MappedDevice>) {
         let Ok(guard) = device.control().await else { return };
-        let wanted = device.remove_at_close().get() && device.open_count() == 0;
-        if !wanted || device.check_lost(None).await.is_err() {
+        let may_go = device.check_lost(None).await.is_ok();
+        // It may have been opened again meanwhile.
+        if !may_go || !device.remove_at_close().get() || device.open_count() > 0 {
             return;
         }
         if let Ok(unsaved) = device.retire(&guard).await {

@@ -188,9 +188,12 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// Before a removal: the caches hold nothing that their origins lack, and give them back.
-    pub(crate) async fn release_origins(&self) -> Result<(), Error> {
+    /// Before a removal: the caches give their origins back, if these lack nothing that they hold.
+    pub(super) async fn release_unneeded_origins(&self) -> Result<(), Error> {
         let Some(live) = self.live() else { return Ok(()) };
+        if self.unsaved().await.iter().any(|unsaved| unsaved.blocks() > 0) {
+            return Ok(());
+        }
         let released = release_origins(&live).await;
         released.map_err(|e| e.within(format!("{}: to give its origin back", self.name())))
     }
@@ -323,7 +326,7 @@ async fn empty(table: &Table) -> Result<(), Error> {
 }
 
 /// The origins of the caches of a table have what clients see (DM-R6).
-pub(super) async fn release_origins(table: &Table) -> Result<(), Error> {
+async fn release_origins(table: &Table) -> Result<(), Error> {
     for entry in table.entries.iter().filter(|e| e.target.tracks_dirty()) {
         let released = entry.target.clone().release_origin().await;
         released.map_err(|e| e.within(entry.label()))?;

@@ -145,12 +145,19 @@ impl MappedDevice {
         self.waiting.send(|bio| self.submit(bio));
     }
 
-    /// Removes the device: suspends it and drops its tables. The caller holds the lock. Returns
-    /// what its caches hold and their origins do not.
+    /// Removes the device: gives the origins of empty caches back, suspends it and drops its tables.
+    /// The caller holds the lock, and nobody has the device open. Returns what its caches hold and
+    /// their origins do not.
     ///
-    /// After an error of a target the device stays, suspended.
+    /// After an error of a target the device stays, suspended if that was one of the suspend.
     pub(crate) async fn retire(&self, guard: &ControlGuard) -> Result<Vec<UnsavedBlocks>, Error> {
+        self.check_guard(guard)?;
+        // From now on nobody opens it, so no bio comes to a cache without its origin.
         self.lifecycle.begin_removal();
+        if let Err(e) = self.release_unneeded_origins().await {
+            self.check_guard(guard)?;
+            return Err(self.keep_origins(guard, e).await);
+        }
         if let Err(e) = self.suspend(guard).await {
             // After a removal by force it is that which decides whether the device stays.
             self.check_guard(guard)?;
@@ -161,6 +168,24 @@ impl MappedDevice {
         self.check_guard(guard)?;
         self.finish_removal();
         Ok(unsaved)
+    }
+
+    /// The device stays after `e`, and some of its origins were given back: a resume claims them
+    /// again (DM-R6).
+    async fn keep_origins(&self, guard: &ControlGuard, e: Error) -> Error {
+        let was_suspended = self.lifecycle.is_suspended();
+        self.lifecycle.cancel_removal();
+        if was_suspended {
+            return e;
+        }
+        let claimed = match self.suspend(guard).await {
+            Ok(()) => self.resume_live(guard).await,
+            Err(also) => Err(also),
+        };
+        match claimed {
+            Ok(()) => e,
+            Err(also) => e.because(also),
+        }
     }
 
     /// The last step of a removal: nothing is in flight below, but for tables that were replaced by

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device mapper: tests of its public items, one file for each subject.
 
+mod caches;
 mod common;
 mod flat;
 mod force;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Write caches in tables: they give their origins back when their device is removed, and several
+//! of one table write back.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use block::attr::{Kind, Manual, Spec};
+use block::value::Value;
+use block::{
+    Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Sector, Status, Target,
+};
+use dm::{Remove, TargetType};
+use reactor::{sleep, spawn};
+
+use crate::common::{Bench, write};
+
+type Log = Rc<RefCell<Vec<String>>>;
+
+/// An empty cache. The one called `bad` can't give its origin back.
+struct Cache {
+    name: String,
+    log: Log,
+}
+
+impl Cache {
+    fn call(&self, what: &str) -> LocalFuture<Result<(), Error>> {
+        self.log.borrow_mut().push(format!("{what} {}", self.name));
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl BlockDevice for Cache {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn limits(&self) -> Limits {
+        Limits::new(Sector(8))
+    }
+    fn submit(&self, bio: Bio) {
+        self.log.borrow_mut().push(format!("bio {}", self.name));
+        bio.complete(Status::Ok);
+    }
+}
+
+impl Target for Cache {
+    fn kind(&self) -> &'static str {
+        "cache"
+    }
+    fn table(&self) -> String {
+        self.name.clone()
+    }
+    fn deps(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn tracks_dirty(&self) -> bool {
+        true
+    }
+    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.call("suspend")
+    }
+    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.call("resume")
+    }
+    fn attributes(&self) -> Vec<&'static Spec> {
+        vec![&WRITTEN]
+    }
+    fn get_attribute(self: Rc<Self>, _name: String) -> LocalFuture<Result<Value, Error>> {
+        let written = self.name.len() as u64;
+        Box::pin(async move { Ok(written.into()) })
+    }
+    fn set_attribute(
+        self: Rc<Self>,
+        name: String,
+        value: String,
+    ) -> LocalFuture<Result<(), Error>> {
+        self.log.borrow_mut().push(format!("{name} {value} {}", self.name));
+        Box::pin(async { Err(Error::busy("it writes nothing back")) })
+    }
+    fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.log.borrow_mut().push(format!("release {}", self.name));
+        Box::pin(async move {
+            sleep(Nanos::from_millis(10)).await;
+            if self.name == "bad" { Err(Error::io("no answer")) } else { Ok(()) }
+        })
+    }
+}
+
+static WRITTEN: Spec = Spec::new("written", Kind::Text("a number"), "what it has written back");
+
+static CACHE: Manual = Manual::new("cache", (1, 0, 0), "an empty cache", "");
+
+fn bench() -> (Bench, Log) {
+    let (bench, log) = (Bench::new(1), Log::default());
+    let calls = log.clone();
+    bench.dm.register(TargetType::new(&CACHE, move |_, args| {
+        let cache = Rc::new(Cache { name: args.concat(), log: calls.clone() });
+        Box::pin(async { Ok(cache as Rc<dyn Target>) })
+    }));
+    (bench, log)
+}
+
+/// The first cache served writes that its origin did not know of.
+#[test]
+fn a_removal_that_fails_claims_the_origins_again() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        let device = dm.create("d", None, Some("0 8 cache good\n8 8 cache bad")).await.unwrap();
+        log.borrow_mut().clear();
+        let e = dm.remove("d", Remove::IfUnused).await.unwrap_err();
+        assert_eq!(e.to_string(), "d: to give its origin back: line 2: cache: no answer");
+        write(&*device, 1, 0, 1).await.unwrap();
+        let want = [
+            "release good",
+            "release bad",
+            "suspend good",
+            "suspend bad",
+            "resume good",
+            "resume bad",
+            "bio good",
+        ];
+        assert_eq!(*log.borrow(), want);
+        assert!(dm.open("d").is_ok() && !dm.info("d").unwrap().suspended);
+    });
+}
+
+#[test]
+fn a_suspended_device_that_is_not_removed_stays_suspended() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache bad")).await.unwrap();
+        dm.suspend("d").await.unwrap();
+        log.borrow_mut().clear();
+        dm.remove("d", Remove::IfUnused).await.unwrap_err();
+        assert_eq!(*log.borrow(), ["release bad"]);
+        assert!(dm.open("d").is_ok() && dm.info("d").unwrap().suspended);
+        dm.resume("d").await.unwrap();
+    });
+}
+
+/// It was opened, written to, and gone under its opener.
+#[test]
+fn nobody_opens_a_device_that_gives_its_origin_back() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache good")).await.unwrap();
+        let removing = dm.clone();
+        spawn(async move { drop(removing.remove("d", Remove::IfUnused).await.unwrap()) });
+        sleep(Nanos::from_millis(5)).await;
+        assert_eq!(log.borrow().last().unwrap(), "release good");
+        assert_eq!(dm.open("d").unwrap_err().kind(), ErrorKind::NotFound);
+        sleep(Nanos::from_millis(10)).await;
+        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good"]);
+        assert!(dm.get("d").is_err());
+    });
+}
+
+/// As one that nobody has open: else the origin could not be used without the cache.
+#[test]
+fn a_deferred_removal_gives_the_origin_back() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache good")).await.unwrap();
+        let held = dm.open("d").unwrap();
+        dm.remove("d", Remove::Deferred).await.unwrap();
+        drop(held);
+        sleep(Nanos::from_millis(20)).await;
+        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good"]);
+        assert!(dm.get("d").is_err());
+    });
+}

@@ -162,6 +162,19 @@ impl Dm {
         read.map_err(|e| e.within(name))
     }
 
+    /// The sum of a number that several targets of the live table may have; `None` if none has it.
+    pub async fn sum_of(&self, name: &str, attribute: &str) -> Option<u64> {
+        let live = self.get(name).ok()?.live()?;
+        let mut sum = None;
+        for target in live.targets() {
+            if target.attributes().iter().any(|spec| spec.name == attribute) {
+                let value = target.get_attribute(attribute.to_owned()).await.ok()?.number()?;
+                sum = Some(sum.unwrap_or(0) + value);
+            }
+        }
+        sum
+    }
+
     /// Writes an attribute of the device, of the first target that has it, or of its
     /// `SetupAttributes`. Resolves when what it asks for is done (DM-A2), which may be long after
     /// the device has been suspended or removed.

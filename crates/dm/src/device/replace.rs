@@ -130,6 +130,18 @@ impl Dm {
         }
         Ok(())
     }
+
+    /// Sends `words`, which stop writeback, to the attribute `drain` of each cache of the live
+    /// table, whatever the others answer: one that writes nothing back has nothing to stop.
+    pub async fn stop_writeback(&self, name: &str, words: &str) {
+        let live = self.get(name).ok().and_then(|device| device.live());
+        for entry in live.iter().flat_map(|live| &live.entries) {
+            if entry.target.tracks_dirty() {
+                let stop = entry.target.clone().set_attribute("drain".into(), words.into());
+                let _ = stop.await;
+            }
+        }
+    }
 }
 
 impl MappedDevice {

@@ -169,3 +169,18 @@ fn a_deferred_removal_gives_the_origin_back() {
         assert!(dm.get("d").is_err());
     });
 }
+
+/// The second cache of a table was written back for as long as its origin was away: the stop went
+/// to the first one alone, and so did the look whether anything is written.
+#[test]
+fn all_caches_of_a_table_are_counted_and_stopped() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache a\n8 8 zero\n16 8 cache bc")).await.unwrap();
+        assert_eq!(dm.sum_of("d", "written").await, Some(3));
+        assert_eq!(dm.sum_of("d", "other").await, None);
+        log.borrow_mut().clear();
+        dm.stop_writeback("d", "stop").await;
+        assert_eq!(*log.borrow(), ["drain stop a", "drain stop bc"]);
+    });
+}

@@ -19,9 +19,8 @@ use crate::log::long_work;
 /// Chosen: a store that is restarted is waited for, and less than a client of the verb takes.
 const PATIENCE: Nanos = Nanos::from_secs(30);
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(500);
-/// What was written back so far, and the attribute that stops it.
+/// What was written back so far.
 const WRITTEN: &str = "written_back_bytes";
-const DRAIN: &str = control::attr::DRAIN;
 
 impl Engine {
     /// Writes back what the device's caches hold, and flushes it.
@@ -72,7 +71,7 @@ impl Engine {
         let (mut written, mut moved_at) = (None, now());
         loop {
             sleep(LOOK_INTERVAL).await;
-            let written_now = self.dm.get_attribute(name, WRITTEN).await.ok();
+            let written_now = self.dm.sum_of(name, WRITTEN).await;
             let problem = self.problem_below(name);
             if written_now != written || problem.is_none() {
                 (written, moved_at) = (written_now, now());
@@ -86,8 +85,7 @@ impl Engine {
                 // A client that has gone ends its own drain. A device below that is out of reach
                 // keeps all from their end.
                 let stop = if is_wanted() { "stop flush" } else { "stop" };
-                // It fails where nothing is written back at the moment.
-                let _ = self.dm.set_attribute(name, DRAIN, stop).await;
+                self.dm.stop_writeback(name, stop).await;
             }
         }
     }

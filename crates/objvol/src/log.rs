@@ -351,6 +351,11 @@ impl Log {
         self.put(start, extent); // OV-L1
     }
 
+    /// Whether the map has one entry more when these sectors read as zeroes.
+    pub(crate) fn is_split_by(&self, range: &Range<u64>) -> bool {
+        self.map.splits(range)
+    }
+
     /// The sectors read as zeroes from now on; `has_room` said yes for no bytes.
     pub(crate) fn zero(&mut self, range: Range<u64>) {
         self.gathered();

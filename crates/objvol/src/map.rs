@@ -84,6 +84,13 @@ impl ExtentMap {
         pieces
     }
 
+    /// Whether an entry is left before `range` and one behind it when it is cut out of the entry
+    /// that it lies in.
+    pub(crate) fn splits(&self, range: &Range<u64>) -> bool {
+        let before = self.extents.range(..range.start).next_back();
+        before.is_some_and(|(start, extent)| start + u64::from(extent.sectors) > range.end)
+    }
+
     /// Removes what is in `range`, and calls `gone` with segment and number of sectors of each run.
     pub(crate) fn cut(&mut self, range: Range<u64>, mut gone: impl FnMut(SegmentId, u32)) {
         for (from, extent) in self.pieces(range.clone()) {

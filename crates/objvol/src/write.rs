@@ -97,7 +97,7 @@ impl Shared {
             self.wait_for_collection().await?;
             if !self.log.borrow().replaces(at, bytes) {
                 self.wait_for_room(bytes).await?;
-                if self.log.borrow().extents() as u64 * ENTRY_BYTES >= self.options.map_memory {
+                if self.is_map_full() {
                     return Err(Status::NoSpace);
                 }
             }
@@ -113,9 +113,16 @@ impl Shared {
         Ok(())
     }
 
+    fn is_map_full(&self) -> bool {
+        self.log.borrow().extents() as u64 * ENTRY_BYTES >= self.options.map_memory
+    }
+
     /// The sectors read as zeroes.
     pub(crate) async fn zero(self: &Rc<Self>, range: Range<u64>) -> Result<(), Status> {
         self.wait_for_room(0).await?;
+        if self.log.borrow().is_split_by(&range) && self.is_map_full() {
+            return Err(Status::NoSpace);
+        }
         self.log.borrow_mut().zero(range);
         Ok(())
     }

@@ -124,6 +124,26 @@ fn a_map_beyond_its_memory_takes_no_more_writes() {
     fixture.flush(&volume).unwrap();
 }
 
+/// Each hole in an extent makes two of it: a client that trims could take any memory.
+#[test]
+fn a_map_beyond_its_memory_takes_no_more_holes() {
+    let fixture = Fixture::new();
+    let small = OpenOptions { map_memory: 10 * 24, ..options("a", None) };
+    let volume = fixture.try_open(small).unwrap();
+    fixture.write(&volume, 0, 64, 1).unwrap();
+    let mut hole = 1;
+    while volume.status().extents < 10 {
+        fixture.discard(&volume, hole, 1).unwrap();
+        hole += 4;
+    }
+    assert_eq!(fixture.discard(&volume, 50, 1), Err(Status::NoSpace));
+    assert_eq!(fixture.read(&volume, 50, 1).unwrap(), [1]);
+    // No entry more, and fewer.
+    fixture.discard(&volume, 63, 1).unwrap();
+    fixture.discard(&volume, 0, 12).unwrap();
+    fixture.discard(&volume, 50, 1).unwrap();
+}
+
 #[test]
 fn flushes_that_wait_together_cost_one_segment() {
     let fixture = Fixture::new();

@@ -47,6 +47,15 @@ impl WriteCache {
         Ok(())
     }
 
+    /// For a part: a suspend with a flush has begun, and nothing that was read enters any more
+    /// (WC-RA5).
+    pub(crate) fn close_read_cache(&self) {
+        if let Some(cache) = self.cache() {
+            let is_closed = !self.has_fault(Fault::AdmitAfterFlush);
+            cache.writeback.read_cache.is_closed.set(is_closed);
+        }
+    }
+
     pub(crate) fn is_first_part(&self) -> bool {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }

@@ -57,7 +57,14 @@ impl Parts {
 
     /// Suspends all parts. With `with_flush` all dirty blocks are written back first.
     pub(crate) async fn suspend(&self, with_flush: bool) -> Result<(), Error> {
-        let flushed = if with_flush { self.write_back_all().await } else { Ok(()) };
+        let flushed = match with_flush {
+            true => {
+                // WC-RA5: a part that is empty waits for those that are not.
+                self.ask(|part| async move { part.close_read_cache() }).await;
+                self.write_back_all().await
+            }
+            false => Ok(()),
+        };
         self.suspended.set(true);
         let settled = self.run_all(|part| async move { part.suspend().await }).await;
         self.refresh().await;

@@ -36,6 +36,7 @@ mod planted;
 mod probe;
 mod read_ahead;
 mod read_cache;
+mod read_cache_parts;
 mod recorded;
 mod regressions;
 mod resize_parts;

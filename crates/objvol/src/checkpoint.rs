@@ -84,9 +84,13 @@ impl Shared {
                     self.fence_by(self.epoch()).await;
                     return Err(Status::Stale);
                 }
+                Err(_) if self.is_closing.get() => {
+                    self.give_up();
+                    return Err(Status::Stale);
+                }
                 Err(denial) => self.wait_out(denial).await,
             }
-            self.check_fence()?;
+            self.check_open()?;
         }
         self.checkpointed.set(if is_own { place.sequence } else { 0 });
         let is_snapshot =

@@ -294,10 +294,14 @@ impl Shared {
             list.segments = dead.map(|segment| segment.place).collect();
         }
         for places in list.checkpoints.chunks(DELETIONS_AT_ONCE) {
-            self.delete_all(CHECKPOINTS, places).await;
+            if !self.delete_all(CHECKPOINTS, places).await {
+                return;
+            }
         }
         for places in list.segments.chunks(DELETIONS_AT_ONCE) {
-            self.delete_all(SEGMENTS, places).await;
+            if !self.delete_all(SEGMENTS, places).await {
+                return;
+            }
             for place in places {
                 self.log.borrow_mut().forget(*place);
                 self.unreadable.borrow_mut().places.remove(place);
@@ -305,20 +309,23 @@ impl Shared {
         }
     }
 
-    async fn delete_all(&self, folder: &str, places: &[Place]) {
-        let delete = |place: &Place| -> Pending<'_, ()> {
+    /// Whether all of them are deleted: a close gives up on a store that does not work.
+    async fn delete_all(&self, folder: &str, places: &[Place]) -> bool {
+        let delete = |place: &Place| -> Pending<'_, bool> {
             let name = place_name(folder, *place);
             Box::pin(async move { self.delete(&name).await })
         };
-        join_all(places.iter().map(delete).collect()).await;
+        let deleted = join_all(places.iter().map(delete).collect()).await;
+        deleted.into_iter().all(|is_deleted| is_deleted)
     }
 
-    async fn delete(&self, name: &str) {
+    async fn delete(&self, name: &str) -> bool {
         while let Err(denial) = self.requests.delete(name).await {
-            self.wait_out(denial).await;
             if self.is_closing.get() {
-                return;
+                return false;
             }
+            self.wait_out(denial).await;
         }
+        true
     }
 }

@@ -459,6 +459,7 @@ pub(crate) async fn open_listed(
         fence: RefCell::default(),
         is_fence_read: Cell::default(),
         is_closing: Cell::default(),
+        has_given_up: Cell::default(),
         tasks: Cell::default(),
         checkpointed: Cell::default(),
         is_checkpointing: Cell::default(),

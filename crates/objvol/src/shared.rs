@@ -77,6 +77,8 @@ pub(crate) struct Shared {
     /// The manifest of whoever has fenced it was read, or could not be.
     pub(crate) is_fence_read: Cell<bool>,
     pub(crate) is_closing: Cell<bool>,
+    /// What tasks send after everything that counts is not waited for any more.
+    pub(crate) has_given_up: Cell<bool>,
     /// Background tasks that have not ended.
     pub(crate) tasks: Cell<u32>,
     /// Sequence of the newest durable checkpoint of this epoch; 0: none.
@@ -108,6 +110,24 @@ impl Shared {
     /// `Stale` once the volume is fenced (OV-F1).
     pub(crate) fn check_fence(&self) -> Result<(), Status> {
         if self.fence.borrow().is_some() { Err(Status::Stale) } else { Ok(()) }
+    }
+
+    /// `Stale` also when a close has given up on what tasks still send.
+    pub(crate) fn check_open(&self) -> Result<(), Status> {
+        self.check_fence()?;
+        if self.has_given_up.get() { Err(Status::Stale) } else { Ok(()) }
+    }
+
+    /// Whether [`Shared::check_open`] fails.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_fenced() || self.has_given_up.get()
+    }
+
+    /// The store does not work, and has everything that was acknowledged: a close does not wait for
+    /// the rest (OV-R3).
+    pub(crate) fn give_up(&self) {
+        self.has_given_up.set(true);
+        self.changed.wake_all();
     }
 
     pub(crate) fn is_fenced(&self) -> bool {

@@ -47,6 +47,7 @@ impl Shared {
                 Ok(Creation::Other(there)) => {
                     return self.fence_by_object(&there, segment.place).await;
                 }
+                Err(_) if self.is_closing.get() => return self.give_up(),
                 Err(denial) => self.wait_out(denial).await,
             }
             if self.is_fenced() {
@@ -61,7 +62,7 @@ impl Shared {
     pub(crate) async fn wait_for_room(self: &Rc<Self>, bytes: usize) -> Result<(), Status> {
         let segment_bytes = self.manifest.segment_bytes as usize;
         loop {
-            self.check_fence()?;
+            self.check_open()?;
             if self.log.borrow().has_room(bytes, segment_bytes) {
                 return Ok(());
             }
@@ -70,7 +71,7 @@ impl Shared {
                 continue;
             }
             let is_ready = || {
-                self.is_fenced()
+                self.is_over()
                     || self.may_close()
                     || self.log.borrow().has_room(bytes, segment_bytes)
             };
@@ -135,7 +136,7 @@ impl Shared {
             if log.is_gathering() { log.next() } else { log.next() - 1 }
         };
         loop {
-            self.check_fence()?;
+            self.check_open()?;
             if self.log.borrow().next() > wanted {
                 return Ok(wanted);
             }
@@ -144,7 +145,7 @@ impl Shared {
                 continue;
             }
             let is_ready =
-                || self.is_fenced() || self.may_close() || self.log.borrow().next() > wanted;
+                || self.is_over() || self.may_close() || self.log.borrow().next() > wanted;
             self.changed.wait_for(is_ready).await;
         }
     }
@@ -156,8 +157,8 @@ impl Shared {
             log.durable() >= sequence
                 || self.options.planted.is(Fault::AckBeforeChain) && log.has_landed(sequence)
         };
-        self.changed.wait_for(|| self.is_fenced() || has_come()).await;
-        self.check_fence()
+        self.changed.wait_for(|| self.is_over() || has_come()).await;
+        if has_come() { self.check_fence() } else { self.check_open() }
     }
 
     /// Makes durable what was written before the call.

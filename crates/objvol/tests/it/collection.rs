@@ -292,3 +292,40 @@ fn garbage_is_collected_beside_damaged_segments() {
     let (stored, met) = stored_beside_damage(Some(Fault::StopAtDamage));
     assert!(stored > 136 && met == 0, "the fault shows: {stored} %, {met} unreadable");
 }
+
+/// It waited for the segments, or the checkpoint, of a collection as long as the store was away.
+#[test]
+fn a_close_beside_a_collection_ends_without_a_store() {
+    let pauses = [0, 50, 1600, 1700, 1750, 1900];
+    for (after, pause) in [100, 200, 300].iter().flat_map(|a| pauses.map(|pause| (*a, pause))) {
+        let world = World::calm(7);
+        let (bucket, machine) = (Bucket::new(&world), Machine::boot(&world, 1));
+        let options = options("host", None);
+        let patience = Some(Nanos::from_secs(60));
+        let options = OpenOptions { checkpoint_every: 8, gc_threshold: 90, patience, ..options };
+        let (store, there) = (Rc::new(Connection::new(&bucket)), bucket.clone());
+        let mut rng = world.borrow_mut().rng.fork();
+        let took = machine.block_on(async move {
+            create(store.clone(), &GEOMETRY, &options).await.unwrap();
+            let volume = Volume::open(store, options).await.unwrap();
+            let data = Buf::zeroed(4096);
+            for n in 0..3 * BLOCKS {
+                let block = if n < BLOCKS { n } else { rng.below(BLOCKS) };
+                let range = (Sector(block * BLOCK_SECTORS), Sector(BLOCK_SECTORS));
+                let (class, bufs) = (Class::Normal, data.all().into());
+                let written = reactor::io(&*volume, Op::Write, Flags::empty(), class, range, bufs);
+                written.await.unwrap();
+            }
+            reactor::sleep(Nanos::from_millis(pause)).await;
+            let began = reactor::now();
+            reactor::spawn(async move {
+                reactor::sleep(Nanos::from_millis(after)).await;
+                there.borrow_mut().set_outage(began + Nanos::from_secs(3600));
+            });
+            drop(volume.close().await);
+            reactor::now().saturating_sub(began)
+        });
+        let took = took.unwrap();
+        assert!(took < Nanos::from_secs(240), "{pause} ms, {after} ms: {took:?}");
+    }
+}

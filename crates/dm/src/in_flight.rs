@@ -35,9 +35,11 @@ impl InFlight {
         self.requests.quiesced().await;
     }
 
+    /// Reports errors to `watcher`; once, however often it is given.
     pub(crate) fn watch(&self, watcher: Weak<dyn OnIoError>) {
+        let address = |w: &Weak<dyn OnIoError>| w.as_ptr().cast::<()>();
         let mut watchers = self.watchers.borrow_mut();
-        watchers.retain(|w| w.strong_count() > 0);
+        watchers.retain(|w| w.strong_count() > 0 && address(w) != address(&watcher));
         watchers.push(watcher);
     }
 }
@@ -81,6 +83,23 @@ impl Tag {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Watcher;
+
+    impl OnIoError for Watcher {
+        fn on_io_error(&self, _: Op, _: Sector, _: Sector, _: Status) {}
+    }
+
+    /// A device above that is suspended and resumed every minute was added each time.
+    #[test]
+    fn a_watcher_that_is_given_again_is_kept_once() {
+        let (below, watcher) = (InFlight::default(), Rc::new(Watcher));
+        for _ in 0..3 {
+            let watcher: Rc<dyn OnIoError> = watcher.clone();
+            below.watch(Rc::downgrade(&watcher));
+        }
+        assert_eq!(below.watchers.borrow().len(), 1);
+    }
 
     #[test]
     fn a_tag_keeps_all_that_is_packed_into_it() {

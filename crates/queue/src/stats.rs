@@ -235,10 +235,12 @@ impl Stats {
         let _ = self.on_failure.set(list);
     }
 
-    /// Reports every request that fails from now on to `watcher`, as long as that lives.
+    /// Reports every request that fails from now on to `watcher`, as long as that lives; once,
+    /// however often it is given.
     pub fn watch(&self, watcher: Weak<dyn OnIoError>) {
+        let address = |w: &Weak<dyn OnIoError>| w.as_ptr().cast::<()>();
         let mut watchers = self.watchers.borrow_mut();
-        watchers.retain(|w| w.strong_count() > 0);
+        watchers.retain(|w| w.strong_count() > 0 && address(w) != address(&watcher));
         watchers.push(watcher);
     }
 
@@ -320,6 +322,28 @@ fn index(op: Op) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Default)]
+    struct Heard(Cell<u32>);
+
+    impl OnIoError for Heard {
+        fn on_io_error(&self, _: Op, _: Sector, _: Sector, _: Status) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    /// A device that is suspended and resumed every minute was added each time.
+    #[test]
+    fn a_watcher_that_is_given_again_is_kept_once() {
+        let leaf = Stats::new("disk".into());
+        let heard: Rc<Heard> = Rc::default();
+        for _ in 0..3 {
+            let watcher: Rc<dyn OnIoError> = heard.clone();
+            leaf.watch(Rc::downgrade(&watcher));
+        }
+        leaf.count(Op::Read, Sector(0), Sector(8), Status::Io);
+        assert_eq!((heard.0.get(), leaf.watchers.borrow().len()), (1, 1));
+    }
 
     #[test]
     fn counters_of_other_cores_add_up_and_stay_when_they_close() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Descriptors that clients send with bytes: a core closes none of them (UR-U14).
+#![expect(clippy::disallowed_methods, reason = "a thread that is no core closes a socket")]
 
 use std::io::Write as _;
 use std::mem::MaybeUninit;

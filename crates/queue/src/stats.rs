@@ -324,9 +324,9 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard(Cell<u32>);
+    struct ErrorCounter(Cell<u32>);
 
-    impl OnIoError for Heard {
+    impl OnIoError for ErrorCounter {
         fn on_io_error(&self, _: Op, _: Sector, _: Sector, _: Status) {
             self.0.set(self.0.get() + 1);
         }
@@ -336,13 +336,13 @@ mod tests {
     #[test]
     fn a_watcher_that_is_given_again_is_kept_once() {
         let leaf = Stats::new("disk".into());
-        let heard: Rc<Heard> = Rc::default();
+        let counter: Rc<ErrorCounter> = Rc::default();
         for _ in 0..3 {
-            let watcher: Rc<dyn OnIoError> = heard.clone();
+            let watcher: Rc<dyn OnIoError> = counter.clone();
             leaf.watch(Rc::downgrade(&watcher));
         }
         leaf.count(Op::Read, Sector(0), Sector(8), Status::Io);
-        assert_eq!((heard.0.get(), leaf.watchers.borrow().len()), (1, 1));
+        assert_eq!((counter.0.get(), leaf.watchers.borrow().len()), (1, 1));
     }
 
     #[test]

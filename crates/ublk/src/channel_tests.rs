@@ -49,7 +49,7 @@ fn channel() -> KernelChannel {
 }
 
 #[test]
-fn commits_of_one_tag_each_stay_until_the_tag_is_given_out_again() {
+fn commits_of_one_tag_stay_until_the_tag_is_given_out_again() {
     let taken_late = Rc::new(RefCell::default());
     let reactor = Reactor::enter(CoreId(0), Box::new(LateKernel(taken_late.clone())));
     let results = [(3, 4096), (5, -5), (0, 512)].map(|(tag, result)| TagResult { tag, result });

@@ -297,8 +297,8 @@ impl Files {
         self.0.borrow_mut().table.insert(fd, Kind::File { direct: None, may_block: false })
     }
 
-    /// Adds a connected or listening socket, by which no descriptors come (UR-U14). One that listens
-    /// is shared with whoever else has it: its end here leaves it as it is (UR-U8).
+    /// Adds a connected or listening socket, by which no descriptors come (UR-U14). One that
+    /// listens is shared with whoever else has it: its end here leaves it as it is (UR-U8).
     pub fn adopt_socket(&self, fd: OwnedFd) -> Result<FileId, Error> {
         socket::set_blocking(&fd)?;
         socket::refuse_descriptors(&fd);

@@ -11,8 +11,8 @@
 //! - UR-G4 Threads may use a mapping at once, as they do beside the guest: all that UR-G2 has for
 //!   the guest holds between them.
 //! - UR-G5 The part begins at an even address, so that a number at an even place is aligned.
-//! - UR-G6 A helper unmaps it: where the virtual machine has gone, that gives its memory back, which
-//!   takes 0.1 s a GiB.
+//! - UR-G6 A helper unmaps it: where the virtual machine has gone, that gives its memory back,
+//!   which takes 0.1 s a GiB.
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;

@@ -145,9 +145,9 @@ impl MappedDevice {
         self.waiting.send(|bio| self.submit(bio));
     }
 
-    /// Removes the device: gives the origins of empty caches back, suspends it and drops its tables.
-    /// The caller holds the lock, and nobody has the device open. Returns what its caches hold and
-    /// their origins do not.
+    /// Removes the device: gives the origins of empty caches back, suspends it and drops its
+    /// tables. The caller holds the lock, and nobody has the device open. Returns what its caches
+    /// hold and their origins do not.
     ///
     /// After an error of a target the device stays, suspended if that was one of the suspend.
     pub(crate) async fn retire(&self, guard: &ControlGuard) -> Result<Vec<UnsavedBlocks>, Error> {

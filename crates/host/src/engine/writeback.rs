@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Verbs that wait until caches have written back what they hold. A device below that is out of
-//! reach, as a store may be, does not keep them waiting for ever: they fail, say why, and the device
-//! goes on as before, its dirty blocks with it.
+//! reach, as a store may be, does not keep them waiting for ever: they fail, say why, and the
+//! device goes on as before, its dirty blocks with it.
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::poll_fn;

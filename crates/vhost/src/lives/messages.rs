@@ -32,9 +32,9 @@ const MEMORY_BYTES: u64 = 32 << 20;
 
 /// A device that keeps its bios until it is told to end them.
 #[derive(Default)]
-struct Keeper(RefCell<Vec<Bio>>);
+struct HungDisk(RefCell<Vec<Bio>>);
 
-impl Keeper {
+impl HungDisk {
     fn count(&self) -> usize {
         self.0.borrow().len()
     }
@@ -44,9 +44,9 @@ impl Keeper {
     }
 }
 
-impl BlockDevice for Keeper {
+impl BlockDevice for HungDisk {
     fn name(&self) -> &str {
-        "keeper"
+        "disk"
     }
 
     fn limits(&self) -> Limits {
@@ -70,7 +70,7 @@ struct FrontEnd {
     process: Rc<Process>,
     memory: Arc<Ram>,
     kicks: Vec<Arc<TestEvent>>,
-    keeper: Rc<Keeper>,
+    disk: Rc<HungDisk>,
 }
 
 fn place(queue: u32) -> u64 {
@@ -78,9 +78,9 @@ fn place(queue: u32) -> u64 {
 }
 
 impl FrontEnd {
-    async fn connect(keeper: Rc<Keeper>) -> FrontEnd {
+    async fn connect(disk: Rc<HungDisk>) -> FrontEnd {
         let process = Rc::new(Process::begin(1, Life::new(u64::MAX), 0, false).await);
-        let front_end = FrontEnd { process, memory: ram(MEMORY_BYTES), kicks: Vec::new(), keeper };
+        let front_end = FrontEnd { process, memory: ram(MEMORY_BYTES), kicks: Vec::new(), disk };
         let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
         front_end.tell(Request::SetFeatures(features), Vec::new()).await;
         front_end.set_memory().await;
@@ -148,7 +148,7 @@ impl FrontEnd {
     }
 
     async fn end_all(&self) {
-        self.keeper.end_all();
+        self.disk.end_all();
         self.settle().await;
     }
 
@@ -160,9 +160,9 @@ impl FrontEnd {
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(FrontEnd) -> F + 'static) {
     let world = World::calm(1);
     let machine = Machine::boot(&world, 1);
-    let keeper = Rc::<Keeper>::default();
-    DEVICE.set(Some(keeper.clone()));
-    let run = async move { test(FrontEnd::connect(keeper).await).await };
+    let disk = Rc::<HungDisk>::default();
+    DEVICE.set(Some(disk.clone()));
+    let run = async move { test(FrontEnd::connect(disk).await).await };
     machine.block_on(run).expect("the power is on");
     machine.kill();
 }
@@ -173,10 +173,10 @@ fn a_queue_stops_though_its_front_end_takes_no_calls() {
     let driver = Uring::new().unwrap();
     let files = driver.files();
     let reactor = Reactor::enter(CoreId(0), Box::new(driver));
-    let keeper = Rc::<Keeper>::default();
-    DEVICE.set(Some(keeper.clone()));
+    let disk = Rc::<HungDisk>::default();
+    DEVICE.set(Some(disk.clone()));
     reactor.block_on(async move {
-        let front_end = FrontEnd::connect(keeper).await;
+        let front_end = FrontEnd::connect(disk).await;
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         #[expect(clippy::host_endian_bytes, reason = "as the kernel of this machine has it")]
         let full = (u64::MAX - 1).to_ne_bytes();
@@ -211,15 +211,15 @@ fn a_request_that_waits_while_the_memory_moves_is_taken_once() {
     run(|front_end| async move {
         front_end.read(0, 0).await;
         front_end.read(0, 1).await;
-        assert_eq!(front_end.keeper.count(), 1, "the second waits for the first");
+        assert_eq!(front_end.disk.count(), 1, "the second waits for the first");
         front_end.set_memory().await;
         front_end.end_all().await;
-        assert_eq!((front_end.used(0), front_end.keeper.count()), (1, 1));
+        assert_eq!((front_end.used(0), front_end.disk.count()), (1, 1));
         front_end.end_all().await;
-        assert_eq!((front_end.used(0), front_end.keeper.count()), (2, 0));
+        assert_eq!((front_end.used(0), front_end.disk.count()), (2, 0));
         front_end.read(0, 2).await;
         front_end.end_all().await;
-        assert_eq!((front_end.used(0), front_end.keeper.count()), (3, 0));
+        assert_eq!((front_end.used(0), front_end.disk.count()), (3, 0));
     });
 }
 
@@ -228,7 +228,7 @@ fn a_session_ends_while_much_is_filled_with_zeroes() {
     run(|front_end| async move {
         front_end.write_zeroes(0, SECTORS).await;
         front_end.end_all().await;
-        assert_eq!(front_end.keeper.count(), 1, "the device has no zeroes of its own");
+        assert_eq!(front_end.disk.count(), 1, "the device has no zeroes of its own");
         let has_ended = Rc::<Cell<bool>>::default();
         let (process, ended) = (front_end.process.clone(), has_ended.clone());
         spawn(async move {
@@ -239,7 +239,7 @@ fn a_session_ends_while_much_is_filled_with_zeroes() {
         for _ in 0..32 {
             front_end.end_all().await;
         }
-        assert!(has_ended.get(), "{} writes are left", front_end.keeper.count());
+        assert!(has_ended.get(), "{} writes are left", front_end.disk.count());
     });
 }
 
@@ -248,7 +248,7 @@ fn a_queue_stops_while_its_request_waits_for_another_queue() {
     run(|front_end| async move {
         front_end.read(0, 0).await;
         front_end.read(1, 0).await;
-        assert_eq!(front_end.keeper.count(), 1, "that of queue 1 waits for that of queue 0");
+        assert_eq!(front_end.disk.count(), 1, "that of queue 1 waits for that of queue 0");
         let has_stopped = Rc::<Cell<bool>>::default();
         let (process, stopped) = (front_end.process.clone(), has_stopped.clone());
         spawn(async move {
@@ -258,6 +258,6 @@ fn a_queue_stops_while_its_request_waits_for_another_queue() {
         front_end.settle().await;
         assert!(has_stopped.get(), "nothing of queue 1 is in flight");
         front_end.end_all().await;
-        assert_eq!((front_end.used(0), front_end.used(1), front_end.keeper.count()), (1, 0, 0));
+        assert_eq!((front_end.used(0), front_end.used(1), front_end.disk.count()), (1, 0, 0));
     });
 }

@@ -213,7 +213,7 @@ async fn back_off(client: &Rc<ClientState>, time: Nanos) {
 }
 
 /// Ends the connection in order, and those that were lost and that the server has not ended: after
-/// some time it is not waited for.
+/// some time it is not waited for. Nor is it when the connection is wanted again meanwhile.
 pub(crate) async fn disconnect(client: &Rc<ClientState>) {
     let link = client.link.borrow().clone();
     let late: Vec<_> = client.closing_links.borrow().iter().chain(&link).cloned().collect();
@@ -228,7 +228,8 @@ pub(crate) async fn disconnect(client: &Rc<ClientState>) {
         link.break_off("closed");
     }
     let ended = || client.closing_links.borrow().is_empty() && client.link.borrow().is_none();
-    client.changed.wait_for(ended).await;
+    let is_wanted = || !client.closing.get() && !client.resting.get();
+    client.changed.wait_for(|| ended() || is_wanted()).await;
 }
 
 /// Fails requests that have waited too long.

@@ -402,6 +402,36 @@ fn a_lost_connection_that_never_ends_keeps_no_end_waiting() {
     });
 }
 
+/// An upgrade that runs out of time connects again beside a disconnect, which then waited for as
+/// long as the new connection was there.
+#[test]
+fn a_disconnect_ends_when_the_connection_is_wanted_again() {
+    let serve = |file| async move {
+        greet(file, 3).await;
+        while let Some(request) = next_request(file).await {
+            simple(file, request.cookie).await;
+        }
+        sleep(Nanos::from_secs(3600)).await;
+        let _ = driver_io(file, SqeOp::Close).await;
+    };
+    run(serve, |door| async move {
+        let client = Client::open("nbd", "disk", door, Options::default(), |_| {}).await.unwrap();
+        assert_eq!(put(&client, 0).await, Ok(()));
+        let has_ended = Rc::<Cell<bool>>::default();
+        let (disconnecting, ended) = (client.disconnect(), has_ended.clone());
+        spawn(async move {
+            disconnecting.await;
+            ended.set(true);
+        });
+        sleep(Nanos::from_millis(500)).await;
+        assert!(!has_ended.get(), "the server does not end it");
+        client.connect_again();
+        sleep(Nanos::from_secs(10)).await;
+        assert!(has_ended.get());
+        assert_eq!(put(&client, 8).await, Ok(()));
+    });
+}
+
 /// 28 bytes of TRIM became eight million requests of 130 bytes at once, where the server takes 512
 /// bytes at a time, and nobody else had a turn meanwhile.
 #[test]

@@ -35,24 +35,6 @@ fn fails(code: i32, args: &[&str]) -> String {
     ended.stderr
 }
 
-/// Kills the daemon, and waits until its last requests have ended: the kernel keeps the locks on
-/// `files` for them, and tools refuse such a file.
-fn kill(bed: &mut TestBed, files: [&str; 2]) {
-    bed.kill();
-    let give_up = clock() + 60.0;
-    for file in files {
-        loop {
-            let ended = tool(&["inspect", file]);
-            let owner = "which has ended, but its last requests have not (EBUSY)";
-            if ended.code != 4 || !ended.stderr.contains(owner) {
-                break;
-            }
-            assert!(clock() < give_up, "{}", ended.complaint());
-            pause(Duration::from_millis(20));
-        }
-    }
-}
-
 fn bytes(path: &str) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
@@ -92,7 +74,7 @@ fn killed_inspected_recovered_and_wiped(mode: &str, options: &str, start: &str, 
         // The cache device learns with a FLUSH, or later by itself, which blocks became clean.
         bed.connect("wc").flush().unwrap();
     }
-    kill(&mut bed, [&cache, &origin]);
+    bed.kill();
 
     let json = |args: &[&str]| -> Value {
         serde_json::from_str(&ok(&[args, &["-o", "json"]].concat())).unwrap()
@@ -163,7 +145,7 @@ fn a_wrong_sector_or_a_foreign_device_gives_error_and_exit_code() {
     image(Path::new(&disk));
     output("nbdcopy", &["--flush", &disk, &bed.uri("wc")]).unwrap();
     let nope = path("nope.img");
-    kill(&mut bed, [&cache, &origin]);
+    bed.kill();
     assert!(ok(&["inspect", &cache]).contains("it is blank"), "from sector 0");
     let text = fails(1, &["recover", "--cache", &cache, "--origin", &origin]);
     assert!(text.contains("nothing to recover"), "{text}");

@@ -8,14 +8,14 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use block::{BlockDevice, CoreId, ErrorKind, Nanos, Sector};
+use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use host::{PMEM, RunDir};
 use queue::FileLeaf;
 use reactor::{Reactor, set_memory, set_shared_memory};
-use uring::{Direct, Files, MemoryFiles, OpenOptions, Uring};
+use uring::{Direct, Files, LockOwner, MemoryFiles, OpenOptions, Opened, Uring};
 use writecache::{Contents, ProbeReport};
 
 use crate::client::{Client, runtime};
@@ -30,6 +30,13 @@ pub(crate) enum Access {
 
 /// Longest wait of a tool for its files to be closed before it ends.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// How long a tool waits for the last requests of a process that has ended, as a daemon that starts
+/// does: the kernel keeps the lock of a file for them.
+const LAST_REQUESTS_TIME: Duration = Duration::from_secs(60);
+/// After so long it says what it waits for.
+const SAY_AFTER: Duration = Duration::from_secs(2);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a daemon may take to name the device that uses an image.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
@@ -84,9 +91,32 @@ pub(crate) fn open(
         mapped: is_dax,
         ..OpenOptions::default()
     };
-    let opened = files.open_path(path, options)?;
+    let opened = open_path(files, path, options)?;
     let leaf = FileLeaf::new(path.to_string_lossy(), opened.file, opened.limits);
     Ok(Rc::new(leaf.with_identity(opened.persistent_identity)))
+}
+
+/// Opens a path. The last requests of a process that has ended are waited for.
+#[expect(clippy::disallowed_methods, reason = "the thread of a tool waits for nothing else")]
+fn open_path(files: &Files, path: &Path, options: OpenOptions) -> Result<Opened, Error> {
+    let (begun, mut is_said, mut is_last) = (Instant::now(), false, false);
+    loop {
+        let refusal = match files.open_path(path, options) {
+            Err(e) if e.kind() == ErrorKind::Busy && !is_last => e,
+            opened => return opened,
+        };
+        match LockOwner::of(path) {
+            LockOwner::Running => return Err(refusal),
+            // Its last requests may have ended just now.
+            LockOwner::Unknown => is_last = true,
+            LockOwner::Ended => is_last = begun.elapsed() >= LAST_REQUESTS_TIME,
+        }
+        if begun.elapsed() >= SAY_AFTER && !std::mem::replace(&mut is_said, true) {
+            let seconds = LAST_REQUESTS_TIME.as_secs();
+            eprintln!("millpond: {refusal}: waiting for them, {seconds} s at most");
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
 }
 
 /// Adds to a refusal which device uses the image, if the daemon of `run_dir` has it and answers.

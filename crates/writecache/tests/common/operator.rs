@@ -82,28 +82,11 @@ impl Operator {
         self.state.end();
     }
 
-    /// A flush, which another operator may stop.
-    async fn flush(&self, may_be_stopped: bool) -> Result<(), Error> {
-        let pause = Nanos(self.world.borrow_mut().rng.below(2_000_000));
-        if may_be_stopped {
-            let cache = self.cache.clone();
-            reactor::spawn(async move {
-                reactor::sleep(pause).await;
-                cache.set_attribute("drain".to_owned(), "stop flush".to_owned()).await.ok();
-            });
-        }
-        match self.cache.clone().message(vec!["flush".to_owned()]).await {
-            // Perhaps by the stop of an earlier one, which had ended before it.
-            Err(e) if e.chain().contains("flush stopped: ") => Ok(()),
-            ended => ended.map(drop),
-        }
-    }
-
     async fn act(&self, dice: u64) -> Result<(), Error> {
         let cache = &self.cache;
         let say = |word: &str| cache.clone().message(vec![word.to_owned()]);
         match dice {
-            0 | 1 => self.flush(dice == 0).await,
+            0 | 1 => say("flush").await.map(drop),
             2 => say("clear_stats").await.map(drop),
             3 => say("flush_on_suspend").await.map(drop),
             4 | 5 => self.gate.suspend_and_resume(cache).await,

@@ -40,9 +40,9 @@ impl Writeback {
         self.store.health().map_err(io_failed)?;
         if !is_done {
             let (left, total) = (job.todo.len(), job.total);
-            let why = if job.is_stopped { "stopped" } else { "ended by a suspend" };
+            let what = if job.is_stopped { "flush stopped" } else { "flush ended by a suspend" };
             return Err(Error::io(format!(
-                "flush {why}: {left} of {total} blocks are left; they are kept in the cache"
+                "{what}: {left} of {total} blocks are left; they are kept in the cache"
             )));
         }
         let left = job.end();

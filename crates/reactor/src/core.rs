@@ -189,13 +189,18 @@ pub fn new_opener() -> Opener {
 
 /// Starts a task on this core. It runs until it ends; only a power cut cancels it.
 pub fn spawn(future: impl Future<Output = ()> + 'static) {
+    start(Box::pin(future));
+}
+
+/// As [`spawn`]: one function for all types of tasks, which is compiled once.
+fn start(future: TaskFuture) {
     with_core(|c| {
         let mut tasks = c.tasks.borrow_mut();
         let entry = tasks.vacant_entry();
         let queued = std::sync::atomic::AtomicBool::new(true);
         let task = Arc::new(TaskRef { core: c.id, task: entry.key(), queued });
         let waker = Waker::from(task.clone());
-        entry.insert(Task(Some((Box::pin(future), waker))));
+        entry.insert(Task(Some((future, waker))));
         c.run_queue.borrow_mut().push_back(task);
     });
 }

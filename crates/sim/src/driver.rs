@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The driver of a simulated core, and the machine: cores of one world on one thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 
 use block::{CoreId, Nanos};
@@ -101,6 +102,11 @@ impl Machine {
     /// Runs until `until` returns true, the power is cut, or nothing is left to run. The seed draws
     /// which task runs next.
     pub fn run(&self, mut until: impl FnMut() -> bool) -> RunEnd {
+        self.run_until(&mut until)
+    }
+
+    /// As [`Machine::run`]: one function for all conditions, which is compiled once.
+    fn run_until(&self, until: &mut dyn FnMut() -> bool) -> RunEnd {
         let (mut stood_at, mut polls_in_place) = (self.world.borrow().now(), 0);
         loop {
             if until() {
@@ -221,10 +227,21 @@ impl Machine {
         future: impl Future<Output = T> + 'static,
     ) -> Result<T, RunEnd> {
         let out = Rc::new(RefCell::new(None));
-        let (set, test) = (out.clone(), out.clone());
-        self.spawn(0, async move { *set.borrow_mut() = Some(future.await) });
-        match self.run(|| test.borrow().is_some()) {
-            RunEnd::Until => Ok(out.take().expect("set: that is why the run ended")),
+        let set = out.clone();
+        self.finish(Box::pin(async move { *set.borrow_mut() = Some(future.await) }))?;
+        Ok(out.take().expect("set by the task, which has ended"))
+    }
+
+    /// Runs a task on core 0 to its end, as [`Machine::block_on`] does.
+    fn finish(&self, task: Pin<Box<dyn Future<Output = ()>>>) -> Result<(), RunEnd> {
+        let has_ended = Rc::new(Cell::new(false));
+        let set = has_ended.clone();
+        self.spawn(0, async move {
+            task.await;
+            set.set(true);
+        });
+        match self.run(|| has_ended.get()) {
+            RunEnd::Until => Ok(()),
             RunEnd::PowerCut => Err(RunEnd::PowerCut),
             RunEnd::Idle => panic!("deadlock: no task can run and nothing is in flight"),
         }

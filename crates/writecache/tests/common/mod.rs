@@ -22,6 +22,7 @@ pub(crate) mod stalled;
 pub(crate) mod suspend_gate;
 pub(crate) mod whole;
 
+use std::pin::Pin;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Flags, Sector, Status, Target};
@@ -103,10 +104,19 @@ impl Fixture {
         target: Rc<WriteCache>,
         work: impl AsyncFnOnce(Rc<WriteCache>) -> T + 'static,
     ) -> Result<T, Error> {
+        self.live(target.clone(), Box::pin(async move { work(target).await }))
+    }
+
+    /// As [`Fixture::life_of`]: compiled once for all tests whose work returns the same.
+    fn live<T: 'static>(
+        &self,
+        target: Rc<WriteCache>,
+        work: Pin<Box<dyn Future<Output = T>>>,
+    ) -> Result<T, Error> {
         let machine = Machine::boot(&self.world, 1);
         let done = machine.block_on(async move {
-            target.clone().resume().await?;
-            Ok(work(target).await)
+            target.resume().await?;
+            Ok(work.await)
         });
         machine.kill();
         done.expect("no power cut was planned")

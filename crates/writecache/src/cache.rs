@@ -100,7 +100,7 @@ impl Cache {
         reactor::spawn(wb.clone().reclaim_task(life.guard()));
         reactor::spawn(store.clone().checkpoint_task());
         reactor::spawn(store.clone().commit_when_many_task(life.guard()));
-        reactor::spawn(Store::commit_when_old_task(Rc::downgrade(store), period));
+        store.start_autocommit();
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
         wb.start_ages();
         wb.read_cache.is_closed.set(false);

@@ -27,6 +27,8 @@ pub(crate) struct Lifecycle {
     pub(crate) is_growing: Cell<bool>,
     /// The number of the period. A task that slept during a suspend finds another number, and ends.
     pub(crate) period: Cell<u64>,
+    /// The number of the task that commits some time after the first change.
+    pub(crate) autocommit: Cell<u64>,
     /// Background tasks that have not ended.
     pub(crate) tasks: Rc<Tasks>,
 }

@@ -6,6 +6,7 @@
 //!   WriteCache ── Whole ───▶ a Cache on this core, and the tasks that serve bios
 //!              └─ Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
 //! ```
+mod drain;
 #[cfg(feature = "planted")]
 mod early;
 mod lost_writes;
@@ -37,7 +38,6 @@ use crate::figures::{self, FIGURES};
 use crate::options;
 use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::planted::Fault;
-use crate::writeback::jobs::{DrainLimits, Stop};
 
 /// The open cache.
 enum OpenCache {
@@ -241,34 +241,6 @@ impl WriteCache {
         self.retune_whole();
     }
 
-    /// The attribute `drain`: starts a drain and returns when it ends, or stops what is running.
-    fn set_drain(&self, value: String) -> LocalFuture<Result<(), Error>> {
-        if let Some(parts) = self.parts() {
-            return Box::pin(async move { parts.drain(value).await });
-        }
-        let cache = self.running();
-        Box::pin(async move {
-            let cache = cache?;
-            if let Some(stop) = Stop::parse(&value) {
-                cache.writeback.stop(stop);
-                return Ok(());
-            }
-            cache.writeback.clone().drain(DrainLimits::parse(&value)?).await
-        })
-    }
-
-    /// For a part: a drain with its share of the limits.
-    pub(crate) async fn drain(&self, limits: DrainLimits) -> Result<(), Error> {
-        self.running()?.writeback.clone().drain(limits).await
-    }
-
-    /// For a part: stops the running drain, or a `flush`, too.
-    pub(crate) fn stop(&self, stop: Stop) {
-        if let Some(cache) = self.cache() {
-            cache.writeback.stop(stop);
-        }
-    }
-
     pub(crate) fn clear_stats_local(&self) {
         if let Some(cache) = self.cache() {
             cache.store.stats.clear();
@@ -304,7 +276,11 @@ impl WriteCache {
         if old.max_age != new.max_age {
             cache.writeback.restart_ages();
         }
-        if old.reads.enter != new.reads.enter {
+        let has_other_time = old.autocommit_time != new.autocommit_time;
+        if has_other_time {
+            cache.store.start_autocommit();
+        }
+        if has_other_time || old.reads.enter != new.reads.enter {
             cache.writeback.start_naming();
         }
         if old.scrub_rate != new.scrub_rate {

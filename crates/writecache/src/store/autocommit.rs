@@ -19,13 +19,23 @@ impl Store {
         }
     }
 
+    /// Begins to commit some time after first changes: at a start, and when that time has changed.
+    pub(crate) fn start_autocommit(self: &Rc<Store>) {
+        let number = self.life.autocommit.get() + 1;
+        self.life.autocommit.set(number);
+        self.waits.first_change.wake_all();
+        if !self.life.stopping.get() {
+            reactor::spawn(Store::commit_when_old_task(Rc::downgrade(self), number));
+        }
+    }
+
     /// A task: commits some time after the first change. Suspend does not wait for this task,
     /// because it may sleep for long. While it sleeps it holds no reference to the cache, so that
     /// the devices may be closed.
-    pub(crate) async fn commit_when_old_task(weak: Weak<Store>, period: u64) {
+    async fn commit_when_old_task(weak: Weak<Store>, number: u64) {
         while let Some(store) = weak.upgrade() {
             let end = || {
-                let over = store.life.stopping.get() || store.life.period.get() != period;
+                let over = store.life.stopping.get() || store.life.autocommit.get() != number;
                 over || store.health().is_err()
             };
             store.waits.first_change.wait_for(|| store.counts().unlogged > 0 || end()).await;
@@ -36,7 +46,7 @@ impl Store {
             drop(store);
             reactor::sleep(time).await;
             let Some(store) = weak.upgrade() else { return };
-            let over = store.life.stopping.get() || store.life.period.get() != period;
+            let over = store.life.stopping.get() || store.life.autocommit.get() != number;
             if over || store.commit().await.is_err() {
                 return;
             }

@@ -7,8 +7,10 @@ use block::{BlockDevice, Error, Nanos, Op, Target};
 use sim::Machine;
 use writecache::WriteCache;
 
+use crate::common::spread;
 use crate::common::stalled::StalledDevice;
 use crate::common::{BLOCK, Fixture, expect, fill, flush, number, put, say, suspend};
+use crate::read_cache::set;
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
@@ -73,6 +75,30 @@ fn a_flush_ends_with_a_pause_and_can_be_done_again() {
 #[test]
 fn a_flush_of_parts_ends_with_a_pause_of_all_of_them() {
     flushes_go_on_after_a_pause("parts 2");
+}
+
+/// The task slept on for the time that was set before: what no FLUSH covered was in danger for an
+/// hour, not for a second.
+#[test]
+fn a_shorter_autocommit_time_holds_at_once() {
+    for parts in ["", "parts 2"] {
+        let fixture = Fixture::new(4096, 16 << 10, &format!("{MANUAL} {parts}"));
+        fixture
+            .life(async |cache| {
+                fill(&*cache, 0..20, 1).await;
+                millis(10).await;
+                set(&cache, "autocommit_time", "1000").await;
+                millis(500).await;
+                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 20);
+                millis(600).await;
+                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 0);
+                set(&cache, "autocommit_time", "3600000").await;
+                put(&*cache, 30, 1).await.unwrap();
+                millis(60_000).await;
+                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 1);
+            })
+            .unwrap();
+    }
 }
 
 #[test]

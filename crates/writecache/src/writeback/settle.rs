@@ -134,10 +134,11 @@ impl Writeback {
     /// A task: keeps some slots free. It drops clean blocks, and commits to free the slots in
     /// limbo.
     pub(crate) async fn reclaim_task(self: Rc<Writeback>, _guard: TaskGuard) {
-        let reserve = reclaim_reserve(self.store.slot_count());
         loop {
             let due = || {
                 let c = self.store.counts();
+                // The cache may have grown.
+                let reserve = reclaim_reserve(c.slots);
                 let limbo_min = if self.pacing.starved_writers.get() > 0 { 1 } else { reserve / 2 };
                 let scarce = c.free < reserve && (c.clean > 0 || c.limbo >= limbo_min.max(1));
                 // A cache that is being emptied keeps no clean copies: the origin may be used
@@ -151,7 +152,7 @@ impl Writeback {
             }
             let c = self.store.counts();
             let room = self.store.unlogged_max().saturating_sub(c.unlogged);
-            let scarce = u64::from((2 * reserve).saturating_sub(c.free));
+            let scarce = u64::from((2 * reclaim_reserve(c.slots)).saturating_sub(c.free));
             let want = if self.store.tuning().cleaner { room } else { scarce.min(room) };
             let want = u32::try_from(want).unwrap_or(u32::MAX);
             self.read_cache.with_uses(|uses| self.store.slots.borrow_mut().evict(want, uses));

@@ -11,6 +11,7 @@ use writecache::{Fault, WriteCache};
 
 use crate::common::growable::Growable;
 use crate::common::{BLOCK, Fixture, expect, fill, flush, number, put, say, suspend};
+use crate::read_cache::{READS, admitted, fill_origin, read};
 
 /// Bytes of the cache device before, and after.
 const SMALL: u64 = 1 << 20;
@@ -110,6 +111,34 @@ fn a_cache_in_use_takes_the_space_of_its_device() {
     let refused = growing.life(async |_| ()).unwrap_err().chain();
     assert!(refused.contains("Memory area is too small"), "{refused}");
     growing.set_size(LARGE);
+}
+
+/// What was kept free for them was a sixteenth of the small cache, and blocks that are read take no
+/// slot before a sixteenth of the large one is free.
+#[test]
+fn blocks_that_are_read_enter_a_full_cache_that_has_grown() {
+    let options = format!("{READS} sequential_read_cutoff 0");
+    let growing = Growing::of(Fixture::new(6000, 16 << 10, &options));
+    let size = growing.size.clone();
+    growing
+        .life(async move |cache| {
+            fill_origin(&cache, 0..6000).await;
+            size.set(Sector::from_bytes(16 << 20));
+            say(&cache, "grow").await.unwrap();
+            for first in [0, 2000] {
+                for _ in 0..4 {
+                    read(&cache, first..first + 2000, 1).await;
+                }
+            }
+            let (slots, clean) = (number(&cache, "total_blocks"), number(&cache, "clean_blocks"));
+            assert!(clean > slots * 3 / 4 && slots < 4000, "{clean} of {slots}");
+            let before = admitted(&cache);
+            for _ in 0..2 {
+                read(&cache, 4000..6000, 1).await;
+            }
+            assert!(admitted(&cache) > before + 500, "{before}, {}", admitted(&cache));
+        })
+        .unwrap();
 }
 
 #[test]

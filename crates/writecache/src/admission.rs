@@ -25,9 +25,10 @@
 //!   Blocks that are read for the first time leave an eighth more.
 //! - WC-RA4 What enters was read into memory of the cache: a client may change its own while it
 //!   reads.
-//! - WC-RA5 After a suspend nothing of it is under way, and once a suspend has begun nothing
-//!   enters: after one with a flush the origin may be used without the cache. So a suspend before
-//!   another table takes the cache's place is one with a flush, although it was flushed before.
+//! - WC-RA5 After a suspend nothing of it is under way, and once a suspend has begun, or the cache
+//!   gives its origin back, nothing enters: after one with a flush the origin may be used without
+//!   the cache. So a suspend before another table takes the cache's place is one with a flush,
+//!   although it was flushed before.
 //!
 //! Cost: a write of the cache device for each run of admitted blocks, a copy of the data, and one
 //! flush of either device for all that was admitted in `autocommit_time`.

@@ -28,6 +28,7 @@ impl WriteCache {
             return Ok(());
         }
         if !self.has_fault(Fault::ReleasedHeld) {
+            self.close_read_caches().await;
             self.empty_for_release().await?;
         }
         if let Some(guard) = guard {
@@ -43,6 +44,14 @@ impl WriteCache {
         match attachment {
             Some(attachment) => attachment.release().await,
             None => Ok(()),
+        }
+    }
+
+    /// WC-RA5: what was read may be on its way to a slot still. A resume opens them again.
+    async fn close_read_caches(&self) {
+        self.close_read_cache();
+        if let Some(parts) = self.parts() {
+            parts.ask(|part| async move { part.close_read_cache() }).await;
         }
     }
 
@@ -77,7 +86,8 @@ impl WriteCache {
         }
         let Some(cache) = self.cache() else { return 0 };
         let c = cache.store.counts();
-        (c.slots - c.free - c.limbo).into()
+        // Not those that are being written: what was read does not enter any more.
+        (c.dirty + c.clean + c.bad + c.old + c.zero).into()
     }
 
     /// Attaches the cache again, after a suspend or a release.

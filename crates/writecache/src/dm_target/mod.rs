@@ -61,6 +61,8 @@ pub struct WriteCache {
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
+    /// What it does in the background is paused: the suspend that follows is to end soon.
+    is_paused: Cell<bool>,
     must_be_empty: Cell<bool>,
     /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
@@ -124,6 +126,7 @@ impl WriteCache {
             sectors,
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
+            is_paused: Cell::new(false),
             must_be_empty: Cell::new(false),
             cleaner_by_message: Cell::new(false),
             on_event: RefCell::new(None),
@@ -435,6 +438,7 @@ impl Target for WriteCache {
     }
 
     fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {
+        self.is_paused.set(is_paused);
         Box::pin(async move {
             if let Some(parts) = self.parts() {
                 parts.pause_background(is_paused).await;

@@ -242,6 +242,7 @@ impl WriteCache {
 
     /// Starts the cache, on all cores.
     pub(super) async fn begin(&self) {
+        self.is_paused.set(false);
         self.begin_local();
         if let Some(parts) = self.parts() {
             parts.ask(|part| async move { part.begin_local() }).await;
@@ -253,10 +254,15 @@ impl WriteCache {
     /// Suspends the cache, on all cores.
     pub(super) async fn end_period(&self) -> Result<(), Error> {
         if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
-            return parts.suspend(self.flush_on_suspend.replace(false)).await;
+            return parts.suspend(self.takes_flush()).await;
         }
         let Some(cache) = self.cache().filter(|c| !c.is_stopping()) else { return Ok(()) };
-        cache.suspend(self.flush_on_suspend.replace(false)).await
+        cache.suspend(self.takes_flush()).await
+    }
+
+    /// Whether the suspend that begins is the one with a flush. After a pause it is the next one.
+    fn takes_flush(&self) -> bool {
+        !self.is_paused.get() && self.flush_on_suspend.replace(false)
     }
 
     pub(crate) fn begin_local(&self) {

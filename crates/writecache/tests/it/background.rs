@@ -77,6 +77,40 @@ fn a_flush_of_parts_ends_with_a_pause_of_all_of_them() {
     flushes_go_on_after_a_pause("parts 2");
 }
 
+/// The suspend ended the flush that it had begun, for the pause, and failed: an upgrade was refused
+/// where `flush_on_suspend` or `cleaner` had been sent before, and the flush was forgotten.
+fn suspends_soon_before_its_flush(parts: &str) {
+    let fixture = Fixture::new(4096, 16 << 10, &format!("{MANUAL} {parts}"));
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..500, 1).await;
+            say(&cache, "flush_on_suspend").await.unwrap();
+            cache.clone().pause_background(true).await;
+            let began = reactor::now();
+            suspend(&cache).await;
+            assert!(reactor::now().0 - began.0 < 100_000_000);
+            assert_eq!(spread::number(&cache, "dirty_blocks").await, 500);
+            cache.clone().resume().await.unwrap();
+            suspend(&cache).await;
+            assert_eq!(spread::number(&cache, "dirty_blocks").await, 0, "it was kept");
+            cache.clone().resume().await.unwrap();
+            fill(&*cache, 0..500, 2).await;
+            suspend(&cache).await;
+            assert_eq!(spread::number(&cache, "dirty_blocks").await, 500, "once");
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_suspend_after_a_pause_leaves_its_flush_to_the_next() {
+    suspends_soon_before_its_flush("");
+}
+
+#[test]
+fn a_suspend_of_parts_leaves_its_flush_to_the_next() {
+    suspends_soon_before_its_flush("parts 2");
+}
+
 /// The task slept on for the time that was set before: what no FLUSH covered was in danger for an
 /// hour, not for a second.
 #[test]

@@ -302,6 +302,9 @@ pub trait Target: BlockDevice + Any {
         self.write_back()
     }
 
+    /// The table stays after all: what [`Target::empty`] has prepared is forgotten.
+    fn cancel_empty(&self) {}
+
     /// Marks its cache device, durably, as one that `successor` has taken the place of: no table
     /// opens it as a cache any more. It holds nothing and is suspended. After an error it is as
     /// before, or has failed.

@@ -330,9 +330,12 @@ impl MappedDevice {
 
 /// Writes back what the caches of a table hold, until they hold nothing. No bio comes meanwhile.
 async fn empty(table: &Table) -> Result<(), Error> {
-    for entry in table.entries.iter().filter(|e| e.target.tracks_dirty()) {
-        let emptied = entry.target.clone().empty().await;
-        emptied.map_err(|e| e.within(entry.label()))?;
+    let caches: Vec<_> = table.entries.iter().filter(|e| e.target.tracks_dirty()).collect();
+    for (nth, entry) in caches.iter().enumerate() {
+        if let Err(e) = entry.target.clone().empty().await {
+            caches[..nth].iter().for_each(|emptied| emptied.target.cancel_empty()); // DM-R3
+            return Err(e.within(entry.label()));
+        }
     }
     Ok(())
 }

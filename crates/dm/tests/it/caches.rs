@@ -56,6 +56,14 @@ impl Target for Cache {
     fn tracks_dirty(&self) -> bool {
         true
     }
+    fn empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.log.borrow_mut().push(format!("empty {}", self.name));
+        let is_bad = self.name == "bad";
+        Box::pin(async move { if is_bad { Err(Error::io("no answer")) } else { Ok(()) } })
+    }
+    fn cancel_empty(&self) {
+        self.log.borrow_mut().push(format!("cancel {}", self.name));
+    }
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         self.call("suspend")
     }
@@ -182,5 +190,21 @@ fn all_caches_of_a_table_are_counted_and_stopped() {
         log.borrow_mut().clear();
         dm.stop_writeback("d", "stop").await;
         assert_eq!(*log.borrow(), ["drain stop a", "drain stop bc"]);
+    });
+}
+
+/// The first ones wrote back all that they held at their next suspend, which nobody had asked for.
+#[test]
+fn caches_that_were_emptied_for_nothing_forget_it() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        let table = "0 8 cache a\n8 8 zero\n16 8 cache b\n24 8 cache bad\n32 8 cache c";
+        let device = dm.create("d", None, Some(table)).await.unwrap();
+        log.borrow_mut().clear();
+        let from = dm.live_table("d").unwrap();
+        let e = dm.replace_table("d", &from, "0 40 zero").await.unwrap_err();
+        assert_eq!(e.to_string(), "d: line 4: cache: no answer");
+        assert_eq!(*log.borrow(), ["empty a", "empty b", "empty bad", "cancel a", "cancel b"]);
+        write(&*device, 1, 0, 1).await.unwrap();
     });
 }

@@ -61,6 +61,8 @@ pub struct WriteCache {
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
     flush_on_suspend: Cell<bool>,
+    /// Another table takes its place: the next suspend does the same.
+    is_replaced: Cell<bool>,
     /// What it does in the background is paused: the suspend that follows is to end soon.
     is_paused: Cell<bool>,
     must_be_empty: Cell<bool>,
@@ -126,6 +128,7 @@ impl WriteCache {
             sectors,
             live: RefCell::new(None),
             flush_on_suspend: Cell::new(false),
+            is_replaced: Cell::new(false),
             is_paused: Cell::new(false),
             must_be_empty: Cell::new(false),
             cleaner_by_message: Cell::new(false),
@@ -384,6 +387,10 @@ impl Target for WriteCache {
 
     fn empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(self.empty_whole())
+    }
+
+    fn cancel_empty(&self) {
+        self.is_replaced.set(false);
     }
 
     fn mark_replaced(self: Rc<Self>, successor: String) -> LocalFuture<Result<(), Error>> {

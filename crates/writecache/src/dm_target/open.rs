@@ -262,7 +262,9 @@ impl WriteCache {
 
     /// Whether the suspend that begins is the one with a flush. After a pause it is the next one.
     fn takes_flush(&self) -> bool {
-        !self.is_paused.get() && self.flush_on_suspend.replace(false)
+        let is_replaced = self.is_replaced.replace(false);
+        let is_asked = !self.is_paused.get() && self.flush_on_suspend.replace(false);
+        is_replaced || is_asked
     }
 
     pub(crate) fn begin_local(&self) {

@@ -43,7 +43,7 @@ impl WriteCache {
     pub(super) async fn empty_whole(self: Rc<Self>) -> Result<(), Error> {
         self.write_back_whole().await?;
         // WC-RA5. What was read enters after the read has ended: perhaps only now.
-        self.flush_on_suspend.set(!self.has_fault(Fault::AdmitAfterEmptying));
+        self.is_replaced.set(!self.has_fault(Fault::AdmitAfterEmptying));
         Ok(())
     }
 

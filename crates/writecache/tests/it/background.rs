@@ -135,6 +135,29 @@ fn a_shorter_autocommit_time_holds_at_once() {
     }
 }
 
+/// A table whose place another one was to take, and that stays.
+#[test]
+fn a_cache_that_stays_is_not_flushed_by_its_suspend() {
+    let fixture = Fixture::new(4096, 16 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..20, 1).await;
+            cache.clone().empty().await.unwrap();
+            cache.cancel_empty();
+            fill(&*cache, 0..20, 2).await;
+            suspend(&cache).await;
+            assert_eq!(number(&cache, "dirty_blocks"), 20);
+            cache.clone().resume().await.unwrap();
+            say(&cache, "flush_on_suspend").await.unwrap();
+            cache.clone().empty().await.unwrap();
+            cache.cancel_empty();
+            fill(&*cache, 0..20, 3).await;
+            suspend(&cache).await;
+            assert_eq!(number(&cache, "dirty_blocks"), 0, "the operator has asked for it");
+        })
+        .unwrap();
+}
+
 #[test]
 fn a_pause_stops_writeback_for_free_slots() {
     let options = "high_watermark 20 low_watermark 10 writeback_rate_max 1000000";

@@ -2,13 +2,16 @@
 //! dmsetup's verbs on existing devices: clear, suspend, resume, remove, rename, message, and the
 //! listings.
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
 
 use block::{BlockDevice, Class, Error, Nanos, Sector, UnsavedBlocks, same_device};
 
 use crate::context::EventSource;
 use crate::device::{MAJOR, MappedDevice};
 use crate::dm::Dm;
+use crate::live::Entry;
 use crate::report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 
 /// How long a removal by force waits for I/O in flight. Chosen: a target whose devices answer
@@ -38,11 +41,15 @@ impl Dm {
     /// Pauses what the targets of a device do in the background, or lets it go on: see
     /// [`block::Target::pause_background`].
     pub async fn pause_background(&self, name: &str, is_paused: bool) -> Result<(), Error> {
-        if let Some(table) = self.get(name)?.live() {
-            for entry in &table.entries {
-                entry.target.clone().pause_background(is_paused).await;
-            }
-        }
+        let Some(table) = self.get(name)?.live() else { return Ok(()) };
+        // All at once: one that takes long must not pause the next when that is to go on again.
+        let pause = |entry: &Entry| entry.target.clone().pause_background(is_paused);
+        let mut pausing: Vec<_> = table.entries.iter().map(pause).collect();
+        let ended = poll_fn(|cx| {
+            pausing.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+            if pausing.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        ended.await;
         Ok(())
     }
 

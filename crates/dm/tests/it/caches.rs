@@ -53,6 +53,14 @@ impl Target for Cache {
     fn deps(&self) -> Vec<String> {
         Vec::new()
     }
+    fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {
+        Box::pin(async move {
+            self.log.borrow_mut().push(format!("pause {} {is_paused}", self.name));
+            if is_paused && self.name == "slow" {
+                sleep(Nanos::from_secs(60)).await;
+            }
+        })
+    }
     fn tracks_dirty(&self) -> bool {
         true
     }
@@ -206,5 +214,23 @@ fn caches_that_were_emptied_for_nothing_forget_it() {
         assert_eq!(e.to_string(), "d: line 4: cache: no answer");
         assert_eq!(*log.borrow(), ["empty a", "empty b", "empty bad", "cancel a", "cancel b"]);
         write(&*device, 1, 0, 1).await.unwrap();
+    });
+}
+
+/// An upgrade that failed took the pause back while one cache still waited for its origin: the next
+/// one was paused afterwards, wrote nothing back, and ended each flush.
+#[test]
+fn a_pause_that_was_taken_back_pauses_nothing_later() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache slow\n8 8 cache b")).await.unwrap();
+        log.borrow_mut().clear();
+        let pausing = dm.clone();
+        spawn(async move { pausing.pause_background("d", true).await.unwrap() });
+        sleep(Nanos::from_secs(1)).await;
+        dm.pause_background("d", false).await.unwrap();
+        sleep(Nanos::from_secs(100)).await;
+        let want = ["pause slow true", "pause b true", "pause slow false", "pause b false"];
+        assert_eq!(*log.borrow(), want);
     });
 }

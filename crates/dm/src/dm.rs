@@ -39,6 +39,7 @@ pub struct Dm {
     /// The program ends: no suspended device will be resumed.
     ending: Cell<bool>,
     pub(crate) on_unsaved: RefCell<Option<OnUnsaved>>,
+    pub(crate) on_kept: RefCell<Option<OnKept>>,
     /// Whether tables may overlap that a token would let overlap.
     accepts_overlaps: Cell<bool>,
     /// Tables that were replaced by force, until they have settled, and their devices.
@@ -56,6 +57,9 @@ struct Changes {
 /// Called with the name of a device that is removed, and what stays in its cache.
 pub(crate) type OnUnsaved = Rc<dyn Fn(&str, &UnsavedBlocks)>;
 
+/// Called with the name of a device that is not removed when it is closed, and why.
+pub(crate) type OnKept = Rc<dyn Fn(&str, &Error)>;
+
 impl Dm {
     /// No device yet, and the built-in target types; `resolver` opens what tables name.
     pub fn new(resolver: Rc<dyn Resolver>) -> Rc<Dm> {
@@ -68,6 +72,7 @@ impl Dm {
             replicas: RefCell::new(Rc::new(NoReplicas)),
             ending: Cell::new(false),
             on_unsaved: RefCell::default(),
+            on_kept: RefCell::default(),
             accepts_overlaps: Cell::new(false),
             unsettled: RefCell::default(),
             changes: Changes::default(),

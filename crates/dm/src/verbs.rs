@@ -210,15 +210,35 @@ impl Dm {
     /// The last opener of a device with a deferred removal has gone.
     pub(crate) async fn remove_deferred(&self, device: &Rc<MappedDevice>) {
         let Ok(guard) = device.control().await else { return };
-        let may_go = device.check_lost(None).await.is_ok();
+        let may_go = device.check_lost(None).await;
         // It may have been opened again meanwhile.
-        if !may_go || !device.remove_at_close().get() || device.open_count() > 0 {
+        if !device.remove_at_close().get() || device.open_count() > 0 {
             return;
         }
-        if let Ok(unsaved) = device.retire(&guard).await {
-            self.forget(device);
-            self.report_unsaved(device, &unsaved);
+        let retired = match may_go {
+            Ok(()) => device.retire(&guard).await,
+            Err(e) => Err(e),
+        };
+        match retired {
+            Ok(unsaved) => {
+                self.forget(device);
+                self.report_unsaved(device, &unsaved);
+            }
+            Err(e) => {
+                // Nobody waits for the outcome.
+                device.raise_event();
+                let report = self.on_kept.borrow().clone();
+                if let Some(report) = report {
+                    report(device.name(), &e);
+                }
+            }
         }
+    }
+
+    /// Calls `report` with each device that stays although it was to be removed when it was closed,
+    /// and why.
+    pub fn on_kept(&self, report: impl Fn(&str, &Error) + 'static) {
+        *self.on_kept.borrow_mut() = Some(Rc::new(report));
     }
 
     /// Takes a deferred removal back.

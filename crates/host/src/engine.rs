@@ -103,6 +103,9 @@ impl Engine {
         reactor::spawn(leaves.clone().log_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
         dm.on_unsaved(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
+        dm.on_kept(|device, e| {
+            tracing::error!(device, "it is not removed now that it is closed: {}", e.chain());
+        });
         let (zram, claims) = targets::register(&dm, &leaves, cores);
         let owner = Owner::new(pool, &dm, leaves.clone());
         let defaults = Options::default();

@@ -186,6 +186,27 @@ fn a_deferred_removal_gives_the_origin_back() {
     });
 }
 
+/// Nobody learnt of it, and the device stayed.
+#[test]
+fn a_deferred_removal_that_fails_is_reported() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        dm.create("d", None, Some("0 8 cache bad")).await.unwrap();
+        let kept = log.clone();
+        dm.on_kept(move |name, e| log.borrow_mut().push(format!("kept {name}: {}", e.chain())));
+        let held = dm.open("d").unwrap();
+        dm.remove("d", Remove::Deferred).await.unwrap();
+        let seen = dm.info("d").unwrap().event_nr;
+        drop(held);
+        assert!(dm.wait("d", Some(seen)).await.unwrap() > seen);
+        sleep(Nanos::from_millis(20)).await;
+        let said = kept.borrow().last().cloned();
+        let want = "kept d: d: to give its origin back: line 1: cache: no answer";
+        assert_eq!(said.as_deref(), Some(want));
+        assert!(dm.info("d").unwrap().deferred_remove);
+    });
+}
+
 /// The second cache of a table was written back for as long as its origin was away: the stop went
 /// to the first one alone, and so did the look whether anything is written.
 #[test]

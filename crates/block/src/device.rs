@@ -368,6 +368,11 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// A target of another table may have opened its media since it was suspended, and changed
+    /// them: the next `resume` reads them anew. That table has not gone live, so no client has
+    /// used it.
+    fn reread_media(&self) {}
+
     /// Takes over errors that `before` has not reported to clients yet: acknowledged changes that
     /// may be lost. `before` is the target at the same sector of the table of before, and is
     /// suspended; this one is resumed, and no bio has come yet.

@@ -36,6 +36,8 @@
 //!   its origin has given it back. After an error it guards it again.
 //! - DM-R7 What a target keeps grows only when a longer line takes the place of the same shorter
 //!   one: a table that is loaded with a wrong length changes nothing.
+//! - DM-R8 A table that stays after another one was opened reads the media of the caches anew that
+//!   both have: the other one may have written them back, or have changed their metadata.
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
@@ -293,7 +295,10 @@ impl MappedDevice {
             entry.target.require_empty();
         }
         allow_growth(live, new);
-        new.resume_after(Some(live.clone())).await?;
+        if let Err(e) = new.resume_after(Some(live.clone())).await {
+            self.reread_media(new);
+            return Err(e);
+        }
         let marked = match self.check_guard(guard) {
             Ok(()) => self.mark_replaced(dm, live, new).await,
             Err(e) => Err(e),
@@ -304,9 +309,19 @@ impl MappedDevice {
             claimed = self.check_guard(guard); // DM-FO2
         }
         let Err(e) = claimed else { return Ok(()) };
+        self.reread_media(new);
         match new.suspend().await {
             Ok(()) => Err(e),
             Err(also) => Err(e.because(also)),
+        }
+    }
+
+    /// `new` has been opened, and does not go live: the caches that it has, too, may not be as the
+    /// live table left them (DM-R8).
+    pub(super) fn reread_media(&self, new: &Table) {
+        let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return };
+        for entry in live.entries.iter().filter(|entry| dm.keeps_its_cache(entry, new)) {
+            entry.target.reread_media();
         }
     }
 

@@ -99,6 +99,9 @@ impl MappedDevice {
         }
         // DM-D2: suspended, so the old table has nothing in flight and has settled its state.
         let resumed = new.resume_after(self.live()).await;
+        if resumed.is_err() {
+            self.reread_media(&new);
+        }
         if let Err(e) = self.check_guard(guard) {
             // It can't go live any more: its targets give back what they have taken.
             return match new.suspend().await {

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use block::Target;
 
-use super::WriteCache;
+use super::{OpenCache, WriteCache};
+use crate::cache::Cache;
 use crate::events::CacheEvent;
 use crate::planted::Fault;
 use crate::unflushed::LostWrites;
@@ -20,9 +21,18 @@ impl WriteCache {
         if self.config.borrow().planted.is(Fault::LostWritesForgotten) {
             return;
         }
-        let lost = match before.parts() {
-            Some(parts) => parts.ask(|part| async move { part.take_lost_writes() }).await,
-            None => vec![before.take_lost_writes()],
+        let open = before.live.borrow().clone();
+        self.take_lost_writes_of(open).await;
+    }
+
+    /// The same, from an open cache.
+    pub(super) async fn take_lost_writes_of(&self, before: Option<OpenCache>) {
+        let lost = match before {
+            Some(OpenCache::Divided(parts)) => {
+                parts.ask(|part| async move { part.take_lost_writes() }).await
+            }
+            Some(OpenCache::Whole(whole)) => vec![Some(lost_writes_of(&whole.cache))],
+            None => Vec::new(),
         };
         let lost: Vec<LostWrites> = lost.into_iter().flatten().collect();
         let requests = lost.iter().map(|lost| lost.requests).sum();
@@ -39,7 +49,7 @@ impl WriteCache {
     }
 
     fn take_lost_writes(&self) -> Option<LostWrites> {
-        self.cache().map(|cache| cache.store.unflushed.take(cache.store.failure().is_some()))
+        self.cache().map(|cache| lost_writes_of(&cache))
     }
 
     fn restore_lost_writes(&self, lost: LostWrites) {
@@ -47,4 +57,8 @@ impl WriteCache {
             cache.store.unflushed.restore(lost);
         }
     }
+}
+
+fn lost_writes_of(cache: &Cache) -> LostWrites {
+    cache.store.unflushed.take(cache.store.failure().is_some())
 }

@@ -40,6 +40,7 @@ use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::planted::Fault;
 
 /// The open cache.
+#[derive(Clone)]
 enum OpenCache {
     Whole(Rc<WholeCache>),
     Divided(Rc<Parts>),
@@ -66,6 +67,8 @@ pub struct WriteCache {
     /// What it does in the background is paused: the suspend that follows is to end soon.
     is_paused: Cell<bool>,
     must_be_empty: Cell<bool>,
+    /// Another instance may have opened the media since the suspend.
+    must_reread: Cell<bool>,
     /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
@@ -131,6 +134,7 @@ impl WriteCache {
             is_replaced: Cell::new(false),
             is_paused: Cell::new(false),
             must_be_empty: Cell::new(false),
+            must_reread: Cell::new(false),
             cleaner_by_message: Cell::new(false),
             on_event: RefCell::new(None),
             #[cfg(feature = "planted")]
@@ -465,16 +469,23 @@ impl Target for WriteCache {
 
     fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move {
-            // A failed cache is not opened again: only its memory has the acknowledged writes
-            // without a flush. A new table makes a new cache from the media.
             if self.live.borrow().is_none() {
                 return self.open_and_begin().await;
+            }
+            // A failed cache is not opened again: only its memory has the acknowledged writes
+            // without a flush. A new table makes a new cache from the media.
+            if self.must_reread.get() && !self.has_failed().await {
+                return self.open_again().await;
             }
             self.attach_origin().await?;
             self.guard_origin().await;
             self.begin().await;
             Ok(())
         })
+    }
+
+    fn reread_media(&self) {
+        self.must_reread.set(true);
     }
 
     fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {

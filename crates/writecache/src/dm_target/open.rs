@@ -61,6 +61,29 @@ impl WriteCache {
         Ok(())
     }
 
+    /// Opens the cache from its media again, which another instance may have changed. All that it
+    /// knew was there when it was suspended. After an error it is as before, and suspended.
+    pub(super) async fn open_again(&self) -> Result<(), Error> {
+        let before = self.live.borrow().clone();
+        self.must_be_empty.set(false);
+        self.open_and_begin().await?;
+        self.must_reread.set(false);
+        self.take_lost_writes_of(before).await;
+        Ok(())
+    }
+
+    /// Whether the cache, or a part of it, has failed stop.
+    pub(super) async fn has_failed(&self) -> bool {
+        let has_failed =
+            |part: &WriteCache| part.cache().is_some_and(|cache| cache.store.failure().is_some());
+        match self.parts() {
+            Some(parts) => {
+                parts.ask(move |part| async move { has_failed(&part) }).await.contains(&true)
+            }
+            None => has_failed(self),
+        }
+    }
+
     /// Of a cache that takes another one's place: that its cache device holds nothing.
     async fn check_empty(&self) -> Result<(), Error> {
         let config = self.config.borrow().clone();

@@ -39,6 +39,7 @@ mod read_cache;
 mod read_cache_parts;
 mod recorded;
 mod regressions;
+mod reopened;
 mod resize_parts;
 mod scrub;
 mod sectors;

@@ -10,6 +10,7 @@ use reactor::WaitList;
 pub(crate) struct ActiveDiscards {
     next: Cell<u64>,
     ranges: RefCell<Vec<(u64, Range<u64>)>>,
+    given_back: Cell<u64>,
 }
 
 impl ActiveDiscards {
@@ -34,5 +35,15 @@ impl ActiveDiscards {
 
     pub(crate) fn end(&self, id: u64) {
         self.ranges.borrow_mut().retain(|(i, _)| *i != id);
+    }
+
+    /// One has failed, and pages that it had taken are dirty again.
+    pub(crate) fn give_back(&self) {
+        self.given_back.set(self.given_back.get() + 1);
+    }
+
+    /// How many have given pages back.
+    pub(crate) fn given_back(&self) -> u64 {
+        self.given_back.get()
     }
 }

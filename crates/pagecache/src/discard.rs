@@ -85,6 +85,9 @@ impl PageCache {
         if !flags.contains(Flags::FUA) && store.has_flush_failed_since(flush_errors) {
             done = done.and(Err(Status::Io));
         }
+        if done.is_err() && !taken.is_empty() {
+            store.discards.give_back();
+        }
         end_writing(store, taken, done.is_err());
         if done.is_ok() {
             remove(store, &pages);

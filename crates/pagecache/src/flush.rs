@@ -8,10 +8,12 @@
 //! ```
 //!
 //! Each write belongs to a round. A FLUSH ends the current round and writes everything that became
-//! dirty in it or before. It passes over the device at most twice. A page of the round that is
+//! dirty in it or before. It passes over the device twice at most. A page of the round that is
 //! still dirty after the first pass was in flight when that began, and had been written again; that
 //! write has ended by then, so the second pass takes it. Writers that never stop do not keep a
-//! FLUSH from ending, because each pass takes a folio once.
+//! FLUSH from ending, because each pass takes a folio once. A discard that fails during the second
+//! pass may give such a page back: then there is another pass, and after [`PASSES_MAX`] of them the
+//! FLUSH fails.
 //!
 //! Cost of a lone FLUSH: one write for each ioend, and one flush below if that has a volatile
 //! cache. N concurrent FLUSHes share this cost, or that of the next round. A FUA write that is no
@@ -42,6 +44,10 @@ use crate::writeback::Writeback;
 
 /// The whole device.
 const ALL: Range<u64> = 0..u64::MAX;
+
+/// Passes of a FLUSH over what its first one has left. Chosen: one is enough unless discards fail,
+/// and clients that send such discards without end must not keep the FLUSHes of others from ending.
+const PASSES_MAX: u32 = 8;
 
 impl Writeback {
     /// FLUSH: when it succeeds, everything is durable that had completed before `round`, which is
@@ -85,23 +91,56 @@ impl Writeback {
         let of_round = |folio: &Folio| folio.dirty_round <= round;
         self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
         ioends.wait_ended(|| store.is_planted(Fault::FlushWithoutWaiting)).await;
-        let again = || store.folios.borrow().is_dirty_since(round);
-        if ioends.watched(watch).is_ok() {
-            if again() {
-                self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
-            }
-            // The flusher may have taken such pages as soon as their first write had ended.
-            ioends.wait_ended(|| false).await;
-        }
+        let rest = self.write_rest(store, round, watch).await;
         ioends.unwatch(watch)?;
+        rest?;
         self.flush_below(store, flush_errors).await?; // PC-FL1
         store.errors.durable(changes);
         Ok(())
     }
 
+    /// Writes what the first pass of a round has left. An error of an ioend is in its `watch`.
+    async fn write_rest(&self, store: &Store, round: u64, watch: usize) -> Result<(), Status> {
+        let ioends = &self.ioends;
+        let of_round = |folio: &Folio| folio.dirty_round <= round;
+        for _ in 0..PASSES_MAX {
+            if ioends.watched(watch).is_err() {
+                return Ok(());
+            }
+            let given_back = store.discards.given_back();
+            let again = store.folios.borrow().is_dirty_since(round);
+            if again {
+                self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
+            }
+            // The flusher may have taken such pages as soon as their first write had ended.
+            ioends.wait_ended(|| false).await;
+            if store.discards.given_back() == given_back {
+                return Ok(());
+            }
+        }
+        Err(Status::Io)
+    }
+
     /// FUA: `pages` are durable when this succeeds. `flush_errors` is the count of
     /// [`crate::errors::Errors::flush_errors`] from before they became dirty.
     pub(crate) async fn sync_range(
+        &self,
+        store: &Store,
+        pages: Range<u64>,
+        flush_errors: u64,
+    ) -> Result<(), Status> {
+        let given_back = store.discards.given_back();
+        self.sync_pages(store, pages, flush_errors).await?;
+        if store.discards.given_back() == given_back {
+            return Ok(());
+        }
+        // A discard had taken some of the pages, so they were not sent, and has failed.
+        self.write_back_all(store).await?;
+        if store.errors.flush_errors() == flush_errors { Ok(()) } else { Err(Status::Io) }
+    }
+
+    /// As [`Writeback::sync_range`], while no discard gives pages back.
+    async fn sync_pages(
         &self,
         store: &Store,
         pages: Range<u64>,

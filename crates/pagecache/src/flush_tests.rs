@@ -11,6 +11,8 @@ use crate::testing::{
     Fixture, MS, Probe, cache, flush, flush_by, pattern, running, try_write, write,
 };
 
+#[path = "flush_discards_tests.rs"]
+mod discards;
 #[path = "flush_errors_tests.rs"]
 mod errors;
 

@@ -43,6 +43,7 @@ pub(crate) struct Probe {
     /// Writes that touch these sectors fail, at once.
     pub(crate) bad: RefCell<Vec<Range<u64>>>,
     pub(crate) flushes_fail: Cell<bool>,
+    pub(crate) discards_fail: Cell<bool>,
     /// Writes wait for `release`.
     pub(crate) hold: Cell<bool>,
     /// So do these.
@@ -106,6 +107,7 @@ impl Probe {
         match bio.op {
             Op::Write if bad => bio.complete(Status::Io),
             Op::Flush if self.flushes_fail.get() => bio.complete(Status::Timeout),
+            Op::Discard if self.discards_fail.get() => bio.complete(Status::Io),
             Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {
                 self.disk.submit(Bio { sector, ..bio });
             }
@@ -194,6 +196,7 @@ impl Fixture {
                 seen: RefCell::default(),
                 bad: RefCell::default(),
                 flushes_fail: Cell::new(false),
+                discards_fail: Cell::new(false),
                 hold: Cell::new(false),
                 hold_ops: RefCell::default(),
                 held: RefCell::default(),

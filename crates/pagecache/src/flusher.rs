@@ -237,7 +237,7 @@ impl Flusher {
         self.periodic_at.set(None);
         let age = u64::from(store.config.dirty_expire_centisecs.get()) * CENTISECOND_NS;
         let now = reactor::now().0;
-        let mut from = 0;
+        let (mut from, mut since) = (0, 0);
         let limit = Limit { to: u64::MAX, quota: CHUNK_PAGES, skip_failed: true };
         while !self.is_stopping() {
             ioends.wait_for_room(store, Purpose::Background).await;
@@ -247,6 +247,7 @@ impl Flusher {
             if found.end {
                 break;
             }
+            yield_after_chunk(&mut since, found.pages).await;
         }
         ioends.close(store, &ioends.background);
     }
@@ -254,7 +255,7 @@ impl Flusher {
     /// Writes all failed pages again.
     async fn retry_failed(&self, store: &Store, ioends: &Ioends) {
         let failed = &store.errors.failed;
-        let (mut at, mut tried) = (0, false);
+        let (mut at, mut tried, mut since) = (0, false, 0);
         failed.count_retry();
         while let Some(run) = failed.next(at).filter(|_| !self.is_stopping()) {
             let mut from = run.start.max(at);
@@ -273,6 +274,7 @@ impl Flusher {
                     failed.double_pause(reactor::now());
                 }
                 ioends.send_ready(store, &ioends.background);
+                yield_after_chunk(&mut since, found.pages).await;
             }
             at = run.end;
         }
@@ -281,6 +283,15 @@ impl Flusher {
             failed.postpone_retry(reactor::now());
         }
         self.note_work();
+    }
+}
+
+/// A device that completes each write at once must not keep all other tasks waiting.
+async fn yield_after_chunk(since: &mut u64, pages: u64) {
+    *since += pages;
+    if *since >= CHUNK_PAGES {
+        *since = 0;
+        reactor::yield_now().await;
     }
 }
 

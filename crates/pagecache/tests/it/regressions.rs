@@ -13,6 +13,7 @@ use block::{
 };
 use pagecache::{Config, PageCache};
 use queue::Mem;
+use reactor::WaitList;
 use sim::{Machine, World};
 
 const MS: u64 = 1_000_000;
@@ -27,6 +28,8 @@ struct FaultyRam {
     /// Writes of these pages fail.
     bad: RefCell<Vec<u64>>,
     came: Cell<u64>,
+    /// Woken by each write.
+    written: WaitList,
 }
 
 impl FaultyRam {
@@ -37,6 +40,7 @@ impl FaultyRam {
             held: RefCell::default(),
             bad: RefCell::default(),
             came: Cell::new(0),
+            written: WaitList::new(),
         })
     }
 
@@ -68,6 +72,9 @@ impl BlockDevice for FaultyRam {
     }
     fn submit(&self, bio: Bio) {
         self.came.set(self.came.get() + 1);
+        if bio.op == Op::Write {
+            self.written.wake_all();
+        }
         if self.hold.borrow().contains(&bio.op) {
             self.held.borrow_mut().push_back(bio);
         } else {
@@ -356,5 +363,52 @@ fn memory_of_old_versions_is_freed_after_their_write() {
         write(&cache, 100..101).await.unwrap();
         // Two versions are in memory; the first has been written.
         assert_eq!(number(&cache, "memory_used_bytes").await, 2 * one);
+    });
+}
+
+/// Waits for a write below, then runs as often as it can. Returns the most requests that came below
+/// between two of its runs, before one in which none came.
+async fn longest_turn(below: &FaultyRam) -> u64 {
+    let mut before = below.came.get();
+    below.written.wait_for(|| below.came.get() > before).await;
+    let mut longest = 0;
+    loop {
+        let now = below.came.get();
+        if now == before {
+            return longest;
+        }
+        longest = longest.max(now - before);
+        before = now;
+        run_tasks(2).await;
+    }
+}
+
+/// Found by reading: the flusher went on without a pause while the device below completed each
+/// write at once, as RAM does, and no other task of the core ran before all was written.
+#[test]
+fn old_and_failed_pages_leave_time_for_other_tasks() {
+    let limits = "memory 256M dirty_bytes 120M dirty_background_bytes 110M";
+    run(1, async move |below| {
+        let cache = cache(&below, limits, 256 * MIB).await;
+        for at in (0..16384).step_by(256) {
+            write(&cache, at..at + 256).await.unwrap();
+        }
+        cache.clone().set_attribute("dirty_expire_centisecs".into(), "0".into()).await.unwrap();
+        cache.clone().set_attribute("dirty_writeback_centisecs".into(), "1".into()).await.unwrap();
+        let longest = longest_turn(&below).await;
+        assert!(longest <= 8, "{longest} writes of old pages");
+        sleep_ms(20).await;
+        assert_eq!(number(&cache, "dirty_bytes").await, 0);
+    });
+    run(1, async move |below| {
+        let cache = cache(&below, limits, 256 * MIB).await;
+        for at in (0..16384).step_by(256) {
+            write(&cache, at..at + 256).await.unwrap();
+        }
+        below.bad.replace((0..16384).step_by(256).collect());
+        assert_eq!(flush(&cache).await, Err(Status::Io));
+        let longest = longest_turn(&below).await;
+        assert!(longest <= 8, "{longest} writes of failed pages");
+        below.bad.take();
     });
 }

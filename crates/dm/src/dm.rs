@@ -9,6 +9,7 @@ use block::{BlockDevice, Error, ErrorKind, LocalFuture, Sector, UnsavedBlocks, i
 use reactor::WaitList;
 
 use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
+use crate::control_lock::ControlGuard;
 use crate::device::handles::Opened;
 use crate::device::{Depths, MAJOR, MappedDevice};
 use crate::leaves::Leaves;
@@ -263,18 +264,42 @@ impl Dm {
     ) -> Result<(), Error> {
         let device = self.get(name)?;
         let guard = device.control().await?;
-        let result = self.construct_forced(&device, text, force).await;
+        self.load_locked(&device, &guard, text, force, is_wanted).await
+    }
+
+    async fn load_locked(
+        &self,
+        device: &Rc<MappedDevice>,
+        guard: &ControlGuard,
+        text: &str,
+        force: Option<&str>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        let result = self.construct_forced(device, text, force).await;
         for below in self.devices().into_iter().filter(|d| device.reaches(d)) {
             below.refresh().await; // `put_inactive` asks what its caches hold
         }
         let put = result.and_then(|table| {
-            device.check_guard(&guard)?;
+            device.check_guard(guard)?;
             if !is_wanted() {
                 return Err(Error::busy("who asked for it has gone"));
             }
-            self.put_inactive(&device, &Rc::new(table), force)
+            self.put_inactive(device, &Rc::new(table), force)
         });
         put.map_err(|e| e.within(device.name()))
+    }
+
+    /// Loads a table and resumes the device, as one operation: no other table comes in between.
+    /// After an error there is no inactive table.
+    pub async fn load_and_resume(&self, name: &str, text: &str) -> Result<(), Error> {
+        let device = self.get(name)?;
+        let guard = device.control().await?;
+        self.load_locked(&device, &guard, text, None, &|| true).await?;
+        let resumed = device.resume(&guard, None).await;
+        if resumed.is_err() && !guard.is_withdrawn() {
+            device.set_inactive(None);
+        }
+        resumed
     }
 
     /// From now on a table is loaded without a token, too, where it overlaps with others and a

@@ -48,7 +48,8 @@ pub(crate) fn start(zram: &Rc<Zram>) {
     let rules = zram.config.borrow().auto;
     auto.policy.borrow_mut().set_rules(rules);
     let generation = zram.generation();
-    if rules.any() && zram.has_backing() && auto.running.get() != generation {
+    let can_run = zram.has_backing() && zram.running().is_ok();
+    if rules.any() && can_run && auto.running.get() != generation {
         auto.running.set(generation);
         spawn(run(Rc::downgrade(zram), generation));
     }

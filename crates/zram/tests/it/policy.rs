@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::fixture::{Fixture, drop_pages, expect, fill, numbers, page, put, set, told};
 use block::{CoreId, ErrorKind, Nanos, Sector, Target};
-use sim::{Faults, Machine, World};
+use sim::{Faults, Machine, RunEnd, World};
 use zram::{Config, NoFiles, Zram};
 
 const BLOCKS: u64 = 4096;
@@ -170,6 +170,37 @@ fn a_suspended_device_writes_nothing_until_it_is_resumed() {
         seconds(20).await;
         assert_eq!(in_memory(&zram).await, 0);
     });
+}
+
+/// Found by reading: the task of the rules was started while the device was suspended. It looked at
+/// all pages again and again, and could write none.
+#[test]
+fn rules_set_while_suspended_start_with_the_resume() {
+    let lab = Fixture::new(64, BLOCKS, "");
+    let machine = Machine::boot(&lab.world, 1);
+    let made = lab.clone();
+    let suspended = machine.block_on(async move {
+        let zram = made.target();
+        zram.clone().resume().await.unwrap();
+        fill(&zram, 0..8, 1).await;
+        zram.clone().suspend().await.unwrap();
+        set(&zram, "auto_writeback_idle", "60").await.unwrap();
+        zram
+    });
+    let zram = suspended.unwrap();
+    let begun = lab.world.borrow().now();
+    let late = || lab.world.borrow().now() > begun + Nanos::from_secs(1000);
+    assert_eq!(machine.run(late), RunEnd::Idle, "no timer runs");
+    let done = machine.block_on(async move {
+        seconds(1000).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (8, "waiting".into()));
+        zram.clone().resume().await.unwrap();
+        seconds(20).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (0, "waiting".into()));
+        zram.suspend().await.unwrap();
+    });
+    machine.shut_down();
+    done.expect("no power cut was planned");
 }
 
 #[test]

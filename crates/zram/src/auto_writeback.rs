@@ -68,7 +68,7 @@ async fn run(zram: Weak<Zram>, generation: u64) {
         let pause = match next_action(&device) {
             IdleAction::Rest(ns) => Nanos(ns),
             IdleAction::Scan => {
-                round(&device).await;
+                round(&device, generation).await;
                 Nanos(0)
             }
         };
@@ -86,10 +86,14 @@ fn memory_bytes(zram: &Zram) -> u64 {
     zram.totals().mem_pages * PAGE as u64
 }
 
-/// Visits all pages, and writes back those that the policy chooses.
-async fn round(zram: &Rc<Zram>) {
+/// Visits all pages, and writes back those that the policy chooses. Ends when the device was
+/// suspended meanwhile: after a resume another task counts.
+async fn round(zram: &Rc<Zram>, generation: u64) {
     let Some(parts) = zram.parts() else { return };
     let seen = parts.ask(|part| part.ages()).await;
+    if zram.generation() != generation {
+        return;
+    }
     let mut ages = Ages::default();
     let mut clock = u32::MAX;
     for (at, of_part) in &seen {
@@ -107,7 +111,7 @@ async fn round(zram: &Rc<Zram>) {
         let failure = failure(&outcome);
         let written = (outcome.blocks * PAGE as u64, outcome.pages);
         zram.auto.policy.borrow_mut().wrote(now().0, step, written, failure);
-        if failure.is_some() {
+        if failure.is_some() || zram.generation() != generation {
             return;
         }
     }

@@ -203,6 +203,26 @@ fn rules_set_while_suspended_start_with_the_resume() {
     done.expect("no power cut was planned");
 }
 
+/// Found by reading: a look at a large table that lasted longer than a suspend went on after it,
+/// beside that of the new task, and both used the same rest of the budget.
+#[test]
+fn a_look_that_outlives_a_suspend_writes_nothing_back() {
+    let options = "auto_writeback_idle 60 auto_writeback_budget 80K shards 1";
+    Fixture::new(1 << 18, BLOCKS, options).run(async |zram| {
+        fill(&zram, 0..50, 1).await;
+        for _ in 0..80 {
+            seconds(1).await;
+            for _ in 0..4 {
+                reactor::yield_now().await;
+            }
+            zram.clone().suspend().await.unwrap();
+            zram.clone().resume().await.unwrap();
+        }
+        seconds(100).await;
+        assert_eq!(told(&zram, "auto_writeback_stat").await, "spent 81920 81920 81920 20");
+    });
+}
+
 #[test]
 fn a_full_or_failed_backing_device_is_tried_again_later() {
     let lab = Fixture::new(64, 16, "auto_writeback_idle 60");

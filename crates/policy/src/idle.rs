@@ -270,6 +270,11 @@ impl IdlePolicy {
         budget.saturating_sub(self.totals.today_bytes)
     }
 
+    /// Pages that may still be written today, if each has the largest size (PO-ID1).
+    pub fn pages_left(&mut self, now_ns: u64, packed: bool) -> u64 {
+        self.left_bytes(now_ns) / page_bytes_max(packed)
+    }
+
     fn is_above(&self, memory_bytes: u64) -> bool {
         self.rules.watermark_bytes.is_some_and(|mark| memory_bytes > mark)
     }
@@ -312,9 +317,8 @@ impl IdlePolicy {
     ) -> Vec<Step> {
         self.scanned_ns = Some(now_ns);
         self.round_pages = 0;
-        let fitting = self.left_bytes(now_ns) / page_bytes_max(packed); // PO-ID1
         let mut plan = Plan {
-            pages_left: fitting.min(ROUND_PAGES_MAX),
+            pages_left: self.pages_left(now_ns, packed).min(ROUND_PAGES_MAX), // PO-ID1
             // A sixteenth below the watermark, lest each new page start a round.
             goal_bytes: match self.rules.watermark_bytes {
                 Some(mark) if memory_bytes > mark => memory_bytes - (mark - mark / 16),

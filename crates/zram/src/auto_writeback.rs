@@ -103,9 +103,14 @@ async fn round(zram: &Rc<Zram>, generation: u64) {
     let packed = zram.config.borrow().packs();
     let memory = memory_bytes(zram);
     let steps = zram.auto.policy.borrow_mut().steps(now().0, memory, packed, &ages);
+    let mut planned: u64 = steps.iter().map(|step| step.max_pages).sum();
     for step in steps {
+        let left = zram.auto.policy.borrow_mut().pages_left(now().0, packed);
+        let max_moved = left.saturating_sub(planned);
+        planned -= step.max_pages;
         // The device is younger than the age of the step.
         let Some(which) = command(step, clock) else { continue };
+        let which = Writeback { max_moved, ..which };
         // Suspended meanwhile: the task ends at its next turn.
         let Ok(outcome) = zram.write_back(which).await else { return };
         let failure = failure(&outcome);

@@ -75,12 +75,14 @@ pub(crate) struct Writeback {
     pub(crate) pages: Vec<Range<u64>>,
     /// Pages at most.
     pub(crate) max_pages: u64,
+    /// Pages that may be moved on the backing device to make room for them.
+    pub(crate) max_moved: u64,
 }
 
 impl Writeback {
     /// Slots of one kind, `max_pages` of them at most.
     pub(crate) fn of_kind(kind: Kind, max_pages: u64) -> Writeback {
-        Writeback { kinds: vec![kind], pages: Vec::new(), max_pages }
+        Writeback { kinds: vec![kind], pages: Vec::new(), max_pages, max_moved: u64::MAX }
     }
 
     /// Reads the words of a write to `writeback` of a device of `slots` pages.
@@ -129,7 +131,8 @@ impl Writeback {
                  page_index= and page_indexes=LOW-HIGH are allowed",
             ));
         }
-        Ok(Writeback { kinds, pages: merged(pages), max_pages: u64::MAX })
+        let pages = merged(pages);
+        Ok(Writeback { kinds, pages, max_pages: u64::MAX, max_moved: u64::MAX })
     }
 
     /// The selection of one `part` of `parts`.
@@ -141,6 +144,7 @@ impl Writeback {
             kinds: self.kinds.clone(),
             pages: merged(pages.filter(|r| !r.is_empty()).collect()),
             max_pages: share(self.max_pages, part, parts),
+            max_moved: share(self.max_moved, part, parts),
         }
     }
 }
@@ -186,6 +190,8 @@ pub(crate) struct PageSelection {
     pub(crate) pages: Vec<Range<u32>>,
     /// Pages at most.
     pub(crate) max_pages: u64,
+    /// Pages that may be moved on the backing device to make room for them.
+    pub(crate) max_moved: u64,
 }
 
 impl PageSelection {

@@ -195,6 +195,15 @@ impl Candidates {
         }
     }
 
+    /// Pages that may still be moved to make room.
+    fn left_to_move(&self) -> u64 {
+        self.selection.max_moved
+    }
+
+    fn move_pages(&mut self, pages: u64) {
+        self.selection.max_moved -= pages;
+    }
+
     fn slots(&self) -> u64 {
         self.runs.iter().map(|run| u64::from(run.end - run.start)).sum()
     }

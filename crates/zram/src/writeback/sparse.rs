@@ -6,7 +6,8 @@
 //! - ZR-SC1 A page is in memory, as any other, before its old block is released: nothing is lost
 //!   when it cannot be written again.
 //! - ZR-SC2 A round begins only when its pages take fewer blocks than it frees, by an eighth at
-//!   least: so rounds come to an end.
+//!   least: so rounds come to an end. And only when so many pages may be moved: what is written
+//!   again counts against the budget of the automatic rules.
 use std::ops::Range;
 
 use block::{Buf, Class};
@@ -53,7 +54,8 @@ impl Job {
             }
         })
         .await;
-        if bytes.div_ceil(PAGE) + victims / 8 >= victims {
+        let may_move = slots.len() as u64 <= candidates.left_to_move();
+        if !may_move || bytes.div_ceil(PAGE) + victims / 8 >= victims {
             return false; // ZR-SC2
         }
         slots.sort_unstable();
@@ -62,6 +64,7 @@ impl Job {
             return false;
         }
         self.restored.set(self.restored.get() + restored.len() as u64);
+        candidates.move_pages(restored.len() as u64);
         restored.sort_unstable();
         let size = |nth: &u32| backing.bytes_of(part.slot(*nth).size());
         candidates.bytes += restored.iter().map(size).sum::<usize>();

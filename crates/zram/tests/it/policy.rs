@@ -119,6 +119,40 @@ fn packed_pages_never_exceed_the_budget() {
     });
 }
 
+/// Fills most of 300 packed blocks with pages of which a quarter stays. Others wait in memory.
+async fn fragment(zram: &Rc<Zram>) {
+    for slot in 0..1024 {
+        put(&**zram, slot, &page(slot, 1, 250)).await.unwrap();
+    }
+    set(zram, "writeback", "page_indexes=0-1023").await.unwrap();
+    for slot in (0..1024).filter(|slot| slot % 4 != 0) {
+        drop_pages(&**zram, slot, 1).await;
+    }
+    for slot in 1024..1700 {
+        put(&**zram, slot, &page(slot, 1, 250)).await.unwrap();
+    }
+}
+
+/// Found by reading: a rule with little of its budget left moved the pages of a full backing device
+/// together, and so wrote many times what was left.
+#[test]
+fn moved_pages_never_exceed_the_budget() {
+    Fixture::new(2048, 300, "compressed_writeback 1").run(async |zram| {
+        fragment(&zram).await;
+        let before = numbers(&zram, "bd_stat").await;
+        let budget = (300 - before[0] + 16) * 4096;
+        set(&zram, "auto_writeback_budget", &budget.to_string()).await.unwrap();
+        set(&zram, "auto_writeback_idle", "60").await.unwrap();
+        seconds(3600).await;
+        let written = (numbers(&zram, "bd_stat").await[2] - before[2]) * 4096;
+        assert!((budget / 2..=budget).contains(&written), "{written} of {budget}");
+        // With a budget for them they make room.
+        set(&zram, "auto_writeback_budget", "64M").await.unwrap();
+        seconds(3600).await;
+        assert_eq!((in_memory(&zram).await, state(&zram).await), (0, "waiting".into()));
+    });
+}
+
 #[test]
 fn rules_may_be_changed_at_any_time() {
     Fixture::new(64, BLOCKS, "").run(async |zram| {

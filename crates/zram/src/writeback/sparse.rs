@@ -7,7 +7,8 @@
 //!   when it cannot be written again.
 //! - ZR-SC2 A round begins only when its pages take fewer blocks than it frees, by an eighth at
 //!   least: so rounds come to an end. And only when so many pages may be moved: what is written
-//!   again counts against the budget of the automatic rules.
+//!   again counts against the budget of the automatic rules, and `writeback_limit` must allow it,
+//!   or else pages would stay in memory.
 use std::ops::Range;
 
 use block::{Buf, Class};
@@ -54,8 +55,11 @@ impl Job {
             }
         })
         .await;
-        let may_move = slots.len() as u64 <= candidates.left_to_move();
-        if !may_move || bytes.div_ceil(PAGE) + victims / 8 >= victims {
+        let blocks = bytes.div_ceil(PAGE);
+        let limit = &part.shared.budget;
+        let may_move = slots.len() as u64 <= candidates.left_to_move()
+            && (!limit.is_on() || blocks as u64 <= limit.left());
+        if !may_move || blocks + victims / 8 >= victims {
             return false; // ZR-SC2
         }
         slots.sort_unstable();

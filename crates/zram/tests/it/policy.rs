@@ -133,6 +133,23 @@ async fn fragment(zram: &Rc<Zram>) {
     }
 }
 
+/// Found by reading: pages were moved to memory to make room, and stayed there, because the limit
+/// was used up before they were written again. So each writeback took memory.
+#[test]
+fn a_limit_leaves_no_page_that_was_moved_in_memory() {
+    Fixture::new(2048, 300, "compressed_writeback 1").run(async |zram| {
+        fragment(&zram).await;
+        let free = 300 - numbers(&zram, "bd_stat").await[0];
+        set(&zram, "writeback_limit", &(free + 4).to_string()).await.unwrap();
+        set(&zram, "writeback_limit_enable", "1").await.unwrap();
+        let e = set(&zram, "writeback", "page_indexes=1024-1699").await.unwrap_err();
+        let states = told(&zram, "block_state").await;
+        let first = states.lines().take(256);
+        assert_eq!(first.filter(|line| line.contains('w')).count(), 256, "all are still there");
+        assert_eq!(e.kind(), ErrorKind::NoSpace, "{e}");
+    });
+}
+
 /// Found by reading: a rule with little of its budget left moved the pages of a full backing device
 /// together, and so wrote many times what was left.
 #[test]

@@ -95,6 +95,9 @@ fn setting_one_of_a_pair_zeroes_the_other_unless_refused() {
     assert_eq!(both(&config, "dirty"), pair("0", "7.5"));
     config.set("dirty_bytes", "0").unwrap();
     assert_eq!(both(&config, "dirty"), pair("0", "7.5"));
+    config.set("dirty_bytes", "1M").unwrap();
+    config.set("dirty_bytes", "0").unwrap();
+    assert_eq!(both(&config, "dirty"), pair("0", "2"), "a table line would not keep 7.5 either");
     config.set("dirty_background_bytes", "4096").unwrap();
     config.set("dirty_background_bytes", "0").unwrap();
     assert_eq!(both(&config, "dirty_background"), pair("0", "1"));

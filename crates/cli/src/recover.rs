@@ -258,7 +258,9 @@ async fn write_back(
     let mut flushed = target.clone().message(vec!["flush".into()]).await.map(drop);
     drop(progress);
     target.clone().refresh().await;
-    let lost = target.attribute("bad_blocks")?.number().unwrap_or(0);
+    let count = |name| Ok::<u64, Error>(target.attribute(name)?.number().unwrap_or(0));
+    let lost = count("bad_blocks")?;
+    let is_left = count("dirty_blocks")? + count("zero_blocks")? > 0;
     if origin.is_volume() && lost == 0 {
         flushed = flushed.and(target.clone().empty().await); // clean blocks, too
     }
@@ -267,7 +269,8 @@ async fn write_back(
         let flushed = reactor::flush(&**device, Class::Foreground).await;
         flushed.map_err(|s| Error::io(format!("{}: flush: {s}", device.name())))?;
     }
-    if lost == 0 {
+    // A flush fails of lost blocks, too: what else it has left must not be given up with them.
+    if lost == 0 || is_left {
         let mut done = flushed.and(settled);
         if origin.is_volume() && done.is_ok() {
             done = target.release_origin().await;

@@ -116,6 +116,35 @@ fn a_killed_cache_shrinks_and_its_file_is_cut() {
     daemon.qemu_io("wc", &["read -P 0x22 409600 4096", "read -P 0x44 8192 4096"]).ok();
 }
 
+/// A block that can't be read and an origin that refuses another one: `recover` said that all but
+/// the first were on the origin, and advised to wipe the cache, which alone had the second.
+#[test]
+fn blocks_that_the_origin_refuses_are_not_called_recovered() {
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 64), daemon.file("cache.img", 2));
+    daemon.create("wc", &format!("0 131072 writecache s {origin} {cache} 4096 0"));
+    daemon.qemu_io("wc", &["write -P 0x11 0 4096", "write -P 0x22 48M 4096", "flush"]).ok();
+    daemon.signal("-KILL");
+    let (_, _, _dir) = daemon.wait();
+    let image = std::fs::read(&cache).unwrap();
+    let is_first = |block: &[u8]| block.iter().all(|&byte| byte == 0x11);
+    let slot = image.chunks(4096).position(is_first).unwrap() as u64;
+    let file = std::fs::OpenOptions::new().write(true).open(&cache).unwrap();
+    file.write_all_at(b"x", slot * BLOCK).unwrap();
+
+    // No file may be written beyond 8 or 16 MiB: the shells count in units of their own.
+    let limited = ["-c", "trap '' XFSZ; ulimit -f 16384; exec \"$0\" \"$@\"", MILLPOND];
+    let recover = ["recover", "--cache", &cache, "--origin", &origin];
+    let message = sh("sh", &[&limited[..], &recover].concat()).failed(1);
+    assert!(message.contains("blocks could not be written to the origin"), "{message}");
+    assert!(!message.contains("wipe") && !message.contains("all others"), "{message}");
+    let message = millpond(&recover).failed(1);
+    assert!(message.contains("1 blocks can't be read and stay in"), "{message}");
+    let mut data = vec![0; 4096];
+    std::fs::File::open(&origin).unwrap().read_exact_at(&mut data, 48 << 20).unwrap();
+    assert!(data.iter().all(|&byte| byte == 0x22));
+}
+
 #[test]
 fn another_origin_is_refused_with_a_token_that_takes_it() {
     let (dir, origin, cache) = killed("");

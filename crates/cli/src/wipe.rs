@@ -117,6 +117,9 @@ fn loss(report: &ProbeReport) -> Option<String> {
             if o.dirty + o.bad > 0 {
                 return Some(dirty);
             }
+            if let Some(why) = report.unused_journals.first() {
+                return Some(format!("may lack the newest writes that it had acknowledged: {why}"));
+            }
             report.guards_origin().then(|| {
                 "guards its origin, which has a signature in the place of its superblocks: \
                  `millpond recover` gives the origin back"

@@ -211,6 +211,33 @@ fn a_loss_is_not_wiped_without_the_current_token() {
     assert!(std::fs::read(&foreign).unwrap().iter().all(|&byte| byte == 1));
 }
 
+/// Somebody has saved the journal that a killed daemon left, by a hard link, so nobody takes it:
+/// `recover` wants a token for a cache that may lack writes, and `wipe` wiped it without a word.
+#[test]
+fn a_cache_whose_journal_is_unreadable_is_wiped_by_token() {
+    let daemon = Daemon::start();
+    let (origin, cache) = (daemon.file("origin.img", 4), daemon.file("cache.img", 2));
+    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
+    daemon.cli(&["flush", "wc"]).ok();
+    // It ends behind the write, and without a flush.
+    let write = ["-c", "write -P 0x11 0 4096", "-c", "abort"];
+    let uri = daemon.uri("wc");
+    let written = sh("qemu-io", &[&["-t", "writeback", "-f", "raw", &uri][..], &write].concat());
+    assert_eq!(written.code, None, "{written:?}");
+    daemon.signal("-KILL");
+    let run_dir = daemon.run_dir();
+    let (_, _, _dir) = daemon.wait();
+    let files = std::fs::read_dir(&run_dir).unwrap().map(|entry| entry.unwrap().path());
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut journals = files.filter(|path| name(path).starts_with("journal-"));
+    std::fs::hard_link(journals.next().unwrap(), run_dir.join("saved")).unwrap();
+    let wipe = ["--run-dir", run_dir.to_str().unwrap(), "wipe", &cache];
+    let refused = millpond(&wipe).failed(1);
+    assert!(refused.contains("nothing was changed. `--force "), "{refused}");
+    let token = refused.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    assert!(millpond(&[&wipe[..], &["--force", token]].concat()).ok().contains("is blank"));
+}
+
 #[test]
 fn what_a_daemon_has_open_is_in_use_and_the_daemon_is_named() {
     let daemon = Daemon::start();

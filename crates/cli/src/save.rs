@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `millpond save`: writes the devices as they are now into a configuration file.
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{File, Metadata, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
 use clap::Args;
 use control::{Failure, api, paths};
 use host::{Format, Listing, io_failure, print, print_as_is};
+use rustix::fs::{Gid, Uid, fchown};
 use serde_json::json;
 
 use crate::client::Client;
@@ -60,11 +62,10 @@ pub(crate) async fn save(client: &Client, a: &SaveArgs) -> Result<(), Failure> {
 
 /// Writes a file in one step, durably.
 fn write(file: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
-    let failed = |e: &std::io::Error| io_failure(e, file.display().to_string());
+    let failed = |e: &io::Error| io_failure(e, file.display().to_string());
     // A link stays one: what it points at is replaced.
     let place = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let before = std::fs::metadata(&place);
-    let mode = before.as_ref().map_or(MODE, |m| m.permissions().mode() & 0o7777);
+    let before = std::fs::metadata(&place).ok();
     let dir = match place.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
         Some(_) | None => PathBuf::from("."),
@@ -73,21 +74,35 @@ fn write(file: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
         let text = format!("{}: the file exists: --force replaces it", file.display());
         Failure::new(ErrorKind::Exists, text)
     };
-    if before.is_ok() && !force {
+    if before.is_some() && !force {
         return Err(exists());
     }
     let mut temp = tempfile::Builder::new()
         .prefix(".millpond-save")
-        .permissions(PermissionsExt::from_mode(mode))
+        .permissions(Permissions::from_mode(MODE))
         .tempfile_in(&dir)
         .map_err(|e| failed(&e))?;
+    if let Some(before) = &before {
+        keep_access(temp.as_file(), before).map_err(|e| failed(&e))?;
+    }
     temp.write_all(bytes).and_then(|()| temp.as_file().sync_all()).map_err(|e| failed(&e))?;
     let persisted = if force { temp.persist(&place) } else { temp.persist_noclobber(&place) };
-    persisted.map_err(|e| match e.error.kind() == std::io::ErrorKind::AlreadyExists {
+    persisted.map_err(|e| match e.error.kind() == io::ErrorKind::AlreadyExists {
         true => exists(),
         false => failed(&e.error),
     })?;
-    std::fs::File::open(&dir).and_then(|dir| dir.sync_all()).map_err(|e| failed(&e))
+    File::open(&dir).and_then(|dir| dir.sync_all()).map_err(|e| failed(&e))
+}
+
+/// Gives a file the owner and the mode of the one that it replaces: the daemon must be able to read
+/// it at its next start, whoever saves it, and with whatever umask.
+fn keep_access(file: &File, before: &Metadata) -> io::Result<()> {
+    let now = file.metadata()?;
+    if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
+        let (user, group) = (Uid::from_raw(before.uid()), Gid::from_raw(before.gid()));
+        fchown(file, Some(user), Some(group))?;
+    }
+    file.set_permissions(Permissions::from_mode(before.mode() & 0o7777))
 }
 
 #[cfg(test)]
@@ -95,21 +110,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_by_force_alone_and_keeps_its_mode() {
+    fn a_file_is_replaced_by_force_alone() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("a.toml"), dir.path().join("link"));
         std::os::unix::fs::symlink("a.toml", &link).unwrap();
-        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
         write(&file, b"one", false).unwrap();
-        assert_eq!(mode() & 0o600, 0o600);
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o600, 0o600);
         let refused = write(&link, b"two", false).unwrap_err();
         assert!(refused.message.contains("--force"), "{refused}");
         write(&link, b"two", true).unwrap();
-        assert_eq!((mode(), std::fs::read(&file).unwrap()), (0o640, b"two".to_vec()));
-        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        assert!(link.is_symlink());
         let names = std::fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(names, 2, "no temporary file is left");
         assert!(write(&dir.path().join("no/such"), b"x", false).is_err());
+    }
+
+    /// `save --force` by root, with a umask of 077 or over a file of the daemon's group, left one
+    /// that the service could not read: it did not start again.
+    #[test]
+    fn a_file_that_is_replaced_keeps_owner_and_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.toml");
+        std::fs::write(&file, b"one").unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&file, Some(1234), Some(5678)).unwrap();
+        }
+        // No usual umask lets all of it pass.
+        std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+        let access = || {
+            let meta = std::fs::metadata(&file).unwrap();
+            (meta.uid(), meta.gid(), meta.mode())
+        };
+        let before = access();
+        write(&file, b"two", true).unwrap();
+        assert_eq!((access(), std::fs::read(&file).unwrap()), (before, b"two".to_vec()));
     }
 }

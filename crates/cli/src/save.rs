@@ -64,7 +64,11 @@ pub(crate) async fn save(client: &Client, a: &SaveArgs) -> Result<(), Failure> {
 fn write(file: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
     let failed = |e: &io::Error| io_failure(e, file.display().to_string());
     // A link stays one: what it points at is replaced.
-    let place = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let place = match std::fs::canonicalize(file) {
+        Ok(place) => place,
+        Err(e) if file.is_symlink() => return Err(failed(&e).within("a link that leads nowhere")),
+        Err(_) => file.to_owned(),
+    };
     let before = std::fs::metadata(&place).ok();
     let dir = match place.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
@@ -74,6 +78,10 @@ fn write(file: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
         let text = format!("{}: the file exists: --force replaces it", file.display());
         Failure::new(ErrorKind::Exists, text)
     };
+    if before.as_ref().is_some_and(|meta| !meta.is_file()) {
+        let text = format!("{}: it is no regular file, and stays", file.display());
+        return Err(Failure::new(ErrorKind::Invalid, text));
+    }
     if before.is_some() && !force {
         return Err(exists());
     }
@@ -145,5 +153,21 @@ mod tests {
         let before = access();
         write(&file, b"two", true).unwrap();
         assert_eq!((access(), std::fs::read(&file).unwrap()), (before, b"two".to_vec()));
+    }
+
+    /// `save /dev/null --force` made a file of the device, and one of a link that leads nowhere.
+    #[test]
+    fn only_regular_files_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, link) = (dir.path().join("socket"), dir.path().join("link"));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        for place in [&socket, &link] {
+            let kind = std::fs::symlink_metadata(place).unwrap().file_type();
+            for force in [false, true] {
+                write(place, b"x", force).unwrap_err();
+            }
+            assert_eq!(std::fs::symlink_metadata(place).unwrap().file_type(), kind);
+        }
     }
 }

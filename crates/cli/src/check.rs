@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use clap::Args;
-use control::Failure;
-use host::{Listing, open_store, print};
+use control::{Failure, plain};
+use host::{Listing, open_store, print, print_error};
 use objstore::StoreUrl;
 use objvol::{Depth, Health, OpenOptions, VolumeReport};
 
@@ -73,11 +73,12 @@ pub(crate) fn run(args: &CheckArgs, run_dir: Option<&Path>) -> Result<u8, Failur
             return Ok::<VolumeReport, Failure>(report);
         }
         for damage in &report.damage {
-            eprintln!("millpond: check: {url}: {}", control::plain(damage));
+            print_error(&format!("millpond: check: {url}: {}", plain(damage)));
         }
         objvol::repair(store.clone(), options.clone()).await?;
         let cut_off = report.cut_off;
-        eprintln!("millpond: check: {url}: repaired: {cut_off} segments were given up");
+        let what = format!("repaired: {cut_off} segments were given up");
+        print_error(&format!("millpond: check: {url}: {what}"));
         look("check", store, &options, depth).await
     })?;
     print(&text_or_json(&args.url, &report, &args.listing, args.all))?;

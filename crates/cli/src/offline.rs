@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use block::{BlockDevice, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
-use host::{PMEM, RunDir};
+use host::{PMEM, RunDir, print_error};
 use queue::FileLeaf;
 use reactor::{Reactor, set_memory, set_shared_memory};
 use uring::{Direct, Files, LockOwner, MemoryFiles, OpenOptions, Opened, Uring};
@@ -113,7 +113,7 @@ fn open_path(files: &Files, path: &Path, options: OpenOptions) -> Result<Opened,
         }
         if begun.elapsed() >= SAY_AFTER && !std::mem::replace(&mut is_said, true) {
             let seconds = LAST_REQUESTS_TIME.as_secs();
-            eprintln!("millpond: {refusal}: waiting for them, {seconds} s at most");
+            print_error(&format!("millpond: {refusal}: waiting for them, {seconds} s at most"));
         }
         std::thread::sleep(LOOK_INTERVAL);
     }

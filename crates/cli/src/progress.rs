@@ -3,12 +3,13 @@
 //! or after 10 seconds.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 
 use block::Nanos;
 use block::attr::Spec;
 use control::{api, attr, paths, plain};
+use host::print_error;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -129,18 +130,18 @@ impl ProgressLine {
         meter.record(since(self.began), done);
         let line = meter.line(total, self.unit);
         self.is_shown.set(true);
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[Kmillpond: {}: {line}", self.verb);
+        if stderr().is_terminal() {
+            let _ = write!(stderr(), "\r\x1b[Kmillpond: {}: {line}", self.verb);
         } else if meter.is_line_due(total) {
-            eprintln!("millpond: {}: {line}", self.verb);
+            print_error(&format!("millpond: {}: {line}", self.verb));
         }
     }
 }
 
 impl Drop for ProgressLine {
     fn drop(&mut self) {
-        if self.is_shown.get() && std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[K");
+        if self.is_shown.get() && stderr().is_terminal() {
+            let _ = write!(stderr(), "\r\x1b[K");
         }
     }
 }
@@ -221,7 +222,8 @@ impl Progress {
                 bar.set_message(text);
             }
             None if meter.is_line_due(total) => {
-                eprintln!("millpond: {} {}: {text}", self.what.label(), plain(&self.name));
+                let (label, name) = (self.what.label(), plain(&self.name));
+                print_error(&format!("millpond: {label} {name}: {text}"));
             }
             None => (),
         }

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
-use host::{Format, Listing, print};
+use host::{Format, Listing, print, print_error};
 use serde_json::json;
 use uring::Files;
 use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
@@ -230,14 +230,14 @@ async fn recover_with_cache(
         let report = writecache::probe(cache, start, Depth::Data).await?;
         for finding in report.damage.iter().take(LOST_SHOWN) {
             let what = format!("{place}: offset {}: {}", finding.offset, finding.what);
-            eprintln!("millpond: recover: {}", plain(&what));
+            print_error(&format!("millpond: recover: {}", plain(&what)));
         }
         let message = format!(
             "{lost} blocks can't be read and stay in {place}, all others are on {}; to give them \
              up, `millpond wipe` the cache",
             images.origin.display()
         );
-        eprintln!("millpond: recover: {}", plain(&message));
+        print_error(&format!("millpond: recover: {}", plain(&message)));
         return Ok(EXIT_FAILED);
     }
     print_result(args, images, &plan, "written back")?;

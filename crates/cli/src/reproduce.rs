@@ -11,7 +11,7 @@ use std::time::Duration;
 use block::ErrorKind;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, parse_size};
-use host::{io_failure, print};
+use host::{flush_log, io_failure, print, print_error};
 use indicatif::{ProgressBar, ProgressStyle};
 use reproduce::machine;
 use reproduce::report::{Report, Section};
@@ -210,7 +210,8 @@ pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
 /// Ends the process although the thread of the scenarios runs.
 fn interrupted() -> ! {
     reproduce::dm_bench::kill_child();
-    eprintln!("millpond: reproduce: interrupted; no files are left behind");
+    print_error("millpond: reproduce: interrupted; no files are left behind");
+    flush_log();
     std::process::exit(EXIT_FAILED.into())
 }
 
@@ -258,7 +259,7 @@ impl RunProgress {
                 bar.set_position((done * PARTS as f64) as u64);
                 bar.set_message(text);
             }
-            None => eprintln!("millpond: reproduce: {:.0} %, {text}", done * 100.0),
+            None => print_error(&format!("millpond: reproduce: {:.0} %, {text}", done * 100.0)),
         }
     }
 

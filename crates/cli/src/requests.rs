@@ -3,6 +3,7 @@
 //! command line has its own grammar and its own way to report errors; the requests are here.
 use block::ErrorKind;
 use control::{Failure, api, paths, plain};
+use host::print_error;
 use serde::Serialize;
 
 use crate::client::Client;
@@ -244,7 +245,7 @@ pub(crate) async fn stop(client: &Client) -> Result<(), Failure> {
 /// Prints the warnings of an answer on standard error.
 pub(crate) fn warn(warnings: &[String]) {
     for warning in warnings {
-        eprintln!("millpond: warning: {}", plain(warning));
+        print_error(&format!("millpond: warning: {}", plain(warning)));
     }
 }
 

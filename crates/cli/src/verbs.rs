@@ -8,7 +8,7 @@ use control::text::Naming;
 use control::{
     Failure, api, name_with_absolute_path, paths, plain, text, tree, value_with_absolute_paths,
 };
-use host::{Format, Listing, current_dir, manuals, print, read_table};
+use host::{Format, Listing, current_dir, manuals, print, print_error, read_table};
 use serde::Serialize;
 use tokio::time::{Duration, Instant, interval_at};
 
@@ -298,7 +298,7 @@ async fn version(client: &Client, a: &VersionArgs) -> Done {
         Ok(daemon) => daemon,
         // No daemon is no failure here, unless a program wants to read its answer.
         Err(failure) if failure.kind().is_none() && a.listing.format == Format::Text => {
-            eprintln!("millpond: {}", plain(&failure.to_string()));
+            print_error(&format!("millpond: {}", plain(&failure.to_string())));
             return print(&text::cli_version(env!("CARGO_PKG_VERSION")));
         }
         Err(failure) => return Err(failure),
@@ -342,7 +342,7 @@ async fn reload_config(client: &Client) -> Done {
     }
     let Some((last, others)) = report.failed.split_last() else { return Ok(()) };
     for failed in others {
-        eprintln!("millpond: reload: {}", plain(failed));
+        print_error(&format!("millpond: reload: {}", plain(failed)));
     }
     Err(Failure::new(ErrorKind::Io, last.clone()))
 }
@@ -370,7 +370,8 @@ async fn stop(client: &Client, a: &StopArgs) -> Done {
         tokio::select! {
             ended = &mut ended => return ended,
             _ = tick.tick() => {
-                eprintln!("millpond: stop: the daemon (pid {pid}) is settling its devices");
+                let what = "is settling its devices";
+                print_error(&format!("millpond: stop: the daemon (pid {pid}) {what}"));
             }
         }
     }

@@ -291,7 +291,7 @@ pub async fn check(config: Config, file: &Path) -> Result<u8, Failure> {
     let devices = config.devices.len();
     let problems = config_check::problems(config).await?;
     for problem in &problems {
-        eprintln!("millpond: {}", plain(&problem.to_string()));
+        print_error(&format!("millpond: {}", plain(&problem.to_string())));
     }
     if let Some(first) = problems.first() {
         return Ok(first.exit_code());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use block::ErrorKind;
 use control::{api, text, with_absolute_paths};
-use host::{TableArgs, io_failure, read_stdin, read_table};
+use host::{TableArgs, io_failure, print_error, read_stdin, read_table};
 
 use crate::client::Client;
 use crate::dmsetup::command_error::{CommandError, print};
@@ -198,7 +198,8 @@ pub(crate) async fn remove_all(client: &Client, options: &Options) -> Done {
             Err(f) if f.kind() != Some(ErrorKind::Busy) => return Err(f.into()),
             Err(f) => {
                 let left = requests::devices(client).await?;
-                eprintln!("Unable to remove {} device(s).\nmillpond: {f}", left.len());
+                let left = left.len();
+                print_error(&format!("Unable to remove {left} device(s).\nmillpond: {f}"));
             }
         }
         if !options.has(Opt::Force) {
@@ -302,7 +303,8 @@ pub(crate) async fn nothing(
         device.map_err(|f| CommandError::ioctl(verb, &name, &f))?;
     }
     if options.has(Opt::Verbose) {
-        eprintln!("millpond: {verb}: nothing to do: devices have no nodes and no geometry");
+        let text = "nothing to do: devices have no nodes and no geometry";
+        print_error(&format!("millpond: {verb}: {text}"));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use control::report::{mangle as mangled_name, sort_by_key, split_name};
 use control::text::Naming;
 use control::tree::{self, Style, TreeGlyphs};
 use control::{Failure, api, plain, text};
+use host::print_error;
 
 use crate::client::Client;
 use crate::dmsetup::command_error::{CommandError, print, print_as_is};
@@ -354,7 +355,7 @@ fn exec(command: &str, devices: &[api::Device]) -> Done {
     for d in devices {
         let path = dev.join("mapper").join(mangled_name(&d.name));
         if let Err(e) = Command::new(program).args(args).arg(path).status() {
-            eprintln!("millpond: --exec: {}: {e}", plain(program));
+            print_error(&format!("millpond: --exec: {}: {e}", plain(program)));
         }
     }
     Ok(())

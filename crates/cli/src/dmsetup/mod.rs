@@ -29,7 +29,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use control::{EXIT_DONE, EXIT_FAILED, plain};
-use host::RunDir;
+use host::{RunDir, print_error};
 
 use crate::client::{Client, runtime};
 use crate::dmsetup::command_error::{CommandError, print};
@@ -46,7 +46,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> u8 {
     match run(args) {
         Ok(()) => EXIT_DONE,
         Err(trouble) => {
-            eprint!("{}", plain(&trouble.text()));
+            print_error(plain(&trouble.text()).trim_end_matches('\n'));
             EXIT_FAILED
         }
     }

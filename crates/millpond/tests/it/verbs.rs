@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every verb against a running daemon: its output, its errors and its exit codes.
 
-use crate::common::{self, Daemon};
+use crate::common::{self, Daemon, MILLPOND, folder};
 
 #[test]
 fn create_and_the_listings_print_what_dmsetup_prints() {
@@ -248,4 +248,28 @@ fn a_device_is_in_one_write_cache_at_a_time() {
     daemon.cli(&["resume", "z"]).ok();
     daemon.cli(&["remove", "z"]).ok();
     daemon.create("b", &line("mem:8M,o1", "mem:4M,c1"));
+}
+
+/// `millpond ... 2>&1 | head -1`: the next line on standard error was a panic, of `recover` in the
+/// middle of its work.
+#[test]
+fn a_standard_error_that_nobody_reads_is_no_panic() {
+    let dir = folder();
+    let dmsetup = dir.path().join("dmsetup");
+    std::os::unix::fs::symlink(MILLPOND, &dmsetup).unwrap();
+    std::fs::write(dir.path().join("bad.toml"), "[[device]]\nname = 'a'\ntable = '0 8 no'")
+        .unwrap();
+    let check = ["daemon", "--config", "bad.toml", "--check-config"];
+    for (program, args, code) in [
+        (MILLPOND.as_ref(), &["version"][..], 0),
+        (MILLPOND.as_ref(), &check, 1),
+        (dmsetup.as_path(), &["info", "a"], 1),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(program);
+        command.args(args).current_dir(dir.path()).env("MILLPOND_RUN_DIR", dir.path().join("run"));
+        command.stdout(std::process::Stdio::null()).stderr(writer);
+        assert_eq!(command.status().unwrap().code(), Some(code), "{args:?}");
+    }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{Error, ErrorKind};
 use control::{Failure, api};
@@ -17,6 +18,9 @@ use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
 use crate::saved_config::SavedDevice;
 use crate::tls::{self, ServerCertificates};
+
+/// How long a verb waits for the file to compare it: the change itself is done.
+const READ_TIME: Duration = Duration::from_secs(5);
 
 /// The configuration file of a daemon, and what was made of it.
 #[derive(Debug)]
@@ -110,10 +114,7 @@ impl ConfigFile {
         };
         // One reload at a time.
         let mut applied = self.applied.lock().await;
-        // A file system that hangs delays no other request.
-        let read = tokio::task::spawn_blocking(move || Config::read(&path)).await;
-        let read = read.map_err(|e| Failure::new(ErrorKind::Io, format!("config: {e}")))?;
-        let Config { serve, devices, .. } = read?;
+        let Config { serve, devices, .. } = read(path).await?;
         if serve != applied.options {
             let text = "the options of the file have changed: they take effect at the next start";
             report.warnings.push(text.into());
@@ -130,7 +131,13 @@ impl ConfigFile {
             let (place, name) = (device.place.clone(), device.name.clone());
             if present(&name) {
                 let unchanged = |before: &DeviceConfig| before.is_same_device(&device);
-                if !applied.devices.get(&name).is_some_and(unchanged) {
+                if applied.devices.get(&name).is_some_and(unchanged) {
+                    continue;
+                }
+                if is_as_in_file(core, &device).await? {
+                    // A verb has made it so, and the file was changed or saved since.
+                    applied.devices.insert(name, device);
+                } else {
                     report.warnings.push(format!(
                         "{place}: device {name}: it exists and differs from the file: \
                          `load {name}` and `resume {name}` change its table, `set {name}` its \
@@ -165,14 +172,17 @@ impl ConfigFile {
     /// The warning that a restart would bring up another table of a device than the `live` one,
     /// which a verb has made.
     pub(crate) async fn stale_table(&self, name: &str, live: &[api::Line]) -> Option<String> {
-        let path = self.path.as_ref()?.display();
-        let applied = self.applied.lock().await;
-        let in_file = applied.devices.get(name)?.table.as_deref()?;
+        let path = self.path.as_ref()?;
+        let in_file = match tokio::time::timeout(READ_TIME, read(path.clone())).await {
+            Ok(Ok(config)) => config.devices.into_iter().find(|device| device.name == name)?.table,
+            Ok(Err(_)) | Err(_) => self.applied.lock().await.devices.get(name)?.table.clone(),
+        }?;
+        let path = path.display();
         let text: String = live
             .iter()
             .map(|l| format!("{} {} {} {}\n", l.start, l.length, l.target, l.params))
             .collect();
-        (!is_same_table(in_file, &text)).then(|| {
+        (!is_same_table(&in_file, &text)).then(|| {
             format!(
                 "the configuration file {path} has another table of {name}, with which it comes up \
                  after a restart: `millpond save {path} --force` writes the devices as they are now"
@@ -215,6 +225,26 @@ impl ConfigFile {
             Err(failure) => tracing::error!("reload: {failure}: nothing was changed"),
         }
     }
+}
+
+/// The file as it is now. A file system that hangs delays no other request.
+async fn read(path: PathBuf) -> Result<Config, Failure> {
+    let read = tokio::task::spawn_blocking(move || Config::read(&path)).await;
+    read.map_err(|e| Failure::new(ErrorKind::Io, format!("config: {e}")))?
+}
+
+/// Whether a start with the file would make the device as it is now.
+async fn is_as_in_file(core: &CoreHandle, file: &DeviceConfig) -> Result<bool, Failure> {
+    let saved = core.call(async |e: Rc<Engine>| e.saved_devices().await).await?;
+    let mut saved = saved.map_or_else(|_| Vec::new(), |(saved, _)| saved).into_iter();
+    let Some(now) = saved.find(|now| now.name == file.name) else { return Ok(false) };
+    let is_same_table = match (&now.table, &file.table) {
+        (Some(now), Some(file)) => is_same_table(now, file),
+        (None, None) => true,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    let made_of = (&now.uuid, now.ublk, &now.attributes);
+    Ok(is_same_table && made_of == (&file.uuid, file.ublk, &file.attributes))
 }
 
 /// Whether both have the same words.

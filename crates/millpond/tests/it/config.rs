@@ -179,6 +179,36 @@ fn reload_creates_new_devices_and_changes_no_other() {
     assert!(output.err.contains("device uno: ") || output.out == "uno\n", "{output:?}");
 }
 
+/// The file was compared with what it had been at the start: a table that it had by now was said to
+/// be another one, and so was each device that was saved since.
+#[test]
+fn the_file_is_compared_as_it_is_now() {
+    let cached = "[[device]]\nname = 'one'\n\
+                  table = '0 8192 writecache s ./origin.img ./cache.img 4096 1 no_guard'\n";
+    let dir = with_config(cached);
+    for (name, mib) in [("origin.img", 4), ("cache.img", 2)] {
+        file_in(dir.path(), name, mib);
+    }
+    let daemon = Daemon::start_in(dir, &START);
+    change(
+        &daemon,
+        "writecache s ./origin.img ./cache.img 4096 1 no_guard",
+        "linear ./origin.img 0",
+    );
+    assert!(daemon.cli(&["uncache", "one"]).ok().contains("holds nothing"));
+    assert_eq!(daemon.cli(&["reload"]).ok(), "");
+    daemon.create("two", "0 8 zero");
+    daemon.cli(&["load", "one", "--table", "0 8 linear ./origin.img 8"]).ok();
+    daemon.cli(&["resume", "one"]).ok();
+    let warned = daemon.cli(&["resize", "one", "8K"]);
+    assert!(warned.err.contains("has another table of one"), "{warned:?}");
+    daemon.cli(&["save", "millpond.toml", "--force"]).ok();
+    assert_eq!(daemon.cli(&["reload"]).ok(), "");
+    change(&daemon, "0 8 zero", "0 16 zero");
+    let warned = daemon.cli(&["reload"]);
+    assert!(warned.err.contains("device two: it exists and differs"), "{warned:?}");
+}
+
 #[test]
 fn reload_reports_what_it_can_not_apply() {
     let daemon = Daemon::start_in(with_config(ONE), &START);

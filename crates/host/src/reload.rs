@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use block::{Error, ErrorKind};
 use control::{Failure, api};
+use dm::Length;
 use tokio::sync::Mutex;
 
 use crate::config::{Config, DeviceConfig, ServeArgs, Source};
@@ -247,11 +248,14 @@ async fn is_as_in_file(core: &CoreHandle, file: &DeviceConfig) -> Result<bool, F
     Ok(is_same_table && made_of == (&file.uuid, file.ublk, &file.attributes))
 }
 
-/// Whether both have the same words.
+/// Whether both have the same words. A length `-` is any: it was that of the devices below.
 fn is_same_table(one: &str, other: &str) -> bool {
-    let words = |text: &str| {
-        let lines = dm::parse(text).unwrap_or_default().into_iter();
-        lines.map(|l| (l.start, l.len, l.kind, l.args)).collect::<Vec<_>>()
+    let lines = |text: &str| dm::parse(text).unwrap_or_default();
+    let is_any = |line: &dm::Line| line.len == Length::Whole;
+    let is_same = |(a, b): (&dm::Line, &dm::Line)| {
+        let is_same_len = a.len == b.len || is_any(a) || is_any(b);
+        is_same_len && (a.start, &a.kind, &a.args) == (b.start, &b.kind, &b.args)
     };
-    words(one) == words(other)
+    let (one, other) = (lines(one), lines(other));
+    one.len() == other.len() && one.iter().zip(&other).all(is_same)
 }

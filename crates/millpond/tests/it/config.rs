@@ -209,6 +209,19 @@ fn the_file_is_compared_as_it_is_now() {
     assert!(warned.err.contains("device two: it exists and differs"), "{warned:?}");
 }
 
+/// The runbook advises a length of `-` once and for all: each `resize` warned of it as another table.
+#[test]
+fn a_length_of_the_whole_device_is_no_other_table() {
+    let daemon = Daemon::start_in(with_config(&ONE.replace("0 8 ", "0 - ")), &START);
+    let disk = std::fs::File::options().write(true).open(daemon.dir.path().join("disk.img"));
+    disk.unwrap().set_len(32 << 20).unwrap();
+    assert!(daemon.cli(&["resize", "one"]).ok().contains("was 16.0 MiB"));
+    daemon.cli(&["load", "one", "--table", "0 8 linear ./disk.img 8"]).ok();
+    daemon.cli(&["resume", "one"]).ok();
+    let warned = daemon.cli(&["resize", "one"]);
+    assert!(warned.err.contains("has another table of one"), "{warned:?}");
+}
+
 #[test]
 fn reload_reports_what_it_can_not_apply() {
     let daemon = Daemon::start_in(with_config(ONE), &START);

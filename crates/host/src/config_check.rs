@@ -74,7 +74,7 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
 }
 
 async fn check_devices(engine: &Engine, devices: Vec<DeviceConfig>) -> Vec<Failure> {
-    let sizes = Rc::new(RefCell::new(BTreeMap::new()));
+    let sizes = Sizes::default();
     let mut found = Vec::new();
     for device in devices {
         let within = |e: Error| of_device(&device.name, e.into()).within(&device.place);
@@ -97,13 +97,37 @@ async fn check_devices(engine: &Engine, devices: Vec<DeviceConfig>) -> Vec<Failu
         }
         if let Some(lines) = lines {
             found.extend(check_attributes(&device, &lines).into_iter().map(within));
-            sizes.borrow_mut().insert(device.name, size);
+            sizes.borrow_mut().by_name.insert(device.name.clone(), size);
         }
+        sizes.borrow_mut().by_minor.push(device.name);
     }
     found
 }
 
-type Sizes = Rc<RefCell<BTreeMap<String, Sector>>>;
+type Sizes = Rc<RefCell<DeviceSizes>>;
+
+/// The devices of the file so far.
+#[derive(Default)]
+struct DeviceSizes {
+    by_name: BTreeMap<String, Sector>,
+    /// Names, in the order in which the devices get their numbers.
+    by_minor: Vec<String>,
+}
+
+impl DeviceSizes {
+    /// The size of the device that a table's word means, as `Dm::find` has it.
+    fn find(&self, word: &str) -> Option<Sector> {
+        let name = word.strip_prefix("/dev/mapper/").unwrap_or(word);
+        let major = format!("{}:", dm::MAJOR);
+        let by_minor = || {
+            let word = word.strip_prefix("/dev/").unwrap_or(word);
+            let minor = word.strip_prefix("dm-").or_else(|| word.strip_prefix(&major))?;
+            self.by_minor.get(minor.parse::<usize>().ok()?)
+        };
+        let found = self.by_name.get(name).or_else(|| self.by_name.get(&dm::unmangle(name)));
+        found.or_else(|| self.by_name.get(by_minor()?)).copied()
+    }
+}
 
 /// Has each target of a table constructed, in a device mapper of its own. Returns its size.
 async fn construct(
@@ -114,7 +138,8 @@ async fn construct(
 ) -> Result<Sector, Error> {
     let dm = Dm::new(Rc::new(StandIns(sizes.clone())));
     targets::register_targets(&dm, &engine.leaves, &[block::CoreId(0)]);
-    let device = dm.create(name, None, None).await?;
+    let minor = u32::try_from(sizes.borrow().by_minor.len()).ok();
+    let device = dm.create_at(name, None, minor, None, None, &|| true).await?;
     let loaded = dm.load(name, table).await;
     let size = device.inactive_table().last().map_or(0, |line| line.start + line.len);
     drop(device);
@@ -162,8 +187,8 @@ impl Resolver for StandIns {
 impl StandIns {
     /// Size of what `word` names.
     fn find(&self, word: &str) -> Result<Sector, Error> {
-        if let Some(size) = self.0.borrow().get(word) {
-            return Ok(*size);
+        if let Some(size) = self.0.borrow().find(word) {
+            return Ok(size);
         }
         match parse(word)? {
             LeafWord::Path(path) | LeafWord::Pmem(path) => {

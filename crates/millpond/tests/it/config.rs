@@ -179,6 +179,23 @@ fn reload_creates_new_devices_and_changes_no_other() {
     assert!(output.err.contains("device uno: ") || output.out == "uno\n", "{output:?}");
 }
 
+/// A file whose tables name devices as `/dev/mapper/NAME` or by their numbers was said to be wrong,
+/// and the daemon started with it.
+#[test]
+fn the_check_knows_devices_by_all_their_names() {
+    let device = |(name, below): (&str, &str)| {
+        format!("[[device]]\nname = '{name}'\ntable = '0 8 linear {below} 0'\n")
+    };
+    let names = [("a", "./disk.img"), ("b", "/dev/mapper/a"), ("c", "999:0"), ("d", "dm-1")];
+    let dir = with_config(&names.map(device).concat());
+    assert!(check(dir.path()).ok().contains("4 devices, no error found"));
+    let daemon = Daemon::start_in(dir, &START);
+    assert_eq!(daemon.cli(&["ls"]).ok().lines().count(), 4);
+    daemon.cli(&["remove", "d", "c", "b", "a"]).ok();
+    let dir = with_config(&[("a", "999:1"), ("b", "999:1")].map(device).concat());
+    assert_eq!(check(dir.path()).failed(3).lines().count(), 2, "neither is there yet");
+}
+
 /// The file was compared with what it had been at the start: a table that it had by now was said to
 /// be another one, and so was each device that was saved since.
 #[test]

@@ -70,6 +70,15 @@ impl Claims {
         mine.filter_map(|claim| claim.target.upgrade()).collect()
     }
 
+    /// All engines with their devices' names.
+    pub(crate) fn all(&self) -> Vec<(String, Rc<dyn Target>)> {
+        let held = self.held.borrow();
+        let all = held.iter().filter_map(|claim| {
+            Some((claim.owner.upgrade()?.name().to_owned(), claim.target.upgrade()?))
+        });
+        all.collect()
+    }
+
     /// The engines and their devices' names, by kind and name; of one kind one a device.
     pub(crate) fn engines(&self) -> BTreeMap<(&'static str, String), Rc<dyn Target>> {
         let held = self.held.borrow();

@@ -2,8 +2,8 @@
 //! Volumes on object stores: what the engine does not know of the world, and its target.
 //!
 //! Invariants
-//! - HO-OV1 Two devices never have the same volume: the second would take it over from the first.
-//!   Snapshots of it may have any number.
+//! - HO-OV1 Two devices never have the same volume, by whatever name: the second would take it over
+//!   from the first. Snapshots of it may have any number.
 use std::any::Any;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use block::{Error, Target};
 use dm::Context;
 use objstore::{CallCore, StoreClient, StoreUrl, UnboundClient, variables};
-use objvol::{Environment, TargetConfig, VolumeEvent, VolumeTarget, split_snapshot};
+use objvol::{Environment, ObjectStore, TargetConfig, VolumeEvent, VolumeTarget, split_snapshot};
 use uring::Files;
 
 use crate::claims::Claims;
@@ -45,12 +45,13 @@ pub fn volume_environment() -> Environment {
 }
 
 /// HO-OV1.
-fn check_unused(claims: &Claims, ctx: &Context, url: &str) -> Result<(), Error> {
-    for ((_, owner), target) in claims.engines() {
+fn check_unused(claims: &Claims, ctx: &Context, store: &StoreClient) -> Result<(), Error> {
+    let url = store.name();
+    for (owner, target) in claims.all() {
         let target: Rc<dyn Any> = target;
         let is_it = target.downcast::<VolumeTarget>().is_ok_and(|volume| {
-            let config = volume.config();
-            config.url() == url && config.snapshot().is_none()
+            let is_there = volume.config().url() == url || volume.place() == store.place();
+            is_there && volume.config().snapshot().is_none()
         });
         if is_it && owner != ctx.device() {
             return Err(Error::busy(format!("{url} is the volume of device {owner}")));
@@ -81,10 +82,10 @@ pub(crate) async fn construct(
     }
     let config = TargetConfig::parse(&words)?;
     let url = url.expect("the configuration has a URL");
-    if config.snapshot().is_none() {
-        check_unused(claims, &ctx, config.url())?;
-    }
     let store = open_store(leaves.files()?, &url).await?;
+    if config.snapshot().is_none() {
+        check_unused(claims, &ctx, &store)?;
+    }
     let target = VolumeTarget::new(ctx.device(), config, store, ctx.len(), volume_environment())?;
     let (events, device) = (ctx.events(), ctx.device().to_owned());
     target.on_event(move |event| match event {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use block::{Buf, Error, ErrorKind, LocalFuture};
@@ -33,6 +34,8 @@ const PAGE_NAMES: usize = 1000;
 #[derive(Clone, Debug)]
 struct Remote {
     name: Arc<str>,
+    /// Of a directory the file that it is: links lead there by other names.
+    place: Arc<str>,
     connection: Connection,
     /// The prefix in the bucket; empty in a directory.
     root: Path,
@@ -91,7 +94,8 @@ fn mode(bucket: &AmazonS3Builder) -> PutMode {
     }
 }
 
-fn directory(path: &std::path::Path) -> Result<Arc<dyn Library>, Error> {
+/// The client of a directory, and its place.
+fn directory(path: &std::path::Path) -> Result<(Arc<dyn Library>, String), Error> {
     let meta = std::fs::metadata(path).map_err(|e| {
         let kind = ErrorKind::of_io(e.kind());
         Error::new(kind, block::without_errno(e))
@@ -101,7 +105,8 @@ fn directory(path: &std::path::Path) -> Result<Arc<dyn Library>, Error> {
     }
     let opened = LocalFileSystem::new_with_prefix(path);
     let opened = opened.map_err(|e| Error::io(outcome::text(&e)))?;
-    Ok(Arc::new(opened.with_fsync(true))) // OC-C3
+    let place = format!("device {} inode {}", meta.dev(), meta.ino());
+    Ok((Arc::new(opened.with_fsync(true)), place)) // OC-C3
 }
 
 impl StoreClient {
@@ -145,6 +150,7 @@ impl UnboundClient {
     pub fn open(url: &StoreUrl, variables: &Variables) -> Result<UnboundClient, Error> {
         let within = |e: Error| e.within(url);
         let runtime = request::runtime()?;
+        let mut place = url.to_string();
         let (connection, mode, root, dir) = match url.location() {
             Location::Bucket { bucket: name, prefix } => {
                 // The library's connections belong to a runtime.
@@ -158,12 +164,15 @@ impl UnboundClient {
                 (connection.map_err(within)?, mode, Path::from(prefix.as_str()), None)
             }
             Location::Directory(path) => {
-                let connection = Connection::fixed(directory(path).map_err(within)?);
+                let (client, found) = directory(path).map_err(within)?;
+                place = found;
+                let connection = Connection::fixed(client);
                 (connection, PutMode::Create, Path::default(), Some(Directory::new(path)))
             }
         };
         let (name, failures) = (url.to_string().into(), FailureRecord::default());
-        let remote = Remote { name, connection, root, directory: dir, mode, failures };
+        let place = place.into();
+        let remote = Remote { name, place, connection, root, directory: dir, mode, failures };
         Ok(UnboundClient { remote, runtime })
     }
 
@@ -290,6 +299,10 @@ async fn next_of<S: futures_core::Stream + Unpin>(stream: &mut S) -> Option<S::I
 impl ObjectStore for StoreClient {
     fn name(&self) -> &str {
         &self.remote.name
+    }
+
+    fn place(&self) -> &str {
+        &self.remote.place
     }
 
     fn last_failure(&self) -> Option<String> {

@@ -68,6 +68,11 @@ pub trait ObjectStore {
     /// Its name for users: URL of the prefix.
     fn name(&self) -> &str;
 
+    /// Where its objects are: the same for two names of one place.
+    fn place(&self) -> &str {
+        self.name()
+    }
+
     /// Why the last request had no outcome, until one has one again: for the operator.
     fn last_failure(&self) -> Option<String> {
         None

@@ -150,3 +150,25 @@ fn what_lies_on_no_disk_shares_no_throttle() {
         assert_eq!(target, format!("{}\n", 1000 + nth), "{path}");
     }
 }
+
+/// A link to the directory of a volume, or another line of the device that had it, hid that there
+/// was one: a second device took it over, and every request to the first failed with ESTALE.
+#[test]
+fn a_volume_has_one_device_by_whatever_name() {
+    let daemon = Daemon::start();
+    let dir = daemon.dir.path();
+    for name in ["one", "two"] {
+        std::fs::create_dir(dir.join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("one", dir.join("link")).unwrap();
+    let url = |name: &str| format!("file://{}/{name}", dir.display());
+    let (one, two) = (url("one"), url("two"));
+    daemon.create("a", &format!("0 8192 objvol {one}\n8192 8192 objvol {two}"));
+    daemon.qemu_io("a", &["write -P 1 0 8M"]).ok();
+    for name in ["one", "two", "link"] {
+        let table = format!("0 8192 objvol {}", url(name));
+        let refused = daemon.cli(&["create", "b", "--table", &table]).failed(4);
+        assert!(refused.contains("is the volume of device a"), "{refused}");
+    }
+    daemon.qemu_io("a", &["flush", "read -P 1 0 8M"]).ok();
+}

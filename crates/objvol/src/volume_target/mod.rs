@@ -186,6 +186,11 @@ impl VolumeTarget {
         &self.config
     }
 
+    /// See [`ObjectStore::place`].
+    pub fn place(&self) -> &str {
+        self.store.place()
+    }
+
     fn notify(&self, event: &VolumeEvent) {
         if let Some(notify) = &*self.on_event.borrow() {
             notify(event);

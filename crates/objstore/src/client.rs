@@ -208,7 +208,12 @@ impl Remote {
         let payload = PutPayload::from(object);
         let (client, path) = (self.connection.client(), self.path(&name));
         let put = client.put_opts(&path, payload, self.mode.clone().into()).await;
-        let Err(e) = put else { return Ok(()) };
+        let Err(e) = put else {
+            return match &self.directory {
+                Some(directory) => directory.sync_above(&name).await, // OC-C3
+                None => Ok(()),
+            };
+        };
         let outcome = self.reported("PUT", &name, &e);
         if let Some(directory) = &self.directory {
             directory.note_failure(outcome::errno(&e));

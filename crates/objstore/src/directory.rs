@@ -3,28 +3,35 @@
 //!
 //! The library writes an object to a file of another name, syncs that, links it to its name and
 //! syncs the directory. When the link is there and the last step has not come (an error, a kill), a
-//! repetition finds the name taken, and syncs nothing.
+//! repetition finds the name taken, and syncs nothing. Directories above are synced by the request
+//! that makes them alone: another one beside it, or after a kill, finds them and syncs nothing.
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use block::without_errno;
 use objvol::StoreError;
 
 const EIO: i32 = 5;
+/// Directories that are remembered as synced. Chosen: more than the kinds of objects of a volume
+/// in a few epochs; beyond that all are synced once more.
+const SYNCED_MAX: usize = 64;
 
 /// A directory, and whether a sync in it has failed. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
     is_broken: Arc<AtomicBool>,
+    /// Directories of objects that all above were synced of.
+    synced: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
 impl Directory {
     pub(crate) fn new(path: &Path) -> Directory {
-        Directory { path: path.to_owned(), is_broken: Arc::default() }
+        Directory { path: path.to_owned(), is_broken: Arc::default(), synced: Arc::default() }
     }
 
     /// `Denied` after a failed sync (OC-C3): the system reports a failure once, and forgets.
@@ -48,9 +55,38 @@ impl Directory {
 
     /// Syncs an object that is there, and all directories from its own to the store's (OC-C3).
     pub(crate) async fn sync(&self, name: &str) -> Result<(), StoreError> {
-        let (of, object) = (self.clone(), self.path.join(name));
-        let synced = tokio::task::spawn_blocking(move || of.sync_now(&object)).await;
-        match synced {
+        let object = self.path.join(name);
+        self.sync_all(self.with_above(&object)).await
+    }
+
+    /// Syncs the directories above that of an object which the library has created (OC-C3).
+    ///
+    /// Cost: nothing from the second object of a directory on.
+    pub(crate) async fn sync_above(&self, name: &str) -> Result<(), StoreError> {
+        let object = self.path.join(name);
+        let Some(own) = object.parent().filter(|own| *own != self.path) else { return Ok(()) };
+        let synced = || self.synced.lock().unwrap_or_else(PoisonError::into_inner);
+        if synced().contains(own) {
+            return Ok(());
+        }
+        self.sync_all(self.with_above(own).split_off(1)).await?;
+        let mut synced = synced();
+        if synced.len() >= SYNCED_MAX {
+            synced.clear();
+        }
+        synced.insert(own.to_owned());
+        Ok(())
+    }
+
+    /// A path and all directories above it up to the store's.
+    fn with_above(&self, path: &Path) -> Vec<PathBuf> {
+        let all = path.ancestors().take_while(|above| above.starts_with(&self.path));
+        all.map(Path::to_owned).collect()
+    }
+
+    async fn sync_all(&self, paths: Vec<PathBuf>) -> Result<(), StoreError> {
+        let sync = move || paths.iter().try_for_each(|path| File::open(path)?.sync_all());
+        match tokio::task::spawn_blocking(sync).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => Ok(()), // deleted meanwhile
             Ok(Err(e)) => {
@@ -60,10 +96,5 @@ impl Directory {
             }
             Err(_) => Err(StoreError::Unknown),
         }
-    }
-
-    fn sync_now(&self, object: &Path) -> io::Result<()> {
-        let above = object.ancestors().skip(1).take_while(|dir| dir.starts_with(&self.path));
-        std::iter::once(object).chain(above).try_for_each(|path| File::open(path)?.sync_all())
     }
 }

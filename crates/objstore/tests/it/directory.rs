@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A directory as a store.
+use std::mem::MaybeUninit;
+
 use block::Buf;
 use objstore::{StoreUrl, UnboundClient};
 use objvol::{ObjectStore, StoreError};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::client;
 
@@ -48,6 +51,39 @@ fn objects_are_created_once_read_listed_and_deleted() {
         assert_eq!(store.delete("segment/0a/01").await, Ok(()));
         assert_eq!(list("segment/", "").await, all[1..]);
         assert_eq!(store.last_failure(), None);
+    });
+}
+
+/// A process was killed behind its `mkdir`, or another request is between that and its syncs: an
+/// object below was reported as created while a power cut could take its directories away. A sync
+/// of a directory begins with an open of it.
+#[test]
+fn directories_above_an_object_that_others_made_are_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let middle = dir.path().join("segment");
+    std::fs::create_dir_all(middle.join("0a")).unwrap();
+    let (reactor, store) = client(&format!("file://{}", dir.path().display()), &Vec::new());
+    let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+    let watched = [dir.path(), &middle].map(|dir| {
+        let flags = WatchFlags::OPEN | WatchFlags::ONLYDIR;
+        inotify::add_watch(&watch, dir, flags).unwrap()
+    });
+    let opened = move || {
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&watch, &mut space);
+        let mut all = Vec::new();
+        while let Ok(event) = events.next() {
+            // Of the directory itself, not of what is in it.
+            all.extend(event.file_name().is_none().then(|| event.wd()));
+        }
+        watched.map(|of| all.contains(&of))
+    };
+    reactor.block_on(async move {
+        assert_eq!(store.put_absent("segment/0a/01", Buf::copy_of(b"x")).await, Ok(()));
+        assert_eq!(opened(), [true, true]);
+        // From then on they are there.
+        assert_eq!(store.put_absent("segment/0a/02", Buf::copy_of(b"x")).await, Ok(()));
+        assert_eq!(opened(), [false, false]);
     });
 }
 

@@ -150,7 +150,7 @@ impl UnboundClient {
     pub fn open(url: &StoreUrl, variables: &Variables) -> Result<UnboundClient, Error> {
         let within = |e: Error| e.within(url);
         let runtime = request::runtime()?;
-        let mut place = url.to_string();
+        let mut place: Arc<str> = url.to_string().into();
         let (connection, mode, root, dir) = match url.location() {
             Location::Bucket { bucket: name, prefix } => {
                 // The library's connections belong to a runtime.
@@ -165,13 +165,12 @@ impl UnboundClient {
             }
             Location::Directory(path) => {
                 let (client, found) = directory(path).map_err(within)?;
-                place = found;
+                place = found.into();
                 let connection = Connection::fixed(client);
-                (connection, PutMode::Create, Path::default(), Some(Directory::new(path)))
+                (connection, PutMode::Create, Path::default(), Some(Directory::new(path, &place)))
             }
         };
         let (name, failures) = (url.to_string().into(), FailureRecord::default());
-        let place = place.into();
         let remote = Remote { name, place, connection, root, directory: dir, mode, failures };
         Ok(UnboundClient { remote, runtime })
     }
@@ -209,10 +208,9 @@ impl Remote {
         let (client, path) = (self.connection.client(), self.path(&name));
         let put = client.put_opts(&path, payload, self.mode.clone().into()).await;
         let Err(e) = put else {
-            return match &self.directory {
-                Some(directory) => directory.sync_above(&name).await, // OC-C3
-                None => Ok(()),
-            };
+            let Some(directory) = &self.directory else { return Ok(()) };
+            directory.sync_above(&name).await?;
+            return directory.check(); // OC-C3: a sync may have failed meanwhile
         };
         let outcome = self.reported("PUT", &name, &e);
         if let Some(directory) = &self.directory {

@@ -9,8 +9,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::without_errno;
 use objvol::StoreError;
@@ -20,23 +19,33 @@ const EIO: i32 = 5;
 /// in a few epochs; beyond that all are synced once more.
 const SYNCED_MAX: usize = 64;
 
-/// A directory, and whether a sync in it has failed. Clones are the same.
+/// Directories in which a sync has failed, by their places: for each client of this process (OC-C3).
+static BROKEN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+/// So many are remembered; with more of them no directory takes an object.
+const BROKEN_MAX: usize = 1024;
+
+fn broken() -> MutexGuard<'static, BTreeSet<Arc<str>>> {
+    BROKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A directory, and what was synced in it. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    is_broken: Arc<AtomicBool>,
+    place: Arc<str>,
     /// Directories of objects that all above were synced of.
     synced: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
 impl Directory {
-    pub(crate) fn new(path: &Path) -> Directory {
-        Directory { path: path.to_owned(), is_broken: Arc::default(), synced: Arc::default() }
+    pub(crate) fn new(path: &Path, place: &Arc<str>) -> Directory {
+        Directory { path: path.to_owned(), place: place.clone(), synced: Arc::default() }
     }
 
     /// `Denied` after a failed sync (OC-C3): the system reports a failure once, and forgets.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
-        if !self.is_broken.load(Ordering::Relaxed) {
+        let broken = broken();
+        if !broken.contains(&self.place) && broken.len() < BROKEN_MAX {
             return Ok(());
         }
         Err(StoreError::Denied(
@@ -48,8 +57,9 @@ impl Directory {
 
     /// An operation failed with this number of the system.
     pub(crate) fn note_failure(&self, errno: Option<i32>) {
-        if errno == Some(EIO) {
-            self.is_broken.store(true, Ordering::Relaxed);
+        let mut broken = broken();
+        if errno == Some(EIO) && broken.len() < BROKEN_MAX {
+            broken.insert(self.place.clone());
         }
     }
 
@@ -96,5 +106,22 @@ impl Directory {
             }
             Err(_) => Err(StoreError::Unknown),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table that was loaded again, or a device that was made anew, had a client that knew nothing
+    /// of the failure, and acknowledged what the system had already dropped.
+    #[test]
+    fn a_failed_sync_counts_for_each_client_of_the_process() {
+        const ENOSPC: i32 = 28;
+        let client = |place: &str| Directory::new(Path::new("/srv"), &place.into());
+        client("first").note_failure(Some(EIO));
+        client("second").note_failure(Some(ENOSPC));
+        assert!(matches!(client("first").check(), Err(StoreError::Denied(_))));
+        assert_eq!(client("second").check(), Ok(()));
     }
 }

@@ -244,3 +244,33 @@ fn a_debian_package_has_all_files_and_its_scripts() {
         assert!(part.is_some_and(|p| p.len() > 500 && p.contains(license)), "{crate_name}");
     }
 }
+
+/// A removal deleted the journals of a daemon that was killed: what its clients had written and not
+/// flushed was there alone.
+#[test]
+fn a_removal_keeps_the_journals_of_a_killed_daemon() {
+    let root = folder();
+    let (run, tools) = (root.path().join("run"), root.path().join("tools"));
+    let script = repository().join("packaging/debian/postrm");
+    let script = std::fs::read_to_string(script).unwrap();
+    // Nothing of this machine's systemd and packages is touched.
+    let script = script.replace("/run/systemd/system", "/nonexistent");
+    let script = script.replace("/run/millpond", run.to_str().unwrap());
+    std::fs::create_dir(&tools).unwrap();
+    let rm = sh("sh", &["-c", "command -v rm"]).ok();
+    std::os::unix::fs::symlink(rm.trim(), tools.join("rm")).unwrap();
+    let remove = || {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &script, "postrm", "remove"]).env("PATH", &tools);
+        CommandOutput::from(shell.output().unwrap()).ok()
+    };
+    std::fs::create_dir(&run).unwrap();
+    std::fs::write(run.join("lock"), "17\n").unwrap();
+    std::fs::write(run.join("journal-1"), "x").unwrap();
+    assert!(remove().contains("the daemon did not end in order"));
+    assert!(run.join("journal-1").exists());
+    std::fs::write(run.join("lock"), "").unwrap();
+    assert_eq!(remove(), "");
+    assert!(!run.exists());
+    assert_eq!(remove(), "", "nothing is there");
+}

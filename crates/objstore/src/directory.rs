@@ -19,7 +19,8 @@ const EIO: i32 = 5;
 /// in a few epochs; beyond that all are synced once more.
 const SYNCED_MAX: usize = 64;
 
-/// Directories in which a sync has failed, by their places: for each client of this process (OC-C3).
+/// Directories in which a sync has failed, by their places, for each client of this process
+/// (OC-C3).
 static BROKEN: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 /// So many are remembered; with more of them no directory takes an object.
 const BROKEN_MAX: usize = 1024;
@@ -113,8 +114,8 @@ impl Directory {
 mod tests {
     use super::*;
 
-    /// A table that was loaded again, or a device that was made anew, had a client that knew nothing
-    /// of the failure, and acknowledged what the system had already dropped.
+    /// A table that was loaded again, or a device that was made anew, had a client that knew
+    /// nothing of the failure, and acknowledged what the system had already dropped.
     #[test]
     fn a_failed_sync_counts_for_each_client_of_the_process() {
         const ENOSPC: i32 = 28;

@@ -226,7 +226,7 @@ fn the_file_is_compared_as_it_is_now() {
     assert!(warned.err.contains("device two: it exists and differs"), "{warned:?}");
 }
 
-/// The runbook advises a length of `-` once and for all: each `resize` warned of it as another table.
+/// The runbook advises a length of `-`, and each `resize` warned of it as another table.
 #[test]
 fn a_length_of_the_whole_device_is_no_other_table() {
     let daemon = Daemon::start_in(with_config(&ONE.replace("0 8 ", "0 - ")), &START);

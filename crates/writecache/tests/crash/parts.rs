@@ -461,6 +461,8 @@ const SEEN_AT: &[(Fault, u64)] = &[
     (Fault::FlushOfFirstPart, 17),
     (Fault::PartsNotNotified, 12),
     (Fault::GapOfOtherPart, 68),
+    (Fault::GuardFlushErrorKept, 834),
+    (Fault::GuardedBeforeRecord, 1081),
 ];
 
 fn is_caught_by(plan: Plan) {

@@ -510,13 +510,12 @@ fn no_kill_undoes_a_change_beside_caches_that_are_replaced() {
     seeds::run(15, |seed| simulate(seed, with(JournalPlan::Moved)));
 }
 
-fn is_found(fault: Fault) {
-    is_found_by(fault, Plan::USUAL);
-}
+/// Seeds that showed rare faults; another one is looked for if one of them no longer does.
+const SEEN_AT: &[(Fault, u64)] = &[(Fault::AdmitAfterEmptying, 461), (Fault::AdmitAfterFlush, 167)];
 
-fn is_found_by(fault: Fault, plan: Plan) {
-    let with_fault = Plan { fault: Some(fault), ..plan };
-    let found = seeds::first_failure(0..2000, |seed| simulate(seed, with_fault));
+fn is_found(fault: Fault, plan: Plan) {
+    let run = |seed| simulate(seed, Plan { fault: Some(fault), ..plan });
+    let found = seeds::first_failure_of(&fault, SEEN_AT, 0..2000, run);
     let found = found.unwrap_or_else(|| panic!("{fault:?} was not found in 2000 seeds"));
     eprintln!("{fault:?}: seed {}: {}", found.seed, found.why);
 }
@@ -524,75 +523,75 @@ fn is_found_by(fault: Fault, plan: Plan) {
 /// The origin is written before it is durable that the cache holds nothing.
 #[test]
 fn a_cache_left_with_clean_copies_is_found() {
-    is_found(Fault::CleanKeptInLog);
+    is_found(Fault::CleanKeptInLog, Plan::USUAL);
 }
 
 #[test]
 fn a_mark_that_is_not_durable_in_time_is_found() {
-    is_found(Fault::MarkNotFlushed);
+    is_found(Fault::MarkNotFlushed, Plan::USUAL);
 }
 
 /// It is old when the origin was used without the cache, or refuses the other table.
 #[test]
 fn a_block_that_enters_an_emptied_cache_is_found() {
-    is_found_by(Fault::AdmitAfterEmptying, Plan { reads_enter: true, ..Plan::USUAL });
+    is_found(Fault::AdmitAfterEmptying, Plan { reads_enter: true, ..Plan::USUAL });
 }
 
 /// The next life has blocks of a length that the cache does not know.
 #[test]
 fn a_length_that_the_cache_does_not_adopt_is_found() {
-    is_found(Fault::SizeNotAdopted);
+    is_found(Fault::SizeNotAdopted, Plan::USUAL);
 }
 
 /// The front half of a range is written, and nothing has what it held.
 #[test]
 fn a_guard_that_is_put_there_before_its_record_is_found() {
-    is_found_by(Fault::GuardedBeforeRecord, Plan::GUARDED);
+    is_found(Fault::GuardedBeforeRecord, Plan::GUARDED);
 }
 
 #[test]
 fn a_guard_that_is_taken_away_before_its_record_is_found() {
-    is_found_by(Fault::DetachedBeforeRecord, Plan::GUARDED);
+    is_found(Fault::DetachedBeforeRecord, Plan::GUARDED);
 }
 
 #[test]
 fn a_guard_that_is_not_flushed_before_its_record_is_found() {
-    is_found_by(Fault::GuardUnflushed, Plan::GUARDED);
+    is_found(Fault::GuardUnflushed, Plan::GUARDED);
 }
 
 /// A power cut takes both slots.
 #[test]
 fn a_slot_beside_one_that_is_not_durable_is_found() {
-    is_found_by(Fault::SlotsUnflushed, Plan::GUARDED);
+    is_found(Fault::SlotsUnflushed, Plan::GUARDED);
 }
 
 #[test]
 fn a_newest_slot_that_a_detach_overwrites_is_found() {
-    is_found_by(Fault::OldSlotKept, Plan::GUARDED);
+    is_found(Fault::OldSlotKept, Plan::GUARDED);
 }
 
 #[test]
 fn a_write_that_ends_before_a_slot_has_it_is_found() {
-    is_found_by(Fault::ImageNotWritten, Plan::GUARDED);
+    is_found(Fault::ImageNotWritten, Plan::GUARDED);
 }
 
 /// The device has another length, so its second range lies elsewhere.
 #[test]
 fn a_guard_left_at_the_old_end_of_an_origin_is_found() {
-    is_found_by(Fault::OldEndForgotten, Plan::GUARDED);
+    is_found(Fault::OldEndForgotten, Plan::GUARDED);
 }
 
 /// The records are those of part 0.
 #[test]
 fn guard_records_of_parts_that_come_late_are_found() {
     let plan = Plan { in_parts: true, ..Plan::GUARDED };
-    is_found_by(Fault::DetachedBeforeRecord, plan);
-    is_found_by(Fault::OldEndForgotten, plan);
+    is_found(Fault::DetachedBeforeRecord, plan);
+    is_found(Fault::OldEndForgotten, plan);
 }
 
 /// Another table, or none, uses the origin meanwhile.
 #[test]
 fn a_block_that_enters_before_a_change_of_size_is_found() {
     let plan = Plan { reads_enter: true, ..Plan::USUAL };
-    is_found_by(Fault::AdmitAfterFlush, plan);
+    is_found(Fault::AdmitAfterFlush, plan);
 }

@@ -30,6 +30,7 @@ mod dm;
 mod doors;
 mod fast_path;
 mod flat;
+mod flats;
 mod in_flight;
 mod layout;
 mod leaves;

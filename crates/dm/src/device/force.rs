@@ -53,7 +53,7 @@ impl MappedDevice {
         // The bases of the old flat mapping are among them since `unblock`.
         let bases = self.flat.take_previous_bases();
         let replicas = dm.replicas.borrow().clone();
-        for device in dm.with_those_above(self) {
+        for device in dm.mapped_straight(self) {
             let replicas = replicas.clone();
             // One task each: a mapping that can't be withdrawn delays no other.
             spawn(async move { device.flat.withdraw(device.minor(), &replicas).await });

@@ -11,6 +11,7 @@ mod crash;
 mod failed_flush;
 mod fencing;
 mod fuse;
+mod held_below;
 mod hostile;
 mod hung;
 mod kernel_session;

@@ -19,6 +19,7 @@ use crate::name;
 use crate::report::Remove;
 use crate::table::{self, Length, Line};
 use crate::targets;
+use crate::unsettled::Unsettled;
 use crate::whole;
 
 /// Deepest stack of mapped devices: bounds the stack that one `submit` needs.
@@ -43,8 +44,8 @@ pub struct Dm {
     pub(crate) on_kept: RefCell<Option<OnKept>>,
     /// Whether tables may overlap that a token would let overlap.
     accepts_overlaps: Cell<bool>,
-    /// Tables that were replaced by force, until they have settled, and their devices.
-    pub(crate) unsettled: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
+    /// Tables that were replaced by force, until they have settled.
+    pub(crate) unsettled: RefCell<Vec<Unsettled>>,
     changes: Changes,
 }
 

@@ -46,6 +46,7 @@ mod stripe_errors;
 mod stripe_watch;
 mod table;
 mod targets;
+mod unsettled;
 mod verbs;
 mod whole;
 

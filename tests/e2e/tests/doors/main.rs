@@ -15,6 +15,7 @@ mod held_below;
 mod hostile;
 mod hung;
 mod kernel_session;
+mod late_writes;
 mod lifecycle;
 mod load;
 mod mount;

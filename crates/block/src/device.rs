@@ -111,6 +111,12 @@ pub trait Base: BlockDevice {
     /// Resolves when every bio that was submitted before the call has completed.
     fn quiesced(self: Rc<Self>) -> LocalFuture<()>;
 
+    /// Resolves when no change can be performed any more of a bio that has completed with an error.
+    /// A server that has left a request without an answer may perform it later.
+    fn late_writes_ended(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Reports bios that fail from now on to `watcher`, as long as that lives.
     fn watch(&self, watcher: Weak<dyn OnIoError>);
 }

@@ -272,10 +272,10 @@ impl MappedDevice {
     }
 
     /// The way to the parts of the engine that is the whole table, while no bio has to wait or to
-    /// be counted here.
+    /// be counted here. It does not lead past the engine, so it may stay while bios wait below.
     fn way_to_parts(&self) -> Option<MakeDevice> {
         let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();
-        if !in_place || self.flat.bios_may_wait() {
+        if !in_place || self.lifecycle.holds_bios() {
             return None;
         }
         self.live()?.only_target()?.on_every_core()
@@ -307,7 +307,13 @@ impl MappedDevice {
 
     /// Whether a table of this device names one of those with these minor numbers.
     pub(crate) fn uses_any(&self, minors: &BTreeSet<u32>) -> bool {
-        self.tables().any(|t| t.uses.mapped.iter().any(|o| minors.contains(&o.device().minor())))
+        self.tables().any(|t| t.uses.is_any(minors))
+    }
+
+    /// Whether the live table is a pure mapping, and names one of those with these minor numbers.
+    pub(crate) fn maps_straight_to_any(&self, minors: &BTreeSet<u32>) -> bool {
+        let live = self.live().filter(|live| live.is_pure());
+        live.is_some_and(|live| live.uses.is_any(minors))
     }
 
     /// Longest chain of mapped devices from this one down. Terminates by DM-D4, and looks once at

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The devices by name: how they are found, made and given a table.
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::{Rc, Weak};
 
@@ -19,6 +19,7 @@ use crate::name;
 use crate::report::Remove;
 use crate::table::{self, Length, Line};
 use crate::targets;
+use crate::unsettled::Unsettled;
 use crate::whole;
 
 /// Deepest stack of mapped devices: bounds the stack that one `submit` needs.
@@ -43,8 +44,8 @@ pub struct Dm {
     pub(crate) on_kept: RefCell<Option<OnKept>>,
     /// Whether tables may overlap that a token would let overlap.
     accepts_overlaps: Cell<bool>,
-    /// Tables that were replaced by force, until they have settled, and their devices.
-    pub(crate) unsettled: RefCell<Vec<(Rc<MappedDevice>, Weak<Table>)>>,
+    /// Tables that were replaced by force, until they have settled.
+    pub(crate) unsettled: RefCell<Vec<Unsettled>>,
     changes: Changes,
 }
 
@@ -451,55 +452,6 @@ impl Dm {
     /// Publishes flat mappings by `replicas` from now on.
     pub fn set_replicas(&self, replicas: Rc<dyn Replicas>) {
         *self.replicas.borrow_mut() = replicas;
-    }
-
-    /// `device` and those above it, each after all that are below it. Looks once at each device.
-    pub(crate) fn with_those_above(&self, device: &MappedDevice) -> Vec<Rc<MappedDevice>> {
-        let mut found = self.devices();
-        if device.open_count() == 0 {
-            found.retain(|d| d.minor() == device.minor());
-            return found;
-        }
-        let mut known = Depths::new();
-        found.sort_by_cached_key(|d| d.depth(&mut known));
-        let mut minors = BTreeSet::from([device.minor()]);
-        found.retain(|d| {
-            let is_above = d.minor() == device.minor() || d.uses_any(&minors);
-            if is_above {
-                minors.insert(d.minor());
-            }
-            is_above
-        });
-        found
-    }
-
-    /// Makes the flat mappings of `device` and of those above again (DM-D5).
-    pub(crate) fn refresh_flats(&self, device: &MappedDevice) {
-        let replicas = self.replicas.borrow().clone();
-        for device in self.with_those_above(device) {
-            device.refresh_flat();
-            if !device.publish(&*replicas) {
-                replicas.set_limits(device.minor(), &device.limits());
-            }
-        }
-        self.count_change();
-    }
-
-    /// As [`Dm::refresh_flats`], and waits until no other core uses an earlier mapping.
-    pub(crate) async fn withdraw_flats(&self, device: &MappedDevice) {
-        let replicas = self.replicas.borrow().clone();
-        let changed = self.with_those_above(device);
-        for device in &changed {
-            device.refresh_flat();
-        }
-        self.count_change();
-        for device in &changed {
-            device.flat.withdraw(device.minor(), &replicas).await;
-        }
-        // The mappings may have changed again meanwhile: the present ones are published.
-        for device in changed {
-            device.publish_once(&*replicas);
-        }
     }
 
     /// The devices whose tables use `device`.

@@ -30,6 +30,7 @@ mod dm;
 mod doors;
 mod fast_path;
 mod flat;
+mod flats;
 mod in_flight;
 mod layout;
 mod leaves;
@@ -45,6 +46,7 @@ mod stripe_errors;
 mod stripe_watch;
 mod table;
 mod targets;
+mod unsettled;
 mod verbs;
 mod whole;
 

@@ -71,6 +71,11 @@ impl Uses {
         }
     }
 
+    /// Whether one of them is a mapped device with one of these minor numbers.
+    pub(crate) fn is_any(&self, minors: &BTreeSet<u32>) -> bool {
+        self.mapped.iter().any(|o| minors.contains(&o.device().minor()))
+    }
+
     /// Keeps a device.
     pub(crate) fn add(&mut self, device: &Rc<dyn BlockDevice>) {
         if self.known.insert(Rc::as_ptr(device).cast::<()>()) {

@@ -20,6 +20,9 @@
 //!   may get a table that leaves the cache out.
 //! - DM-O3 Both are checked, in one step with the load, whenever a table is loaded: it may change
 //!   what lies below a device whose own table stays.
+//! - DM-O4 Sectors where writes of a table may land that was replaced by force get no other table
+//!   before all of these have ended, whatever the devices below that table are by now: where it led
+//!   is resolved when it is replaced.
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -28,12 +31,7 @@ use block::{BlockDevice, Component, Error, Role, Sector};
 use crate::device::{Depths, MappedDevice};
 use crate::dm::Dm;
 use crate::live::{Entry, Table};
-
-/// Half-open runs of sectors, ascending and apart.
-type Runs = Vec<(u64, u64)>;
-
-/// The sectors at the bottom on which areas lie, by the address of the leaf or engine.
-type BottomRuns = BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>;
+use crate::unsettled::{BottomRuns, Runs, Unsettled};
 
 /// The sectors that a line owns in one role.
 struct Claim {
@@ -68,7 +66,7 @@ impl Claim {
 /// Two lines that would write to the same sectors.
 struct Conflict {
     /// The same for the same two uses, however often tables are loaded.
-    key: (u32, Role, u32, Role),
+    key: (u32, Role, u32, Option<Role>),
     /// Whether a token may permit it.
     may_be_forced: bool,
     /// The line of the table that is being loaded, if it is one of the two.
@@ -99,11 +97,7 @@ impl Dm {
                 let token = format::token(format!("load {} {all}", device.name()).as_bytes());
                 Error::require_token(token, force, all)
             }
-            Some(c) => Err(Error::busy(format!(
-                "{}: a device, or a part of it, may be origin, cache device or backing device of \
-                 one only",
-                c.text
-            ))),
+            Some(c) => Err(Error::busy(&c.text)),
         };
         if let Err(e) = refused {
             drop(device.swap_inactive(old));
@@ -121,13 +115,13 @@ impl Dm {
     fn conflicts(&self, loading: Option<&Rc<Table>>) -> Vec<Conflict> {
         let devices = self.devices();
         let claims = self.claims(&devices);
+        let mut conflicts = self.late_writes(&devices, loading);
         if claims.is_empty() {
-            return Vec::new();
+            return conflicts;
         }
         let place_in = |table: &Rc<Table>, entry: &Entry| {
             loading.filter(|l| Rc::ptr_eq(l, table)).map(|_| entry.label())
         };
-        let mut conflicts = Vec::new();
         for (nth, a) in claims.iter().enumerate() {
             for b in &claims[nth + 1..] {
                 let is_own_successor =
@@ -145,10 +139,15 @@ impl Dm {
                 };
                 let place = place_in(&a.table, a.entry()).or(place_in(&b.table, b.entry()));
                 conflicts.push(Conflict {
-                    key: (a.owner.minor(), a.role, b.owner.minor(), b.role),
+                    key: (a.owner.minor(), a.role, b.owner.minor(), Some(b.role)),
                     may_be_forced: false,
                     place,
-                    text: format!("{what} would be {} and {}", a.describe(), b.describe()),
+                    text: format!(
+                        "{what} would be {} and {}: a device, or a part of it, may be origin, \
+                         cache device or backing device of one only",
+                        a.describe(),
+                        b.describe()
+                    ),
                 });
             }
         }
@@ -174,7 +173,7 @@ impl Dm {
                     let place = place_in(&table, entry);
                     let place = place.or_else(|| place_in(&claim.table, claim.entry()));
                     conflicts.push(Conflict {
-                        key: (device.minor(), Role::Mapped, claim.owner.minor(), claim.role),
+                        key: (device.minor(), Role::Mapped, claim.owner.minor(), Some(claim.role)),
                         may_be_forced: true,
                         place,
                         text: format!(
@@ -189,6 +188,71 @@ impl Dm {
             }
         }
         conflicts
+    }
+
+    /// Tables that reach sectors where a table that was replaced by force may still write, past its
+    /// device: through that device nothing goes before all has ended (DM-FO3).
+    fn late_writes(
+        &self,
+        devices: &[Rc<MappedDevice>],
+        loading: Option<&Rc<Table>>,
+    ) -> Vec<Conflict> {
+        let unsettled = self.unsettled.borrow();
+        let mut conflicts = Vec::new();
+        for Unsettled { owner, minor, bottom, .. } in unsettled.iter() {
+            let stop = devices.iter().find(|device| address(device) == address(owner));
+            for device in devices.iter().filter(|device| address(device) != address(owner)) {
+                for table in device.tables() {
+                    let find = |entry: &Entry| {
+                        let there = self.bottom(&entry.target.components(), stop);
+                        first_shared(&there, bottom)
+                    };
+                    let found = table.entries.iter().find_map(|e| Some((e, find(e)?)));
+                    let Some((entry, what)) = found else { continue };
+                    let is_new = loading.is_some_and(|l| Rc::ptr_eq(l, &table));
+                    conflicts.push(Conflict {
+                        key: (device.minor(), Role::Mapped, *minor, None),
+                        may_be_forced: false,
+                        place: is_new.then(|| entry.label()),
+                        text: format!(
+                            "{what}: I/O of the table of {} that was removed by force has not \
+                             ended yet, and may still be written there. Wait until the device \
+                             below has answered; if it never does, end it (a server: kill it; a \
+                             disk: take it out)",
+                            owner.name()
+                        ),
+                    });
+                }
+            }
+        }
+        conflicts
+    }
+
+    /// Notes where `table` of `owner` leads, which is about to be replaced by force (DM-O4).
+    pub(crate) fn add_unsettled(&self, owner: &Rc<MappedDevice>, table: &Rc<Table>) {
+        let of_line = |entry: &Entry| entry.target.components();
+        let all: Vec<Component> = table.entries.iter().flat_map(of_line).collect();
+        let bottom = self.bottom(&all, None);
+        let (minor, table) = (owner.minor(), address(table));
+        self.unsettled.borrow_mut().push(Unsettled { owner: owner.clone(), minor, table, bottom });
+    }
+
+    /// What [`Dm::add_unsettled`] has noted of `table`.
+    pub(crate) fn unsettled_leaves(&self, table: &Rc<Table>) -> Vec<Rc<dyn BlockDevice>> {
+        let unsettled = self.unsettled.borrow();
+        let found = unsettled.iter().find(|u| u.table == address(table));
+        let leaves = |u: &Unsettled| u.bottom.values().map(|(leaf, _)| leaf.clone()).collect();
+        found.map(leaves).unwrap_or_default()
+    }
+
+    /// Nothing of `table` can be written any more.
+    pub(crate) fn remove_unsettled(&self, table: &Rc<Table>) {
+        // Dropping one may close devices, so not while the list is borrowed.
+        let mut unsettled = self.unsettled.borrow_mut();
+        let at = unsettled.iter().position(|u| u.table == address(table));
+        let removed = at.map(|at| unsettled.swap_remove(at));
+        drop(unsettled);
+        drop(removed);
     }
 
     /// The sectors that `below`, used by `user`, shares with a claim, as messages show them. Where
@@ -243,12 +307,8 @@ impl Dm {
 
     fn claims(&self, devices: &[Rc<MappedDevice>]) -> Vec<Claim> {
         let mut claims = Vec::new();
-        // A table that was replaced by force and has not settled still writes (DM-FO1).
-        let mut leaving = self.unsettled.borrow_mut();
-        leaving.retain(|(_, table)| table.strong_count() > 0);
-        let left = leaving.iter().filter_map(|(owner, table)| Some((owner, table.upgrade()?)));
         let there = devices.iter().flat_map(|owner| owner.tables().map(move |t| (owner, t)));
-        for (owner, table) in there.chain(left) {
+        for (owner, table) in there {
             for (nth, entry) in table.entries.iter().enumerate().filter(|(_, e)| e.owns) {
                 for below in entry.target.components() {
                     let bottom = self.bottom(std::slice::from_ref(&below), None);

@@ -9,7 +9,7 @@
 //! Invariants
 //! - DM-FO1 A table that was replaced is dropped as any other: nothing of it is in flight and its
 //!   targets have been suspended. Until then it keeps its devices, and the mapped device itself, so
-//!   that no other engine gets them.
+//!   that no other table gets them (DM-O4).
 //! - DM-FO2 A control operation that was under way changes nothing any more (DM-D3).
 //! - DM-FO3 No other table goes live on the device before all that were replaced have settled: what
 //!   is in flight there may still be written.
@@ -42,18 +42,20 @@ impl MappedDevice {
         let in_flight = self.drain.replace(self.waiting.watcher());
         self.set_inactive(None);
         self.lifecycle.cancel_removal();
+        if let Some(live) = self.live().filter(|_| errors.is_some()) {
+            dm.add_unsettled(self, &live);
+        }
         let table = match errors {
             Some(errors) => self.tables.live.replace(Some(errors)),
             None => None,
         };
-        if let Some(table) = &table {
-            dm.unsettled.borrow_mut().push((self.clone(), Rc::downgrade(table)));
+        if table.is_some() {
             self.unblock();
         }
         // The bases of the old flat mapping are among them since `unblock`.
         let bases = self.flat.take_previous_bases();
         let replicas = dm.replicas.borrow().clone();
-        for device in dm.with_those_above(self) {
+        for device in dm.mapped_straight(self) {
             let replicas = replicas.clone();
             // One task each: a mapping that can't be withdrawn delays no other.
             spawn(async move { device.flat.withdraw(device.minor(), &replicas).await });
@@ -99,9 +101,19 @@ impl Replaced {
             base.quiesced().await;
         }
         device.drain.end(&in_flight);
-        if let Some(table) = table.filter(|table| !table.is_settled()) {
-            // An error does not matter: the table is dropped.
-            let _ = table.suspend().await;
+        if let Some(table) = table {
+            if !table.is_settled() {
+                // An error does not matter: the table is dropped.
+                let _ = table.suspend().await;
+            }
+            if let Some(dm) = device.dm.upgrade() {
+                for leaf in dm.unsettled_leaves(&table) {
+                    if let Some(base) = leaf.as_base() {
+                        base.late_writes_ended().await;
+                    }
+                }
+                dm.remove_unsettled(&table);
+            }
         }
         device.drain.settle();
     }

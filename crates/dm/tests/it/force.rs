@@ -157,3 +157,50 @@ fn a_create_that_force_overtook_removes_no_other_device() {
         write(&*other, 1, 0, 1).await.unwrap();
     });
 }
+
+/// What hangs may be written over what another table has put there since: attack 3, break 6. The
+/// device in between is removed, too, so that its present table leads elsewhere.
+#[test]
+fn nobody_gets_sectors_where_writes_of_before_may_land() {
+    for leaf in LEAVES {
+        Bench::new(1).run(move |dm, state| async move {
+            let low = format!("0 96 delay {leaf} 0 0");
+            dm.create("disk", None, Some(&low)).await.unwrap();
+            let top = dm.create("top", None, Some("0 64 delay disk 0 0")).await.unwrap();
+            dm.create("other", None, Some("0 96 linear /ram/b/4096 0")).await.unwrap();
+            dm.create("above", None, Some("0 96 linear other 0")).await.unwrap();
+            let nth = disk(&state, leaf);
+            state.borrow_mut().disks[nth].hung = true;
+            let hanging = begin_write(&top, 0);
+            sleep(Nanos::from_millis(1)).await;
+            dm.remove("top", Remove::Force).await.unwrap();
+            // It is in use by the table that hangs, and gets a table of errors.
+            dm.remove("disk", Remove::Force).await.unwrap_err();
+            let refused = |e: Error| {
+                assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
+                let text = e.chain();
+                for part in [leaf, "sectors ", "removed by force", "Wait until"] {
+                    assert!(text.contains(part), "{part}: {text}");
+                }
+            };
+            let table = format!("0 64 linear {leaf} 0");
+            for name in ["top", "new"] {
+                refused(dm.create(name, None, Some(&table)).await.map(drop).unwrap_err());
+                assert_eq!(dm.get(name).unwrap_err().kind(), ErrorKind::NotFound);
+            }
+            refused(dm.load("other", &table).await.unwrap_err());
+            refused(dm.load("above", &format!("0 32 delay {leaf} 32 0")).await.unwrap_err());
+            // Sectors that the tables did not lead to are free.
+            dm.create("beside", None, Some(&format!("0 64 linear {leaf} 96"))).await.unwrap();
+            state.borrow_mut().release();
+            assert_eq!(hanging.await, Ok(()), "{leaf}");
+            sleep(Nanos::from_millis(1)).await;
+            // The way out: it has ended.
+            dm.create("new", None, Some(&table)).await.unwrap();
+            dm.load("other", &table).await.unwrap();
+            dm.resume("other").await.unwrap();
+            write(&*dm.get("above").unwrap(), 9, 0, 1).await.unwrap();
+            assert_eq!(read(&*dm.get("new").unwrap(), 0, 1).await.unwrap()[0], 9);
+        });
+    }
+}

@@ -52,7 +52,11 @@ struct LocalBase {
     _reporter: Rc<FaultReporter>,
 }
 
-struct Retired(Rc<dyn Base>);
+/// A base of the withdrawn mapping of a lease.
+struct Retired {
+    lease: u64,
+    base: Rc<dyn Base>,
+}
 
 /// Reports to core 0 which bios failed here.
 struct FaultReporter(u64);
@@ -268,7 +272,7 @@ impl fmt::Debug for SecondaryCore {
 
 impl CoreState {
     /// From here on bios may be submitted, and the owner asks before it withdraws a mapping.
-    fn enter(&self) {
+    fn enter(self: &Rc<Self>) {
         assert!(!self.present.replace(true), "block_on within block_on");
         let generation = self.pool.presence.enter(self.slot);
         if generation != self.seen.get() {
@@ -348,7 +352,7 @@ impl CoreState {
     }
 
     /// Switches to the mappings in force; the bases of withdrawn ones are retired.
-    fn refresh(&self, generation: u64) {
+    fn refresh(self: &Rc<Self>, generation: u64) {
         self.seen.set(generation);
         for replica in self.replicas.borrow().values() {
             let mode = replica.entry.state().mode.clone();
@@ -356,11 +360,24 @@ impl CoreState {
                 continue;
             }
             let old = replica.active.replace(self.active_mode(&mode));
-            let retired = old.bases().iter().map(|base| Rc::new(Retired(base.clone())));
-            self.retired.borrow_mut().extend(retired);
+            for base in old.bases() {
+                self.retire(Rc::new(Retired { lease: replica.entry.id, base: base.clone() }));
+            }
         }
         let closed = |r: &Replica| matches!(*r.active.borrow(), ActiveMode::Closed);
         self.replicas.borrow_mut().retain(|_, replica| !closed(replica));
+    }
+
+    /// Keeps the base until its requests have ended.
+    fn retire(self: &Rc<Self>, retired: Rc<Retired>) {
+        self.retired.borrow_mut().push(retired.clone());
+        let inner = self.clone();
+        spawn(async move {
+            retired.base.clone().quiesced().await;
+            inner.retired.borrow_mut().retain(|r| !Rc::ptr_eq(r, &retired));
+            drop(retired);
+            inner.forget_bases();
+        });
     }
 
     /// Closes bases that no mapping uses.
@@ -417,18 +434,19 @@ pub(crate) fn files_of_this_core() -> Files {
     this_core().files.clone()
 }
 
-/// Step 2, on the secondary core: the owner asks this thread to refresh.
-pub(super) fn refresh_this_core(generation: u64) {
+/// Step 2, on the secondary core: the owner asks this thread to refresh, and to answer when nothing
+/// is in flight by withdrawn mappings of `leases`. Those of others may take longer: a device below
+/// one is suspended, or a disk hangs.
+pub(super) fn refresh_this_core(generation: u64, leases: &[u64]) {
     // Absent when the core is ending: it has left, and reported that.
     let Some(inner) = THIS_CORE.with_borrow(Weak::upgrade) else { return };
     inner.refresh(generation);
-    let waiting = inner.retired.borrow().clone();
+    let mut waiting = inner.retired.borrow().clone();
+    waiting.retain(|retired| leases.contains(&retired.lease));
     spawn(async move {
-        for retired in &waiting {
-            retired.0.clone().quiesced().await;
+        for retired in waiting {
+            retired.base.clone().quiesced().await;
         }
-        inner.retired.borrow_mut().retain(|r| !waiting.iter().any(|w| Rc::ptr_eq(r, w)));
-        drop(waiting);
         inner.forget_bases();
         let slot = inner.slot;
         post(CoreId(0), Msg::Call(Box::new(move || core_has_refreshed(slot, generation))));

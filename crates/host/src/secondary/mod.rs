@@ -21,8 +21,8 @@
 //! 1. Owner: sets the device's leases to remote, begins a new generation, reads which cores are
 //!    present (`presence.rs`), and asks these to refresh.
 //! 2. Secondary core, at that message: drops the mappings that are not in force any more; from here
-//!    on their bios go to core 0. Waits until the bases of those mappings have no request of it in
-//!    flight. Answers.
+//!    on their bios go to core 0. Waits until the bases of the mappings in question, and of no
+//!    others, have no request of it in flight. Answers.
 //! 3. Secondary core that leaves first (its thread returns to the system call in which it waits):
 //!    has nothing in flight by then (HO-S2), sees the new generation (HO-P2), and reports to the
 //!    owner that it left.

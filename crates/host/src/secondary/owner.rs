@@ -109,7 +109,7 @@ impl Owner {
     }
 
     /// Calls `f` for each lease of the device that has this minor number now.
-    fn for_each_lease(&self, minor: u32, f: impl Fn(&LeaseEntry)) {
+    fn for_each_lease(&self, minor: u32, mut f: impl FnMut(&LeaseEntry)) {
         let devices = self.dm.upgrade().map(|dm| dm.devices()).unwrap_or_default();
         let Some(device) = devices.iter().find(|d| d.minor() == minor) else { return };
         for record in self.leases.borrow().iter() {
@@ -119,14 +119,16 @@ impl Owner {
         }
     }
 
-    /// Begins a generation and asks the cores that are present to refresh; returns its number.
-    fn request_refresh(&self) -> u64 {
+    /// Begins a generation and asks the cores that are present to refresh, and to answer when
+    /// nothing is in flight by withdrawn mappings of `leases`; returns its number.
+    fn request_refresh(&self, leases: &[u64]) -> u64 {
         let presence = &self.pool.presence;
         let generation = presence.change();
         let present: BTreeSet<usize> =
             (0..presence.cores()).filter(|s| presence.is_present(*s)).collect();
         for core in &present {
-            let refresh = Box::new(move || refresh_this_core(generation));
+            let leases = leases.to_vec();
+            let refresh = Box::new(move || refresh_this_core(generation, &leases));
             post(CorePool::core(*core), Msg::Call(refresh));
         }
         if !present.is_empty() {
@@ -157,8 +159,8 @@ fn with_owner(f: impl FnOnce(&Owner)) {
     }
 }
 
-/// Report of a secondary core, on core 0: it has refreshed, and has nothing in flight by mappings
-/// that were withdrawn in `generation` or before.
+/// Report of a secondary core, on core 0: it has refreshed, and has nothing in flight by withdrawn
+/// mappings of the leases that `generation` is about.
 pub(super) fn core_has_refreshed(core: usize, generation: u64) {
     with_owner(|owner| owner.mark_answered(core, |g| g == generation));
 }
@@ -187,8 +189,12 @@ impl Replicas for Publisher {
         Box::pin(async move {
             owner.published.borrow_mut().remove(&minor);
             // HO-S3: before the generation begins.
-            owner.for_each_lease(minor, |entry| entry.state().mode = ReplicaMode::Remote);
-            let generation = owner.request_refresh();
+            let mut leases = Vec::new();
+            owner.for_each_lease(minor, |entry| {
+                entry.state().mode = ReplicaMode::Remote;
+                leases.push(entry.id);
+            });
+            let generation = owner.request_refresh(&leases);
             let is_pending = || owner.pending.borrow().contains_key(&generation);
             owner.pending_changed.wait_for(|| !is_pending()).await;
         })
@@ -208,7 +214,7 @@ impl Replicas for Publisher {
             *entry.state() =
                 LeaseState { mode: mode_of(local.clone()), limits: flat.limits().clone() };
         });
-        owner.request_refresh();
+        owner.request_refresh(&[]);
     }
 
     fn publish_parts(&self, minor: u32, make: MakeDevice, limits: &Limits) {
@@ -218,7 +224,7 @@ impl Replicas for Publisher {
             let mode = ReplicaMode::Local(local.clone());
             *entry.state() = LeaseState { mode, limits: limits.clone() };
         });
-        self.0.request_refresh();
+        self.0.request_refresh(&[]);
     }
 
     fn set_limits(&self, minor: u32, limits: &Limits) {
@@ -243,7 +249,7 @@ impl Drop for Lease {
         unexport(self.entry.export);
         // Nothing waits, as the users of a lease end before it does. Cores that are present for as
         // long as the daemon runs drop their replica now, others when they enter.
-        self.owner.request_refresh();
+        self.owner.request_refresh(&[]);
     }
 }
 

@@ -195,6 +195,19 @@ impl Base for Client {
         Box::pin(async move { self.0.stats.requests().quiesced().await })
     }
 
+    /// The lost connections have been closed, and [`Options::fence`] is over.
+    fn late_writes_ended(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move {
+            let client = &self.0;
+            let is_over = || match client.options.fence {
+                Some(_) => !client.work.borrow().has_guards(),
+                // Guards of a connection whose end nobody saw stay until the client is dropped.
+                None => client.closing_links.borrow().is_empty(),
+            };
+            client.changed.wait_for(is_over).await;
+        })
+    }
+
     fn watch(&self, watcher: Weak<dyn OnIoError>) {
         self.0.stats.watch(watcher);
     }

@@ -465,6 +465,11 @@ impl Work {
         }
     }
 
+    /// Whether a server may still hold writes of a lost connection.
+    pub(crate) fn has_guards(&self) -> bool {
+        !self.guards.is_empty()
+    }
+
     /// Releases the guards of `link`: its writes can no longer be performed.
     pub(crate) fn release(&mut self, link: LinkId) {
         self.guards.release(link);

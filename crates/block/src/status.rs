@@ -69,7 +69,7 @@ impl Status {
     pub const fn from_errno(errno: i32) -> Status {
         match errno {
             0 => Status::Ok,
-            28 | 122 => Status::NoSpace,
+            27 | 28 | 122 => Status::NoSpace, // EFBIG: a limit of file sizes, or of the file system
             95 | 25 => Status::NotSupported,
             22 => Status::Invalid,
             110 => Status::Timeout,

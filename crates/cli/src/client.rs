@@ -137,10 +137,12 @@ impl Client {
     }
 }
 
-/// The runtime of HTTP, on this thread.
+/// The runtime of HTTP, on this thread. A thread for what blocks stays once it has been started
+/// (`host::blocking`).
 pub fn runtime() -> Result<Runtime, Failure> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().map_err(|e| io_failure(&e, "tokio runtime"))
+    builder.enable_all().thread_keep_alive(host::KEEP_BLOCKING_THREADS);
+    builder.build().map_err(|e| io_failure(&e, "tokio runtime"))
 }
 
 fn to_json(body: &impl Serialize) -> Vec<u8> {

@@ -7,6 +7,8 @@ use control::Failure;
 use host::io_failure;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// See the module.
 #[derive(Debug)]
@@ -32,8 +34,7 @@ impl Process {
     /// Completes when it has ended.
     pub(crate) async fn ended(self) -> Result<(), Failure> {
         let failed = |e: std::io::Error| io_failure(&e, "waiting for the process");
-        let wait = move || poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
-        let polled = tokio::task::spawn_blocking(wait).await.map_err(|e| failed(e.into()))?;
-        polled.map(|_| ()).map_err(|e| failed(e.into()))
+        let process = AsyncFd::with_interest(self.0, Interest::READABLE).map_err(failed)?;
+        process.readable().await.map(drop).map_err(failed)
     }
 }

@@ -138,7 +138,26 @@ async fn suspend(client: &Client, a: &SuspendArgs) -> Done {
     each("suspend", &a.names, async |n| requests::change(client, n, "suspend", &body).await).await
 }
 
+/// Fails when a word behind `--force` is a token: it needs `=`, and without it the removal would be
+/// by force whatever the token stands for.
+fn check_token_form(a: &RemoveArgs) -> Result<(), Failure> {
+    let is_token = |word: &&String| {
+        word.len() == format::token(b"").len()
+            && word.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let token = a.names.iter().find(is_token);
+    let Some(token) = token.filter(|_| a.force.as_deref() == Some("") && a.names.len() > 1) else {
+        return Ok(());
+    };
+    let text = format!(
+        "`{token}` is the form of a token: `--force={token}` gives it, without a blank. A device of \
+         this name is removed by a `remove --force` of its own; nothing was changed"
+    );
+    Err(Failure::new(ErrorKind::Invalid, text))
+}
+
 async fn remove(client: &Client, a: &RemoveArgs) -> Done {
+    check_token_form(a)?;
     let removal = match a.drain {
         true => Removal::Drained,
         false => Removal::of(a.force.as_deref(), a.deferred),

@@ -63,6 +63,7 @@ impl CoreHandle {
         cores: u32,
         memory_dir: Option<&Path>,
     ) -> Result<(CoreHandle, CoreThreads), Failure> {
+        uring::start_helper()?;
         let pool = CorePool::with_memory_in(SECONDARY_CORES_MAX, memory_dir.map(Path::to_owned))?;
         let workers = WorkerThreads::start(&pool, cores)?;
         let ids = workers.ids();

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use block::{ErrorKind, Nanos};
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -25,9 +24,11 @@ use uring::PollLimit;
 
 pub(crate) use self::start::Beginning;
 use crate::addr::Addr;
+use crate::blocking::start_blocking_thread;
 use crate::config::Config;
 use crate::config_check;
 use crate::core_thread::{CoreHandle, CoreThreads};
+use crate::descriptors::raise_descriptor_limit;
 use crate::engine::Engine;
 use crate::fuse_host::FuseExport;
 use crate::http::Connections;
@@ -307,16 +308,6 @@ fn exit(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// Lets this process have as many descriptors as the system allows: a queue of a virtual machine
-/// takes four, a file, a socket and a client one each.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    if let Err(e) = raised {
-        tracing::warn!(limit = limit.current, "the number of open files stays limited: {e}");
-    }
-}
-
 /// Reads the configuration file again at each SIGHUP. A terminal that closes sends one, too: what
 /// is there stays (HO-RL1).
 async fn reload_at_hangups(mut hangups: Signal, state: Arc<State>) {
@@ -331,6 +322,7 @@ async fn reload_at_hangups(mut hangups: Signal, state: Arc<State>) {
 /// have settled, not what kind of failure there was.
 pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
     raise_descriptor_limit();
+    start_blocking_thread().await?;
     // From now on SIGHUP does not end the process; one that comes before clients are served waits.
     let hangups = handler(SignalKind::hangup())?;
     let mut signals = TerminationSignals::new()?;
@@ -384,13 +376,6 @@ pub async fn run(run_dir: &RunDir, config: Config) -> Result<u8, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_limit_of_descriptors_is_the_hard_one() {
-        raise_descriptor_limit();
-        let limit = getrlimit(Resource::Nofile);
-        assert_eq!(limit.current, limit.maximum);
-    }
 
     #[test]
     fn a_poll_takes_a_millisecond_at_most() {

@@ -38,8 +38,10 @@ use nbd::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 
 use crate::addr::Addr;
+use crate::descriptors::Places;
 use crate::endpoints::{Endpoint, Source};
 use crate::fd_store::FdStore;
 use crate::io_failure::io_failure;
@@ -47,11 +49,6 @@ use crate::passed::ListenerRole;
 use crate::routes::{self, ResponseBody, Route, State, shutdown};
 use crate::rundir::remove_stale_socket;
 
-/// Connections at a time, of local sockets and again by TCP; more wait in the listen queue.
-const CONNECTIONS_MAX: usize = 64;
-/// Waiting requests at a time, of local sockets and again by TCP: each has a task and a socket, and
-/// may have work in progress on core 0.
-const WAITING_MAX: usize = 512;
 /// A request that takes longer is a waiting one.
 const SHORT_REQUEST_TIME: Duration = Duration::from_millis(100);
 /// Time to send a request's head, and again for its body.
@@ -60,6 +57,8 @@ const REQUEST_TIME: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Pause after a failed accept: no free descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// At most one line of the log about them in this time.
+const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for answers to leave at shutdown.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
@@ -187,6 +186,8 @@ pub(crate) struct Connections {
 /// Places of one kind of listener.
 #[derive(Clone, Debug)]
 struct SlotPool {
+    /// How many there are of each.
+    places: Places,
     /// Of connections, while they idle or have a request that has just come.
     serving: Arc<Semaphore>,
     /// Of requests that take long (HO-H1).
@@ -195,13 +196,15 @@ struct SlotPool {
 
 impl SlotPool {
     fn new() -> SlotPool {
+        let places = Places::of_process();
         let slots = |count| Arc::new(Semaphore::new(count));
-        SlotPool { serving: slots(CONNECTIONS_MAX), waiting: slots(WAITING_MAX) }
+        SlotPool { serving: slots(places.control), waiting: slots(places.waiting), places }
     }
 
     async fn all_free(&self) {
-        for (slots, count) in [(&self.serving, CONNECTIONS_MAX), (&self.waiting, WAITING_MAX)] {
-            let all = u32::try_from(count).expect("a small constant");
+        let Places { control, waiting, .. } = self.places;
+        for (slots, count) in [(&self.serving, control), (&self.waiting, waiting)] {
+            let all = u32::try_from(count).expect("at most some hundred");
             let _ = slots.acquire_many(all).await; // they are never closed
         }
     }
@@ -249,9 +252,32 @@ impl ConnectionSlot {
     }
 }
 
+/// Failed accepts of a listener: no descriptor is free, most likely, and that lasts.
+#[derive(Default)]
+pub(crate) struct AcceptFailures {
+    logged: Option<Instant>,
+    /// Since that line.
+    count: u64,
+}
+
+impl AcceptFailures {
+    /// Pauses after one. A minute has one line of the log.
+    pub(crate) async fn pause_after(&mut self, e: &std::io::Error, listener: &str) {
+        self.count += 1;
+        let now = Instant::now();
+        if self.logged.is_none_or(|logged| now >= logged + ACCEPT_LOG_INTERVAL) {
+            let count = std::mem::take(&mut self.count);
+            tracing::warn!(error = %e, count, "accept on the {listener} failed");
+            self.logged = Some(now);
+        }
+        tokio::time::sleep(ACCEPT_RETRY).await;
+    }
+}
+
 /// Serves clients that connect to `listener` until the daemon shuts down.
 pub(crate) async fn serve(listener: Listener, connections: Connections, state: Arc<State>) {
     let (mut closing, mut pause) = (state.closing.clone(), state.pause.subscribe());
+    let mut failures = AcceptFailures::default();
     loop {
         unpaused(&mut pause).await;
         let slots = connections.of(&listener).clone();
@@ -272,10 +298,7 @@ pub(crate) async fn serve(listener: Listener, connections: Connections, state: A
                 let caller = Caller { peer: Peer::Network, is_root: false };
                 tokio::spawn(connection(stream, (caller, slot), state.clone()));
             }
-            Err(e) => {
-                tracing::warn!(error = %e, "accept on the control socket failed");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
+            Err(e) => failures.pause_after(&e, "control socket").await,
         }
     }
 }
@@ -366,8 +389,9 @@ async fn respond(
         Ok(answer) => answer,
         Err(_) if slot.move_to_waiting() => answer.await,
         Err(_) => {
+            let most = slot.slots.places.waiting;
             let message = format!(
-                "{WAITING_MAX} requests wait already: this one is not waited for; what it has \
+                "{most} requests wait already: this one is not waited for; what it has \
                  begun goes on"
             );
             Err(Failure::new(ErrorKind::Busy, message))

@@ -22,6 +22,7 @@
 //! - HO-T1 tokio runs on threads of its own: no device is used on them.
 
 mod addr;
+mod blocking;
 mod changes;
 mod claims;
 mod clients;
@@ -29,6 +30,7 @@ mod config;
 mod config_check;
 mod core_thread;
 mod daemon;
+mod descriptors;
 mod endpoints;
 mod engine;
 mod event_ring;
@@ -72,6 +74,7 @@ mod vhost_user;
 mod worker_threads;
 mod zram_factory;
 
+pub use blocking::KEEP_BLOCKING_THREADS;
 pub use config::{Config, ServeArgs};
 pub use daemon::{abort_on_panic, check as check_config, run as run_daemon};
 pub use io_failure::io_failure;
@@ -91,4 +94,5 @@ pub use table_args::{TableArgs, current_dir, read_stdin, read_table};
 pub use targets::{attribute_tables, manuals, register_targets};
 pub use ublk_door::Disks;
 pub use units::time as parse_time;
+pub use uring::ignore_file_size_signal;
 pub use worker_threads::{CORES_MAX, WorkerThreads};

@@ -3,7 +3,8 @@
 //! activation, sd_listen_fds(3)).
 //!
 //! Each has a name, `FileDescriptorName=` of its unit, which says what is served there: `nbd`,
-//! `control` or `metrics`. Any number of each is allowed, Unix or TCP. The rules for addresses and
+//! `control` or `metrics`; a single one without a name is for NBD. Any number of each is allowed,
+//! Unix or TCP. The rules for addresses and
 //! for TLS are those of `--nbd`, `--http` and `--metrics`.
 use std::ffi::OsStr;
 use std::fmt;
@@ -17,6 +18,9 @@ use rustix::net::{SocketAddrUnix, getsockname};
 
 use crate::addr::Addr;
 use crate::fd_store::{self, FdStore};
+
+/// The name of a socket without one, as LISTEN_FDNAMES is absent.
+const NO_NAME: &str = "unknown";
 
 /// What is served at a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +107,9 @@ fn listeners() -> Result<Vec<PassedListener>, Failure> {
     let passed = sd_notify::listen_fds_with_names(false);
     let passed = passed.map_err(|e| wrong(&block::without_errno(&e)))?;
     let (descriptors, names): (Vec<_>, Vec<_>) = passed.unzip();
-    let roles = names.into_iter().map(role).collect::<Result<Vec<_>, Failure>>()?;
+    let is_one = names.len() == 1;
+    let roles = names.into_iter().map(|name| role(name, is_one));
+    let roles = roles.collect::<Result<Vec<_>, Failure>>()?;
     let sockets = uring::take_passed(descriptors.into_iter());
     let sockets = sockets.map_err(|e| wrong(&e.to_string()))?;
     let listener = |(socket, (role, origin)): (OwnedFd, (ListenerRole, ListenerOrigin))| {
@@ -117,15 +123,19 @@ fn listeners() -> Result<Vec<PassedListener>, Failure> {
     sockets.into_iter().zip(roles).map(listener).collect()
 }
 
-/// The role of a name, and who has opened the listener.
-fn role(name: String) -> Result<(ListenerRole, ListenerOrigin), Failure> {
+/// The role of a name, and who has opened the listener. `is_one`: it is the only one, so that one
+/// without a name is for NBD, as programs of libnbd start a server.
+fn role(name: String, is_one: bool) -> Result<(ListenerRole, ListenerOrigin), Failure> {
+    if is_one && name == NO_NAME {
+        return Ok((ListenerRole::Nbd, ListenerOrigin::Unit));
+    }
     if let Some(role) = fd_store::role(&name) {
         return Ok((role, ListenerOrigin::Store(name)));
     }
     ListenerRole::of(&name).map(|role| (role, ListenerOrigin::Unit)).ok_or_else(|| {
         let message = format!(
             "socket `{name}` of systemd: FileDescriptorName= says what is served there: allowed \
-             are nbd, control and metrics"
+             are nbd, control and metrics. A single socket without a name is for NBD"
         );
         Failure::new(ErrorKind::Invalid, message)
     })

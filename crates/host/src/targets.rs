@@ -10,7 +10,7 @@ use block::value::digits;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Sector, Target};
 use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
 use pagecache::PageCache;
-use writecache::{Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
+use writecache::{CacheEvent, Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
 
 use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
@@ -148,9 +148,15 @@ async fn write_cache(
     let log = Rc::new(BlockLog::new(ctx.device(), config.block_size));
     let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
     claims.warn_of_memory(&leaves, &ctx, &cache);
-    target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&leaves, device)));
+    let lender = leaves.clone();
+    target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&lender, device)));
     let events = ctx.events();
     target.on_event(move |event| {
+        if event == CacheEvent::NoJournal {
+            // Whoever makes the device should hear it, too.
+            leaves.warn(format!("{}: {event}", log.device()));
+            return;
+        }
         match event.block() {
             Some((kind, sector)) => log.error(kind, sector, &event),
             None if event.is_progress() => {

@@ -24,12 +24,16 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use cli::{Client, dmsetup, runtime};
 use control::{EXIT_DONE, Failure};
-use host::{Config, RunDir, abort_on_panic, flush_log, print, print_as_is, print_error, start_log};
+use host::{
+    Config, RunDir, abort_on_panic, flush_log, ignore_file_size_signal, print, print_as_is,
+    print_error, start_log,
+};
 use tracing::Level;
 
 use crate::args::{Cli, CompletionsArgs, DaemonArgs, HelpArgs, Verb};
 
 fn main() -> ExitCode {
+    ignore_file_size_signal();
     let mut args = std::env::args_os();
     if dmsetup::is_meant(args.next().as_ref()) {
         return dmsetup::main(args).into();

@@ -192,6 +192,11 @@ impl Conn {
         idle.then(|| Nanos(self.figures.received_at.get()))
     }
 
+    /// When the part of the replies is due that is being sent.
+    pub(crate) fn send_due(&self) -> Option<Nanos> {
+        self.dues.send.get()
+    }
+
     /// The next deadline.
     pub(crate) fn due(&self) -> Option<Nanos> {
         let dues = [&self.dues.deadline, &self.dues.send, &self.dues.data];

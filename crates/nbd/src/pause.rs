@@ -9,6 +9,9 @@
 //!              │                                 └ sockets, listeners: sent to another process
 //!              └ a device does not answer: an error, and it goes on       ── Server::adopt
 //! ```
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use block::{Error, Nanos, Sector};
 use reactor::{FileId, call, end_waits, now, sleep, spawn};
 
@@ -21,12 +24,28 @@ use crate::shared::Shared;
 use crate::unread::{Parked, RefusedWrite};
 use crate::wire::ExportFlags;
 
-/// Most time for a connection that is in its handshake; at most a quarter of the time of the pause.
-const HANDSHAKE_TIME: Nanos = Nanos::from_secs(1);
+/// Most time for a connection that is in its handshake, and for a client to take a part of its
+/// replies; at most a quarter of the time of the pause.
+const CLIENT_TIME: Nanos = Nanos::from_secs(1);
 /// Time for connections that were cut off to end.
 const END_TIME: Nanos = Nanos::from_secs(1);
 /// Sessions that an error names.
 const NAMES_MAX: usize = 3;
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    /// Requests that the device has not ended.
+    at_device: u64,
+    /// When the part of its replies is due that its client has not taken yet.
+    sending: Option<Nanos>,
+}
+
+impl Load {
+    fn of(conn: &Conn) -> Load {
+        Load { at_device: conn.at_device(), sending: conn.send_due() }
+    }
+}
 
 /// A server that is paused.
 #[derive(Debug)]
@@ -111,7 +130,8 @@ impl Server {
     /// [`Server::abandon`] must follow; [`Server::shutdown`] may.
     ///
     /// Connections that are in their handshake after a quarter of `time`, at most a second, are
-    /// closed, and those whose clients have not taken their replies within `time`.
+    /// closed, and those whose clients take no part of their replies for so long, or have not taken
+    /// all within `time`.
     ///
     /// # Errors
     /// `EBUSY`, in words, when a device has not ended a request within `time`, or the server is
@@ -126,15 +146,7 @@ impl Server {
         shared.pause.number.set(number);
         shared.listeners.borrow().iter().for_each(|(listener, _)| end_waits(*listener));
         shared.each(|conn| conn.pause(number));
-        let handshakes = Nanos(time.0 / 4).min(HANDSHAKE_TIME);
-        if !shared.settle(begun + handshakes).await {
-            shared.each(|conn| {
-                if !conn.is_greeted() {
-                    spawn(conn.clone().cut_off());
-                }
-            });
-        }
-        if !shared.settle(begun + time).await {
+        if !self.settle_within(begun, time).await {
             self.end_stalled(time).await.inspect_err(|_| self.resume())?;
         }
         if shared.stopping.get() {
@@ -144,32 +156,76 @@ impl Server {
         Ok(shared.paused())
     }
 
-    /// Cuts off the sessions that are not parked, if all of them wait for their clients only.
-    async fn end_stalled(&self, time: Nanos) -> Result<(), Error> {
-        let shared = &self.0;
-        let mut busy = Vec::new();
+    /// Waits at most for `time` until all is parked. Connections end meanwhile that would hold up
+    /// all others for nothing: those in their handshake, and those whose clients take no replies.
+    async fn settle_within(&self, begun: Nanos, time: Nanos) -> bool {
+        let (shared, end) = (&self.0, begun + time);
+        let patience = Nanos(time.0 / 4).min(CLIENT_TIME);
+        let mut sending_before = BTreeMap::new();
+        loop {
+            let mut sending = BTreeMap::new();
+            for (conn, load) in self.loads().await {
+                let (id, is_at_device) = (conn.figures.id, load.at_device > 0);
+                let is_on_its_way = is_at_device || conn.is_ending();
+                let Some(step) = load.sending.filter(|_| !is_on_its_way) else { continue };
+                if sending_before.get(&id) == Some(&step) {
+                    shared.counters.stalled.add(1);
+                    spawn(conn.cut_off());
+                } else {
+                    sending.insert(id, step);
+                }
+            }
+            sending_before = sending;
+            if shared.settle((now() + patience).min(end)).await {
+                return true;
+            }
+            shared.each(|conn| {
+                if !conn.is_greeted() {
+                    spawn(conn.clone().cut_off());
+                }
+            });
+            if now() >= end {
+                return false;
+            }
+        }
+    }
+
+    /// What the connections wait for that are not parked.
+    async fn loads(&self) -> Vec<(Rc<Conn>, Load)> {
         let mut left = Vec::new();
-        shared.each(|conn| {
+        self.0.each(|conn| {
             if conn.pause.parked.borrow().is_none() {
                 left.push(conn.clone());
             }
         });
-        for conn in &left {
-            let requests = match conn.remote() {
-                None => conn.at_device(),
+        let mut loads = Vec::new();
+        for conn in left {
+            let load = match conn.remote() {
+                None => Load::of(&conn),
                 Some(remote) => {
                     let there = remote.conn;
-                    let at_device = move || async move {
-                        there.get::<Conn>().map_or(0, |conn| conn.at_device())
+                    let load = move || async move {
+                        there.get::<Conn>().map(|conn| Load::of(&conn)).unwrap_or_default()
                     };
-                    call(remote.core, at_device).await
+                    call(remote.core, load).await
                 }
             };
-            if requests > 0 {
-                let export = conn.export_name().unwrap_or_default();
-                busy.push(format!("{export}: {requests} of client {}", conn.figures.id));
-            }
+            loads.push((conn, load));
         }
+        loads
+    }
+
+    /// Cuts off the sessions that are not parked, if all of them wait for their clients only.
+    async fn end_stalled(&self, time: Nanos) -> Result<(), Error> {
+        let shared = &self.0;
+        let loads = self.loads().await;
+        let at_device = loads.iter().filter(|(_, load)| load.at_device > 0);
+        let mut busy: Vec<String> = at_device
+            .map(|(conn, load)| {
+                let export = conn.export_name().unwrap_or_default();
+                format!("{export}: {} of client {}", load.at_device, conn.figures.id)
+            })
+            .collect();
         if !busy.is_empty() {
             let (more, seconds) = (busy.len().saturating_sub(NAMES_MAX), time.as_secs_f64());
             busy.truncate(NAMES_MAX);
@@ -179,7 +235,7 @@ impl Server {
                 "requests of NBD clients have not ended within {seconds} s: {named}{more}"
             )));
         }
-        for conn in left {
+        for (conn, _) in loads {
             shared.counters.stalled.add(1);
             spawn(conn.cut_off());
         }

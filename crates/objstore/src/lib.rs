@@ -31,6 +31,8 @@
 //!   directories above it up to the store's were synced; after a failed sync the directory takes
 //!   no object any more from this process.
 //! - OC-C4 A page of a listing is in ascending order, and ends where the next one begins.
+//! - OC-T1 No limit of threads that is met later ends the process: a thread for what blocks starts
+//!   with the first store and stays (tokio panics without any).
 #![warn(missing_docs)]
 
 mod client;

@@ -2,7 +2,7 @@
 //! Requests: run on the threads of tokio, waited for on a core.
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use block::{Error, LocalFuture, crashing};
@@ -22,6 +22,8 @@ pub const REQUESTS_MAX: usize = 64;
 const THREADS: usize = 2;
 /// Threads for files.
 const FILE_THREADS_MAX: usize = 16;
+/// How long an idle one stays.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Runs something on the core that made it, from any thread. Without effect when that has ended.
 pub type CallCore = Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>;
@@ -37,11 +39,34 @@ pub(crate) fn runtime() -> Result<&'static Runtime, Error> {
     }
     // NBD's TLS has the same provider, by name. Fails if there is a default already.
     let _ = ring::default_provider().install_default();
+    let failed = |e| Error::io("no threads for object stores").because(e);
+    check_threads(THREADS + 1).map_err(failed)?;
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(THREADS).max_blocking_threads(FILE_THREADS_MAX);
-    let runtime = builder.thread_name("objstore").enable_all().build();
-    let runtime = runtime.map_err(|e| Error::io("no threads for object stores").because(e))?;
+    builder.thread_keep_alive(FOREVER);
+    let runtime = builder.thread_name("objstore").enable_all().build().map_err(failed)?;
+    // OC-T1
+    runtime.spawn_blocking(|| ());
     Ok(RUNTIME.get_or_init(|| runtime))
+}
+
+/// Starts so many threads at once, and ends them: tokio panics where it can't start its own.
+fn check_threads(count: usize) -> std::io::Result<()> {
+    let (keep, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let start = |_| {
+        let ended = ended.clone();
+        std::thread::Builder::new().spawn(move || {
+            // Returns when all have been started, or one could not be.
+            let _ = ended.lock().map(|ended| ended.recv());
+        })
+    };
+    let started: Vec<_> = (0..count).map(start).collect();
+    drop(keep);
+    for thread in started {
+        let _ = thread?.join();
+    }
+    Ok(())
 }
 
 /// Where the outcome of a request is put, on the core that waits for it.

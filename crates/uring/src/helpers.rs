@@ -8,7 +8,8 @@
 //!   close ── descriptor ────────────────▶ close (it may write back, or ask a server)
 //! ```
 //!
-//! The threads are the process's, made when they are needed; an idle one ends after [`IDLE_TIME`].
+//! The threads are the process's, made when they are needed; an idle one ends after [`IDLE_TIME`],
+//! but for the last: where no more threads can be started, that one does all work.
 //!
 //! Invariants
 //! - UR-H1 A call ends within [`DEADLINE`], whatever the file system does.
@@ -44,6 +45,8 @@ struct State {
     work: VecDeque<Work>,
     threads: usize,
     idle: usize,
+    /// Why the last thread that was needed could not be started.
+    no_thread: Option<String>,
     /// Paths of abandoned calls that still run.
     stuck: Vec<String>,
     /// Closes that have not ended, by number.
@@ -64,6 +67,7 @@ static POOL: Pool = Pool {
         work: VecDeque::new(),
         threads: 0,
         idle: 0,
+        no_thread: None,
         stuck: Vec::new(),
         closing: BTreeSet::new(),
         closes: 0,
@@ -85,15 +89,22 @@ impl Pool {
         if state.idle < state.work.len() && state.threads < THREADS_MAX {
             state.threads += 1;
             drop(state);
-            let thread = std::thread::Builder::new().name("helper".into());
-            if thread.spawn(|| self.serve()).is_err() {
-                // Without it the others take the work, or the call runs into its deadline.
-                self.lock().threads -= 1;
-            }
+            // Without it the others take the work, or the call runs into its deadline.
+            let _ = self.start_thread();
         } else {
             drop(state);
             self.work.notify_one();
         }
+    }
+
+    /// Starts a thread that is counted already.
+    fn start_thread(&'static self) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name("helper".into());
+        let started = thread.spawn(|| self.serve()).map(drop);
+        let mut state = self.lock();
+        state.no_thread = started.as_ref().err().map(ToString::to_string);
+        state.threads -= usize::from(started.is_err());
+        started
     }
 
     fn serve(&self) {
@@ -110,7 +121,7 @@ impl Pool {
                 self.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
             state = back;
             state.idle -= 1;
-            if waited.timed_out() && state.work.is_empty() {
+            if waited.timed_out() && state.work.is_empty() && state.threads > 1 {
                 state.threads -= 1;
                 return;
             }
@@ -216,10 +227,16 @@ pub(crate) async fn call<T: Send + 'static>(
             Err(refused(what, &why))
         }
         Stage::Queued | Stage::Abandoned => {
+            let why = match (&state.no_thread, state.threads) {
+                (Some(e), threads) => format!(
+                    "no helper thread was free within {seconds} s ({threads} are there), and no \
+                     more can be started: {e} (a limit of threads: TasksMax=, pids.max, ulimit -u)"
+                ),
+                (None, threads) => format!(
+                    "all {threads} helper threads wait for file systems that do not answer"
+                ),
+            };
             drop(state);
-            let why = format!(
-                "all {THREADS_MAX} helper threads wait for file systems that do not answer"
-            );
             Err(refused(what, &why))
         }
     }
@@ -288,6 +305,20 @@ pub(crate) fn close(closing: impl FnOnce() + Send + 'static) {
         POOL.lock().closing.remove(&number);
         POOL.closed.notify_all();
     }));
+}
+
+/// Starts the thread that stays, unless there is one.
+///
+/// # Errors
+/// When it can't be started.
+pub fn start_helper() -> Result<(), Error> {
+    let mut state = POOL.lock();
+    if state.threads > 0 {
+        return Ok(());
+    }
+    state.threads += 1;
+    drop(state);
+    POOL.start_thread().map_err(|e| Error::io("no helper thread").because(e))
 }
 
 /// A mark for [`is_closing_since`].

@@ -13,7 +13,7 @@ pub(crate) fn os_error(path: &Path, doing: &str, errno: Errno) -> Error {
         Errno::BUSY | Errno::TXTBSY | Errno::ADDRINUSE => ErrorKind::Busy,
         Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
         Errno::EXIST => ErrorKind::Exists,
-        Errno::NOSPC | Errno::DQUOT => ErrorKind::NoSpace,
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => ErrorKind::NoSpace,
         Errno::INVAL => ErrorKind::Invalid,
         _ => ErrorKind::Io,
     };

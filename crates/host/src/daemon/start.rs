@@ -195,6 +195,7 @@ impl Daemon {
         config: Config,
         beginning: Beginning,
     ) -> Result<Daemon, Failure> {
+        observe::note_start();
         let Config { file, serve: options, devices } = config;
         let certificates = options.nbd_tls_certs.as_deref().map(tls::server_option).transpose()?;
         let is_protected = tls::protects(certificates.as_ref());

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -20,17 +21,14 @@ use super::families;
 use super::monitor::{Monitor, Observed};
 use super::page::page;
 use super::status::status;
-use crate::http::{Listener, Stream, accept, check_host, may_connect, paused, response, unpaused};
+use crate::descriptors::Places;
+use crate::http::{AcceptFailures, Listener, Stream, accept, check_host, may_connect, paused, response, unpaused};
 use crate::routes::shutdown;
 
-/// Connections at a time (HO-O3).
-const CONNECTIONS_MAX: usize = 32;
 /// Time for a whole connection: its request, and the answer to the last byte.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
 /// Largest request head; hyper's least.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// Pause after a failed accept: no free descriptors, most likely.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -52,7 +50,9 @@ pub(crate) async fn serve(
     mut pause: watch::Receiver<bool>,
 ) {
     let hosts = if listener.is_local() { Hosts::Own } else { Hosts::Any };
-    let mut connections: VecDeque<JoinHandle<()>> = VecDeque::new();
+    let places = Places::of_process().metrics;
+    let mut failures = AcceptFailures::default();
+    let mut connections: VecDeque<Connection> = VecDeque::new();
     loop {
         unpaused(&mut pause).await;
         let accepted = tokio::select! {
@@ -60,34 +60,58 @@ pub(crate) async fn serve(
             () = shutdown(&mut closing) => return,
             () = paused(&mut pause) => continue,
         };
-        connections.retain(|connection| !connection.is_finished());
-        if connections.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = connections.pop_front()
-        {
-            oldest.abort(); // HO-O3
+        connections.retain(|connection| !connection.task.is_finished());
+        if connections.len() >= places {
+            // HO-O3: of those that are being answered only if there is no other.
+            let silent = connections.iter().position(|one| !one.has_asked.load(Relaxed));
+            if let Some(one) = connections.remove(silent.unwrap_or(0)) {
+                one.task.abort();
+            }
         }
         match accepted {
             Ok(Stream::Unix(stream)) if may_connect(&stream) => {
-                connections.push_back(tokio::spawn(connection(stream, None, monitor.clone())));
+                connections.push_back(Connection::begin(stream, None, monitor.clone()));
             }
             Ok(Stream::Unix(_)) => tracing::warn!("metrics connection of another user refused"),
             Ok(Stream::Tcp(stream)) => {
-                let connection = connection(stream, Some(hosts), monitor.clone());
-                connections.push_back(tokio::spawn(connection));
+                let hosts = Some(hosts);
+                connections.push_back(Connection::begin(stream, hosts, monitor.clone()));
             }
-            Err(e) => {
-                tracing::warn!(error = %e, "accept on the metrics socket failed");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
+            Err(e) => failures.pause_after(&e, "metrics socket").await,
         }
+        // What has come on the others is read before one more is accepted.
+        tokio::task::yield_now().await;
     }
 }
 
-async fn connection<S>(stream: S, hosts: Option<Hosts>, monitor: Arc<Monitor>)
-where
+/// A connection.
+struct Connection {
+    task: JoinHandle<()>,
+    /// Whether its request has come.
+    has_asked: Arc<AtomicBool>,
+}
+
+impl Connection {
+    fn begin<S>(stream: S, hosts: Option<Hosts>, monitor: Arc<Monitor>) -> Connection
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(connection(stream, hosts, monitor, has_asked.clone()));
+        Connection { task, has_asked }
+    }
+}
+
+async fn connection<S>(
+    stream: S,
+    hosts: Option<Hosts>,
+    monitor: Arc<Monitor>,
+    has_asked: Arc<AtomicBool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request| {
+        has_asked.store(true, Relaxed);
         let monitor = monitor.clone();
         async move { Ok::<_, Infallible>(respond(&monitor, hosts, &request).await) }
     });

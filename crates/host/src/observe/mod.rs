@@ -15,7 +15,7 @@
 //! - HO-O2 Core 0 makes at most one snapshot at a time, and at most one in [`monitor`]'s interval,
 //!   however many clients ask.
 //! - HO-O3 A connection has one request and ends soon, whatever its client does; when there are too
-//!   many, the oldest ends.
+//!   many, the oldest ends that has not sent its request, or the oldest.
 mod catalogue;
 mod families;
 mod health;
@@ -31,4 +31,5 @@ pub use catalogue::{MetricInfo, metrics as metric_catalogue};
 pub(crate) use families::text;
 pub(crate) use listener::serve;
 pub(crate) use monitor::Monitor;
+pub(crate) use process::note_start;
 pub(crate) use snapshot::snapshot;

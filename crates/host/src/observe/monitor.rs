@@ -10,7 +10,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::health::LeafFailures;
-use super::process::note_start;
 use super::snapshot::{Snapshot, snapshot};
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
@@ -39,7 +38,6 @@ pub(crate) struct Monitor {
 impl Monitor {
     /// Starts one; it ends when core 0 does. Needs a runtime.
     pub(crate) fn start(core: CoreHandle) -> Arc<Monitor> {
-        note_start();
         queue::time_requests();
         let monitor = Arc::new(Monitor { wanted: Notify::new(), last: watch::Sender::new(None) });
         tokio::spawn(monitor.clone().observe(core));

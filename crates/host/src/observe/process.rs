@@ -22,7 +22,7 @@ pub(super) struct ProcessFigures {
 }
 
 /// Takes the time as that of the start, once.
-pub(super) fn note_start() {
+pub(crate) fn note_start() {
     START.get_or_init(now_ms);
 }
 

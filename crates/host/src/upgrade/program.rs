@@ -2,9 +2,12 @@
 //! Whether the program that is installed is the one that runs.
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use block::ErrorKind;
 use control::Failure;
+use rustix::fs::OFlags;
 
 use crate::io_failure::io_failure;
 
@@ -15,8 +18,16 @@ const PIECE: usize = 1 << 16;
 
 /// Whether `program` differs from the program of this process, byte for byte.
 pub(super) fn differs(program: &Path) -> Result<bool, Failure> {
-    let open = |path: &Path| File::open(path).map_err(|e| io_failure(&e, path.display()));
-    let (installed, running) = (open(program)?, open(Path::new(RUNNING))?);
+    let failed = |e: &io::Error| io_failure(e, program.display());
+    // The open of a FIFO would wait for a writer.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let installed = File::options().read(true).custom_flags(flags).open(program);
+    let installed = installed.map_err(|e| failed(&e))?;
+    if !installed.metadata().map_err(|e| failed(&e))?.is_file() {
+        let text = format!("{}: no regular file, so no program", program.display());
+        return Err(Failure::new(ErrorKind::Invalid, text));
+    }
+    let running = File::open(RUNNING).map_err(|e| io_failure(&e, RUNNING))?;
     have_different_bytes(installed, running).map_err(|e| io_failure(&e, program.display()))
 }
 
@@ -59,6 +70,19 @@ mod tests {
         assert!(!differs(&file(dir.path(), "copy", &running)).unwrap());
         assert!(differs(&file(dir.path(), "short", &running[1..])).unwrap());
         assert!(differs(&file(dir.path(), "other", &other)).unwrap());
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        for other in [&*fifo, dir.path(), Path::new("/dev/null")] {
+            let refused = differs(other).unwrap_err();
+            assert!(refused.message.contains("no regular file"), "{refused}");
+        }
         let missing = differs(&dir.path().join("missing")).unwrap_err();
         assert!(missing.message.contains("missing"), "{missing}");
     }

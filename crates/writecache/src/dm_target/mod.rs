@@ -498,7 +498,8 @@ impl Target for WriteCache {
     }
 
     fn problems(&self) -> Vec<String> {
-        problems::problems(|name| self.attribute(name).ok())
+        let has_directory = reactor::shared_memory().is_some();
+        problems::problems(|name| self.attribute(name).ok(), has_directory)
     }
 
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {

@@ -2,8 +2,14 @@
 //! Problems: what an operator has to act on, as `/healthz` lists it.
 use block::value::Value;
 
-/// The problems of a cache whose attributes are read by `attribute`.
-pub(super) fn problems(attribute: impl Fn(&str) -> Option<Value>) -> Vec<String> {
+use crate::recovery::dm::NO_JOURNAL_BY_FORMAT;
+
+/// The problems of a cache whose attributes are read by `attribute`, of a process that has a
+/// directory for journals or not.
+pub(super) fn problems(
+    attribute: impl Fn(&str) -> Option<Value>,
+    has_directory: bool,
+) -> Vec<String> {
     let number = |name| attribute(name).and_then(|value| value.number()).unwrap_or(0);
     let text = |name| attribute(name).map(|value| value.to_string()).unwrap_or_default();
     let mut found = Vec::new();
@@ -35,6 +41,16 @@ pub(super) fn problems(attribute: impl Fn(&str) -> Option<Value>) -> Vec<String>
              again"
         ));
     }
+    let journal = text("journal");
+    // Of a process without a directory the program tells once.
+    if let Some(why) = journal.strip_prefix("none: ").filter(|_| errno == 0 && has_directory)
+        && why != NO_JOURNAL_BY_FORMAT
+    {
+        found.push(format!(
+            "it has no journal in memory ({why}): a `kill -9` of the daemon loses writes that no \
+             FLUSH followed"
+        ));
+    }
     found
 }
 
@@ -43,10 +59,25 @@ mod tests {
     use super::*;
 
     fn with(values: &'static [(&str, u64)]) -> Vec<String> {
-        problems(|name| {
-            let known = values.iter().find(|(known, _)| *known == name);
-            known.map(|(_, value)| (*value).into())
-        })
+        let known = |name: &str| values.iter().find(|(known, _)| *known == name);
+        problems(|name| known(name).map(|(_, value)| (*value).into()), true)
+    }
+
+    fn with_journal(state: &'static str, has_directory: bool) -> Vec<String> {
+        problems(|name| (name == "journal").then(|| state.into()), has_directory)
+    }
+
+    #[test]
+    fn a_cache_that_should_have_a_journal_and_has_none_says_so() {
+        for why in ["none: a part of its memory is lost", "none: cannot reserve its space"] {
+            let found = with_journal(why, true);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].contains(&why["none: ".len()..]), "{found:?}");
+            assert!(with_journal(why, false).is_empty());
+        }
+        for state in ["in memory", "none: the kernel's format has none"] {
+            assert!(with_journal(state, true).is_empty(), "{state}");
+        }
     }
 
     #[test]

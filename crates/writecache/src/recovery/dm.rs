@@ -31,6 +31,8 @@ use crate::planted::Fault;
 use crate::store::dm::{Dm, touched_units, unit_bytes};
 use crate::store::media::Media;
 
+/// Why a cache of this format has no journal.
+pub(crate) const NO_JOURNAL_BY_FORMAT: &str = "the kernel's format has none";
 /// Bytes of one write while formatting, and units of one while erasing: 1 MiB.
 const WRITE_BYTES: u64 = 1 << 20;
 const UNITS_PER_WRITE: u64 = WRITE_BYTES / UNIT as u64;
@@ -94,7 +96,7 @@ pub(crate) async fn open(
     // The data that were read may be only in a volatile cache of the device: make them durable
     // before the cache relies on them.
     flush_area(&config, &*device).await?;
-    let why = "the kernel's format has none".to_owned();
+    let why = NO_JOURNAL_BY_FORMAT.to_owned();
     let journal = OpenJournal { memory: Err(why), applied: 0, lost: None, lost_blocks: 0 };
     let (media, guard) = (Media::Dm(dm), None);
     Ok(RecoveredCache {

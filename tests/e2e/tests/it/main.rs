@@ -8,6 +8,7 @@ mod buffered;
 mod dmsetup;
 mod guard;
 mod journal;
+mod limits;
 mod objvol;
 mod objvol_away;
 mod objvol_check;

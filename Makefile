@@ -133,18 +133,23 @@ seeds: ## simulation tests with SEEDS seeds each
 GUEST_KILLS ?= 20
 GUEST_UPGRADES ?= 20
 GUEST_PARTS ?= ublk ublk-guard ublk-kills ublk-upgrades=$(GUEST_UPGRADES) published power-cut \
-	vhost-upgrades=$(GUEST_UPGRADES) vhost-user
-guest: ## block devices of the kernel, and a vhost-user disk, in a guest of Linux 7 under qemu (GUEST_KILLS=20 GUEST_UPGRADES=20)
+	vhost-upgrades=$(GUEST_UPGRADES) vhost-user boot=3
+# qemu of another release of Debian, which has other rings than that of Debian 12.
+GUEST_QEMU_SUITE ?= trixie
+guest: ## block devices of the kernel, and a vhost-user disk, in a guest of Linux 7 under two versions of qemu (GUEST_KILLS=20 GUEST_UPGRADES=20)
 	@scripts/setup.sh guest
 	$(CARGO) build --locked -p millpond
 	$(CARGO) build --locked -p e2e --bin power-cut
 	GUEST_SECONDS=1800 scripts/guest.sh $(MILLPOND) $(GUEST_KILLS) $(GUEST_PARTS)
+	GUEST_QEMU_SUITE=$(GUEST_QEMU_SUITE) scripts/guest.sh $(MILLPOND) 3 boot vhost-user
 
 # In CI: few kills, one boot. What is missing is named, and is no failure.
 guest-or-skip:
 	@scripts/setup.sh guest || true
 	GUEST_SECONDS=600 scripts/guest.sh --or-skip $(MILLPOND) 3 ublk ublk-guard ublk-kills ublk-upgrades \
-		power-cut=2 vhost-upgrades vhost-user
+		power-cut=2 vhost-upgrades vhost-user boot
+	GUEST_QEMU_SUITE=$(GUEST_QEMU_SUITE) GUEST_SECONDS=300 scripts/guest.sh --or-skip $(MILLPOND) 3 boot \
+		vhost-kills
 
 kills: ## the tests of doors::crash with KILLS kills each
 	MILLPOND_KILLS=$(KILLS) $(CARGO) test --locked -p e2e --all-features --test doors -- --nocapture crash

@@ -10,6 +10,7 @@
 # is killed. Its memory can be shared with a server of vhost-user.
 # In the guest / is an overlay of memory, /tmp and /run are memory; `guest-modprobe NAME` loads a
 # module of that kernel. Needs qemu-system-x86, busybox-static, cpio, kmod, xz-utils, zstd.
+# GUEST_QEMU: the program, if not the qemu-system-x86_64 of the path.
 # Exit codes: the script's; 125: the guest did not end in time.
 set -eu
 kernel=$(realpath "$1")
@@ -109,7 +110,7 @@ INIT
 accel=(-accel "${GUEST_ACCEL:-tcg,thread=multi}")
 [ -z "${GUEST_ICOUNT:-}" ] ||
     accel=(-accel tcg,thread=single -icount "shift=$GUEST_ICOUNT,align=off,sleep=off")
-timeout --foreground -k 5 "$seconds" qemu-system-x86_64 "${accel[@]}" \
+timeout --foreground -k 5 "$seconds" "${GUEST_QEMU:-qemu-system-x86_64}" "${accel[@]}" \
     -cpu "${GUEST_CPU:-max}" -smp "${GUEST_CPUS:-2}" -m 2048 \
     -object memory-backend-memfd,id=memory,size=2048M,share=on -numa node,memdev=memory \
     -nographic -no-reboot -nodefaults -serial stdio -kernel "$kernel" -initrd "$work/initrd" \

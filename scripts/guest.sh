@@ -6,8 +6,10 @@
 #   scripts/guest.sh [--or-skip] PROGRAM ROUNDS PART[=ROUNDS]...
 #
 # PART: ublk, ublk-guard, ublk-kills, ublk-upgrades, published, power-cut (the program of that name
-# is beside PROGRAM), vhost-upgrades, vhost-user, doors, kernel and bcache (RUBLK is the program
-# that doors compares with). ROUNDS: of kills, upgrades or cuts, or of a bench.
+# is beside PROGRAM), vhost-upgrades, vhost-kills, vhost-user, doors, kernel and bcache (RUBLK is
+# the program that doors compares with); and boot: no Linux, but firmware that uses such a disk.
+# ROUNDS: of kills, upgrades or cuts, or of a bench.
+# GUEST_QEMU_SUITE: a release of Debian whose qemu is fetched and used, if not this machine's.
 # --or-skip: where something that is needed is not to be had, one line says so, and that is no
 # failure.
 # Exit codes: 0 all checks hold; 1 one does not; 77 something that is needed is not to be had, and
@@ -30,7 +32,7 @@ skip() {
     exit $skip_status
 }
 PATH=$PATH:/usr/sbin:/sbin
-for needed in qemu-system-x86_64 busybox cpio depmod modprobe xz zstd strip fio mkfs.ext4 \
+for needed in qemu-system-x86_64 busybox cpio depmod modprobe xz zstd strip as ld fio mkfs.ext4 \
     fsck.ext4 mkfs.xfs xfs_repair blkdiscard blkid resize2fs dmsetup curl; do
     command -v "$needed" >/dev/null || skip "needs $needed (scripts/setup.sh guest installs it)"
 done
@@ -38,6 +40,27 @@ done
 ! ldd "$(command -v busybox)" >/dev/null 2>&1 ||
     skip "needs a static busybox (scripts/setup.sh guest installs it)"
 dir=${CARGO_TARGET_DIR:-target}/guest
+export GUEST_QEMU=qemu-system-x86_64
+if [ -n "${GUEST_QEMU_SUITE:-}" ]; then
+    GUEST_QEMU=$(scripts/guest-qemu.sh "$dir/qemu-$GUEST_QEMU_SUITE" "$GUEST_QEMU_SUITE" | tail -1)
+    [ -n "$GUEST_QEMU" ] || skip "the qemu of $GUEST_QEMU_SUITE is not to be had"
+fi
+# Newer versions of qemu have the pause before a new connection in milliseconds.
+reconnect=reconnect=1
+version=$("$GUEST_QEMU" --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
+[ "$version" -lt 10 ] || reconnect=reconnect-ms=1000
+parts=()
+for part; do
+    if [ "${part%=*}" = boot ]; then
+        kills=${part#boot}
+        kills=${kills#=}
+        scripts/guest-boot.sh "$program" "$GUEST_QEMU" "$reconnect" "${kills:-$rounds}"
+    else
+        parts+=("$part")
+    fi
+done
+[ ${#parts[@]} -gt 0 ] || exit 0
+set -- "${parts[@]}"
 modules=$(scripts/guest-kernel.sh "$dir" | tail -1) || skip "the package archive is not to be had"
 [ -n "$modules" ] || skip "the package archive is not to be had"
 kernel=$(find "$dir/unpacked" -name 'vmlinuz*' | head -1)
@@ -61,10 +84,6 @@ until [ -e "$work/ready" ]; do
     kill -0 $host 2>/dev/null || { cat "$work/log" >&2; exit 1; }
     sleep 0.1
 done
-# Newer versions of qemu have the pause before a new connection in milliseconds.
-reconnect=reconnect=1
-version=$(qemu-system-x86_64 --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
-[ "$version" -lt 10 ] || reconnect=reconnect-ms=1000
 # Two more disks for what compares drivers of the kernel; host.sh has images of other names.
 disks=()
 case " $* " in

@@ -62,6 +62,8 @@ depmod              | kmod                            | the modules of its kerne
 xz                  | xz-utils                        | the same, compressed
 zstd                | zstd                            | the same, compressed
 strip               | binutils                        | a small program: the guest reads it slowly
+as                  | binutils                        | a boot sector
+ld                  | binutils                        | the same
 fio                 | fio                             | load and verification
 mkfs.ext4           | e2fsprogs                       | a file system on a device
 mkfs.xfs            | xfsprogs                        | another one

@@ -54,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
     let mut notes = rest.to_vec();
     notes.resize(info.len as usize, 0);
     let notes = Inflight::new(ram_with(&notes), info).expect("it is long enough");
-    let notes = notes.queue(0, size).ok();
+    let notes = notes.queue(0, size).ok().flatten();
     if let Some(Ok(heads)) = notes.as_ref().map(|notes| notes.recover(&ring)) {
         assert!(heads.len() <= usize::from(size) && heads.iter().all(|head| *head < size));
     }

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # A disk of the guest that a daemon of the host serves by vhost-user (host.sh). Sourced by run.sh.
-host_kill() { ask kill; }
 vda_has() { [ "$(cat /sys/block/vda/size)" = "$1" ]; }
 
 for module in virtio_blk ext4 xfs; do
@@ -16,4 +15,4 @@ file_system ext4 $vda
 file_system xfs $vda
 discards $vda
 ask grow && within 20 vda_has 786432 && ok "the new size is seen" || bad "size"
-over "$rounds" kills host_kill vda=$vda
+. "$here/vhost-kills.sh"

@@ -27,6 +27,9 @@ pub trait Export {
     /// flag of all sessions of the device. The session sets it.
     fn was_used(&self) -> Arc<AtomicBool>;
 
+    /// Logs a warning about a session of it.
+    fn warn(&self, why: &str);
+
     /// Where the times of its requests are recorded.
     fn latencies(&self) -> Option<Arc<Latencies>> {
         None

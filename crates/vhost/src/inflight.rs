@@ -3,6 +3,8 @@
 //! next process issues them again. The layout for split rings is that of the specification.
 //!
 //! ```text
+//!   all       queue x queues, each with entries for the size that was asked for
+//!             queue x queues, each with entries for QUEUE_SIZE_MAX, unless that was asked for
 //!   a queue   features u64 │ version u16 │ size u16 │ last_batch_head u16 │ used_idx u16
 //!             entry x size
 //!   entry     in_flight u8 │ 5 B │ next u16 │ counter u64
@@ -15,6 +17,9 @@
 //!   behind that index, by as many as there are such entries: the newest of those that are linked
 //!   from `last_batch_head` on. The next process clears them, so no request is used twice.
 //! - VH-I3 The front end can write there: what is read is checked as rings are.
+//! - VH-I4 The size that was asked for is no bound of a ring: qemu 10.0 asks for 128 entries, and
+//!   its guests use 256 and 1024. A ring up to that size has its notes in the first part, which is
+//!   all that processes before this rule have; a larger one has them in the second part.
 //!
 //! Only the death of this process is meant: its stores are seen in the order in which they were
 //! done (each number is stored after all that was stored before), and none of them is lost.
@@ -54,13 +59,20 @@ fn check(info: &InflightInfo) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bytes that notes for these queues take.
+/// Bytes of the first part.
+fn asked_bytes(info: &InflightInfo) -> u64 {
+    queue_bytes(info.queue_size) * u64::from(info.queues)
+}
+
+/// Bytes that notes for these queues take, whatever the size of their rings (VH-I4).
 ///
 /// # Errors
 /// For too many or too large queues.
 pub fn bytes_for(info: &InflightInfo) -> Result<u64, Error> {
     check(info)?;
-    Ok(queue_bytes(info.queue_size) * u64::from(info.queues))
+    let is_largest = info.queue_size == QUEUE_SIZE_MAX;
+    let second = if is_largest { 0 } else { queue_bytes(QUEUE_SIZE_MAX) * u64::from(info.queues) };
+    Ok(asked_bytes(info) + second)
 }
 
 /// The notes of all queues.
@@ -74,9 +86,10 @@ impl Inflight {
     /// Those in a region that the front end has given.
     ///
     /// # Errors
-    /// When the region is too short for its queues.
+    /// When the region is too short for queues of the size that was asked for.
     pub fn new(region: Arc<dyn ClientRegion>, info: InflightInfo) -> Result<Inflight, Error> {
-        let needed = bytes_for(&info)?;
+        check(&info)?;
+        let needed = asked_bytes(&info);
         if region.len_bytes() < needed {
             let found = region.len_bytes();
             let message = format!("notes of requests in flight: {found} bytes, needs {needed}");
@@ -85,29 +98,40 @@ impl Inflight {
         Ok(Inflight { region, info })
     }
 
-    /// The notes of one queue of `size` entries.
+    /// First byte of the notes of a queue of `size` entries, and for how many entries they are;
+    /// `None` if there is no room for them.
+    fn place(&self, number: u16, size: u16) -> Option<(u64, u16)> {
+        let InflightInfo { queues, queue_size: asked, .. } = self.info;
+        let number = (number < queues).then_some(u64::from(number))?;
+        if size <= asked {
+            return Some((number * queue_bytes(asked), asked));
+        }
+        let base = asked_bytes(&self.info) + number * queue_bytes(QUEUE_SIZE_MAX);
+        let end = base + queue_bytes(QUEUE_SIZE_MAX);
+        (end <= self.region.len_bytes()).then_some((base, QUEUE_SIZE_MAX))
+    }
+
+    /// The notes of one queue of `size` entries; `None` if the front end's memory has no room for
+    /// them, as that of an earlier version of this program (VH-I4).
     ///
     /// # Errors
-    /// When they are not for such a queue, or of another version.
-    pub fn queue(&self, number: u16, size: u16) -> Result<QueueNotes, RingError> {
-        if number >= self.info.queues || size > self.info.queue_size {
-            return Err(RingError::Notes);
-        }
-        let base = u64::from(number) * queue_bytes(self.info.queue_size);
+    /// When they are of another version, or of another size.
+    pub fn queue(&self, number: u16, size: u16) -> Result<Option<QueueNotes>, RingError> {
+        let Some((base, entries)) = self.place(number, size) else { return Ok(None) };
         let (region, counter, last) = (self.region.clone(), Cell::new(0), Cell::new(0));
         let unpublished = RefCell::default();
         let notes = QueueNotes { region, base, size, counter, last, unpublished };
         match notes.load(VERSION_AT)? {
             // Blank: the front end got it from `bytes_for` and nobody has used it.
             0 => {
-                notes.store(SIZE_AT, self.info.queue_size)?;
+                notes.store(SIZE_AT, entries)?;
                 notes.store(VERSION_AT, VERSION)?;
             }
-            VERSION if notes.load(SIZE_AT)? == self.info.queue_size => {}
+            VERSION if notes.load(SIZE_AT)? == entries => {}
             _ => return Err(RingError::Notes),
         }
         notes.last.set(notes.load(LAST_BATCH_AT)?);
-        Ok(notes)
+        Ok(Some(notes))
     }
 }
 
@@ -244,7 +268,7 @@ mod tests {
     fn what_was_in_flight_is_issued_again_in_order() {
         let guest = GuestRing::new();
         let (ring, all) = (guest.ring(0, true), notes());
-        let first = all.queue(1, SIZE).unwrap();
+        let first = all.queue(1, SIZE).unwrap().unwrap();
         assert_eq!(first.recover(&ring).unwrap(), []);
         for head in [5, 2, 7] {
             guest.offer(head);
@@ -254,9 +278,9 @@ mod tests {
         first.publish(&ring).unwrap();
         // The process is gone; the front end knows the used index only.
         let ring = guest.ring(ring.used_idx(), true);
-        let second = all.queue(1, SIZE).unwrap();
+        let second = all.queue(1, SIZE).unwrap().unwrap();
         assert_eq!(second.recover(&ring).unwrap(), [5, 7]);
-        assert_eq!(all.queue(0, SIZE).unwrap().recover(&ring).unwrap(), []);
+        assert_eq!(all.queue(0, SIZE).unwrap().unwrap().recover(&ring).unwrap(), []);
     }
 
     /// VH-I2: after each store of `put_used` the process may die.
@@ -264,19 +288,19 @@ mod tests {
     fn a_death_while_a_request_is_used_leaves_it_in_one_place() {
         let guest = GuestRing::new();
         let (ring, all) = (guest.ring(0, true), notes());
-        let notes = all.queue(0, SIZE).unwrap();
+        let notes = all.queue(0, SIZE).unwrap().unwrap();
         notes.recover(&ring).unwrap();
         guest.offer(3);
         take(&ring, &notes, 3);
         // Before the used index: it is in flight.
         notes.store(LAST_BATCH_AT, 3).unwrap();
-        let next = all.queue(0, SIZE).unwrap();
+        let next = all.queue(0, SIZE).unwrap().unwrap();
         assert_eq!(next.recover(&guest.ring(0, true)).unwrap(), [3]);
         // After it: it is used, although its entry says otherwise.
         ring.put_used(3, 1).unwrap();
         ring.publish().unwrap();
         assert!(notes.is_in_flight(3).unwrap());
-        let next = all.queue(0, SIZE).unwrap();
+        let next = all.queue(0, SIZE).unwrap().unwrap();
         assert_eq!(next.recover(&guest.ring(1, true)).unwrap(), []);
         assert!(!notes.is_in_flight(3).unwrap());
     }
@@ -287,7 +311,7 @@ mod tests {
         for dies_at in 0..4 {
             let guest = GuestRing::new();
             let (ring, all) = (guest.ring(0, true), notes());
-            let notes = all.queue(0, SIZE).unwrap();
+            let notes = all.queue(0, SIZE).unwrap().unwrap();
             notes.recover(&ring).unwrap();
             for head in [3, 6, 1, 4] {
                 guest.offer(head);
@@ -309,19 +333,61 @@ mod tests {
             if dies_at > 2 {
                 notes.publish(&ring).unwrap();
             }
-            let next = all.queue(0, SIZE).unwrap();
+            let next = all.queue(0, SIZE).unwrap().unwrap();
             let found = next.recover(&guest.ring(seen, true)).unwrap();
             assert_eq!(found, left, "it dies at {dies_at}");
         }
     }
 
+    /// VH-I4: each ring that is accepted has notes of its own, which the next process finds.
+    #[test]
+    fn a_ring_of_any_size_has_notes_whatever_was_asked_for() {
+        for asked in [1, 64, 128, 256, QUEUE_SIZE_MAX] {
+            let info = InflightInfo { queue_size: asked, ..INFO };
+            let all = Inflight::new(ram(bytes_for(&info).unwrap()), info).unwrap();
+            for size in [1, 64, 128, 256, QUEUE_SIZE_MAX] {
+                for number in 0..INFO.queues {
+                    let one = all.queue(number, size).unwrap().expect("there is room");
+                    one.begin(size - 1).unwrap();
+                    assert!(one.is_in_flight(size - 1).unwrap(), "{asked}, {size}");
+                    one.set_in_flight(size - 1, false).unwrap();
+                    for head in 0..size {
+                        assert!(!one.is_in_flight(head).unwrap(), "{asked}, {size}: {head}");
+                    }
+                    one.begin(size - 1).unwrap();
+                }
+                for number in 0..INFO.queues {
+                    let next = all.queue(number, size).unwrap().expect("there is room");
+                    assert!(next.is_in_flight(size - 1).unwrap(), "{asked}, {size}");
+                    next.set_in_flight(size - 1, false).unwrap();
+                }
+            }
+            assert!(all.queue(INFO.queues, 1).unwrap().is_none(), "nobody asked for it");
+        }
+    }
+
+    /// VH-I4: memory that an earlier version of this program has made has the first part only.
+    #[test]
+    fn notes_of_earlier_versions_are_found_and_have_no_more_room() {
+        let info = InflightInfo { queue_size: 128, ..INFO };
+        let region = ram(asked_bytes(&info));
+        region.store_u16(queue_bytes(128) + SIZE_AT, 128).unwrap();
+        region.store_u16(queue_bytes(128) + VERSION_AT, VERSION).unwrap();
+        let all = Inflight::new(region.clone(), info).unwrap();
+        let notes = all.queue(1, 64).unwrap().expect("a smaller ring fits");
+        notes.begin(63).unwrap();
+        let entry = queue_bytes(128) + QueueNotes::entry(63);
+        assert_eq!(region.load_u16(entry), Ok(1), "where an earlier process would look");
+        assert!(all.queue(1, 128).unwrap().is_some());
+        assert!(all.queue(1, 256).unwrap().is_none());
+        assert!(all.queue(0, QUEUE_SIZE_MAX).unwrap().is_none());
+    }
+
     #[test]
     fn notes_of_another_shape_are_refused() {
         let all = notes();
-        assert_eq!(all.queue(2, SIZE).map(drop), Err(RingError::Notes));
-        assert_eq!(all.queue(0, SIZE * 2).map(drop), Err(RingError::Notes));
         let ring = GuestRing::new().ring(0, true);
-        let notes = all.queue(0, SIZE).unwrap();
+        let notes = all.queue(0, SIZE).unwrap().unwrap();
         notes.store(LAST_BATCH_AT, SIZE).unwrap();
         notes.store(USED_IDX_AT, 9).unwrap();
         assert_eq!(notes.recover(&ring), Err(RingError::Notes));
@@ -330,7 +396,7 @@ mod tests {
         for (queues, queue_size) in [(0, 1), (257, 1), (1, 0), (1, 1025)] {
             assert!(bytes_for(&InflightInfo { queues, queue_size, ..INFO }).is_err());
         }
-        let short = ram(bytes_for(&INFO).unwrap() - 1);
+        let short = ram(asked_bytes(&INFO) - 1);
         assert!(Inflight::new(short, INFO).is_err());
     }
 }

@@ -24,7 +24,8 @@
 //!   as a copy in buffers of our own. A device has them only while the request is in flight.
 //! - VH-V4 The export lives until the last bio of its session has ended.
 //! - VH-V5 A guest that has used an earlier process goes on only where what that one acknowledged
-//!   is still there: a disk does not forget because its driver has died.
+//!   is still there, and what it had in flight is noted where the front end keeps notes: a disk
+//!   does not forget because its driver has died.
 //!
 //! In a live upgrade a session is paused: its thread ends, its queues stop. Then this process
 //! starts the queues again, or another one makes the session anew and goes on with the socket
@@ -45,6 +46,7 @@ pub mod message;
 mod queue;
 mod remote;
 pub mod request;
+mod resumption;
 pub mod ring;
 mod server;
 mod session;

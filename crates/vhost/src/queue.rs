@@ -65,6 +65,11 @@ impl Queue {
         self.ring.borrow().is_some()
     }
 
+    /// Whether its requests in flight are noted.
+    pub(crate) fn has_notes(&self) -> bool {
+        self.notes.borrow().is_some()
+    }
+
     pub(crate) fn ring(&self) -> Option<Rc<Ring>> {
         self.ring.borrow().clone()
     }
@@ -142,10 +147,12 @@ impl Queue {
         if let Some(inflight) = inflight {
             let of_ring = |e: RingError| failed(e.to_string());
             let notes = inflight.queue(self.number, size).map_err(of_ring)?;
-            again = notes.recover(&ring).map_err(of_ring)?;
-            let count = u16::try_from(again.len()).expect("at most the queue's size");
-            ring.set_next(ring.used_idx().wrapping_add(count));
-            self.notes.replace(Some(notes));
+            if let Some(notes) = &notes {
+                again = notes.recover(&ring).map_err(of_ring)?;
+                let count = u16::try_from(again.len()).expect("at most the queue's size");
+                ring.set_next(ring.used_idx().wrapping_add(count));
+            }
+            self.notes.replace(notes);
         }
         self.in_flight.replace(vec![false; size.into()]);
         self.is_stopping.set(false);

@@ -59,15 +59,15 @@ pub(crate) struct Common {
     /// Ends the control socket.
     cut_off: Arc<dyn Fn() + Send + Sync>,
     /// Whether a guest has used the device in this process: now, and before this session.
-    was_used: Arc<AtomicBool>,
-    was_used_before: bool,
+    pub(crate) was_used: Arc<AtomicBool>,
+    pub(crate) was_used_before: bool,
     /// Features that an earlier process has offered, and the guest has accepted.
     offered_before: u64,
 }
 
 pub(crate) struct Shared {
     pub(crate) server: Rc<ServerShared>,
-    export: Box<dyn Export>,
+    pub(crate) export: Box<dyn Export>,
     /// The device, by an opener of this session's own.
     pub(crate) device: OpenDevice,
     pub(crate) latencies: Option<Arc<Latencies>>,
@@ -84,7 +84,7 @@ pub(crate) struct Shared {
     /// The capacity that the front end knows.
     capacity: Cell<Sector>,
     pub(crate) figures: Arc<Figures>,
-    common: Common,
+    pub(crate) common: Common,
 }
 
 /// One front end at one device.
@@ -252,19 +252,10 @@ impl Shared {
         let inflight = self.inflight.borrow();
         let has_event_idx = self.has(feature::EVENT_IDX);
         let again = queue.begin(&self.memory(), has_event_idx, inflight.as_ref())?;
-        let has_run = queue.ring().is_some_and(|ring| ring.used_idx() != 0 || ring.next() != 0);
-        let Common { was_used, was_used_before, .. } = &self.common;
-        let may_go_on = *was_used_before || queue.was_started.get();
-        if has_run && !may_go_on && !self.export.outlives_process() {
-            // VH-V5: nor may it when it connects again, whatever its other queues have done.
-            was_used.store(false, Ordering::Relaxed);
-            return Err(Error::invalid(format!(
-                "queue {number}: the guest has used an earlier process, and this device has lost \
-                 what that one acknowledged: start the guest again"
-            )));
-        }
+        let lacks_notes = inflight.is_some() && !queue.has_notes();
+        self.check_may_go_on(queue, lacks_notes)?;
         queue.was_started.set(true);
-        was_used.store(true, Ordering::Relaxed);
+        self.common.was_used.store(true, Ordering::Relaxed);
         if !self.has(feature::PROTOCOL_FEATURES) {
             queue.enabled.set(true);
         }

@@ -5,7 +5,7 @@
 //! ```text
 //!   memory (a memfd)   queue q at q * 64 KiB: descriptors, available, used, headers and statuses
 //!                      data of slot s of queue q at DATA + (q * SLOTS + s) * 64 KiB
-//!   slot s             descriptors 3s, 3s+1, 3s+2: header, data, status
+//!   slot s             the last 64 descriptors, from 3s on: header, data, status
 //! ```
 //!
 //! It reads and writes the memory by system calls on the memfd, and shares no code with the daemon.
@@ -33,7 +33,7 @@ mod numbers;
 
 pub use numbers::{feature, kind, message};
 
-/// Entries of a queue.
+/// Entries of a queue, unless a test wants more.
 pub const QUEUE_SIZE: u16 = 64;
 /// Requests of a queue at a time.
 pub const SLOTS: u16 = 21;
@@ -42,18 +42,18 @@ pub const DATA_BYTES: u64 = 64 << 10;
 
 const QUEUE_BYTES: u64 = 64 << 10;
 /// The available ring of a queue, from its [`VirtualMachine::place`] on.
-pub const AVAILABLE: u64 = 0x1000;
+pub const AVAILABLE: u64 = 0x4000;
 /// The used ring.
-pub const USED: u64 = 0x2000;
+pub const USED: u64 = 0x5000;
 /// Headers and statuses of the slots.
-pub const HEADERS: u64 = 0x4000;
+pub const HEADERS: u64 = 0x8000;
 const RANGES: u64 = 16;
 /// The status, from the header on.
 pub const STATUS: u64 = 40;
 /// Bytes of a header with its status, and of an indirect table.
 pub const SLOT_BYTES: u64 = 48;
 /// The indirect tables of the slots.
-pub const INDIRECT: u64 = 0x8000;
+pub const INDIRECT: u64 = 0xa000;
 /// The data of the first slot, from the start of the memory on.
 pub const DATA: u64 = 1 << 20;
 /// Addresses of the front end are those of the guest and this.
@@ -88,6 +88,10 @@ pub struct VirtualMachine {
     queues: Vec<DriverQueue>,
     /// Whether it is to use event indices and indirect tables.
     pub fancy: bool,
+    /// Entries of each queue: a power of two from [`QUEUE_SIZE`] to 1024.
+    pub queue_size: u16,
+    /// The size of queues for which it asks for notes of requests in flight.
+    pub inflight_size: u16,
     inflight: Option<(OwnedFd, Vec<u8>)>,
     socket: Option<UnixStream>,
     channel: Option<UnixStream>,
@@ -183,6 +187,8 @@ impl VirtualMachine {
             memory,
             queues: queues.collect::<Result<_>>()?,
             fancy: true,
+            queue_size: QUEUE_SIZE,
+            inflight_size: QUEUE_SIZE,
             inflight: None,
             socket: None,
             channel: None,
@@ -215,6 +221,20 @@ impl VirtualMachine {
     /// Whether the daemon keeps notes of requests in flight here.
     pub fn has_inflight(&self) -> bool {
         self.protocol & feature::INFLIGHT != 0
+    }
+
+    /// Keeps notes of requests in flight in memory as an earlier version of the program made it:
+    /// with room for queues of `size` entries.
+    pub fn keep_small_notes(&mut self, size: u16) -> Result<()> {
+        let file = memfd_create(c"notes", MemfdFlags::CLOEXEC).map_err(io("memfd"))?;
+        let queues = u16::try_from(self.queues.len()).map_err(io("queues"))?;
+        let len = u64::from(queues) * (16 + 16 * u64::from(size));
+        rustix::fs::ftruncate(&file, len).map_err(io("memfd"))?;
+        let mut info = words(&[len, 0]);
+        info.extend([queues, size].iter().flat_map(|n| n.to_le_bytes()));
+        info.extend([0; 4]);
+        self.inflight = Some((file, info));
+        Ok(())
     }
 
     /// Asks something that has an answer.
@@ -288,7 +308,7 @@ impl VirtualMachine {
         if self.has_inflight() {
             if self.inflight.is_none() {
                 let mut asked = words(&[0, 0]);
-                asked.extend([queues, QUEUE_SIZE].iter().flat_map(|n| n.to_le_bytes()));
+                asked.extend([queues, self.inflight_size].iter().flat_map(|n| n.to_le_bytes()));
                 asked.extend([0; 4]);
                 let socket = self.socket()?;
                 send(socket, message::GET_INFLIGHT_FD, 1, &asked, &[])?;
@@ -307,7 +327,7 @@ impl VirtualMachine {
     pub fn start(&self, number: u16) -> Result<()> {
         let queue = &self.queues[usize::from(number)];
         let (index, at) = (u32::from(number), USER + self.place(number));
-        self.tell(message::SET_VRING_NUM, &halves(&[index, QUEUE_SIZE.into()]), &[])?;
+        self.tell(message::SET_VRING_NUM, &halves(&[index, self.queue_size.into()]), &[])?;
         let base = self.load(number, USED + 2)?;
         self.tell(message::SET_VRING_BASE, &halves(&[index, base.into()]), &[])?;
         let mut addresses = halves(&[index, 0]);
@@ -372,6 +392,11 @@ impl VirtualMachine {
         Ok(u16::from_le_bytes(bytes))
     }
 
+    /// The first descriptor of a slot: the highest ones are in use.
+    fn head_of(&self, slot: u16) -> u16 {
+        self.queue_size - QUEUE_SIZE + slot * 3
+    }
+
     fn data_at(queue: u16, slot: u16) -> u64 {
         DATA + (u64::from(queue) * u64::from(SLOTS) + u64::from(slot)) * DATA_BYTES
     }
@@ -396,7 +421,7 @@ impl VirtualMachine {
     pub fn offer(&mut self, queue: u16, head: u16) -> Result<()> {
         let idx = self.queues[usize::from(queue)].offered;
         let at = self.place(queue) + AVAILABLE;
-        self.store(at + 4 + u64::from(idx % QUEUE_SIZE) * 2, &head.to_le_bytes())?;
+        self.store(at + 4 + u64::from(idx % self.queue_size) * 2, &head.to_le_bytes())?;
         self.set_offered(queue, idx.wrapping_add(1))
     }
 
@@ -418,7 +443,7 @@ impl VirtualMachine {
         fence(Ordering::SeqCst);
         let wants = match self.fancy {
             true => {
-                let event = self.load(queue, USED + 4 + u64::from(QUEUE_SIZE) * 8)?;
+                let event = self.load(queue, USED + 4 + u64::from(self.queue_size) * 8)?;
                 event == self.queues[usize::from(queue)].offered.wrapping_sub(1)
             }
             false => self.load(queue, USED)? == 0,
@@ -452,17 +477,17 @@ impl VirtualMachine {
         let len = u32::try_from(data.len()).map_err(io("length"))?;
         let (table, first) = match self.fancy {
             true => (at + INDIRECT + u64::from(slot) * 48, 0),
-            false => (at, slot * 3),
+            false => (at, self.head_of(slot)),
         };
         let after_header = if len > 0 { first + 1 } else { first + 2 };
         self.descriptor(table, first, (header, 16), 1, after_header)?;
         self.descriptor(table, first + 1, (place, len.max(1)), writable | 1, first + 2)?;
         self.descriptor(table, first + 2, (header + STATUS, 1), 2, 0)?;
         if self.fancy {
-            self.descriptor(at, slot * 3, (table, 48), 4, 0)?;
+            self.descriptor(at, self.head_of(slot), (table, 48), 4, 0)?;
         }
         self.queues[usize::from(queue)].used.insert(slot, 0);
-        self.offer(queue, slot * 3)?;
+        self.offer(queue, self.head_of(slot))?;
         (if kick { self.kick(queue) } else { Ok(()) }).map(|()| slot)
     }
 
@@ -470,7 +495,7 @@ impl VirtualMachine {
     pub fn collect(&mut self, queue: u16) -> Result<()> {
         if self.fancy {
             // Asks to be called for the next one.
-            let event = self.place(queue) + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
+            let event = self.place(queue) + AVAILABLE + 4 + u64::from(self.queue_size) * 2;
             self.store(event, &self.queues[usize::from(queue)].seen.to_le_bytes())?;
         }
         if self.take_used(queue)? {
@@ -498,8 +523,8 @@ impl VirtualMachine {
         let is_new = self.queues[usize::from(queue)].seen != used;
         while self.queues[usize::from(queue)].seen != used {
             let seen = self.queues[usize::from(queue)].seen;
-            let entry = USED + 4 + u64::from(seen % QUEUE_SIZE) * 8;
-            let slot = self.load(queue, entry)? / 3;
+            let entry = USED + 4 + u64::from(seen % self.queue_size) * 8;
+            let slot = self.load(queue, entry)?.wrapping_sub(self.head_of(0)) / 3;
             let state = &mut self.queues[usize::from(queue)];
             let times = state.used.get_mut(&slot).ok_or("a request that was not made")?;
             *times += 1;

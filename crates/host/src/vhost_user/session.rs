@@ -114,6 +114,10 @@ impl Export for DmExport {
         self.was_used.clone()
     }
 
+    fn warn(&self, why: &str) {
+        tracing::warn!(device = self.name(), "vhost-user: {why}");
+    }
+
     fn latencies(&self) -> Option<Arc<Latencies>> {
         Some(self.opened.device().latencies())
     }
@@ -154,6 +158,10 @@ impl Export for ReplicaExport {
 
     fn was_used(&self) -> Arc<AtomicBool> {
         self.terms.was_used.clone()
+    }
+
+    fn warn(&self, why: &str) {
+        tracing::warn!(device = self.terms.name, "vhost-user: {why}");
     }
 
     fn latencies(&self) -> Option<Arc<Latencies>> {

@@ -63,6 +63,7 @@ pub(super) struct Guest {
     rng: Rng,
     pub(super) memory: Arc<Ram>,
     pub(super) notes: Arc<Ram>,
+    pub(super) inflight_info: InflightInfo,
     pub(super) has_event_idx: bool,
     /// Requests that it begins together.
     pub(super) burst: u64,
@@ -79,9 +80,11 @@ fn stamped(stamp: u64) -> Vec<u8> {
     stamp.to_le_bytes().repeat(64)
 }
 
-/// For the notes of both queues.
-pub(super) fn inflight_info() -> InflightInfo {
-    let info = InflightInfo { len: 0, offset: 0, queues: QUEUES, queue_size: SIZE };
+/// For the notes of both queues, as the front end has asked for: for its rings, or as qemu 10.0 for
+/// smaller ones.
+fn inflight_info(rng: &mut Rng) -> InflightInfo {
+    let queue_size = rng.pick(&[SIZE, SIZE / 2]);
+    let info = InflightInfo { len: 0, offset: 0, queues: QUEUES, queue_size };
     InflightInfo { len: bytes_for(&info).expect("these may be"), ..info }
 }
 
@@ -98,10 +101,12 @@ pub(super) fn addresses(queue: u16) -> RingAddresses {
 impl Guest {
     pub(super) fn new(mut rng: Rng, burst: u64) -> Guest {
         let has_event_idx = rng.chance_per_mille(500);
+        let inflight_info = inflight_info(&mut rng);
         Guest {
             rng,
             memory: ram(MEMORY_BYTES),
-            notes: ram(inflight_info().len),
+            notes: ram(inflight_info.len),
+            inflight_info,
             has_event_idx,
             burst,
             queues: (0..QUEUES).map(|_| DriverQueue::default()).collect(),

@@ -18,7 +18,7 @@ use reactor::sleep;
 use sim::model::Uniform;
 use sim::{DiskSpec, Machine, Rng, Swarm, World, WorldRef, seeds};
 
-use self::guest::{Guest, MEMORY_BYTES, QUEUES, SECTORS, SIZE, addresses, inflight_info};
+use self::guest::{Guest, MEMORY_BYTES, QUEUES, SECTORS, SIZE, addresses};
 use self::handover::{Descriptor, Handovers, Process, hand_over_at_times};
 use crate::config::feature;
 use crate::export::Export;
@@ -161,6 +161,10 @@ impl Export for TestExport {
 
     fn was_used(&self) -> Arc<AtomicBool> {
         self.was_used.clone()
+    }
+
+    fn warn(&self, why: &str) {
+        panic!("each of these guests has room for its notes: {why}");
     }
 }
 
@@ -305,10 +309,10 @@ async fn connect(
     guest: &RefCell<Guest>,
     has_notes: bool,
 ) -> Result<Vec<Arc<TestEvent>>, String> {
-    let (memory, notes, has_event_idx) = {
+    let (memory, notes, info, has_event_idx) = {
         let guest = guest.borrow();
         let of = |region: &Arc<Ram>| vec![Descriptor::Memory(region.clone())];
-        (of(&guest.memory), of(&guest.notes), guest.has_event_idx)
+        (of(&guest.memory), of(&guest.notes), guest.inflight_info, guest.has_event_idx)
     };
     let event = |event: &Arc<TestEvent>| vec![Descriptor::Event(event.clone())];
     let blk = feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | feature::MQ;
@@ -319,7 +323,7 @@ async fn connect(
     let protocol = message::protocol::INFLIGHT_SHMFD;
     process.tell(Request::SetProtocolFeatures(protocol), none()).await?;
     if has_notes {
-        process.tell(Request::SetInflightFd(inflight_info()), notes).await?;
+        process.tell(Request::SetInflightFd(info), notes).await?;
     }
     process.tell(Request::SetMemTable(vec![region_at(0, MEMORY_BYTES)]), memory).await?;
     let mut kicks = Vec::new();

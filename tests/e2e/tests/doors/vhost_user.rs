@@ -287,6 +287,84 @@ pub(crate) fn lose_nothing_over_kills(bed: &mut TestBed, device: &str, check: &d
     }
 }
 
+/// qemu 10.0 asks for notes for 128 entries; firmware uses rings of 256 then, and Linux of 1024.
+#[test]
+fn kills_lose_no_request_of_rings_larger_than_the_notes() {
+    for queue_size in [256, 1024] {
+        let mut bed = file_bed();
+        let mut machine = VirtualMachine::new(2).unwrap();
+        (machine.inflight_size, machine.queue_size) = (128, queue_size);
+        machine.connect(&socket(&bed, "disk")).unwrap();
+        assert!(machine.has_inflight(), "its completed writes survive");
+        for round in 0..3_u8 {
+            let mut begun = Vec::new();
+            for nth in 0..2 * SLOTS {
+                let what = (kind::WRITE, u64::from(nth) * 8);
+                let data = pattern(round ^ nth.to_le_bytes()[0], 4096);
+                begun.push((nth % 2, machine.begin(nth % 2, what, &data, true).unwrap()));
+            }
+            bed.kill();
+            bed.start_again();
+            machine.connect(&socket(&bed, "disk")).unwrap();
+            // It fails for one completed twice.
+            for (queue, slot) in begun {
+                assert_eq!(machine.finish(queue, slot).unwrap(), 0, "{queue_size}, {round}");
+            }
+            for nth in 0..2 * SLOTS {
+                let found = read(&mut machine, 0, u64::from(nth) * 8, 4096);
+                assert!(
+                    found == pattern(round ^ nth.to_le_bytes()[0], 4096),
+                    "{queue_size}: {nth}"
+                );
+            }
+        }
+    }
+}
+
+/// A front end keeps its notes over an update of the program: those of before have no room for
+/// rings that are larger than it asked for.
+#[test]
+fn a_ring_without_room_for_its_notes_is_served_and_logged() {
+    let mut bed = file_bed();
+    let connect =
+        |bed: &TestBed, machine: &mut VirtualMachine| machine.connect(&socket(bed, "disk"));
+    let mut fits = VirtualMachine::new(1).unwrap();
+    fits.queue_size = 128;
+    fits.keep_small_notes(128).unwrap();
+    connect(&bed, &mut fits).unwrap();
+    let slot = fits.begin(0, (kind::WRITE, 0), &pattern(1, 4096), true).unwrap();
+    bed.kill();
+    bed.start_again();
+    connect(&bed, &mut fits).unwrap();
+    assert_eq!(fits.finish(0, slot).unwrap(), 0);
+    assert!(!bed.daemon().log().contains("has no room"));
+    drop(fits);
+    let mut larger = VirtualMachine::new(1).unwrap();
+    larger.queue_size = 256;
+    larger.keep_small_notes(128).unwrap();
+    connect(&bed, &mut larger).unwrap();
+    larger.write(0, 8, &pattern(2, 4096)).unwrap();
+    let warning = "notes of requests in flight has no room for a ring of 256 entries";
+    wait_until("the warning", || bed.daemon().log().contains(warning));
+    // It may go on with this process, and not with the next one, until it is started again.
+    larger.disconnect();
+    connect(&bed, &mut larger).unwrap();
+    assert!(read(&mut larger, 0, 8, 4096) == pattern(2, 4096));
+    bed.kill();
+    bed.start_again();
+    for _ in 0..2 {
+        assert!(connect(&bed, &mut larger).is_err());
+        assert!(larger.is_cut_off());
+    }
+    wait_until("the cause", || {
+        bed.daemon().log().contains("in flight is not noted: start the guest")
+    });
+    let mut fresh = VirtualMachine::new(1).unwrap();
+    fresh.queue_size = 256;
+    connect(&bed, &mut fresh).unwrap();
+    assert!(read(&mut fresh, 0, 8, 4096) == pattern(2, 4096));
+}
+
 /// What was acknowledged is gone with the process: the guest must not go on as if it were there.
 #[test]
 fn a_device_that_forgets_takes_no_guest_of_an_earlier_process() {

@@ -1,45 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `StoreClient`: a store of the world as the `ObjectStore` of a volume.
-use std::ffi::OsString;
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use block::{Buf, Error, ErrorKind, LocalFuture};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::{HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ClientConfigKey, GetOptions, GetRange, ObjectStore as Library, ObjectStoreExt,
-    PutMode, PutPayload, RetryConfig,
-};
+use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutPayload};
 use objvol::{Listing, ObjectStore, StoreError};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
-use crate::connection::Connection;
+use crate::bucket;
+use crate::connection::{Client, Connection};
 use crate::directory::Directory;
 use crate::failure_record::FailureRecord;
 use crate::outcome;
 use crate::request::{self, CoreCaller, REQUEST_TIME, REQUESTS_MAX};
 use crate::url::{Location, StoreUrl};
+use crate::variables::Variables;
 
-/// How long a connection may take.
-const CONNECT_TIME: &str = "10 seconds";
-/// Names of one page of a listing: what S3 returns in one answer.
-const PAGE_NAMES: usize = 1000;
+/// What an operator may do about a store that refuses the header of a conditional write.
+const CONDITIONS_HINT: &str = " (if the store does not take If-None-Match: the option \
+     `single_writer` with the variable AWS_CONDITIONAL_PUT=disabled does without it, where there is \
+     never a second writer)";
 
 /// What requests on other threads need.
 #[derive(Clone, Debug)]
-struct Remote {
+pub(crate) struct Remote {
     name: Arc<str>,
     /// Of a directory the file that it is: links lead there by other names.
     place: Arc<str>,
-    connection: Connection,
+    pub(crate) connection: Connection,
     /// The prefix in the bucket; empty in a directory.
-    root: Path,
-    directory: Option<Directory>,
+    pub(crate) root: Path,
+    pub(crate) directory: Option<Directory>,
     mode: PutMode,
     failures: FailureRecord,
 }
@@ -52,50 +50,8 @@ pub struct StoreClient {
     runtime: &'static Runtime,
 }
 
-/// Variables of an environment.
-pub type Variables = Vec<(String, String)>;
-
-/// Those of this process that concern S3: `AWS_ACCESS_KEY_ID` and others.
-pub fn variables() -> Variables {
-    let text = |(name, value): (OsString, OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with("AWS_")).collect()
-}
-
-/// S3 as these variables have it: those that the library knows.
-fn bucket(bucket: &str, variables: &Variables) -> AmazonS3Builder {
-    let seconds = |time: std::time::Duration| format!("{} seconds", time.as_secs());
-    let client = |key| AmazonS3ConfigKey::Client(key);
-    let mut builder = AmazonS3Builder::new();
-    for (name, value) in variables {
-        if let Ok(key) = name.to_ascii_lowercase().parse() {
-            builder = builder.with_config(key, value);
-        }
-    }
-    builder
-        .with_bucket_name(bucket)
-        .with_config(client(ClientConfigKey::Timeout), seconds(REQUEST_TIME))
-        .with_config(client(ClientConfigKey::ConnectTimeout), CONNECT_TIME)
-        // One DELETE for each object: not every store has the other way.
-        .with_config(AmazonS3ConfigKey::DisableBulkDelete, "true")
-        .with_retry(RetryConfig {
-            backoff: BackoffConfig::default(),
-            max_retries: 0,
-            retry_timeout: REQUEST_TIME,
-        })
-}
-
-/// Whether creates are conditional.
-fn mode(bucket: &AmazonS3Builder) -> PutMode {
-    match bucket.get_config_value(&AmazonS3ConfigKey::ConditionalPut).as_deref() {
-        Some("disabled") => PutMode::Overwrite,
-        Some(_) | None => PutMode::Create,
-    }
-}
-
 /// The client of a directory, and its place.
-fn directory(path: &std::path::Path) -> Result<(Arc<dyn Library>, String), Error> {
+fn directory(path: &std::path::Path) -> Result<(Client, String), Error> {
     let meta = std::fs::metadata(path).map_err(|e| {
         let kind = ErrorKind::of_io(e.kind());
         Error::new(kind, block::without_errno(e))
@@ -106,7 +62,7 @@ fn directory(path: &std::path::Path) -> Result<(Arc<dyn Library>, String), Error
     let opened = LocalFileSystem::new_with_prefix(path);
     let opened = opened.map_err(|e| Error::io(outcome::text(&e)))?;
     let place = format!("device {} inode {}", meta.dev(), meta.ino());
-    Ok((Arc::new(opened.with_fsync(true)), place)) // OC-C3
+    Ok((Client::Directory(Arc::new(opened.with_fsync(true))), place)) // OC-C3
 }
 
 impl StoreClient {
@@ -124,7 +80,7 @@ impl StoreClient {
                 return Err(StoreError::Unknown);
             };
             // `reported` has recorded those; the others are decisions of the store.
-            if !matches!(outcome, Err(StoreError::Unknown | StoreError::Throttled)) {
+            if !matches!(&outcome, Err(e) if outcome::is_open(e)) {
                 failures.end(&store);
             }
             outcome
@@ -155,11 +111,12 @@ impl UnboundClient {
             Location::Bucket { bucket: name, prefix } => {
                 // The library's connections belong to a runtime.
                 let _entered = runtime.enter();
-                let bucket = bucket(name, variables);
-                let mode = mode(&bucket);
+                let (name, variables) = (name.clone(), variables.clone());
+                let mode = bucket::mode(&variables);
+                let http: Arc<dyn HttpConnector> = Arc::new(ReqwestConnector::default());
                 let connection = Connection::renewable(move || {
-                    let built = bucket.clone().build();
-                    Ok(Arc::new(built.map_err(|e| Error::invalid(outcome::text(&e)))?))
+                    let bucket = bucket::bucket(&name, &variables, http.clone())?;
+                    Ok(Client::Bucket(Arc::new(bucket)))
                 });
                 (connection.map_err(within)?, mode, Path::from(prefix.as_str()), None)
             }
@@ -183,15 +140,20 @@ impl UnboundClient {
 }
 
 impl Remote {
-    fn path(&self, name: &str) -> Path {
+    pub(crate) fn path(&self, name: &str) -> Path {
         let whole = format!("{}/{name}", self.root);
         Path::from(whole.as_str())
     }
 
     /// The outcome of an error, which the log gets, too.
-    fn reported(&self, what: &str, name: &str, error: &object_store::Error) -> StoreError {
+    pub(crate) fn reported(
+        &self,
+        what: &str,
+        name: &str,
+        error: &object_store::Error,
+    ) -> StoreError {
         let outcome = outcome::of(error);
-        if matches!(outcome, StoreError::Unknown | StoreError::Throttled) {
+        if outcome::is_open(&outcome) {
             self.failures.begin(&self.name, &format!("{what} {name}"), &outcome::text(error));
         }
         if matches!(outcome, StoreError::Denied(_)) {
@@ -206,13 +168,19 @@ impl Remote {
         }
         let payload = PutPayload::from(object);
         let (client, path) = (self.connection.client(), self.path(&name));
-        let put = client.put_opts(&path, payload, self.mode.clone().into()).await;
+        let put = client.library().put_opts(&path, payload, self.mode.clone().into()).await;
         let Err(e) = put else {
             let Some(directory) = &self.directory else { return Ok(()) };
             directory.sync_above(&name).await?;
             return directory.check(); // OC-C3: a sync may have failed meanwhile
         };
-        let outcome = self.reported("PUT", &name, &e);
+        let mut outcome = self.reported("PUT", &name, &e);
+        if let StoreError::Denied(why) = &mut outcome
+            && matches!(self.mode, PutMode::Create)
+            && outcome::may_lack_conditions(why)
+        {
+            why.push_str(CONDITIONS_HINT);
+        }
         if let Some(directory) = &self.directory {
             directory.note_failure(outcome::errno(&e));
             directory.check()?;
@@ -231,72 +199,18 @@ impl Remote {
         };
         let options = GetOptions { range: wanted, ..GetOptions::default() };
         let (client, path) = (self.connection.client(), self.path(&name));
-        let read = async { client.get_opts(&path, options).await?.bytes().await };
+        let read = async { client.library().get_opts(&path, options).await?.bytes().await };
         let bytes = read.await.map_err(|e| self.reported("GET", &name, &e))?;
         if bytes.is_empty() { Err(StoreError::NotFound) } else { Ok(bytes.into()) }
     }
 
-    async fn list(self, prefix: String, after: String) -> Result<Listing, StoreError> {
-        // The library's prefixes are whole parts of a path.
-        let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let folder = Some(self.path(folder)).filter(|path| !path.as_ref().is_empty());
-        let client = self.connection.client();
-        let mut pages = match after.as_str() {
-            "" => client.list(folder.as_ref()),
-            after => client.list_with_offset(folder.as_ref(), &self.path(after)),
-        };
-        let mut objects: Vec<(String, u64)> = Vec::new();
-        let mut has_more = false;
-        while let Some(next) = next_of(&mut pages).await {
-            let meta = match next.map_err(|e| self.reported("LIST", &prefix, &e)) {
-                Ok(meta) => meta,
-                // What came before the error is a page: a long listing needs no luck.
-                Err(_) if self.directory.is_none() && !objects.is_empty() => {
-                    has_more = true;
-                    break;
-                }
-                Err(e) => return Err(e),
-            };
-            let Some(name) = self.name_of(&meta.location) else { continue };
-            if !name.starts_with(&prefix) || *name <= *after {
-                continue;
-            }
-            // A directory has no order, so it is read to its end.
-            if self.directory.is_none() {
-                if objects.last().is_some_and(|(last, _)| *last >= name) {
-                    let text = format!("its listing of {prefix} is not in order"); // OC-C4
-                    return Err(StoreError::Denied(text));
-                }
-                has_more = objects.len() == PAGE_NAMES;
-                if has_more {
-                    break;
-                }
-            }
-            objects.push((name, meta.size));
-        }
-        objects.sort_unstable();
-        Ok(Listing { objects, has_more })
-    }
-
-    /// The name of an object under the prefix.
-    fn name_of(&self, path: &Path) -> Option<String> {
-        let rest = path.as_ref().strip_prefix(self.root.as_ref())?;
-        let rest = if self.root.as_ref().is_empty() { rest } else { rest.strip_prefix('/')? };
-        Some(rest.to_owned())
-    }
-
     async fn delete(self, name: String) -> Result<(), StoreError> {
-        let deleted = self.connection.client().delete(&self.path(&name)).await;
+        let deleted = self.connection.client().library().delete(&self.path(&name)).await;
         match deleted.map_err(|e| self.reported("DELETE", &name, &e)) {
             Ok(()) | Err(StoreError::NotFound) => Ok(()),
             Err(e) => Err(e),
         }
     }
-}
-
-/// The next item of a stream.
-async fn next_of<S: futures_core::Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
-    std::future::poll_fn(|cx| std::pin::Pin::new(&mut *stream).poll_next(cx)).await
 }
 
 impl ObjectStore for StoreClient {

@@ -10,16 +10,35 @@ use std::time::Duration;
 
 use block::Error;
 use object_store::ObjectStore as Library;
+use object_store::aws::AmazonS3;
+use object_store::local::LocalFileSystem;
 use tokio::time::Instant;
 
 /// Least time between two clients. Chosen: half of the time after which a volume sends a request
 /// again that was refused.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
 
-type Make = dyn Fn() -> Result<Arc<dyn Library>, Error> + Send + Sync;
+type Make = dyn Fn() -> Result<Client, Error> + Send + Sync;
+
+/// A store of the library: its kinds list differently.
+#[derive(Clone, Debug)]
+pub(crate) enum Client {
+    Bucket(Arc<AmazonS3>),
+    Directory(Arc<LocalFileSystem>),
+}
+
+impl Client {
+    /// What all kinds can do.
+    pub(crate) fn library(&self) -> &dyn Library {
+        match self {
+            Client::Bucket(bucket) => bucket.as_ref(),
+            Client::Directory(directory) => directory.as_ref(),
+        }
+    }
+}
 
 struct Current {
-    client: Arc<dyn Library>,
+    client: Client,
     renewed_at: Option<Instant>,
 }
 
@@ -33,7 +52,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// A client that stays.
-    pub(crate) fn fixed(client: Arc<dyn Library>) -> Connection {
+    pub(crate) fn fixed(client: Client) -> Connection {
         Connection {
             current: Arc::new(Mutex::new(Current { client, renewed_at: None })),
             make: None,
@@ -42,14 +61,14 @@ impl Connection {
 
     /// A client that is made anew after refusals.
     pub(crate) fn renewable(
-        make: impl Fn() -> Result<Arc<dyn Library>, Error> + Send + Sync + 'static,
+        make: impl Fn() -> Result<Client, Error> + Send + Sync + 'static,
     ) -> Result<Connection, Error> {
         let connection = Connection::fixed(make()?);
         Ok(Connection { make: Some(Arc::new(make)), ..connection })
     }
 
     /// The client of the next request.
-    pub(crate) fn client(&self) -> Arc<dyn Library> {
+    pub(crate) fn client(&self) -> Client {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).client.clone()
     }
 
@@ -72,6 +91,6 @@ impl Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({})", self.client())
+        write!(f, "Connection({})", self.client().library())
     }
 }

@@ -43,6 +43,11 @@ impl Directory {
         Directory { path: path.to_owned(), place: place.clone(), synced: Arc::default() }
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// `Denied` after a failed sync (OC-C3): the system reports a failure once, and forgets.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let broken = broken();

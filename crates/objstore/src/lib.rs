@@ -16,10 +16,12 @@
 //! | what happened | [`StoreError`](objvol::StoreError) |
 //! |---|---|
 //! | 412 or 304 on a create, a file that is there | `Exists` |
-//! | 409 | `Conflict` |
-//! | 404; 416, or an object that ends before the range | `NotFound` |
+//! | 409 with AWS's codes of a race | `Conflict` |
+//! | 404 with `NoSuchBucket` | `NoBucket` |
+//! | other 404; 416, or an object that ends before the range | `NotFound` |
 //! | 429, 503 | `Throttled` |
-//! | 401, 403, every other 4xx, 501; a directory without room or rights | `Denied` |
+//! | 3xx, 401, 403, other 409, every other 4xx, 501; a directory without room or rights | `Denied` |
+//! | text from outside that no request can carry; an answer that is too long | `Denied` |
 //! | the rest: 5xx, no connection, no answer in time, an answer that is cut off | `Unknown` |
 //!
 //! Invariants
@@ -35,14 +37,25 @@
 //!   with the first store and stays (tokio panics without any).
 #![warn(missing_docs)]
 
+mod answer;
+mod bucket;
 mod client;
 mod connection;
 mod directory;
 mod failure_record;
+mod guard;
+mod listing;
 mod outcome;
+mod outside_text;
 mod request;
+mod stream;
+mod token_file;
 mod url;
+mod variables;
 
-pub use client::{StoreClient, UnboundClient, Variables, variables};
+#[doc(hidden)]
+pub use bucket::bucket;
+pub use client::{StoreClient, UnboundClient};
 pub use request::{CallCore, CoreCaller, REQUEST_TIME, REQUESTS_MAX};
 pub use url::StoreUrl;
+pub use variables::{Variables, variables};

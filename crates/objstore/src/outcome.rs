@@ -6,6 +6,12 @@ use std::io;
 use object_store::Error as LibraryError;
 use objvol::StoreError;
 
+use crate::guard::Refusal;
+
+/// AWS's codes for another request that is under way, with 409. Other stores answer 409 for what
+/// stays: a part of the name that is an object, or that is too long.
+const RACES: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
+
 /// The error and all causes behind it, each said once.
 pub(crate) fn text(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
@@ -32,11 +38,26 @@ fn cause<'e, T: StdError + 'static>(error: &'e (dyn StdError + 'static)) -> Opti
     None
 }
 
+/// Whether the answer may mean that the store does not know conditional writes.
+pub(crate) fn may_lack_conditions(refusal: &str) -> bool {
+    let is_other = |code: &str| refusal.contains(code);
+    match status(refusal) {
+        Some(501) => true,
+        Some(400) => !["Authorization", "Expired", "Token", "Signature"].into_iter().any(is_other),
+        Some(_) | None => false,
+    }
+}
+
 /// The status of the answer. The library's own type for it is private, so its text is read; a test
 /// of the client goes through all statuses that matter.
 fn status(text: &str) -> Option<u16> {
     let (_, rest) = text.split_once("status code: ")?;
     rest.get(..3)?.parse().ok()
+}
+
+/// Whether nothing is decided: the request is repeated, and somebody must say why nothing moves.
+pub(crate) fn is_open(outcome: &StoreError) -> bool {
+    matches!(outcome, StoreError::Unknown | StoreError::Throttled | StoreError::Conflict)
 }
 
 /// The system's error, of a store that is a directory.
@@ -45,7 +66,7 @@ pub(crate) fn errno(error: &LibraryError) -> Option<i32> {
 }
 
 /// A directory refuses until somebody helps.
-fn is_refusal(e: &io::Error) -> bool {
+pub(crate) fn is_refusal(e: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
         e.kind(),
@@ -60,12 +81,21 @@ fn is_refusal(e: &io::Error) -> bool {
 
 /// OC-C1.
 pub(crate) fn of(error: &LibraryError) -> StoreError {
+    if let Some(refusal) = cause::<Refusal>(error) {
+        return StoreError::Denied(refusal.to_string());
+    }
     let text = text(error);
     let status = status(&text);
+    if status == Some(404) && text.contains("NoSuchBucket") {
+        return StoreError::NoBucket;
+    }
     match error {
         LibraryError::NotFound { .. } => return StoreError::NotFound,
         // The library has one error for 409 and 412.
-        LibraryError::AlreadyExists { .. } if status == Some(409) => return StoreError::Conflict,
+        LibraryError::AlreadyExists { .. } if status == Some(409) => {
+            let is_race = RACES.into_iter().any(|code| text.contains(code));
+            return if is_race { StoreError::Conflict } else { StoreError::Denied(text) };
+        }
         LibraryError::AlreadyExists { .. }
         | LibraryError::Precondition { .. }
         | LibraryError::NotModified { .. } => return StoreError::Exists,

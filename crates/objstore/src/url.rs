@@ -8,6 +8,11 @@ use block::Error;
 /// What is allowed, for errors.
 const ALLOWED: &str = "s3://BUCKET/PREFIX and file:///DIR are allowed";
 
+/// Bytes of a part of a prefix: those of a file's name.
+const PART_BYTES_MAX: usize = 255;
+/// Bytes of a prefix. Chosen: a key has 1024, of which the volume needs less than 100.
+const PREFIX_BYTES_MAX: usize = 900;
+
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
@@ -32,11 +37,13 @@ impl StoreUrl {
             return Err(refused("it is no URL"));
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // Others mean something else in a URL, or are encoded differently by different stores.
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.~+=,/".contains(c);
+        // Others mean something else in a URL, or are encoded differently by different stores; and
+        // the library encodes `~` twice in names of a bucket, and finds them under no name.
+        let plain = if scheme == "file" { "-_.~+=," } else { "-_.+=," };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '/' || plain.contains(c);
         if let Some(other) = rest.chars().find(|c| !is_plain(*c)) {
             return Err(refused(&format!(
-                "`{other}` is not allowed, only letters, digits and -_.~+=,"
+                "`{other}` is not allowed, only letters, digits and {plain}"
             )));
         }
         let has_odd_part =
@@ -53,6 +60,13 @@ impl StoreUrl {
                 }
                 if has_odd_part(prefix) {
                     return Err(refused("its prefix has an empty part, `.` or `..`"));
+                }
+                // Gateways keep names as files, and S3 allows 1024 bytes, with the volume's own.
+                if prefix.split('/').any(|part| part.len() > PART_BYTES_MAX) {
+                    return Err(refused("a part of its prefix is longer than 255 bytes"));
+                }
+                if prefix.len() > PREFIX_BYTES_MAX {
+                    return Err(refused("its prefix is longer than 900 bytes"));
                 }
                 Ok(StoreUrl(Location::Bucket { bucket: bucket.into(), prefix: prefix.into() }))
             }
@@ -92,6 +106,7 @@ mod tests {
             ("s3://bucket/a/", "s3://bucket/a"),
             ("file:///srv/pond", "file:///srv/pond"),
             ("file:///srv/pond/", "file:///srv/pond"),
+            ("file:///srv/~pond", "file:///srv/~pond"),
         ] {
             let url = StoreUrl::parse(word).unwrap();
             assert_eq!(url.to_string(), shown);
@@ -101,7 +116,12 @@ mod tests {
 
     #[test]
     fn what_is_no_url_of_a_store_is_refused_with_the_reason() {
+        let long_part = format!("s3://bucket/{}", "x".repeat(256));
+        let long = format!("s3://bucket/a{}", "/aaa".repeat(225));
         for (word, why) in [
+            (long_part.as_str(), "a part of its prefix is longer than 255 bytes"),
+            (&long, "its prefix is longer than 900 bytes"),
+            ("s3://bucket/~disk", "`~` is not allowed, only letters, digits and -_.+=,"),
             ("bucket/a", "it is no URL"),
             ("http://h/a", "its scheme is not known"),
             ("s3://", "it names no bucket"),

@@ -52,8 +52,20 @@ pub(crate) struct Denial {
 }
 
 impl Denial {
-    fn new(operation: Operation, why: impl Into<String>) -> Denial {
-        Denial { kind: ErrorKind::Denied, why: why.into(), operation }
+    /// The refusal of an operation; `None` for an outcome that repeating may change (OV-R1).
+    fn of(operation: Operation, error: &StoreError) -> Option<Denial> {
+        let (kind, why) = match error {
+            StoreError::Denied(why) => (ErrorKind::Denied, why.clone()),
+            // Where an object would be made, or is looked for, nothing but the bucket can be missing.
+            StoreError::NotFound | StoreError::NoBucket => {
+                (ErrorKind::NotFound, StoreError::NoBucket.to_string())
+            }
+            StoreError::Exists
+            | StoreError::Conflict
+            | StoreError::Unknown
+            | StoreError::Throttled => return None,
+        };
+        Some(Denial { kind, why, operation })
     }
 }
 
@@ -88,12 +100,20 @@ impl Backoff {
         Backoff { attempts: 0, began: reactor::now() }
     }
 
-    /// Waits twice as long as the time before, with jitter: half to all of it. Fails when the
-    /// request has been repeated for long enough (OV-R3).
-    async fn wait(&mut self, of: &Requests, operation: Operation) -> Result<(), Denial> {
+    /// Waits twice as long as the time before, with jitter: half to all of it. Fails for a refusal,
+    /// and when the request has been repeated for long enough (OV-R3).
+    async fn wait(
+        &mut self,
+        of: &Requests,
+        operation: Operation,
+        outcome: &StoreError,
+    ) -> Result<(), Denial> {
+        if let Some(denial) = Denial::of(operation, outcome) {
+            return Err(denial);
+        }
         let waited = reactor::now().saturating_sub(self.began);
         if of.patience.get().is_some_and(|patience| waited >= patience) {
-            let last = of.store.last_failure().unwrap_or_default();
+            let last = of.store.last_failure().unwrap_or_else(|| outcome.to_string());
             let why = format!("no answer for {} s: {last}", waited.0 / 1_000_000_000);
             return Err(Denial { kind: ErrorKind::Io, why, operation });
         }
@@ -182,7 +202,7 @@ impl Requests {
                     self.executed(Operation::Put);
                     return Ok(Creation::Own);
                 }
-                Err(StoreError::Exists) => {
+                Err(outcome @ StoreError::Exists) => {
                     if self.planted.is(Fault::BelieveExists) {
                         return Ok(Creation::Own);
                     }
@@ -194,15 +214,10 @@ impl Requests {
                         });
                         return Ok(if is_own { Creation::Own } else { Creation::Other(there) });
                     }
+                    backoff.wait(self, Operation::Put, &outcome).await?;
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Put, why)),
-                Err(StoreError::NotFound) => {
-                    return Err(Denial::new(Operation::Put, "no such bucket"));
-                }
-                // OV-R1
-                Err(StoreError::Conflict | StoreError::Unknown | StoreError::Throttled) => {}
+                Err(outcome) => backoff.wait(self, Operation::Put, &outcome).await?,
             }
-            backoff.wait(self, Operation::Put).await?;
         }
     }
 
@@ -239,10 +254,8 @@ impl Requests {
                     return Ok(Some(bytes));
                 }
                 Err(StoreError::NotFound) => return Ok(None),
-                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Get, why)),
-                Err(_) => {}
+                Err(outcome) => backoff.wait(self, Operation::Get, &outcome).await?,
             }
-            backoff.wait(self, Operation::Get).await?;
         }
     }
 
@@ -274,11 +287,7 @@ impl Requests {
                         Some(_) | None => return Ok(all),
                     }
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::List, why)),
-                Err(StoreError::NotFound) => {
-                    return Err(Denial::new(Operation::List, "no such bucket"));
-                }
-                Err(_) => backoff.wait(self, Operation::List).await?,
+                Err(outcome) => backoff.wait(self, Operation::List, &outcome).await?,
             }
         }
     }
@@ -293,8 +302,7 @@ impl Requests {
                     self.executed(Operation::Delete);
                     return Ok(());
                 }
-                Err(StoreError::Denied(why)) => return Err(Denial::new(Operation::Delete, why)),
-                Err(_) => backoff.wait(self, Operation::Delete).await?,
+                Err(outcome) => backoff.wait(self, Operation::Delete, &outcome).await?,
             }
         }
     }

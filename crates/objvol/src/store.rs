@@ -28,12 +28,14 @@ pub enum StoreError {
     Conflict,
     /// There is no such object (HTTP 404).
     NotFound,
+    /// There is no such bucket (HTTP 404 with that code).
+    NoBucket,
     /// The outcome is unknown: no answer in time, a lost connection, an error 5xx. The request may
     /// have taken effect, may take effect at any time from now on, or never.
     Unknown,
     /// The store asks for fewer requests (HTTP 429, 503 SlowDown); it has not done anything.
     Throttled,
-    /// The store refuses: credentials, rights, no such bucket. The text is for the operator.
+    /// The store refuses: credentials, rights. The text is for the operator.
     Denied(String),
 }
 
@@ -43,6 +45,7 @@ impl fmt::Display for StoreError {
             StoreError::Exists => f.write_str("the object exists already"),
             StoreError::Conflict => f.write_str("another request for the object is under way"),
             StoreError::NotFound => f.write_str("no such object"),
+            StoreError::NoBucket => f.write_str("the bucket is not there"),
             StoreError::Unknown => f.write_str("no answer, or an error of the store"),
             StoreError::Throttled => f.write_str("the store asks for fewer requests"),
             StoreError::Denied(why) => write!(f, "refused: {why}"),

@@ -19,7 +19,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use crate::client;
 
 /// Reads a request and answers it with these bytes; returns its head.
-fn serve(stream: &mut (impl Read + Write), answer: &str) -> String {
+pub(crate) fn serve(stream: &mut (impl Read + Write), answer: &str) -> String {
     let mut reader = BufReader::new(&mut *stream);
     let (mut head, mut body) = (String::new(), 0);
     loop {
@@ -39,7 +39,7 @@ fn serve(stream: &mut (impl Read + Write), answer: &str) -> String {
     head
 }
 
-type Heads = JoinHandle<Vec<String>>;
+pub(crate) type Heads = JoinHandle<Vec<String>>;
 
 /// Answers `requests` requests, each on a connection of its own, with these bytes.
 fn server(answer: String, requests: usize) -> (u16, Heads) {
@@ -47,7 +47,7 @@ fn server(answer: String, requests: usize) -> (u16, Heads) {
 }
 
 /// Has `serve` serve `requests` connections.
-fn server_with(
+pub(crate) fn server_with(
     requests: usize,
     serve: impl Fn(TcpStream) -> String + Send + 'static,
 ) -> (u16, Heads) {
@@ -60,7 +60,7 @@ fn server_with(
 }
 
 /// A client of a bucket at this port.
-fn bucket_at(port: u16) -> (Reactor, Rc<StoreClient>) {
+pub(crate) fn bucket_at(port: u16) -> (Reactor, Rc<StoreClient>) {
     bucket_with(("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")), "AWS_ALLOW_HTTP")
 }
 
@@ -77,7 +77,7 @@ fn bucket_with(endpoint: (&str, String), variable: &str) -> (Reactor, Rc<StoreCl
     client("s3://bucket/a/b", &variables)
 }
 
-fn answer(status: &str, headers: &str, body: &str) -> String {
+pub(crate) fn answer(status: &str, headers: &str, body: &str) -> String {
     let len = body.len();
     format!(
         "HTTP/1.1 {status}\r\ncontent-length: {len}\r\nconnection: close\r\n{headers}\r\n{body}"
@@ -99,12 +99,16 @@ fn outcomes(answer: String) -> [Result<(), StoreError>; 3] {
 
 #[test]
 fn every_status_has_its_outcome() {
-    use StoreError::{Conflict, Denied, Exists, NotFound, Throttled, Unknown};
+    use StoreError::{Conflict, Denied, Exists, NoBucket, NotFound, Throttled, Unknown};
     let denied = || Err(Denied(String::new()));
     for (status, put, get, delete) in [
         ("412 Precondition Failed", Err(Exists), Err(Exists), Err(Exists)),
-        ("409 Conflict", Err(Conflict), Err(Conflict), Err(Conflict)),
+        ("409 ConditionalRequestConflict", Err(Conflict), Err(Conflict), Err(Conflict)),
+        ("409 OperationAborted", Err(Conflict), Err(Conflict), Err(Conflict)),
+        ("409 Conflict", denied(), denied(), denied()),
         ("404 Not Found", Err(NotFound), Err(NotFound), Ok(())),
+        ("404 NoSuchBucket", Err(NoBucket), Err(NoBucket), Err(NoBucket)),
+        ("301 Moved Permanently", denied(), denied(), denied()),
         ("416 Range Not Satisfiable", Err(NotFound), Err(NotFound), Ok(())),
         ("429 Too Many Requests", Err(Throttled), Err(Throttled), Err(Throttled)),
         ("503 Slow Down", Err(Throttled), Err(Throttled), Err(Throttled)),
@@ -118,10 +122,14 @@ fn every_status_has_its_outcome() {
         ("405 Method Not Allowed", denied(), denied(), denied()),
         ("501 Not Implemented", denied(), denied(), denied()),
     ] {
-        let body = "<Error><Code>TheCode</Code></Error>";
-        let found = outcomes(answer(status, "", body)).map(|outcome| match outcome {
+        // The words behind some numbers above are a code that matters.
+        let codes = ["ConditionalRequestConflict", "OperationAborted", "NoSuchBucket"];
+        let code = codes.into_iter().find(|code| status.ends_with(code)).unwrap_or("TheCode");
+        let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
+        let found = outcomes(answer(status, "", &body)).map(|outcome| match outcome {
             Err(Denied(why)) => {
-                assert!(why.contains("TheCode") || why.contains(&status[..3]), "{status}: {why}");
+                assert!(why.contains("TheCode") && why.contains(&status[..3]), "{status}: {why}");
+                assert!(!why.contains("xml"), "{status}: {why}");
                 Err(Denied(String::new()))
             }
             other => other,

@@ -112,3 +112,25 @@ fn only_a_directory_that_is_there_is_opened() {
         assert!(e.starts_with(&format!("{url}: ")) && e.contains(why), "{e}");
     }
 }
+
+/// A walk that follows links had no end where one leads back.
+#[test]
+fn a_listing_does_not_follow_links() {
+    let dir = tempfile::tempdir().unwrap();
+    let (reactor, store) = client(&format!("file://{}", dir.path().display()), &Vec::new());
+    reactor.block_on(async move {
+        assert_eq!(store.put_absent("segment/0a/01", Buf::copy_of(b"one")).await, Ok(()));
+        for (target, name) in [(".", "loop"), ("0a", "twice"), ("none", "dangling")] {
+            std::os::unix::fs::symlink(target, dir.path().join("segment").join(name)).unwrap();
+        }
+        let names = async |prefix: &str| -> Vec<String> {
+            let page = store.list(prefix, "").await.unwrap();
+            page.objects.into_iter().map(|(name, _)| name).collect()
+        };
+        let strays = ["segment/dangling", "segment/loop", "segment/twice"];
+        assert_eq!(names("segment/").await, [&["segment/0a/01"][..], &strays].concat());
+        assert_eq!(names("segment/0a/").await, ["segment/0a/01"]);
+        // The folder of the prefix itself may be a link: to a larger disk, say.
+        assert_eq!(names("segment/twice/").await, ["segment/twice/01"]);
+    });
+}

@@ -4,6 +4,7 @@
 
 mod answers;
 mod directory;
+mod outside;
 
 use std::rc::Rc;
 

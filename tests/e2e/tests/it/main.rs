@@ -18,6 +18,7 @@ mod objvol_writers;
 mod offline;
 mod pmem;
 mod published;
+mod removal;
 mod reproduce;
 mod run;
 mod stores;

@@ -69,6 +69,10 @@ pub struct UnsavedBlocks {
     pub origin: String,
     /// The cache device is missing: nobody knows how many there are.
     pub is_missing: bool,
+    /// Copies of blocks that the origin has, too: they do not count as unsaved.
+    pub copies: u64,
+    /// Why the copies stay on the cache device, or may, although their device goes.
+    pub copies_kept: Option<String>,
 }
 
 impl UnsavedBlocks {

@@ -326,6 +326,16 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// Drops, durably, what it holds as copies of the device below, which others may change from
+    /// then on: its device is removed, or a table without it goes live. It is suspended, and stays
+    /// so. By default it holds no copies.
+    ///
+    /// # Errors
+    /// Why copies may stay.
+    fn drop_copies(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// The target has taken the place of another one, which has given the device below back: it
     /// may keep others from using that.
     fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {

@@ -65,7 +65,8 @@ impl Dm {
         device.resume(&guard, force).await
     }
 
-    /// Removes a device. Returns what its caches hold and their origins do not.
+    /// Removes a device. Returns what its caches hold and their origins do not, and which caches
+    /// may have kept copies (DM-U3).
     pub async fn remove(&self, name: &str, how: Remove) -> Result<Vec<UnsavedBlocks>, Error> {
         self.remove_forced(name, how, None).await
     }
@@ -134,12 +135,13 @@ impl Dm {
         flushed.map_err(|status| Error::io(format!("{name}: FLUSH: {status}")))
     }
 
-    /// Calls `report` with each device that is removed and what stays in its cache.
+    /// Calls `report` with each device that is removed and what stays in its cache; and with one
+    /// whose table hides a cache that has kept copies.
     pub fn on_unsaved(&self, report: impl Fn(&str, &UnsavedBlocks) + 'static) {
         *self.on_unsaved.borrow_mut() = Some(Rc::new(report));
     }
 
-    fn report_unsaved(&self, device: &MappedDevice, unsaved: &[UnsavedBlocks]) {
+    pub(crate) fn report_unsaved(&self, device: &MappedDevice, unsaved: &[UnsavedBlocks]) {
         let report = self.on_unsaved.borrow().clone();
         if let Some(report) = report {
             unsaved.iter().for_each(|unsaved| report(device.name(), unsaved));
@@ -183,7 +185,7 @@ impl Dm {
         device: &Rc<MappedDevice>,
     ) -> Result<Vec<UnsavedBlocks>, Error> {
         let len = device.limits().capacity;
-        let unsaved = device.unsaved().await;
+        let unsaved = device.held_by_force().await;
         let errors = match len {
             Sector::ZERO => None,
             len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),

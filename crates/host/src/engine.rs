@@ -11,6 +11,7 @@ mod crossing;
 mod disks;
 mod listen;
 mod recache;
+mod removal;
 mod report;
 mod resize;
 mod save;
@@ -23,7 +24,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
+use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server, TlsServer};
@@ -33,7 +34,6 @@ use uring::{Files, RemoteEnd};
 use crate::claims::Claims;
 use crate::config::{DeviceConfig, of_device};
 use crate::exports::DmExports;
-use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
 use crate::secondary::{CorePool, Owner};
 use crate::sessions::SessionCores;
@@ -41,7 +41,8 @@ use crate::targets;
 use crate::tls::ServerCertificates;
 use crate::ublk_door::UblkDoor;
 use crate::zram_factory::ZramFactory;
-use report::{device, line, path_of};
+use removal::{unsaved_warning, unsaved_warnings, word_of};
+use report::{device, line};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
 /// little. At most a quarter of all time.
@@ -102,7 +103,9 @@ impl Engine {
         let leaves = Leaves::new(files.clone());
         reactor::spawn(leaves.clone().log_failures());
         let dm = Dm::new(Rc::new(leaves.clone()));
-        dm.on_unsaved(|device, unsaved| tracing::warn!(device, "{}", unsaved_warning(unsaved)));
+        dm.on_unsaved(|device, unsaved| {
+            unsaved_warnings(unsaved).for_each(|warning| tracing::warn!(device, "{warning}"));
+        });
         dm.on_kept(|device, e| {
             tracing::error!(device, "it is not removed now that it is closed: {}", e.chain());
         });
@@ -301,8 +304,10 @@ impl Engine {
         self.files.closed_since(mark).await;
         let unsaved = removed?;
         tracing::info!(device = name, how = word_of(how), "device removed");
-        let warning = |unsaved| format!("{name}: {}", unsaved_warning(unsaved));
-        Ok(api::Removed { warnings: unsaved.iter().map(warning).collect() })
+        let warnings = unsaved.iter().flat_map(unsaved_warnings);
+        Ok(api::Removed {
+            warnings: warnings.map(|warning| format!("{name}: {warning}")).collect(),
+        })
     }
 
     pub(crate) fn rename(&self, name: &str, to: &api::Rename) -> Result<api::Changed, Failure> {
@@ -542,46 +547,6 @@ impl fmt::Debug for Engine {
 fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
     let gone = || Error::busy(format!("{name}: the client that asked for it has disconnected"));
     if is_wanted() { Ok(()) } else { Err(gone()) }
-}
-
-/// How a device is removed, in the log.
-fn word_of(how: Remove) -> &'static str {
-    match how {
-        Remove::IfUnused => "unused",
-        Remove::Force => "by force",
-        Remove::Deferred => "when it is closed",
-        Remove::Drained => "after writeback",
-    }
-}
-
-/// The warning about blocks that stay in a cache without a device.
-fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
-    let UnsavedBlocks { cache, start, origin, .. } = unsaved;
-    if unsaved.is_missing {
-        return format!("{unsaved} stay there, and {origin} alone is perhaps stale");
-    }
-    if let Ok(LeafWord::Mem(_) | LeafWord::Null(_)) = parse(cache) {
-        return format!(
-            "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
-             {origin} alone is stale"
-        );
-    }
-    let start = match *start {
-        Sector::ZERO => String::new(),
-        start => format!(" --start-sector {start}"),
-    };
-    let recover = match (path_of(cache), path_of(origin)) {
-        (Some(cache), Some(origin)) => format!(
-            ", or `millpond recover --cache {}{start} --origin {}`,",
-            cache.display(),
-            origin.display()
-        ),
-        _ => String::new(),
-    };
-    format!(
-        "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
-         them together"
-    )
 }
 
 #[cfg(test)]

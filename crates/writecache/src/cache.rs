@@ -185,6 +185,28 @@ impl Cache {
         flushed.and(outcome.map_err(io_failed))
     }
 
+    /// Drops all clean blocks of the suspended cache, durably: once the origin is used without its
+    /// cache they are old, and the next opening must not serve them.
+    ///
+    /// Cost: the records of the drops, with a flush for each, and one that seals them.
+    pub(crate) async fn drop_copies(&self) -> Result<(), Status> {
+        let (store, life) = (&self.store, &self.store.life);
+        store.health()?;
+        if store.counts().clean == 0 {
+            return Ok(()); // the suspend has committed what was dropped before
+        }
+        // The records may need the room that a checkpoint makes.
+        life.quiesced.set(false);
+        life.checkpoints_on.set(true);
+        reactor::spawn(store.clone().checkpoint_task());
+        let dropped = self.writeback.forget_clean().await;
+        let sealed = if dropped.is_ok() { store.seal().await } else { dropped };
+        life.quiesced.set(true);
+        store.waits.wake_all();
+        life.tasks.ended.wait_for(|| !life.checkpoints_on.get()).await;
+        sealed
+    }
+
     /// The device is dropped: its tasks end by themselves.
     pub(crate) fn abandon(&self) {
         self.store.life.stopping.set(true);

@@ -97,6 +97,8 @@ impl MappedDevice {
             }
             return Err(e);
         }
+        self.drop_hidden_copies(&new).await;
+        self.check_guard(guard)?;
         // DM-D2: suspended, so the old table has nothing in flight and has settled its state.
         let resumed = new.resume_after(self.live()).await;
         if resumed.is_err() {
@@ -150,7 +152,7 @@ impl MappedDevice {
 
     /// Removes the device: gives the origins of empty caches back, suspends it and drops its
     /// tables. The caller holds the lock, and nobody has the device open. Returns what its caches
-    /// hold and their origins do not.
+    /// hold and their origins do not, and which may have kept copies (DM-U3).
     ///
     /// After an error of a target the device stays, suspended if that was one of the suspend.
     pub(crate) async fn retire(&self, guard: &ControlGuard) -> Result<Vec<UnsavedBlocks>, Error> {
@@ -167,7 +169,10 @@ impl MappedDevice {
             self.lifecycle.cancel_removal();
             return Err(e);
         }
-        let unsaved = self.unsaved().await;
+        let unsaved = match self.live() {
+            Some(live) => self.drop_copies(&live, |_| true).await,
+            None => Vec::new(),
+        };
         self.check_guard(guard)?;
         self.finish_removal();
         Ok(unsaved)

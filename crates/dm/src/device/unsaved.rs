@@ -7,6 +7,9 @@
 //!   memory alone: the next instance of the cache does not have that memory.
 //! - DM-U2 A device whose cache has blocks that fail, can't be read or are in memory alone is
 //!   removed only with their token.
+//! - DM-U3 A cache without its device has no copies of its origin, which may change from then on: a
+//!   removal, and a table that hides the cache, drop them first. Where that fails, and in a removal
+//!   by force, which waits for nothing, it is reported.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -50,6 +53,50 @@ impl MappedDevice {
         let unsaved = |(nth, e): (usize, &Entry)| Some((nth, e.target.unsaved()?));
         let lines = live.entries.iter().enumerate().filter_map(unsaved);
         lines.filter(|(_, unsaved)| !unsaved.is_empty()).collect()
+    }
+
+    /// DM-U3, for the lines of the live table that leave; the device is suspended. Returns what
+    /// their caches hold still.
+    pub(super) async fn drop_copies(
+        &self,
+        live: &Table,
+        leaves: impl Fn(&Entry) -> bool,
+    ) -> Vec<UnsavedBlocks> {
+        let mut failed = Vec::new();
+        for (nth, entry) in live.entries.iter().enumerate().filter(|(_, entry)| leaves(entry)) {
+            if let Err(e) = entry.target.clone().drop_copies().await {
+                failed.push((nth, e.chain()));
+            }
+        }
+        self.refresh().await;
+        let held = |(nth, entry): (usize, &Entry)| {
+            let why = failed.iter().find(|(of, _)| *of == nth).map(|(_, why)| why.clone());
+            let unsaved = entry.target.unsaved().filter(|_| leaves(entry))?;
+            Some(UnsavedBlocks { copies_kept: why, ..unsaved })
+        };
+        let held = live.entries.iter().enumerate().filter_map(held);
+        held.filter(|held| !held.is_empty() || held.copies_kept.is_some()).collect()
+    }
+
+    /// DM-U3, before `new` takes the live table's place.
+    pub(super) async fn drop_hidden_copies(&self, new: &Table) {
+        let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return };
+        let mut kept = self.drop_copies(&live, |entry| !dm.keeps_its_cache(entry, new)).await;
+        kept.retain(|held| held.copies_kept.is_some());
+        dm.report_unsaved(self, &kept);
+    }
+
+    /// DM-U3, of a removal by force: what the caches hold, with their copies.
+    pub(crate) async fn held_by_force(&self) -> Vec<UnsavedBlocks> {
+        self.refresh().await;
+        let live = self.live();
+        let entries = live.iter().flat_map(|live| &live.entries);
+        let mut held: Vec<_> = entries.filter_map(|entry| entry.target.unsaved()).collect();
+        for held in held.iter_mut().filter(|held| held.copies > 0) {
+            held.copies_kept = Some("a removal by force waits for nothing".to_owned());
+        }
+        held.retain(|held| !held.is_empty() || held.copies_kept.is_some());
+        held
     }
 
     /// Whether `new` may take the live table's place (DM-U1). The device is suspended.

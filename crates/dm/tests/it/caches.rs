@@ -9,6 +9,7 @@ use block::attr::{Kind, Manual, Spec};
 use block::value::Value;
 use block::{
     Bio, BlockDevice, Error, ErrorKind, Limits, LocalFuture, Nanos, Sector, Status, Target,
+    UnsavedBlocks,
 };
 use dm::{Remove, TargetType};
 use reactor::{sleep, spawn};
@@ -93,6 +94,15 @@ impl Target for Cache {
         self.log.borrow_mut().push(format!("{name} {value} {}", self.name));
         Box::pin(async { Err(Error::busy("it writes nothing back")) })
     }
+    fn unsaved(&self) -> Option<UnsavedBlocks> {
+        let (copies, cache) = (3, self.name.clone());
+        Some(UnsavedBlocks { copies, cache, ..UnsavedBlocks::default() })
+    }
+    fn drop_copies(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        self.log.borrow_mut().push(format!("drop {}", self.name));
+        let fails = self.name == "stuck";
+        Box::pin(async move { if fails { Err(Error::io("no answer")) } else { Ok(()) } })
+    }
     fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         self.log.borrow_mut().push(format!("release {}", self.name));
         Box::pin(async move {
@@ -166,7 +176,7 @@ fn nobody_opens_a_device_that_gives_its_origin_back() {
         assert_eq!(log.borrow().last().unwrap(), "release good");
         assert_eq!(dm.open("d").unwrap_err().kind(), ErrorKind::NotFound);
         sleep(Nanos::from_millis(10)).await;
-        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good"]);
+        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good", "drop good"]);
         assert!(dm.get("d").is_err());
     });
 }
@@ -181,8 +191,49 @@ fn a_deferred_removal_gives_the_origin_back() {
         dm.remove("d", Remove::Deferred).await.unwrap();
         drop(held);
         sleep(Nanos::from_millis(20)).await;
-        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good"]);
+        assert_eq!(*log.borrow(), ["resume good", "release good", "suspend good", "drop good"]);
         assert!(dm.get("d").is_err());
+    });
+}
+
+/// Blocks that the origin has, too, were served when a table had both again, though the origin had
+/// been changed meanwhile.
+#[test]
+fn a_device_that_goes_drops_its_copies_or_says_why_not() {
+    let (bench, log) = bench();
+    bench.run(|dm, _| async move {
+        let told = Log::default();
+        let tell = told.clone();
+        dm.on_unsaved(move |name, held| {
+            let why = held.copies_kept.clone().unwrap_or_default();
+            tell.borrow_mut().push(format!("{name}: {}: {why}", held.cache));
+        });
+        let lines = "0 8 cache good\n8 8 cache stuck\n16 8 zero\n24 8 cache last";
+        for how in [Remove::IfUnused, Remove::Drained, Remove::Force] {
+            dm.create("d", None, Some(lines)).await.unwrap();
+            log.borrow_mut().clear();
+            told.borrow_mut().clear();
+            let held = dm.remove("d", how).await.unwrap();
+            let kept: Vec<&str> = held.iter().map(|held| &*held.cache).collect();
+            let dropped = log.borrow().iter().filter(|l| l.starts_with("drop")).count();
+            if how == Remove::Force {
+                assert_eq!((kept.len(), dropped), (3, 0), "it waits for nothing");
+                continue;
+            }
+            assert_eq!((kept, dropped), (vec!["stuck"], 3));
+            assert_eq!(*told.borrow(), ["d: stuck: no answer"]);
+        }
+        // A suspended device, and a table that hides one of the caches.
+        dm.create("d", None, Some(lines)).await.unwrap();
+        dm.load("d", "0 8 cache good\n8 8 zero\n16 8 zero\n24 8 zero").await.unwrap();
+        dm.suspend("d").await.unwrap();
+        log.borrow_mut().clear();
+        told.borrow_mut().clear();
+        dm.resume("d").await.unwrap();
+        let dropped: Vec<_> =
+            log.borrow().iter().filter(|l| l.starts_with("drop")).cloned().collect();
+        assert_eq!(dropped, ["drop good", "drop stuck", "drop last"]);
+        assert_eq!(*told.borrow(), ["d: stuck: no answer"]);
     });
 }
 

@@ -381,7 +381,8 @@ impl Target for WriteCache {
             cache: config.cache.clone(),
             start: config.start_sector,
             origin: config.origin.clone(),
-            is_missing: false,
+            copies: number("clean_blocks")?,
+            ..UnsavedBlocks::default()
         })
     }
 
@@ -403,6 +404,10 @@ impl Target for WriteCache {
 
     fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move { self.release().await })
+    }
+
+    fn drop_copies(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
+        Box::pin(async move { self.drop_copies_of_all().await })
     }
 
     fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use block::{Error, Status};
 
 use super::{OpenCache, WriteCache};
+use crate::events::io_failed;
 use crate::guard::Guard;
 use crate::planted::Fault;
 
@@ -43,6 +44,25 @@ impl WriteCache {
         }
         match attachment {
             Some(attachment) => attachment.release().await,
+            None => Ok(()),
+        }
+    }
+
+    /// See `block::Target::drop_copies`.
+    pub(super) async fn drop_copies_of_all(&self) -> Result<(), Error> {
+        if self.must_reread.get() {
+            return Err(Error::busy("another table has opened it since it was suspended"));
+        }
+        let Some(parts) = self.parts() else { return self.drop_copies_of_part().await };
+        let dropped = parts.run_all(|part| async move { part.drop_copies_of_part().await }).await;
+        parts.refresh().await;
+        dropped
+    }
+
+    async fn drop_copies_of_part(&self) -> Result<(), Error> {
+        match self.cache() {
+            Some(cache) if !cache.is_stopping() => Err(self.in_use()),
+            Some(cache) => cache.drop_copies().await.map_err(io_failed),
             None => Ok(()),
         }
     }

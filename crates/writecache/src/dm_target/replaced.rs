@@ -60,7 +60,7 @@ impl WriteCache {
         self.config.borrow().part.is_some_and(|of| of.part.nth == 0)
     }
 
-    fn in_use(&self) -> Error {
+    pub(super) fn in_use(&self) -> Error {
         Error::busy(format!("writecache {}: it is in use: suspend it first", self.name))
     }
 

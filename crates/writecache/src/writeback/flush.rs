@@ -76,7 +76,7 @@ impl Writeback {
 
     /// Drops every clean block, durably. After a `flush` the origin may be used without its cache.
     /// When the cache is used again it must not have old data.
-    async fn forget_clean(&self) -> Result<(), Status> {
+    pub(crate) async fn forget_clean(&self) -> Result<(), Status> {
         loop {
             // This commit also makes durable what other tasks have dropped.
             let none_left = self.store.counts().clean == 0;

@@ -16,6 +16,7 @@ mod read_ahead;
 mod read_cache;
 mod recover_killed;
 mod reload;
+mod removal;
 mod replace;
 mod shrink;
 mod simulate;

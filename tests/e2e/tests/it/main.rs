@@ -19,6 +19,7 @@ mod objvol_writers;
 mod offline;
 mod pmem;
 mod published;
+mod removal;
 mod reproduce;
 mod run;
 mod stores;

@@ -16,10 +16,10 @@ use crate::judge::Judge;
 use crate::pattern::{SECTOR, fill, identify};
 use crate::rng::Rng;
 use crate::wire::{self, Request, cmd, opt};
-use crate::{Result, lock};
+use crate::{Result, clock, lock};
 
-/// Longest wait for an answer. Disks hang for seconds at most, an operator's pauses are shorter.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Seconds to wait for an answer. Disks hang for seconds at most, an operator's pauses are shorter.
+const PATIENCE: f64 = 90.0;
 
 /// Sectors that long zeroes have at least: 128 KiB.
 const LONG: u64 = 256;
@@ -133,10 +133,21 @@ pub enum End {
 impl Client {
     /// Connects to an export.
     pub fn connect(socket: &Path, export: &str, judge: &Arc<Mutex<Judge>>) -> io::Result<Client> {
+        Client::connect_within(socket, export, judge, PATIENCE)
+    }
+
+    /// Connects to an export, and waits for each answer only so many seconds.
+    pub fn connect_within(
+        socket: &Path,
+        export: &str,
+        judge: &Arc<Mutex<Judge>>,
+        seconds: f64,
+    ) -> io::Result<Client> {
         let opener = lock(judge).open();
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let patience = Some(Duration::from_secs_f64(seconds));
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
         if wire::u64(&mut stream)? != wire::HELLO || wire::u64(&mut stream)? != wire::OPTION {
             return Err(wire::wrong("no NBD server"));
         }
@@ -161,6 +172,11 @@ impl Client {
         }
         let judge = Arc::clone(judge);
         Ok(Client { stream, judge, opener, in_flight: BTreeMap::new(), cookie: 0 })
+    }
+
+    /// Its connection, for who cuts it.
+    pub fn line(&self) -> io::Result<UnixStream> {
+        self.stream.try_clone()
     }
 
     fn send(&mut self, ask: Ask, sector: u64, count: u64) -> io::Result<()> {
@@ -284,6 +300,49 @@ impl Client {
         }
     }
 
+    /// Works for so many milliseconds, until all is answered.
+    pub fn burst(&mut self, load: &Load, ms: u64, rng: &mut Rng) -> io::Result<()> {
+        let until = clock() + ms as f64 / 1000.0;
+        let depth = *rng.pick(&[1, 4, 8]);
+        while clock() < until || !self.in_flight.is_empty() {
+            while clock() < until && self.in_flight.len() < depth {
+                let (ask, sector, count) = load.draw(rng);
+                self.send(ask, sector, count)?;
+            }
+            if !self.in_flight.is_empty() {
+                self.receive()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A FLUSH with nothing beside it.
+    pub fn flush(&mut self) -> io::Result<Outcome> {
+        let before = lock(&self.judge).counts.flushes_failed;
+        self.send(Ask::Flush, 0, 0)?;
+        self.receive()?;
+        let failed = lock(&self.judge).counts.flushes_failed > before;
+        Ok(if failed { Outcome::Failed } else { Outcome::Done })
+    }
+
+    /// Writes all of `load` once, and flushes it.
+    pub fn write_all(&mut self, load: &Load) -> Result<()> {
+        let piece = 128.min(load.count);
+        let before = lock(&self.judge).counts.writes_failed;
+        for at in (load.first..load.first + load.count).step_by(piece as usize) {
+            let count = piece.min(load.first + load.count - at);
+            let ask = Ask::Change(Kind::Data, false);
+            let written = self.send(ask, at, count).and_then(|()| self.receive());
+            written.map_err(|e| format!("writing all: {e}"))?;
+        }
+        let flushed = self.flush().map_err(|e| format!("writing all: {e}"))?;
+        let failed = lock(&self.judge).counts.writes_failed > before;
+        if failed || flushed == Outcome::Failed {
+            return Err("writing all fails on sound disks".into());
+        }
+        Ok(())
+    }
+
     /// Reads all of `load` once; how many reads failed.
     pub fn read_all(&mut self, load: &Load) -> Result<u64> {
         let piece = 128.min(load.count);
@@ -322,7 +381,7 @@ fn end_of(done: io::Result<End>) -> End {
     if is(&[ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe, ErrorKind::ConnectionReset]) {
         End::Cut
     } else if is(&[ErrorKind::WouldBlock, ErrorKind::TimedOut]) {
-        End::Fault(format!("no answer in {} s", PATIENCE.as_secs()))
+        End::Fault(format!("no answer in {PATIENCE} s"))
     } else {
         End::Fault(e.to_string())
     }

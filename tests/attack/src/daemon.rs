@@ -5,7 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid,
+};
 
 use crate::{Result, clock, pause_ms};
 
@@ -27,20 +29,59 @@ pub enum Ended {
     Late,
 }
 
+/// A process of the program: one that was started here, or its successor in an upgrade, which is
+/// a child from the end of its predecessor on.
+#[derive(Debug)]
+enum Process {
+    Child(Child),
+    Successor(Pid),
+}
+
+impl Process {
+    fn pid(&self) -> Option<Pid> {
+        match self {
+            Process::Child(child) => i32::try_from(child.id()).ok().and_then(Pid::from_raw),
+            Process::Successor(pid) => Some(*pid),
+        }
+    }
+
+    /// Its exit code, once it has ended.
+    fn ended(&mut self) -> Option<i32> {
+        match self {
+            Process::Child(child) => child.try_wait().ok().flatten().map(code),
+            Process::Successor(pid) => match waitpid(Some(*pid), WaitOptions::NOHANG) {
+                Ok(found) => found.map(|(_, status)| {
+                    let signal = status.terminating_signal().map(|s| 128 + s);
+                    status.exit_status().or(signal).unwrap_or(-1)
+                }),
+                Err(_) => Some(-1), // nobody knows such a process
+            },
+        }
+    }
+
+    fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = kill_process(self.pid().expect("a process"), Signal::KILL);
+            while self.ended().is_none() {
+                pause_ms(1);
+            }
+        }
+    }
+}
+
 fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1)
 }
 
-fn wait(child: &mut Child, limit: f64) -> Ended {
+fn wait(process: &mut Process, limit: f64) -> Ended {
     let give_up = clock() + limit;
     loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return Ended::Code(code(status));
+        if let Some(code) = process.ended() {
+            return Ended::Code(code);
         }
         if clock() > give_up {
-            let _ = child.kill();
-            let _ = child.wait();
+            process.kill();
             return Ended::Late;
         }
         pause_ms(2);
@@ -94,23 +135,48 @@ impl Place {
 
     /// Gives an order by the command line.
     pub fn verb(&self, args: &[&str]) -> Result<Ended> {
+        self.verb_within(args, VERB)
+    }
+
+    /// Gives an order that has to end within so many seconds.
+    pub fn verb_within(&self, args: &[&str], limit: f64) -> Result<Ended> {
         let mut command = Command::new(&self.program);
         command.arg("--run-dir").arg(self.dir.join("run")).args(args).stdin(Stdio::null());
         command.stdout(self.log_to("verbs.log")?).stderr(self.log_to("verbs.log")?);
         let child = command.spawn();
-        let mut child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
-        Ok(wait(&mut child, VERB))
+        let child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
+        Ok(wait(&mut Process::Child(child), limit))
     }
 
-    /// The token that the last order was refused without, if it was refused because blocks are in
-    /// memory alone.
+    fn verbs_log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("verbs.log")).unwrap_or_default()
+    }
+
+    /// The token that the last order was refused without.
+    pub fn token(&self) -> Option<String> {
+        self.token_if(|_| true)
+    }
+
+    /// The same, if it was refused because blocks are in memory alone.
     pub fn token_for_memory(&self) -> Option<String> {
-        let log = std::fs::read_to_string(self.dir.join("verbs.log")).unwrap_or_default();
+        self.token_if(is_in_memory)
+    }
+
+    fn token_if(&self, wanted: impl Fn(&str) -> bool) -> Option<String> {
+        let log = self.verbs_log();
         let last = log.lines().rev().find(|line| line.contains("--force="))?;
         let is_last = log.trim_end().ends_with(last.trim_end());
-        let token = last.split("--force=").nth(1).filter(|_| is_last && is_in_memory(last))?;
+        let token = last.split("--force=").nth(1).filter(|_| is_last && wanted(last))?;
         Some(token.chars().take_while(char::is_ascii_hexdigit).collect())
     }
+}
+
+/// The process that an answer of `upgrade` names.
+fn successor(answer: &str) -> Option<Pid> {
+    let of_it = answer.split("\"successor\"").nth(1)?;
+    let number = of_it.split("\"pid\":").nth(1)?.trim_start();
+    let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
+    Pid::from_raw(digits.parse().ok()?)
 }
 
 fn is_in_memory(refusal: &str) -> bool {
@@ -120,7 +186,7 @@ fn is_in_memory(refusal: &str) -> bool {
 /// A daemon. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Daemon {
-    child: Child,
+    process: Process,
     place: Place,
     log_from: u64,
 }
@@ -135,7 +201,7 @@ impl Daemon {
         command.arg("--config").arg(place.dir.join("millpond.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().map_err(|e| format!("{}: {e}", place.program.display()))?;
-        Ok(Daemon { child, place: place.clone(), log_from })
+        Ok(Daemon { process: Process::Child(child), place: place.clone(), log_from })
     }
 
     /// Waits until it serves.
@@ -147,9 +213,9 @@ impl Daemon {
             if String::from_utf8_lossy(&log[from..]).contains("millpond: ready") {
                 return Ok(());
             }
-            if let Ok(Some(status)) = self.child.try_wait() {
+            if let Some(code) = self.process.ended() {
                 let text = self.place.log_tail();
-                return Err(format!("the daemon ends at its start with {}\n{text}", code(status)));
+                return Err(format!("the daemon ends at its start with {code}\n{text}"));
             }
             if clock() > give_up {
                 let text = self.place.log_tail();
@@ -161,19 +227,42 @@ impl Daemon {
 
     /// Whether it has ended, which nobody asked for.
     pub fn has_ended(&mut self) -> Option<i32> {
-        self.child.try_wait().ok().flatten().map(code)
+        self.process.ended()
     }
 
     /// `kill -9`.
     pub fn kill(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
         unmount(&self.place.mount());
     }
 
+    /// Hands over to another process of the same program, each step within `timeout`; that process
+    /// is this daemon from then on.
+    pub fn upgrade(&mut self, timeout: &str) -> Result<Ended> {
+        set_child_subreaper(Some(getpid())).map_err(|e| format!("PR_SET_CHILD_SUBREAPER: {e}"))?;
+        let before = self.place.verbs_log().len();
+        let ended = self.place.verb(&["upgrade", "--timeout", timeout, "-o", "json"])?;
+        if ended != Ended::Code(0) {
+            return Ok(ended);
+        }
+        let log = self.place.verbs_log();
+        let pid = successor(&log[before..]).ok_or("`upgrade` does not name the successor")?;
+        if wait(&mut self.process, STOP) != Ended::Code(0) {
+            return Err(format!("handed over, and then\n{}", self.place.log_tail()));
+        }
+        self.process = Process::Successor(pid);
+        Ok(ended)
+    }
+
     fn ask_to_end(&self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        let _ = kill_process(pid.expect("the number of a process"), Signal::TERM);
+        let _ = kill_process(self.process.pid().expect("a process"), Signal::TERM);
+    }
+
+    /// Waits for an end that was asked for.
+    pub fn wait_within(mut self, limit: f64) -> Ended {
+        let ended = wait(&mut self.process, limit);
+        unmount(&self.place.mount());
+        ended
     }
 
     /// SIGTERM; how it ended.
@@ -182,11 +271,9 @@ impl Daemon {
     }
 
     /// SIGTERM; how it ended, within so many seconds.
-    pub fn terminate_within(mut self, limit: f64) -> Ended {
+    pub fn terminate_within(self, limit: f64) -> Ended {
         self.ask_to_end();
-        let ended = wait(&mut self.child, limit);
-        unmount(&self.place.mount());
-        ended
+        self.wait_within(limit)
     }
 
     /// SIGTERM, and another one so many milliseconds later; how it ended.
@@ -199,8 +286,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // most have ended before
-        let _ = self.child.wait();
+        self.process.kill(); // most have ended before
         unmount(&self.place.mount());
     }
 }

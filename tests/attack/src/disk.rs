@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -57,6 +57,12 @@ struct Shared {
     faults: Mutex<DiskFaults>,
     hanging: Mutex<bool>,
     wake: Condvar,
+    /// Changes of connections before this number are held.
+    held_before: Mutex<u64>,
+    /// How many are.
+    held: AtomicUsize,
+    /// Connections so far.
+    came: AtomicU64,
     connections: AtomicUsize,
     /// Of each connection: its number and stream.
     streams: Mutex<Vec<(u64, UnixStream)>>,
@@ -90,6 +96,9 @@ impl Disk {
             faults: Mutex::new(DiskFaults::default()),
             hanging: Mutex::new(false),
             wake: Condvar::new(),
+            held_before: Mutex::new(0),
+            held: AtomicUsize::new(0),
+            came: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             streams: Mutex::new(Vec::new()),
             away: AtomicBool::new(false),
@@ -112,11 +121,12 @@ impl Disk {
                         continue;
                     }
                     streams.push((number, again));
+                    ours.came.store(number + 1, Ordering::SeqCst);
                     ours.connections.fetch_add(1, Ordering::SeqCst);
                 }
                 let ours = Arc::clone(&ours);
                 spawn(move || {
-                    let _ = serve(&ours, stream); // the client has gone
+                    let _ = serve(&ours, stream, number); // the client has gone
                     lock(&ours.streams).retain(|(n, _)| *n != number);
                     ours.connections.fetch_sub(1, Ordering::SeqCst);
                 });
@@ -139,6 +149,19 @@ impl Disk {
     pub fn hang(&self, hanging: bool) {
         *lock(&self.shared.hanging) = hanging;
         self.shared.wake.notify_all();
+    }
+
+    /// From now on it holds the changes that come by the connections that it has, also after their
+    /// end, as a server does whose disk is slow; or it goes on with them.
+    pub fn hold_writes(&self, holding: bool) {
+        let before = if holding { self.shared.came.load(Ordering::SeqCst) } else { 0 };
+        *lock(&self.shared.held_before) = before;
+        self.shared.wake.notify_all();
+    }
+
+    /// How many changes it holds.
+    pub fn held(&self) -> usize {
+        self.shared.held.load(Ordering::SeqCst)
     }
 
     /// Loses its connections, and takes none for a while. What was in flight is done or not, and
@@ -169,9 +192,27 @@ impl Disk {
         ended
     }
 
+    /// Loses its connections, and takes none until it comes back; it forgets nothing.
+    pub fn leave(&self) -> Result<()> {
+        {
+            let streams = lock(&self.shared.streams);
+            self.shared.away.store(true, Ordering::SeqCst);
+            streams.iter().for_each(|(_, s)| drop(s.shutdown(Shutdown::Read)));
+        }
+        let ended = self.await_connections();
+        self.media().figures.disconnected += 1;
+        ended
+    }
+
+    /// It takes connections again.
+    pub fn come_back(&self) {
+        self.shared.away.store(false, Ordering::SeqCst);
+    }
+
     /// Waits until nothing is left of connections that have ended: done, or dropped.
     pub fn settle(&self) -> Result<()> {
         self.hang(false);
+        self.hold_writes(false);
         self.await_connections()
     }
 
@@ -184,6 +225,11 @@ impl Disk {
             pause_ms(1);
         }
         Ok(())
+    }
+
+    /// Nothing was ever written to it. Whoever used it has gone.
+    pub fn blank(&self) {
+        self.media().blank();
     }
 
     /// The media.
@@ -264,20 +310,31 @@ struct Queue {
     ended: bool,
 }
 
+/// A change that was held, until it is done.
+struct Held<'a>(&'a AtomicUsize);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 struct Connection {
     shared: Arc<Shared>,
+    number: u64,
     queue: Mutex<Queue>,
     more: Condvar,
     out: Mutex<UnixStream>,
 }
 
-fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
+fn serve(shared: &Arc<Shared>, mut stream: UnixStream, number: u64) -> std::io::Result<()> {
     let size = lock(&shared.media).len();
     if !handshake(&mut stream, size)? {
         return Ok(());
     }
     let connection = Arc::new(Connection {
         shared: Arc::clone(shared),
+        number,
         queue: Mutex::new(Queue::default()),
         more: Condvar::new(),
         out: Mutex::new(stream.try_clone()?),
@@ -352,6 +409,26 @@ impl Connection {
         lock(&self.queue).ended
     }
 
+    fn is_held(&self) -> bool {
+        self.number < *lock(&self.shared.held_before)
+    }
+
+    /// Waits while changes of this connection are held. One that was counts until it is done.
+    fn wait_while_held(&self) -> Option<Held<'_>> {
+        let mut before = lock(&self.shared.held_before);
+        if self.number >= *before {
+            return None;
+        }
+        self.shared.held.fetch_add(1, Ordering::SeqCst);
+        while self.number < *before {
+            let limit = Duration::from_millis(50);
+            let (again, _) =
+                self.shared.wake.wait_timeout(before, limit).unwrap_or_else(|e| e.into_inner());
+            before = again;
+        }
+        Some(Held(&self.shared.held))
+    }
+
     fn wait_while_hanging(&self) {
         let mut hanging = lock(&self.shared.hanging);
         while *hanging {
@@ -422,6 +499,15 @@ impl Connection {
                 answer(if done { 0 } else { wire::EIO }, &[])
             }
             cmd::WRITE | cmd::WRITE_ZEROES | cmd::TRIM => {
+                let again = lock(&self.shared.media).lies(Lie::Again) && self.is_held();
+                if again {
+                    answer(0, &[])?;
+                }
+                let _held = self.wait_while_held();
+                let answer = |error: u32, data: &[u8]| match again {
+                    true => Ok(()),
+                    false => answer(error, data),
+                };
                 let zeroes =
                     vec![0; if request.cmd == cmd::WRITE { 0 } else { request.len as usize }];
                 let data = if request.cmd == cmd::WRITE { payload } else { &zeroes };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Faults that disks inject while the program runs: delays, failed requests, lost connections and
-//! silence.
+//! silence; and one trouble at a time, beside an act of the operator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::disk::{Disk, DiskFaults};
 use crate::rng::Rng;
 use crate::scenario::Faults;
-use crate::{Result, pause_ms, spawn};
+use crate::{Result, clock, pause_ms, spawn};
 
 /// Milliseconds for which a disk that has lost its connections takes no others: the longest one is
 /// longer than its client waits.
@@ -80,4 +80,72 @@ pub fn disconnect(
         })
     });
     threads.collect()
+}
+
+/// What is wrong with a disk while the operator acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// It fails all writes, half done.
+    Refuses,
+    /// It fails all reads.
+    Unreadable,
+    /// It answers nothing.
+    Hangs,
+    /// It ends its connections, and takes none for a while.
+    Away,
+}
+
+impl Trouble {
+    /// All of them.
+    pub const ALL: &[Trouble] = &[
+        Trouble::None,
+        Trouble::Refuses,
+        Trouble::Unreadable,
+        Trouble::Hangs,
+        Trouble::Away,
+    ];
+}
+
+/// A trouble that has begun and will end.
+pub struct Ongoing {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Ongoing {
+    /// It begins, and ends after so many milliseconds or, without a limit, when it is told to.
+    pub fn begin(disk: &Arc<Disk>, trouble: Trouble, lasts_ms: Option<u64>) -> Ongoing {
+        let over = Arc::new(AtomicBool::new(false));
+        let (disk, ours) = (Arc::clone(disk), Arc::clone(&over));
+        let thread = spawn(move || {
+            let well = DiskFaults::default();
+            match trouble {
+                Trouble::None => {}
+                Trouble::Refuses => disk.set_faults(DiskFaults { write_fails: 1.0, ..well }),
+                Trouble::Unreadable => disk.set_faults(DiskFaults { read_fails: 1.0, ..well }),
+                Trouble::Hangs => disk.hang(true),
+                Trouble::Away => disk.leave()?,
+            }
+            let until = lasts_ms.map_or(f64::INFINITY, |ms| clock() + ms as f64 / 1000.0);
+            while clock() < until && !ours.load(Ordering::SeqCst) {
+                pause_ms(5);
+            }
+            match trouble {
+                Trouble::None => {}
+                Trouble::Refuses | Trouble::Unreadable => disk.set_faults(well),
+                Trouble::Hangs => disk.hang(false),
+                Trouble::Away => disk.come_back(),
+            }
+            Ok(())
+        });
+        Ongoing { over, thread }
+    }
+
+    /// It ends now, if it has not.
+    pub fn end(self) -> Result<()> {
+        self.over.store(true, Ordering::SeqCst);
+        self.thread.join().map_err(|_| "a disk has panicked")?
+    }
 }

@@ -21,7 +21,8 @@
 //! - AT-J1 A read finds a version that is not superseded when the read begins, or a concurrent one.
 //! - AT-J2 After a crash a sector holds a version that no durable version is newer than. Later
 //!   reads find the same version, and the next FLUSH makes it durable.
-//! - AT-J3 After an orderly end everything that had succeeded counts as flushed.
+//! - AT-J3 After an orderly end everything that had succeeded counts as flushed, but for what the
+//!   operator had given up with a token.
 //! - AT-J4 A write that failed, or had no reply before a crash, may be there or not, sector by
 //!   sector, and supersedes nothing. A sector never holds bytes of two writes, of another sector,
 //!   or of no write.
@@ -81,6 +82,8 @@ pub struct Judge {
     /// Of what began since the key: FLUSHes cover what ended before the value.
     covered: BTreeMap<u64, u64>,
     last_loss: u64,
+    /// Of what began before this, what was not durable was given up, with a token.
+    given_up: u64,
     /// The table may be changing at the moment.
     loading: bool,
     /// Counts.
@@ -124,11 +127,21 @@ impl Judge {
             losses: VecDeque::new(),
             covered: BTreeMap::new(),
             last_loss: 0,
+            given_up: 0,
             loading: false,
             counts: Counts::default(),
             violations: Vec::new(),
             origin: None,
         }
+    }
+
+    /// Forgets all contents: from now on sectors are zeroes, or will be written before they are
+    /// read. Nothing runs at the moment.
+    pub fn begin_anew(&mut self) {
+        let tick = self.now();
+        self.settle_all(tick);
+        let count = self.sectors.len() as u64;
+        self.sectors = Judge::new(self.rules, self.first, count).sectors;
     }
 
     fn now(&mut self) -> u64 {
@@ -360,6 +373,11 @@ impl Judge {
         }
     }
 
+    /// The operator has given up, with a token, what a device holds and is not durable.
+    pub fn given_up(&mut self) {
+        self.given_up = self.now();
+    }
+
     /// A disk is about to lose unflushed data in a FLUSH that fails.
     pub fn loss(&mut self) {
         let tick = self.now();
@@ -379,6 +397,13 @@ impl Judge {
     pub fn orderly_end(&mut self) {
         let tick = self.now();
         self.note(tick, EventKind::OrderlyEnd);
+        for index in 0..self.sectors.len() {
+            self.mark_durable(index);
+            let given_up = |v: &&mut Version| !v.durable && v.begun < self.given_up;
+            for v in self.sectors[index].versions.iter_mut().filter(given_up) {
+                v.outcome = Some(Outcome::Failed); // AT-J4: it may be there or not
+            }
+        }
         self.covered.insert(0, tick); // AT-J3
         if let Some(origin) = &mut self.origin {
             origin.flushed(tick, tick);
@@ -423,6 +448,7 @@ impl Judge {
         self.covered.clear();
         self.first_answers.clear();
         self.last_loss = 0;
+        self.given_up = 0;
     }
 
     /// Marks what is durable by now.

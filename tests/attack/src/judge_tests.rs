@@ -317,3 +317,22 @@ fn a_long_history_keeps_what_matters() {
     case.crash();
     assert!(!case.finds(last));
 }
+
+#[test]
+fn what_a_token_gives_up_an_orderly_end_need_not_have() {
+    for gives_up in [false, true] {
+        let mut case = case(STRICT);
+        let (old, new) = (case.flushed(), case.write());
+        if gives_up {
+            case.0.given_up();
+        }
+        let kept = case.0.write_begins(1, 101, 1, Kind::Data, false);
+        case.0.write_ends(kept, 101, 1, Outcome::Done);
+        case.0.orderly_end();
+        assert_eq!(case.finds(old), gives_up);
+        assert_eq!(case.finds(new), !gives_up, "the read before has settled it");
+        let begun = case.0.read_begins();
+        case.0.read_ends(begun, 101, &[Content::Zeroes]);
+        assert_eq!(case.0.counts.violations, 2, "it began later");
+    }
+}

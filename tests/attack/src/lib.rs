@@ -25,6 +25,7 @@ use std::time::Duration;
 pub mod binary;
 pub mod campaign;
 pub mod client;
+pub mod crowd;
 pub mod daemon;
 pub mod disk;
 pub mod disk_faults;

@@ -34,6 +34,8 @@ pub enum Lie {
     Read,
     /// Requests of a lost connection are executed later, beside those of the next one.
     Late,
+    /// Changes that it holds are answered at once.
+    Again,
 }
 
 /// So many durable sectors are remembered with what they replaced, for [`Lie::Tear`].
@@ -107,6 +109,13 @@ impl Media {
             lie,
             figures: Figures::default(),
         }
+    }
+
+    /// Blank again.
+    pub fn blank(&mut self) {
+        self.image.fill(0);
+        self.unflushed.clear();
+        self.recent.clear();
     }
 
     /// Its bytes.

@@ -4,18 +4,18 @@
 //!
 //! A round starts the daemon (and sometimes kills it during recovery), reads the whole device, runs
 //! clients and the operator, and ends by `kill -9`, mostly with a power cut of the disks, by
-//! SIGTERM, or by a removal of the device.
+//! SIGTERM, or by a removal of the device. Scenarios with an [`Act`] have other rounds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
 
-use crate::client::{Client, End, Load};
+use crate::client::{Client, Load};
+use crate::crowd::Crowd;
 use crate::daemon::{Daemon, Ended, Place};
 use crate::disk::Disk;
 use crate::disk_faults;
-use crate::file_client::FileClient;
 use crate::judge::Judge;
 use crate::media::Lie;
 use crate::operator::{self, order};
@@ -23,8 +23,14 @@ use crate::origin::Origin;
 use crate::pattern::{SECTOR, identify};
 use crate::report;
 use crate::rng::Rng;
-use crate::scenario::Scenario;
+use crate::scenario::{Act, BELOW, Scenario};
 use crate::{Result, clock, lock, pause_ms, spawn};
+
+mod late;
+mod swaps;
+mod verbs;
+
+pub use swaps::UPGRADE;
 
 /// Seconds of an orderly end that is asked of a daemon which will hang then; and what is added on
 /// a machine under load.
@@ -57,6 +63,19 @@ pub struct Figures {
     pub orders: u64,
     /// See `orders`.
     pub orders_failed: u64,
+    /// Reads that failed on sound disks after a verb met a trouble: what a cache alone held.
+    pub unread: u64,
+    /// Devices that were refused while writes of another one might still land.
+    pub refused: u64,
+}
+
+/// What the judge is not told of, as a control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deceit {
+    /// An orderly end is a `kill -9` and the loss of all memory, and says exit code 0.
+    Drops,
+    /// The device is suspended after an upgrade.
+    Suspends,
 }
 
 /// How a rig differs from what its scenario says.
@@ -72,6 +91,8 @@ pub struct Options {
     pub origin_alone: bool,
     /// Disks fail in no way, but for being lossy.
     pub no_faults: bool,
+    /// The judge is not told of this.
+    pub deceit: Option<Deceit>,
     /// Keep the folder.
     pub keep: bool,
 }
@@ -102,12 +123,15 @@ pub struct Rig {
     table: String,
     place: Place,
     disks: Vec<Arc<Disk>>,
-    config: String,
+    /// The words for them in tables.
+    words: Vec<String>,
     /// The daemon that runs has to end within a brief time, and will hang then.
     brief: bool,
     judge: Arc<Mutex<Judge>>,
     rng: Rng,
     daemon: Option<Daemon>,
+    /// The last act, in words.
+    act: String,
     /// What was done.
     pub figures: Figures,
     dir: Option<TempDir>,
@@ -133,42 +157,52 @@ impl Rig {
         let mut judge = Judge::new(rules, load.first, load.count);
         judge.origin = scenario.origin_alone.then(|| Origin::new(load.first, load.count));
         let judge = Arc::new(Mutex::new(judge));
-        let mut disks = Vec::new();
-        let mut table = scenario.table.to_owned();
+        let (mut disks, mut words) = (Vec::new(), Vec::new());
         for (number, bytes) in (0..).zip(scenario.disks) {
             let lie = options.lie.filter(|(n, _)| *n == number).map_or(Lie::None, |(_, lie)| lie);
             let told = Arc::clone(&judge);
             let on_loss = move || lock(&told).loss();
             let socket = dir.path().join(format!("disk{number}"));
             let disk = Disk::serve(&socket, *bytes, lie, rng.fork(), on_loss)?;
-            let patience = match scenario.faults[number].connections {
-                true => "timeout=1s&silence=1s",
-                false => "timeout=5s",
-            };
-            table = table.replace(&format!("DISK{number}"), &disk.word(patience));
+            let loses = scenario.faults.get(number).is_some_and(|f| f.connections);
+            words.push(disk.word(match scenario.act {
+                Some(Act::LateWrites(_)) => "timeout=60s", // what is held is not given up
+                _ if loses => "timeout=1s&silence=1s",
+                _ => "timeout=5s",
+            }));
             disks.push(Arc::new(disk));
         }
-        let mut config = format!("cores = {}\n", scenario.cores);
         if scenario.files {
-            config.push_str("fuse = './mnt'\n");
             std::fs::create_dir(dir.path().join("mnt")).map_err(|e| format!("mnt: {e}"))?;
         }
-        config.push_str(&format!("[[device]]\nname = 'dev'\ntable = '''{table}'''\n"));
         let place = Place { program: program.into(), dir: dir.path().into() };
-        Ok(Rig {
+        let mut rig = Rig {
             scenario,
             options,
-            table,
+            table: String::new(),
             place,
             disks,
-            config,
+            words,
             brief: false,
             judge,
             rng,
             daemon: None,
+            act: String::new(),
             figures: Figures::default(),
             dir: Some(dir),
-        })
+        };
+        rig.name_disks();
+        Ok(rig)
+    }
+
+    /// Puts the words for its disks into a table.
+    fn with_disks(&self, table: &str) -> String {
+        let words = self.words.iter().zip(0..);
+        words.fold(table.into(), |text: String, (word, n)| text.replace(&format!("DISK{n}"), word))
+    }
+
+    fn name_disks(&mut self) {
+        self.table = self.with_disks(self.scenario.table);
     }
 
     /// The judge.
@@ -185,16 +219,17 @@ impl Rig {
     pub fn round(&mut self) -> Result<()> {
         self.figures.rounds += 1;
         let done = self.try_round();
+        let act = if self.act.is_empty() { "".into() } else { format!("after {}\n", self.act) };
         let mut found: Vec<String> =
             self.judge().violations.iter().map(report::violation).collect();
         found.extend(self.judge().origin.iter().flat_map(|o| o.found.clone()));
         if found.is_empty() {
-            return done;
+            return done.map_err(|what| format!("{act}{what}"));
         }
         let count = self.judge().counts.violations;
         let log = self.place.log_tail();
         let also = done.err().map_or(String::new(), |e| format!("and: {e}\n"));
-        Err(format!("{count} violations\n{}{also}the daemon's log\n{log}", found.join("\n")))
+        Err(format!("{count} violations\n{act}{}{also}the daemon's log\n{log}", found.join("\n")))
     }
 
     fn try_round(&mut self) -> Result<()> {
@@ -202,6 +237,15 @@ impl Rig {
             self.start()?;
         }
         self.read_all()?;
+        if self.judge().counts.violations > 0 {
+            return Ok(()); // which are of the round before
+        }
+        match self.scenario.act {
+            None => {}
+            Some(Act::Verbs(verbs)) => return self.verb_round(verbs),
+            Some(Act::LateWrites(tables)) => return self.late_round(tables),
+            Some(Act::Swaps(tables)) => return self.swap_round(tables),
+        }
         let (failures, dropped) = (self.failures(), self.dropped());
         let ending = self.ending();
         disk_faults::draw(&self.disks, &self.scenario.faults, &mut self.rng);
@@ -261,7 +305,8 @@ impl Rig {
             let cut = self.rng.chance(0.7);
             self.crash(cut)?;
         }
-        self.brief = !self.options.only_cuts && self.rng.chance(0.1);
+        let brief = self.scenario.act.is_some() || self.rng.chance(0.1);
+        self.brief = brief && !self.options.only_cuts;
         self.configure()?;
         let mut daemon = Daemon::start(&self.place)?;
         daemon.wait_ready()?;
@@ -271,8 +316,17 @@ impl Rig {
 
     fn configure(&self) -> Result<()> {
         let path = self.place.dir.join("millpond.toml");
-        let limit = if self.brief { format!("shutdown_timeout = '{BRIEF}s'\n") } else { "".into() };
-        let config = limit + &self.config;
+        let mut config = format!("cores = {}\n", self.scenario.cores);
+        if self.brief {
+            config.push_str(&format!("shutdown_timeout = '{BRIEF}s'\n"));
+        }
+        if self.scenario.files {
+            config.push_str("fuse = './mnt'\n");
+        }
+        let below = self.scenario.below.map(|table| (BELOW, self.with_disks(table)));
+        for (name, table) in below.into_iter().chain([("dev", self.table.clone())]) {
+            config.push_str(&format!("[[device]]\nname = '{name}'\ntable = '''{table}'''\n"));
+        }
         std::fs::write(&path, config).map_err(|e| format!("{}: {e}", path.display()))
     }
 
@@ -302,38 +356,8 @@ impl Rig {
 
     /// Clients and the operator, until the moment at which the round ends.
     fn run_clients(&mut self, ending: Ending) -> Result<Option<Ended>> {
-        let stop = Arc::new(AtomicBool::new(false));
         let stop_orders = Arc::new(AtomicBool::new(false));
-        let load = self.scenario.load;
-        let mut clients = Vec::new();
-        for _ in 0..3 {
-            let (mut rng, stop) = (self.rng.fork(), Arc::clone(&stop));
-            let (socket, judge) = (self.place.socket(), Arc::clone(&self.judge));
-            let depth = *self.rng.pick(&[1, 4, 8]);
-            let mut client =
-                Client::connect(&socket, "dev", &judge).map_err(|e| format!("connecting: {e}"))?;
-            clients.push(spawn(move || {
-                loop {
-                    let end = client.run(&load, depth, &mut rng, &stop);
-                    if end != End::Left {
-                        return end;
-                    }
-                    match Client::connect(&socket, "dev", &judge) {
-                        Ok(next) => client = next,
-                        Err(_) => return End::Cut,
-                    }
-                }
-            }));
-        }
-        if self.scenario.files {
-            let path = self.place.mount().join("dev/mapper/dev");
-            let file = FileClient::open(&path, &self.judge);
-            let file = Arc::new(file.map_err(|e| format!("{}: {e}", path.display()))?);
-            for _ in 0..3 {
-                let (rng, stop, file) = (self.rng.fork(), Arc::clone(&stop), Arc::clone(&file));
-                clients.push(spawn(move || file.run(&load, rng, &stop)));
-            }
-        }
+        let crowd = Crowd::begin(&self.place, &self.judge, &self.scenario, &mut self.rng)?;
         let operator = {
             let (place, judge, scenario) =
                 (self.place.clone(), Arc::clone(&self.judge), self.scenario);
@@ -377,16 +401,7 @@ impl Rig {
         if !killed {
             self.resume()?;
         }
-        stop.store(true, Ordering::SeqCst);
-        let mut faults = Vec::new();
-        for client in clients {
-            match client.join().map_err(|_| "a client has panicked")? {
-                End::Stopped | End::Left => {}
-                End::Cut if killed => {}
-                End::Cut => faults.push("the server closed a connection".to_owned()),
-                End::Fault(what) => faults.push(what),
-            }
-        }
+        let faults = crowd.stop(killed)?;
         if let Some(code) = died {
             return Err(format!("the daemon died, with {code}\n{}", self.place.log_tail()));
         }

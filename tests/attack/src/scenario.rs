@@ -3,6 +3,7 @@
 
 use crate::client::{Load, Zeroes};
 use crate::history::{ErrorScope, Rules};
+use crate::rig::UPGRADE;
 
 /// What a disk does besides being lossy, at times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,46 @@ const READS: Faults = Faults { reads: true, ..NO };
 const ALL_ERRORS: Faults = Faults { flushes: true, writes: true, reads: true, ..NO };
 const CONNECTIONS: Faults = Faults { connections: true, ..NO };
 
+/// A verb that is given while a disk is in trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are called as in the manual")]
+pub enum Verb {
+    Remove,
+    RemoveDeferred,
+    RemoveForce,
+    Stop,
+    Terminate,
+    Reload,
+    Flush,
+    Drain,
+    Resize,
+    Upgrade,
+    Uncache,
+    Replace,
+}
+
+impl Verb {
+    /// Whether it must end in a bounded time while a disk is in trouble.
+    pub fn waits_for_none(self) -> bool {
+        matches!(self, Verb::RemoveForce | Verb::Stop | Verb::Terminate)
+    }
+}
+
+/// What happens in each round, in place of random orders and one of the usual ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    /// One of these verbs, while clients work and a disk is in trouble.
+    Verbs(&'static [Verb]),
+    /// A removal by force while the first disk holds writes, and one of these tables over it.
+    LateWrites(&'static [&'static str]),
+    /// These tables, or an upgrade, and the first table again; the first disk loses what was not
+    /// flushed.
+    Swaps(&'static [&'static str]),
+}
+
+/// The name of a device below the one under attack.
+pub const BELOW: &str = "low";
+
 /// A device under attack; it is called `dev`.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
@@ -38,6 +79,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its table; `DISK0` and `DISK1` are its disks.
     pub table: &'static str,
+    /// The table of the device [`BELOW`] that it stands on, if there is one.
+    pub below: Option<&'static str>,
     /// Bytes of the disks.
     pub disks: &'static [u64],
     /// Cores of the daemon.
@@ -57,6 +100,8 @@ pub struct Scenario {
     /// Orders that an operator gives in one go, words with blanks between; `TABLE` is the table,
     /// `-` a pause.
     pub orders: &'static [&'static [&'static str]],
+    /// What its rounds are, if they are no usual ones.
+    pub act: Option<Act>,
     /// Why CI leaves it out, and `all` too: what is known to be wrong and not mended yet.
     pub known: Option<&'static str>,
 }
@@ -112,9 +157,25 @@ const OF_PAGES: &[&[&str]] = &[
     &["set dev ioend_bytes 1M"],
 ];
 
+const VERBS: &[Verb] = &[
+    Verb::Remove,
+    Verb::RemoveDeferred,
+    Verb::RemoveForce,
+    Verb::Stop,
+    Verb::Terminate,
+    Verb::Reload,
+    Verb::Flush,
+    Verb::Drain,
+    Verb::Resize,
+    Verb::Upgrade,
+    Verb::Uncache,
+    Verb::Replace,
+];
+
 const PLAIN: Scenario = Scenario {
     name: "plain",
     table: "0 16384 writecache s DISK0 DISK1 4096 0",
+    below: None,
     disks: &[8 * MIB, 4 * MIB],
     cores: 1,
     load: SECTORS,
@@ -124,6 +185,7 @@ const PLAIN: Scenario = Scenario {
     faults: [NO, NO],
     origin_alone: false,
     orders: OF_CACHE,
+    act: None,
     known: None,
 };
 
@@ -151,6 +213,15 @@ const BUFFERED: Scenario = Scenario {
     rules: EACH_CLIENT,
     faults: [Faults { reads: true, ..FLUSHES }, NO],
     orders: OF_PAGES,
+    ..PLAIN
+};
+
+const DEGRADED: Scenario = Scenario {
+    name: "degraded",
+    disks: &[8 * MIB, 4 * MIB, 4 * MIB],
+    load: Load { count: 4096, ..SECTORS },
+    rules: STOPS,
+    act: Some(Act::Verbs(VERBS)),
     ..PLAIN
 };
 
@@ -217,6 +288,30 @@ pub const ALL: &[Scenario] = &[
     },
     LINEAR,
     Scenario { name: "lost-linear", faults: [CONNECTIONS, NO], ..LINEAR },
+    DEGRADED,
+    Scenario {
+        name: "late-writes",
+        table: "0 16384 writecache s low DISK1 4096 0 no_guard",
+        below: Some("0 16384 linear DISK0 0"),
+        load: Load { count: 1024, ..SECTORS },
+        act: Some(Act::LateWrites(&[
+            "0 16384 linear DISK0 0",
+            "0 16384 writecache s DISK0 DISK2 4096 0 no_guard",
+        ])),
+        ..DEGRADED
+    },
+    Scenario {
+        name: "swaps",
+        act: Some(Act::Swaps(&[
+            "0 16384 zero",
+            "0 16384 error",
+            "0 8192 linear DISK0 0\n8192 8192 linear DISK0 8192",
+            "0 16384 linear DISK0 0",
+            UPGRADE,
+        ])),
+        ..LINEAR
+    },
+    Scenario { name: "upgrades", act: Some(Act::Verbs(&[Verb::Upgrade])), ..DEGRADED },
 ];
 
 /// Those of these names; `all` are all in which nothing is known to be wrong.

@@ -13,6 +13,7 @@
 //!   the process dies during a `write`, any of its bytes may be stored.
 //! - RE-M2 After a stop of the machine the memory is blank, or has any earlier contents: the boot
 //!   id is another one then.
+//! - RE-M3 Of all openings of one memory, in all processes, one has it locked.
 use std::fmt;
 use std::rc::Rc;
 
@@ -40,6 +41,13 @@ pub trait SharedMemory: fmt::Debug {
     /// # Panics
     /// If the range is not within the memory.
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status>;
+    /// Takes the memory for `owner`, a word for messages, unless this one has it already (RE-M3).
+    ///
+    /// # Errors
+    /// Who has it.
+    fn lock(&self, owner: &str) -> Result<(), String>;
+    /// Gives it back; so do a drop and the death of the process.
+    fn unlock(&self);
 }
 
 /// Opens shared memory by its name.

@@ -34,6 +34,8 @@ struct MemoryFile {
     /// What a disk may still have of it after a power cut: contents of some time before.
     older: Bytes,
     stores: Rc<Cell<u64>>,
+    /// Who has it locked.
+    owner: Rc<RefCell<Option<String>>>,
 }
 
 /// How many stores lie between two moments that a disk may have. Chosen: a few in each life.
@@ -42,6 +44,7 @@ const STORES_UNSAVED: u64 = 29;
 struct Memory {
     file: MemoryFile,
     has_power: bool,
+    has_lock: Cell<bool>,
 }
 
 impl Memories {
@@ -114,9 +117,8 @@ impl SharedMemoryStore for Memories {
             kept.bytes.borrow_mut().resize(len, 0);
         }
         let has_power = self.has_power;
-        Box::pin(
-            async move { Ok(Rc::new(Memory { file: kept, has_power }) as Rc<dyn SharedMemory>) },
-        )
+        let memory = Memory { file: kept, has_power, has_lock: Cell::new(false) };
+        Box::pin(async move { Ok(Rc::new(memory) as Rc<dyn SharedMemory>) })
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -141,13 +143,37 @@ impl SharedMemory for Memory {
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
-        let MemoryFile { bytes: now, older, stores } = &self.file;
+        let MemoryFile { bytes: now, older, stores, .. } = &self.file;
         stores.set(stores.get() + 1);
         if !self.has_power && stores.get().is_multiple_of(STORES_UNSAVED) {
             older.borrow_mut().clone_from(&now.borrow());
         }
         now.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn lock(&self, owner: &str) -> Result<(), String> {
+        let mut now = self.file.owner.borrow_mut();
+        match &*now {
+            Some(other) if !self.has_lock.get() => Err(other.clone()),
+            _ => {
+                *now = Some(owner.to_owned());
+                self.has_lock.set(true);
+                Ok(())
+            }
+        }
+    }
+
+    fn unlock(&self) {
+        if self.has_lock.replace(false) {
+            self.file.owner.take();
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.unlock();
     }
 }
 

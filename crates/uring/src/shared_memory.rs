@@ -11,6 +11,10 @@
 //! - UR-M2 A store never needs space: it was reserved when the file was opened. A page that is lost
 //!   nevertheless (the file was truncated) is an error of the store (`pmem::lost`).
 //! - UR-M3 A mapping is used by one thread, as UR-P4.
+//! - UR-M4 A lock is one of the open file (flock), so that another process sees it, and one that
+//!   dies gives it back. Who has it in this process is in a list, for messages.
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -18,10 +22,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use block::{Error, ErrorKind, LocalFuture, Status};
 use reactor::{SharedMemory, SharedMemoryStore};
-use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
+use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, openat};
 
 use crate::files::Files;
 use crate::limits;
@@ -30,6 +35,24 @@ use crate::pmem::MappedMemory;
 
 /// Where Linux tells the identity of this start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Who of this process has a file locked, by its path (UR-M4): cores are threads.
+static OWNERS: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
+
+fn owners() -> MutexGuard<'static, BTreeMap<PathBuf, String>> {
+    // No panic under the lock leaves it half changed.
+    OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that is mapped.
+#[derive(Debug)]
+struct MemoryFile {
+    mapped: MappedMemory,
+    /// Of the lock.
+    fd: OwnedFd,
+    path: PathBuf,
+    has_lock: Cell<bool>,
+}
 
 /// Shared memory in the files of a directory.
 #[derive(Clone)]
@@ -81,7 +104,7 @@ fn boot_id(path: &Path) -> Result<[u8; 16], Error> {
 }
 
 /// Opens or makes a file of `len` bytes or more, and maps the first `len` (UR-M1).
-fn map(path: &Path, len: usize, may_create: bool) -> Result<MappedMemory, Error> {
+fn map(path: &Path, len: usize, may_create: bool) -> Result<MemoryFile, Error> {
     let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
     let flags = OFlags::RDWR | create | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let flags = flags | OFlags::NONBLOCK; // a pipe of that name does not block
@@ -98,7 +121,8 @@ fn map(path: &Path, len: usize, may_create: bool) -> Result<MappedMemory, Error>
     let fd = OwnedFd::from(file);
     fallocate(&fd, FallocateFlags::empty(), 0, len as u64)
         .map_err(|e| os_error(path, "reserve its space", e))?; // UR-M2
-    MappedMemory::map(path, &fd, len)
+    let mapped = MappedMemory::map(path, &fd, len)?;
+    Ok(MemoryFile { mapped, fd, path: path.to_owned(), has_lock: Cell::new(false) })
 }
 
 impl SharedMemoryStore for MemoryFiles {
@@ -122,17 +146,47 @@ impl SharedMemoryStore for MemoryFiles {
     }
 }
 
-impl SharedMemory for MappedMemory {
+impl SharedMemory for MemoryFile {
     fn len_bytes(&self) -> usize {
-        self.len()
+        self.mapped.len()
     }
 
     fn read(&self, at: usize, out: &mut [u8]) -> Result<(), Status> {
-        self.copy_from(at, out)
+        self.mapped.copy_from(at, out)
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
-        self.copy_to(at, bytes)
+        self.mapped.copy_to(at, bytes)
+    }
+
+    fn lock(&self, owner: &str) -> Result<(), String> {
+        if self.has_lock.get() {
+            return Ok(());
+        }
+        let mut owners = owners();
+        // Does not wait: the file is on a local file system, and opened.
+        if flock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let other = owners.get(&self.path).cloned();
+            return Err(other.unwrap_or_else(|| "another process".to_owned()));
+        }
+        owners.insert(self.path.clone(), owner.to_owned());
+        self.has_lock.set(true);
+        Ok(())
+    }
+
+    fn unlock(&self) {
+        if self.has_lock.replace(false) {
+            let mut owners = owners();
+            owners.remove(&self.path);
+            // An error leaves it locked until the file is closed.
+            flock(&self.fd, FlockOperation::Unlock).ok();
+        }
+    }
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        self.unlock();
     }
 }
 
@@ -210,6 +264,30 @@ mod tests {
                 }
             }
             assert_eq!(fs::read_to_string(dir.join("victim")).unwrap(), "precious");
+        });
+    }
+
+    /// UR-M4.
+    #[test]
+    fn one_of_all_openings_has_the_lock() {
+        with_memory("lock", async |new: MemoryFiles, old: MemoryFiles, dir: PathBuf| {
+            let first = new.open("a", 4096).await.unwrap();
+            let second = new.open("a", 4096).await.unwrap();
+            first.lock("./c1.img").unwrap();
+            first.lock("./c1.img").unwrap();
+            for other in [second.clone(), old.open("a", 4096).await.unwrap()] {
+                assert_eq!(other.lock("./c2.img"), Err("./c1.img".to_owned()));
+            }
+            first.unlock();
+            second.lock("./c2.img").unwrap();
+            assert_eq!(first.lock("./c1.img"), Err("./c2.img".to_owned()));
+            drop(second);
+            // As another process has it.
+            let file = fs::File::open(dir.join("a")).unwrap();
+            flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+            assert_eq!(first.lock("./c1.img"), Err("another process".to_owned()));
+            drop(file);
+            first.lock("./c1.img").unwrap();
         });
     }
 

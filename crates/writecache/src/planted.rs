@@ -262,6 +262,8 @@ pub enum Fault {
     JournalNotDurable,
     /// Journal: it is blanked before what was applied is durable.
     JournalBlankedEarly,
+    /// Journal: a copy of the cache uses it beside the original.
+    JournalNotLocked,
     /// Journal: it stays when the cache has failed.
     JournalKeptAfterFailure,
     /// Guard: the origin is written to before the record of its front half.

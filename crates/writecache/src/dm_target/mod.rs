@@ -484,6 +484,7 @@ impl Target for WriteCache {
             }
             self.attach_origin().await?;
             self.guard_origin().await;
+            self.lock_journals().await?;
             self.begin().await;
             Ok(())
         })

@@ -263,6 +263,31 @@ impl WriteCache {
         Ok(OpenCache::Whole(Rc::new(whole)))
     }
 
+    /// Takes the journals again, all or none (WC-JR4): without them the cache leaves its origin.
+    pub(super) async fn lock_journals(&self) -> Result<(), Error> {
+        let locked = match self.parts() {
+            Some(parts) => parts.run_all(|part| async move { part.lock_journal() }).await,
+            None => self.lock_journal(),
+        };
+        if locked.is_err() {
+            if let Some(parts) = self.parts() {
+                parts.ask(|part| async move { part.unlock_journal() }).await;
+            }
+            self.leave_origin();
+        }
+        locked
+    }
+
+    fn lock_journal(&self) -> Result<(), Error> {
+        self.cache().map_or(Ok(()), |cache| cache.store.lock_journal())
+    }
+
+    fn unlock_journal(&self) {
+        if let Some(cache) = self.cache() {
+            cache.store.unlock_journal();
+        }
+    }
+
     /// Starts the cache, on all cores.
     pub(super) async fn begin(&self) {
         self.is_paused.set(false);

@@ -27,6 +27,7 @@ use crate::planted::Fault;
 use crate::recovery::area::read_area;
 use crate::recovery::area::{map_memory, not_initialized};
 use crate::recovery::dm::detect;
+use crate::recovery::journal::JournalUse;
 use crate::recovery::owner;
 use crate::recovery::superblock::{
     check_superblock, find_superblock, format_device, is_of_new_format, missing, new_uuid,
@@ -123,6 +124,7 @@ async fn adopts_origin(
         let blocks = superblock.origin_sectors / config.block_sectors();
         let within = |e: Error| e.within(format!("part {nth} of {}", division.parts()));
         let memory = map_memory(&config, superblock.slots.into()).map_err(within)?;
+        let blocks = (blocks, JournalUse::Look);
         let loaded = load(&config, &*device, superblock, blocks, memory).await.map_err(within)?;
         let LoadedMap { slots, .. } = loaded;
         owner::ownership(&config, superblock, origin, sectors, &slots).map_err(within)?;

@@ -14,7 +14,7 @@ use crate::events::IgnoredJournal;
 use crate::map::{Slots, State};
 use crate::recovery::area::ReadAhead;
 use crate::recovery::area::map_memory;
-use crate::recovery::journal::FoundJournal;
+use crate::recovery::journal::{FoundJournal, JournalUse};
 use crate::recovery::superblock::{check_counters, is_of_new_format};
 use crate::recovery::{LoadedMap, load};
 
@@ -151,7 +151,8 @@ async fn contents(
         return Ok(());
     }
     let memory = map_memory(&config, superblock.slots.into())?;
-    let loaded = load(&config, &*place.device, &superblock, blocks, memory).await;
+    let loaded =
+        load(&config, &*place.device, &superblock, (blocks, JournalUse::Look), memory).await;
     let LoadedMap { slots, end, memory: _memory, journal, applied } = match loaded {
         Ok(loaded) => loaded,
         Err(e) if e.kind() == ErrorKind::NoMemory => return Err(e),

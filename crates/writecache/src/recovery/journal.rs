@@ -20,6 +20,8 @@
 //!   before the journal begins anew: the opening writes a checkpoint.
 //! - WC-JR2 A journal of another cache, another start of the machine or another opening is never
 //!   applied, and what it had is reported.
+//! - WC-JR4 A journal has one user: it is locked from before it is read until the cache is suspended.
+//!   A copy of a cache device has the UUID of the original, and would share the memory.
 //! - WC-JR3 A version counts only if its data are in its slot, or in a frame. The cache device
 //!   alone may have lost power, and with it data that no flush covered: then the version before
 //!   counts, as after any power cut. Not one whose slot a later change has: that slot is to have
@@ -47,6 +49,9 @@ use crate::store::frames::{Frames, buffer_blocks};
 /// Versions whose data are read at once: 4 MiB at most.
 const READS_AT_ONCE: usize = 1024;
 
+/// What a journal is blanked with, at one time.
+static BLANK: [u8; 16 * UNIT] = [0; 16 * UNIT];
+
 /// Memory for a journal, and its part of the core's budget.
 pub(crate) struct JournalMemory {
     pub(crate) memory: Rc<dyn SharedMemory>,
@@ -54,11 +59,22 @@ pub(crate) struct JournalMemory {
     pub(crate) frames: Option<Frames>,
     /// Why there is none though the table has one.
     pub(crate) no_buffer: Option<String>,
+    /// Where it is, for messages.
+    place: String,
     boot_id: [u8; 16],
     capacity: u64,
     /// The number of the next entry.
     next: Cell<u64>,
     reservation: Reservation,
+}
+
+/// What a journal is read for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JournalUse {
+    /// The cache is opened (WC-JR4).
+    Take,
+    /// A tool looks at it.
+    Look,
 }
 
 /// What the memory of a cache has.
@@ -103,8 +119,13 @@ impl OpenJournal {
 /// Opens and reads the journal of a cache.
 ///
 /// # Errors
-/// `EINVAL` for a journal that no process can have left like that.
-pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<FoundJournal, Error> {
+/// `EINVAL` for a journal that no process can have left like that; `EBUSY` for one that another
+/// cache has.
+pub(crate) async fn find(
+    config: &Config,
+    superblock: &Superblock,
+    purpose: JournalUse,
+) -> Result<FoundJournal, Error> {
     let capacity = config.journal_capacity;
     let none = |place, why, unreadable| {
         let memory = Err(why);
@@ -137,6 +158,9 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
             return none(place, e.chain(), is_there.then(|| e.chain()));
         }
     };
+    if purpose == JournalUse::Take {
+        lock(config, &*memory, &place)?;
+    }
     let mut bytes = vec![0; memory.len_bytes()];
     if let Err(status) = memory.read(0, &mut bytes) {
         let why = format!("{place}: a part of it is lost ({status})");
@@ -165,7 +189,16 @@ pub(crate) async fn find(config: &Config, superblock: &Superblock) -> Result<Fou
         Ok(frames) => (frames, None),
         Err(why) => (None, Some(why)),
     };
-    let memory = JournalMemory { memory, frames, no_buffer, boot_id, capacity, next, reservation };
+    let memory = JournalMemory {
+        memory,
+        frames,
+        no_buffer,
+        place: place.clone(),
+        boot_id,
+        capacity,
+        next,
+        reservation,
+    };
     Ok(FoundJournal {
         memory: Ok(memory),
         header,
@@ -193,6 +226,22 @@ async fn open_frames(
     let len = frame_offset(most, most, config.block_size.into());
     reservation.grow_to(reservation.bytes() + len, format!("the write buffer {name}"))?;
     Ok(Some(Frames { memory: store.open(&name, len).await?, count }))
+}
+
+/// WC-JR4.
+fn lock(config: &Config, memory: &dyn SharedMemory, place: &str) -> Result<(), Error> {
+    if config.planted.is(Fault::JournalNotLocked) || config.planted.is(Fault::OpenWhenLoaded) {
+        return Ok(());
+    }
+    memory.lock(&config.cache).map_err(|other| {
+        Error::busy(format!(
+            "cache device {}: its journal, {place}, is in use by the cache on {other}: both have \
+             the same UUID, so one is a copy of the other. Remove the device of that one first, or \
+             open this one in a daemon with another run directory (`--run-dir`); nothing was \
+             changed",
+            config.cache
+        ))
+    })
 }
 
 /// The error for a journal that can't be believed.
@@ -446,7 +495,31 @@ impl JournalMemory {
             capacity: self.capacity,
             frames: self.frames.as_ref().map_or(0, |frames| frames.count.into()),
         };
+        if !planted.is(Fault::JournalNotLocked) {
+            self.blank();
+        }
         JournalWriter::begin(self.memory.clone(), header, self.next.get(), planted)
+    }
+
+    /// Blanks all of it. A copy of the cache may have used it meanwhile, and counts its openings as
+    /// this one does: its entries would follow ours. The header goes first: without it there is no
+    /// journal.
+    ///
+    /// Cost: 6 MiB of stores, once after each resume.
+    fn blank(&self) {
+        let len = self.memory.len_bytes();
+        for at in (0..len).step_by(BLANK.len()) {
+            // An error shows again when the journal begins.
+            self.memory.write(at, &BLANK[..BLANK.len().min(len - at)]).ok();
+        }
+    }
+
+    /// Takes the memory again, of a cache that was suspended (WC-JR4).
+    ///
+    /// # Errors
+    /// `EBUSY` if another cache has it.
+    pub(crate) fn lock(&self, config: &Config) -> Result<(), Error> {
+        lock(config, &*self.memory, &self.place)
     }
 
     /// The journal that was begun ends before entry `next`.

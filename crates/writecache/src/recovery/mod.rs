@@ -37,7 +37,7 @@ use self::area::{
     ReadAhead, damaged, flush_area, io_error, map_memory, map_of, no_space, not_initialized,
     read_area, write_area,
 };
-use self::journal::{FoundJournal, OpenJournal};
+use self::journal::{FoundJournal, JournalUse, OpenJournal};
 use self::owner::{Adoption, ownership};
 use self::superblock::{
     COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
@@ -127,7 +127,8 @@ pub(crate) async fn open_native(
     let blocks = sectors.0 / config.block_sectors();
     let memory = reserved.map_or_else(|| map_memory(&config, superblock.slots.into()), Ok)?;
     let had = superblock.origin_sectors / config.block_sectors();
-    let loaded = load(&config, &*device, &superblock, blocks.max(had), memory).await?;
+    let loaded =
+        load(&config, &*device, &superblock, (blocks.max(had), JournalUse::Take), memory).await?;
     let LoadedMap { mut slots, end, mut memory, mut journal, applied } = loaded;
     let adopts = ownership(&config, &superblock, &**origin, sectors, &slots)?;
     let found = guard::find_of_whole(&config, &**origin, &*device, &superblock, sectors).await?;
@@ -241,7 +242,7 @@ pub(crate) async fn load(
     config: &Config,
     device: &dyn BlockDevice,
     superblock: &Superblock,
-    blocks: u64,
+    (blocks, purpose): (u64, JournalUse),
     memory: Reservation,
 ) -> Result<LoadedMap, Error> {
     let geometry = superblock.geometry();
@@ -251,7 +252,7 @@ pub(crate) async fn load(
     recovery.load_checkpoint().await?;
     let end = recovery.replay().await?;
     check_counter(config, "incarnation of a record", end.incarnation, 0..=COUNTER_MAX)?;
-    let mut journal = journal::find(config, &recovery.superblock).await?;
+    let mut journal = journal::find(config, &recovery.superblock, purpose).await?;
     let incarnation = end.incarnation;
     let (superblock, map) = (&recovery.superblock, &mut recovery.map);
     let applied = journal.apply(config, device, superblock, incarnation, blocks, map).await?;

@@ -12,7 +12,7 @@
 //! journal. An opening without requests writes nothing.
 use std::pin::Pin;
 
-use block::Status;
+use block::{Error, Status};
 
 use super::Store;
 use super::media::Media;
@@ -55,12 +55,32 @@ impl Store {
         Ok(())
     }
 
+    /// The device is about to be resumed: the journal's memory is to be this cache's again
+    /// (WC-JR4).
+    ///
+    /// # Errors
+    /// `EBUSY` if a copy of the cache has it.
+    pub(crate) fn lock_journal(&self) -> Result<(), Error> {
+        match &self.journal.memory {
+            Ok(memory) => memory.lock(&self.config),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// From now on another instance of the cache may have the journal's memory.
     pub(crate) fn leave_journal(&self) {
         let next = self.slots.borrow_mut().leave_journal();
         self.buffer.set_frames(None);
         if let (Ok(memory), Some(next)) = (&self.journal.memory, next) {
             memory.left_at(next);
+        }
+        self.unlock_journal();
+    }
+
+    /// Another instance of the cache may have the memory (WC-JR4).
+    pub(crate) fn unlock_journal(&self) {
+        if let Ok(memory) = &self.journal.memory {
+            memory.memory.unlock();
         }
     }
 }

@@ -131,6 +131,95 @@ fn each_part_of_a_divided_cache_has_its_own_journal() {
     fixture.life(async |cache| expect(&*cache, 0..5, 1).await).unwrap();
 }
 
+/// WC-JR4, attack 3, break 1: a copy of the cache device, and both are used in one run directory.
+/// Returns what the original had acknowledged and what its next process finds of it.
+fn copied(fault: Option<Fault>) -> bool {
+    // The data of the copy are in a write buffer, which would be shared, too.
+    let options = "write_buffer 1M";
+    let mut original = fixture(options);
+    original.life(async |_| ()).unwrap();
+    let options = &format!("{MANUAL} {options}");
+    let mut copy = Fixture::within(original.world.clone(), 7, 256, 1024, options);
+    copy.config.set_journal_capacity(CAPACITY);
+    (original.config.cache, copy.config.cache) = ("./c1.img".to_owned(), "./c2.img".to_owned());
+    copy.poke_area(0, &original.image());
+    original.config.plant(fault);
+    copy.config.plant(fault);
+    let second = copy.target();
+    let shared = original.life(async move |first| {
+        fill(&*first, 0..5, 1).await;
+        flush(&*first).await;
+        let opened = second.clone().resume().await;
+        if opened.is_ok() {
+            fill(&*second, 0..9, 2).await;
+            return true;
+        }
+        let why = opened.unwrap_err();
+        assert_eq!(why.kind(), block::ErrorKind::Busy);
+        let why = why.chain();
+        for part in
+            ["device ./c2.img", "cache on ./c1.img", "memory journal-", "Remove", "--run-dir"]
+        {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+        // The way out.
+        suspend(&first).await;
+        second.clone().resume().await.unwrap();
+        fill(&*second, 0..9, 2).await;
+        let why = first.clone().resume().await.unwrap_err().chain();
+        assert!(why.contains("cache on ./c2.img"), "{why}");
+        suspend(&second).await;
+        // A table of its own may take it while the suspended one is there.
+        first.clone().resume().await.unwrap();
+        fill(&*first, 5..7, 1).await;
+        false
+    });
+    let is_right = original.life(async |cache| {
+        let mut good = true;
+        for block in 0..5 {
+            good &= get(&*cache, block).await == Ok(pattern(block, 1));
+        }
+        // Nor has it entries of the copy behind its own.
+        for block in 7..9 {
+            good &= get(&*cache, block).await != Ok(pattern(block, 2));
+        }
+        good
+    });
+    shared.unwrap();
+    is_right.unwrap()
+}
+
+#[test]
+fn a_copy_of_a_cache_does_not_share_its_journal() {
+    assert!(copied(None), "blocks that were made durable have other data");
+    assert!(!copied(Some(Fault::JournalNotLocked)), "it was not found");
+}
+
+#[test]
+fn a_copy_in_parts_does_not_share_a_journal() {
+    let mut original = Fixture::new(256, 2048, &format!("{MANUAL} parts 2"));
+    original.config.set_journal_capacity(CAPACITY);
+    original.config.set_chunk(Sector(8));
+    original.world.borrow_mut().share_memory();
+    original.life(async |_| ()).unwrap();
+    let mut copy = Fixture::within(original.world.clone(), 7, 256, 2048, MANUAL);
+    copy.config = original.config.clone();
+    copy.poke_area(0, &original.image());
+    let second = copy.target();
+    let work = async move |first: Rc<WriteCache>| {
+        fill(&*first, 0..5, 1).await;
+        let why = second.clone().resume().await.unwrap_err().chain();
+        assert!(why.contains("one is a copy of the other"), "{why}");
+        suspend(&first).await;
+        second.clone().resume().await.unwrap();
+        first.clone().resume().await.unwrap_err();
+        suspend(&second).await;
+        first.clone().resume().await.unwrap();
+        expect(&*first, 0..5, 1).await;
+    };
+    original.life(work).unwrap();
+}
+
 /// The opening is refused with a message that has all `parts`, and changes nothing.
 fn is_refused(fixture: &Fixture, parts: &[&str]) {
     let (image, bytes) = (fixture.image(), journal(fixture).borrow().clone());

@@ -10,6 +10,7 @@ mod attributes;
 mod crossing;
 mod disks;
 mod listen;
+mod obstacles;
 mod recache;
 mod report;
 mod resize;
@@ -23,7 +24,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector, UnsavedBlocks};
+use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server, TlsServer};
@@ -32,8 +33,8 @@ use uring::{Files, RemoteEnd};
 
 use crate::claims::Claims;
 use crate::config::{DeviceConfig, of_device};
+use crate::descriptors::Places;
 use crate::exports::DmExports;
-use crate::leaf_word::{LeafWord, parse};
 use crate::leaves::Leaves;
 use crate::secondary::{CorePool, Owner};
 use crate::sessions::SessionCores;
@@ -41,7 +42,9 @@ use crate::targets;
 use crate::tls::ServerCertificates;
 use crate::ublk_door::UblkDoor;
 use crate::zram_factory::ZramFactory;
-use report::{device, line, path_of};
+use crossing::StuckDevices;
+use obstacles::leave_unsaved;
+use report::{device, line, unsaved_warning};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
 /// little. At most a quarter of all time.
@@ -88,6 +91,8 @@ pub(crate) struct Engine {
     tls: RefCell<Option<Rc<TlsServer>>>,
     /// Block devices of the kernel, where they can be made.
     disks: RefCell<Option<Rc<UblkDoor>>>,
+    /// Devices that can't go on after a hand-over that failed.
+    stuck: Rc<StuckDevices>,
     ended: Cell<bool>,
 }
 
@@ -110,7 +115,9 @@ impl Engine {
         let owner = Owner::new(pool, &dm, leaves.clone());
         let defaults = Options::default();
         let bytes_max = door_bytes_max(defaults.bytes_max, reactor::memory().limit());
-        let options = Options { bytes_max, ..defaults };
+        let Places { nbd: connections_max, nbd_local: local_connections, .. } =
+            Places::of_process();
+        let options = Options { bytes_max, connections_max, local_connections, ..defaults };
         let places = SessionCores::new(owner.clone(), &options, cores);
         let options = places.options();
         let of_nbd = places.clone();
@@ -132,6 +139,7 @@ impl Engine {
             cores,
             tls,
             disks,
+            stuck: Rc::default(),
             ended,
         }
     }
@@ -372,8 +380,7 @@ impl Engine {
 
     fn described(&self, info: DeviceInfo) -> api::Device {
         let owner = self.dm.get(&info.name).ok();
-        let engines = owner.iter().flat_map(|owner| self.claims.of(owner));
-        let problems = engines.flat_map(|engine| engine.problems()).collect();
+        let problems = owner.map(|owner| self.problems_of(&owner)).unwrap_or_default();
         let block_device = self.disk_of(&info.name);
         api::Device { problems, block_device, ..device(info) }
     }
@@ -471,7 +478,7 @@ impl Engine {
             }
         }
         for name in names {
-            let (dm, settling) = (self.dm.clone(), settling.clone());
+            let (dm, claims, settling) = (self.dm.clone(), self.claims.clone(), settling.clone());
             let above = above.remove(&name).unwrap_or_default();
             spawn(async move {
                 settling.wait_for(&above).await;
@@ -486,9 +493,8 @@ impl Engine {
                 if let Ok(device) = dm.get(&name)
                     && warns
                 {
-                    for unsaved in device.unsaved().await {
-                        tracing::warn!(device = name, "{}", unsaved_warning(&unsaved));
-                    }
+                    let lacking = leave_unsaved(&claims, &device).await;
+                    settling.failures.borrow_mut().extend(lacking);
                 }
                 let place = if warns { "shutdown" } else { "hand-over" };
                 let place = format!("{place}: {name}");
@@ -552,36 +558,6 @@ fn word_of(how: Remove) -> &'static str {
         Remove::Deferred => "when it is closed",
         Remove::Drained => "after writeback",
     }
-}
-
-/// The warning about blocks that stay in a cache without a device.
-fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
-    let UnsavedBlocks { cache, start, origin, .. } = unsaved;
-    if unsaved.is_missing {
-        return format!("{unsaved} stay there, and {origin} alone is perhaps stale");
-    }
-    if let Ok(LeafWord::Mem(_) | LeafWord::Null(_)) = parse(cache) {
-        return format!(
-            "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
-             {origin} alone is stale"
-        );
-    }
-    let start = match *start {
-        Sector::ZERO => String::new(),
-        start => format!(" --start-sector {start}"),
-    };
-    let recover = match (path_of(cache), path_of(origin)) {
-        (Some(cache), Some(origin)) => format!(
-            ", or `millpond recover --cache {}{start} --origin {}`,",
-            cache.display(),
-            origin.display()
-        ),
-        _ => String::new(),
-    };
-    format!(
-        "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
-         them together"
-    )
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 //!   memory alone: the next instance of the cache does not have that memory.
 //! - DM-U2 A device whose cache has blocks that fail, can't be read or are in memory alone is
 //!   removed only with their token.
+//! - DM-U3 Another process takes over from this one only with the token of each device that has
+//!   blocks in memory alone.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -105,6 +107,23 @@ impl MappedDevice {
             stale(&lost)
         );
         Error::require_token(self.token("remove", &lost), given, harm)
+    }
+
+    /// What is in memory alone and would end with this process, and the token of `verb` that
+    /// accepts that (DM-U3). The device may be suspended.
+    pub async fn in_memory_alone(&self, verb: &str) -> Option<(String, String)> {
+        let mut alone = self.unsaved().await;
+        alone.retain(|unsaved| unsaved.in_memory > 0);
+        if alone.is_empty() {
+            return None;
+        }
+        let name = self.name();
+        let harm = format!(
+            "its cache has {}; another process may not find them: copy them from {name}, which can \
+             still be read, or `millpond remove {name}` with the token of its refusal gives them up",
+            stale(&alone)
+        );
+        Some((self.token(verb, &alone), harm))
     }
 
     /// Identifies a verb and what it would hide: the devices of the blocks, and how many can't be

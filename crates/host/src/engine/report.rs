@@ -2,6 +2,7 @@
 //! Devices and lines of tables as the control API shows them, and what messages say of leaves.
 use std::path::PathBuf;
 
+use block::{Sector, UnsavedBlocks};
 use control::api;
 use dm::DeviceInfo;
 
@@ -37,4 +38,34 @@ pub(super) fn path_of(word: &str) -> Option<PathBuf> {
         Ok(LeafWord::Path(path) | LeafWord::Pmem(path)) => Some(path),
         Ok(LeafWord::Nbd(_) | LeafWord::Mem(_) | LeafWord::Null(_)) | Err(_) => None,
     }
+}
+
+/// The warning about blocks that stay in a cache without a device.
+pub(super) fn unsaved_warning(unsaved: &UnsavedBlocks) -> String {
+    let UnsavedBlocks { cache, start, origin, .. } = unsaved;
+    if unsaved.is_missing {
+        return format!("{unsaved} stay there, and {origin} alone is perhaps stale");
+    }
+    if let Ok(LeafWord::Mem(_) | LeafWord::Null(_)) = parse(cache) {
+        return format!(
+            "{unsaved} are gone with the last device that has {cache} open, for it is in memory; \
+             {origin} alone is stale"
+        );
+    }
+    let start = match *start {
+        Sector::ZERO => String::new(),
+        start => format!(" --start-sector {start}"),
+    };
+    let recover = match (path_of(cache), path_of(origin)) {
+        (Some(cache), Some(origin)) => format!(
+            ", or `millpond recover --cache {}{start} --origin {}`,",
+            cache.display(),
+            origin.display()
+        ),
+        _ => String::new(),
+    };
+    format!(
+        "{unsaved} stay there, and {origin} alone is stale: only a table over both{recover} brings \
+         them together"
+    )
 }

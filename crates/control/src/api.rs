@@ -67,6 +67,14 @@ pub struct Removed {
     pub warnings: Vec<String>,
 }
 
+/// Answer to `POST /v1/stop`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// Blocks that are in memory alone, and what becomes of them: the daemon fails then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_memory_alone: Vec<String>,
+}
+
 /// Answer to `POST /v1/reload`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {

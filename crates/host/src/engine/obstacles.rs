@@ -76,6 +76,15 @@ impl Engine {
         Ok(found)
     }
 
+    /// What becomes of blocks in memory alone when the daemon ends.
+    pub(crate) async fn in_memory_alone(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for device in self.dm.devices() {
+            all.extend(in_memory_alone(&self.claims, &device).await);
+        }
+        all
+    }
+
     async fn has_pages(&self, name: &str) -> Result<bool, Failure> {
         let stat = self.dm.get_attribute(name, "mm_stat").await?.to_string();
         Ok(stat.split_whitespace().next().is_some_and(|bytes| bytes != "0"))
@@ -104,16 +113,21 @@ fn of_verbs(info: &DeviceInfo) -> Vec<UpgradeProblem> {
     found
 }
 
-/// Reports what an orderly end leaves in the caches of a device. Fails with what is in memory alone:
-/// the end keeps the journals, as `kill -9` does.
+/// Reports what an orderly end leaves in the caches of a device. Fails with what is in memory alone.
 pub(super) async fn leave_unsaved(claims: &Claims, device: &Rc<MappedDevice>) -> Vec<Failure> {
-    let mut lacking = Vec::new();
-    for unsaved in device.unsaved().await {
+    for unsaved in device.unsaved().await.iter().filter(|unsaved| unsaved.in_memory == 0) {
+        tracing::warn!(device = device.name(), "{}", unsaved_warning(unsaved));
+    }
+    let alone = in_memory_alone(claims, device).await.into_iter();
+    alone.map(|text| Failure::new(ErrorKind::Io, format!("shutdown: {text}"))).collect()
+}
+
+/// What becomes of blocks of a device that are in memory alone when the daemon ends: the journals
+/// stay, as after `kill -9`.
+async fn in_memory_alone(claims: &Claims, device: &Rc<MappedDevice>) -> Vec<String> {
+    let mut all = Vec::new();
+    for unsaved in device.unsaved().await.iter().filter(|unsaved| unsaved.in_memory > 0) {
         let (name, cache) = (device.name(), &unsaved.cache);
-        if unsaved.in_memory == 0 {
-            tracing::warn!(device = name, "{}", unsaved_warning(&unsaved));
-            continue;
-        }
         let fate = match claims.without_journal(device).await {
             Some(journal) => format!("they are lost, for the journal is {journal}"),
             None => format!(
@@ -122,8 +136,7 @@ pub(super) async fn leave_unsaved(claims: &Claims, device: &Rc<MappedDevice>) ->
                 reactor::shared_memory().map(|dir| dir.place_of("")).unwrap_or_default()
             ),
         };
-        let text = format!("shutdown: {name}: {unsaved}: {fate}");
-        lacking.push(Failure::new(ErrorKind::Io, text));
+        all.push(format!("{name}: {unsaved}: {fate}"));
     }
-    lacking
+    all
 }

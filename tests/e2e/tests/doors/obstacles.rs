@@ -205,7 +205,8 @@ fn an_orderly_end_keeps_what_is_in_memory_alone() {
         drop(client);
         if by_verb {
             let stopped = bed.daemon().try_verb(&["stop"]).unwrap();
-            println!("{}", stopped.complaint());
+            assert_eq!(stopped.code, 1, "{}", stopped.complaint());
+            assert!(stopped.stderr.contains("they stay in the journal in"), "{}", stopped.stderr);
         } else {
             bed.daemon().signal(Signal::TERM).unwrap();
         }

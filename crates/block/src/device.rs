@@ -293,6 +293,12 @@ pub trait Target: BlockDevice + Any {
         None
     }
 
+    /// Who has taken away what the target had, as a volume of a shared store. It stays so: another
+    /// instance would take it back, and only somebody who knows of the other one decides that.
+    fn fenced_by(&self) -> Option<String> {
+        None
+    }
+
     /// Writes the blocks that it alone holds to the devices below. Bios may come meanwhile.
     fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async { Ok(()) })

@@ -7,8 +7,10 @@ use control::Failure;
 use host::io_failure;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::time::{Duration, sleep};
+
+/// How often it is asked whether a process has ended.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug)]
@@ -32,9 +34,9 @@ impl Process {
     }
 
     /// Completes when it has ended.
-    pub(crate) async fn ended(self) -> Result<(), Failure> {
-        let failed = |e: std::io::Error| io_failure(&e, "waiting for the process");
-        let process = AsyncFd::with_interest(self.0, Interest::READABLE).map_err(failed)?;
-        process.readable().await.map(drop).map_err(failed)
+    pub(crate) async fn ended(self) {
+        while !self.has_ended() {
+            sleep(LOOK).await;
+        }
     }
 }

@@ -238,8 +238,8 @@ pub(crate) async fn reload(client: &Client) -> Result<api::Reloaded, Failure> {
 }
 
 /// Asks the daemon to end; it has not ended yet when this returns.
-pub(crate) async fn stop(client: &Client) -> Result<(), Failure> {
-    client.post(paths::STOP, &api::Empty {}).await.map(|api::Empty {}| ())
+pub(crate) async fn stop(client: &Client) -> Result<api::Stopping, Failure> {
+    client.post(paths::STOP, &api::Empty {}).await
 }
 
 /// Prints the warnings of an answer on standard error.

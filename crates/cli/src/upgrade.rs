@@ -28,7 +28,9 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 ///
 /// What can't cross is named, and refused unless its name is given to --force: clients by TLS
 /// (their connections end after their replies), compressed RAM disks with pages in memory,
-/// `mem:SIZE`, and files below --fuse. The options of the configuration file are those at its
+/// `mem:SIZE`, and files below --fuse. Blocks of a write cache that are in memory alone need the
+/// token that is named. A device that another daemon has taken over keeps all from crossing: the
+/// successor would take it back. The options of the configuration file are those at its
 /// present state; its devices are those that the daemon has: `millpond reload` creates new ones.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -50,7 +52,8 @@ pub struct UpgradeArgs {
     /// end, that the devices are opened. By default 30s
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<String>,
-    /// Leave this behind, a device or client that --dry-run lists; may be given several times
+    /// Leave this behind, a device or client that --dry-run lists, or what its token stands for; may
+    /// be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) force: Vec<String>,
     /// Report what would cross and what would not, and change nothing
@@ -132,8 +135,12 @@ pub(crate) fn text(upgraded: &api::Upgraded, if_changed: bool) -> String {
         None => format!("pid {pid} ({version}) would hand over to {program}\n"),
     };
     out += &format!("crosses: devices {devices}, connections {sessions}, listeners {listeners}\n");
-    for api::UpgradeProblem { name, why, can_be_forced } in problems {
-        let hint = if *can_be_forced { "" } else { " (can't be forced)" };
+    for api::UpgradeProblem { name, why, can_be_forced, token } in problems {
+        let hint = match (can_be_forced, token) {
+            (false, _) => " (can't be forced)".to_owned(),
+            (true, None) => String::new(),
+            (true, Some(token)) => format!(" (`--force={token}` accepts that)"),
+        };
         out += &plain(&format!("does not cross: {name}: {why}{hint}"));
         out.push('\n');
     }
@@ -158,6 +165,7 @@ mod tests {
                 name: "scratch".into(),
                 why: "mem:1M is in the memory of this process".into(),
                 can_be_forced: true,
+                token: None,
             }],
         };
         assert_eq!(

@@ -378,16 +378,20 @@ async fn stop(client: &Client, a: &StopArgs) -> Done {
     let pid = requests::version(client).await?.pid;
     // Taken before, so that it is this process and no later one of the same number.
     let process = Process::open(pid)?;
-    requests::stop(client).await?;
+    let api::Stopping { in_memory_alone } = requests::stop(client).await?;
+    let outcome = match in_memory_alone.into_iter().next() {
+        None => Ok(()),
+        Some(first) => Err(Failure::new(ErrorKind::Io, format!("the daemon ends: {first}"))),
+    };
     if a.no_wait {
-        return Ok(());
+        return outcome;
     }
     let ended = process.ended();
     tokio::pin!(ended);
     let mut tick = interval_at(Instant::now() + QUIET, STOP_REPORT);
     loop {
         tokio::select! {
-            ended = &mut ended => return ended,
+            () = &mut ended => return outcome,
             _ = tick.tick() => {
                 let what = "is settling its devices";
                 print_error(&format!("millpond: stop: the daemon (pid {pid}) {what}"));

@@ -67,6 +67,14 @@ pub struct Removed {
     pub warnings: Vec<String>,
 }
 
+/// Answer to `POST /v1/stop`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// Blocks that are in memory alone, and what becomes of them: the daemon fails then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_memory_alone: Vec<String>,
+}
+
 /// Answer to `POST /v1/reload`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
@@ -107,8 +115,23 @@ pub struct UpgradeProblem {
     /// The device or client.
     pub name: String,
     pub why: String,
-    /// Whether `force` with the name accepts that.
+    /// Whether `force` accepts that: with the token if there is one, else with the name.
     pub can_be_forced: bool,
+    /// Stands for what would be lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+}
+
+impl UpgradeProblem {
+    /// One that no token stands for.
+    pub fn new(name: &str, why: String, can_be_forced: bool) -> UpgradeProblem {
+        UpgradeProblem { name: name.to_owned(), why, can_be_forced, token: None }
+    }
+
+    /// Whether a word of `force` stands for it.
+    pub fn is_named_by(&self, word: &str) -> bool {
+        word == self.token.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// Answer to `POST /v1/upgrade`: what has crossed to the successor, or would.

@@ -89,6 +89,21 @@ impl Claims {
         all.collect()
     }
 
+    /// Why a write cache of a device has no journal in memory; `None` when all have one.
+    pub(crate) async fn without_journal(&self, device: &Rc<MappedDevice>) -> Option<String> {
+        for target in self.of(device) {
+            if target.kind() != writecache::MANUAL.name {
+                continue;
+            }
+            let state = target.get_attribute("journal".to_owned()).await;
+            let state = state.map_or_else(|e| e.chain(), |state| state.to_string());
+            if !state.starts_with("in memory") {
+                return Some(state);
+            }
+        }
+        None
+    }
+
     /// Records `target` and its mapped device for as long as it lives.
     pub(crate) fn hold(&self, ctx: &Context, target: &Rc<dyn Target>) -> Result<(), Error> {
         let owner = Rc::downgrade(&self.owner(ctx)?);

@@ -73,8 +73,7 @@ mod tests {
     #[test]
     fn clients_leave_descriptors_to_the_operator() {
         for limit in [128, 256, 1024, 4096, 1 << 19] {
-            let Places { nbd, nbd_local, control, waiting, metrics } =
-                Places::by_limit(limit);
+            let Places { nbd, nbd_local, control, waiting, metrics } = Places::by_limit(limit);
             // Local sockets and TCP have places of their own.
             let clients = nbd + 2 * (control + waiting) + metrics;
             assert!(clients as u64 + KEPT / 2 <= limit, "{limit}: {clients}");

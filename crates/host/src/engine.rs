@@ -10,6 +10,7 @@ mod attributes;
 mod crossing;
 mod disks;
 mod listen;
+mod obstacles;
 mod recache;
 mod removal;
 mod report;
@@ -33,6 +34,7 @@ use uring::{Files, RemoteEnd};
 
 use crate::claims::Claims;
 use crate::config::{DeviceConfig, of_device};
+use crate::descriptors::Places;
 use crate::exports::DmExports;
 use crate::leaves::Leaves;
 use crate::secondary::{CorePool, Owner};
@@ -41,7 +43,9 @@ use crate::targets;
 use crate::tls::ServerCertificates;
 use crate::ublk_door::UblkDoor;
 use crate::zram_factory::ZramFactory;
-use removal::{unsaved_warning, unsaved_warnings, word_of};
+use crossing::StuckDevices;
+use obstacles::leave_unsaved;
+use removal::{unsaved_warnings, word_of};
 use report::{device, line};
 
 /// Most time for clients' requests to end at shutdown: nbd's own bound for slow readers, and a
@@ -89,6 +93,8 @@ pub(crate) struct Engine {
     tls: RefCell<Option<Rc<TlsServer>>>,
     /// Block devices of the kernel, where they can be made.
     disks: RefCell<Option<Rc<UblkDoor>>>,
+    /// Devices that can't go on after a hand-over that failed.
+    stuck: Rc<StuckDevices>,
     ended: Cell<bool>,
 }
 
@@ -113,7 +119,9 @@ impl Engine {
         let owner = Owner::new(pool, &dm, leaves.clone());
         let defaults = Options::default();
         let bytes_max = door_bytes_max(defaults.bytes_max, reactor::memory().limit());
-        let options = Options { bytes_max, ..defaults };
+        let Places { nbd: connections_max, nbd_local: local_connections, .. } =
+            Places::of_process();
+        let options = Options { bytes_max, connections_max, local_connections, ..defaults };
         let places = SessionCores::new(owner.clone(), &options, cores);
         let options = places.options();
         let of_nbd = places.clone();
@@ -135,6 +143,7 @@ impl Engine {
             cores,
             tls,
             disks,
+            stuck: Rc::default(),
             ended,
         }
     }
@@ -377,8 +386,7 @@ impl Engine {
 
     fn described(&self, info: DeviceInfo) -> api::Device {
         let owner = self.dm.get(&info.name).ok();
-        let engines = owner.iter().flat_map(|owner| self.claims.of(owner));
-        let problems = engines.flat_map(|engine| engine.problems()).collect();
+        let problems = owner.map(|owner| self.problems_of(&owner)).unwrap_or_default();
         let block_device = self.disk_of(&info.name);
         api::Device { problems, block_device, ..device(info) }
     }
@@ -476,7 +484,7 @@ impl Engine {
             }
         }
         for name in names {
-            let (dm, settling) = (self.dm.clone(), settling.clone());
+            let (dm, claims, settling) = (self.dm.clone(), self.claims.clone(), settling.clone());
             let above = above.remove(&name).unwrap_or_default();
             spawn(async move {
                 settling.wait_for(&above).await;
@@ -491,9 +499,8 @@ impl Engine {
                 if let Ok(device) = dm.get(&name)
                     && warns
                 {
-                    for unsaved in device.unsaved().await {
-                        tracing::warn!(device = name, "{}", unsaved_warning(&unsaved));
-                    }
+                    let lacking = leave_unsaved(&claims, &device).await;
+                    settling.failures.borrow_mut().extend(lacking);
                 }
                 let place = if warns { "shutdown" } else { "hand-over" };
                 let place = format!("{place}: {name}");

@@ -101,6 +101,13 @@ pub(crate) fn remove_used_journals(dir: &Path) {
     }
 }
 
+/// Whether `dir` has the journal of a write cache.
+pub(crate) fn has_journal(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name());
+    names.any(|name| name.to_string_lossy().starts_with(JOURNAL_PREFIX))
+}
+
 /// Whether a journal has no change: it may be blank.
 fn has_nothing(journal: &Result<Journal, Damage>) -> bool {
     match journal {

@@ -2,6 +2,7 @@
 //! The REST API's paths, and what each does. docs/api.md is its manual.
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Error, ErrorKind};
 use control::api::TableSlot;
@@ -23,6 +24,10 @@ use crate::reload::ConfigFile;
 use crate::route_effects::only_waits;
 use crate::saved_config;
 use crate::upgrade::{HandoverSource, upgrade};
+
+/// How long a stop looks for blocks that are in memory alone. Chosen: an answer of a core takes less
+/// than a millisecond.
+const STOP_LOOK: Duration = Duration::from_secs(1);
 
 /// State that all requests use.
 #[derive(Debug)]
@@ -288,8 +293,11 @@ async fn perform(
         }
         Route::Stop => {
             parse::<api::Empty>(body)?;
+            let alone = core.call(async |e: Rc<Engine>| e.in_memory_alone().await);
+            // A device that hangs keeps nobody from the end.
+            let alone = tokio::time::timeout(STOP_LOOK, alone).await.ok().and_then(Result::ok);
             state.stop.notify_one();
-            json(&api::Empty {})
+            json(&api::Stopping { in_memory_alone: alone.unwrap_or_default() })
         }
         Route::Clients => json(&core.call(async |e| e.clients()).await?),
         Route::Disconnect(choice) => {

@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::blocking::start_blocking_thread;
 use crate::config::{Config, DeviceConfig, ServeArgs};
 use crate::daemon::{Beginning, Daemon};
 use crate::io_failure::io_failure;
@@ -57,7 +58,7 @@ pub struct RunArgs {
 const EXIT_NO_COMMAND: u8 = 127;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 
-/// A directory that is removed when this is dropped.
+/// A directory that is removed when this is dropped, unless a cache needs a journal in it.
 struct PrivateDir(PathBuf);
 
 impl PrivateDir {
@@ -77,6 +78,15 @@ impl PrivateDir {
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
+        memory::remove_used_journals(&self.0);
+        if memory::has_journal(&self.0) {
+            let dir = self.0.display();
+            print_error(&format!(
+                "millpond: run: {dir} is kept until this machine boots: it has what the cache \
+                 device lacks. `millpond --run-dir {dir} run` with the same table finds it"
+            ));
+            return;
+        }
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -104,6 +114,7 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
     memory::set_by_default();
     // Before the command starts, so that none gets lost.
     let signals = Signals::new()?;
+    start_blocking_thread().await?;
     let daemon = Daemon::start(&run_dir, config, Beginning::ForCommand).await?;
     let file = daemon.fuse_dir().map(|dir| dir.join("dev").join(dm::mangle(&args.name)));
     let exit = match spawn(args, &run_dir, file.as_deref()) {

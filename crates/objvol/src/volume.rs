@@ -246,7 +246,11 @@ impl Volume {
         shared.changed.wake_all();
         shared.changed.wait_for(|| shared.tasks.get() == 0).await;
         written.and(shared.check_fence()).map_err(|status| self.fenced(status))?;
-        shared.put_host(OwnerState::Clean).await
+        shared.put_host(OwnerState::Clean).await?;
+        // Somebody may have taken it over since the last look, and whoever opens it here next would
+        // take it back. The store works, so this does not wait.
+        let _ = shared.look_with(&shared.requests).await;
+        shared.check_fence().map_err(|status| self.fenced(status))
     }
 
     /// It was closed: a close that has given up on the store has not.

@@ -232,9 +232,9 @@ pub(crate) async fn call<T: Send + 'static>(
                     "no helper thread was free within {seconds} s ({threads} are there), and no \
                      more can be started: {e} (a limit of threads: TasksMax=, pids.max, ulimit -u)"
                 ),
-                (None, threads) => format!(
-                    "all {threads} helper threads wait for file systems that do not answer"
-                ),
+                (None, threads) => {
+                    format!("all {threads} helper threads wait for file systems that do not answer")
+                }
             };
             drop(state);
             Err(refused(what, &why))

@@ -111,7 +111,9 @@ impl Cache {
     /// The attribute `journal`.
     pub(crate) fn journal_state(&self) -> String {
         match &self.store.journal.memory {
-            Ok(_) if self.store.failure().is_some() => "none: the cache has failed".to_owned(),
+            Ok(_) if self.store.health.journal_ended.get() => {
+                "none: the cache has failed".to_owned()
+            }
             Ok(_) if self.store.slots.borrow().has_lost_journal() => {
                 "none: a part of its memory is lost".to_owned()
             }

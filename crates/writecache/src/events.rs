@@ -361,6 +361,8 @@ impl fmt::Display for BadBlocks {
 pub(crate) struct Health {
     /// The error with which the cache failed; kept until the table is loaded again (WC-I8).
     pub(crate) failed: Cell<Option<Status>>,
+    /// It has ended the journal (WC-J3).
+    pub(crate) journal_ended: Cell<bool>,
     /// Set when the cache device has failed to read a dirty block: the cache takes no new blocks
     /// and is written back.
     pub(crate) drain_only: Cell<Option<Status>>,

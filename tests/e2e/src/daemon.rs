@@ -143,6 +143,11 @@ impl Daemon {
         self.process.ended()
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
     /// Its process.
     pub fn id(&self) -> u32 {
         self.process.id()

@@ -161,6 +161,11 @@ impl TestBed {
         daemon.terminate().unwrap_or_else(|e| panic!("{e}"));
     }
 
+    /// The daemon has ended.
+    pub fn forget(&mut self) {
+        self.daemon = None;
+    }
+
     /// Starts the daemon again, with the same devices.
     pub fn start_again(&mut self) {
         assert!(self.daemon.is_none(), "one daemon at a time");

@@ -38,6 +38,8 @@
 //!   one: a table that is loaded with a wrong length changes nothing.
 //! - DM-R8 A table that stays after another one was opened reads the media of the caches anew that
 //!   both have: the other one may have written them back, or have changed their metadata.
+//! - DM-R9 A device of which somebody else has taken a target over keeps its table: a new one would
+//!   take it back, which only `load` and `resume` do.
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, Role};
@@ -186,6 +188,11 @@ impl MappedDevice {
         Ok(text)
     }
 
+    /// Who has taken away what a target of the live table had.
+    pub fn fenced_by(&self) -> Option<String> {
+        self.live()?.entries.iter().find_map(|entry| entry.target.fenced_by())
+    }
+
     /// Fails unless the device has a live table alone, and serves bios.
     pub fn check_replaceable(&self) -> Result<(), Error> {
         if self.live().is_none() {
@@ -198,6 +205,13 @@ impl MappedDevice {
             return Err(Error::busy(
                 "a table waits for a resume: `clear` drops it, `resume` makes it live",
             ));
+        }
+        if let Some(fence) = self.fenced_by() {
+            // DM-R9
+            return Err(Error::busy(format!(
+                "{fence}: another table would take it back: `load` and `resume` with its table \
+                 do that, `remove` gives it up"
+            )));
         }
         Ok(())
     }

@@ -10,6 +10,8 @@
 //! - DM-U3 A cache without its device has no copies of its origin, which may change from then on: a
 //!   removal, and a table that hides the cache, drop them first. Where that fails, and in a removal
 //!   by force, which waits for nothing, it is reported.
+//! - DM-U4 Another process takes over from this one only with the token of each device that has
+//!   blocks in memory alone.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, UnsavedBlocks};
@@ -152,6 +154,23 @@ impl MappedDevice {
             stale(&lost)
         );
         Error::require_token(self.token("remove", &lost), given, harm)
+    }
+
+    /// What is in memory alone and would end with this process, and the token of `verb` that
+    /// accepts that (DM-U4). The device may be suspended.
+    pub async fn in_memory_alone(&self, verb: &str) -> Option<(String, String)> {
+        let mut alone = self.unsaved().await;
+        alone.retain(|unsaved| unsaved.in_memory > 0);
+        if alone.is_empty() {
+            return None;
+        }
+        let name = self.name();
+        let harm = format!(
+            "its cache has {}; another process may not find them: copy them from {name}, which can \
+             still be read, or `millpond remove {name}` with the token of its refusal gives them up",
+            stale(&alone)
+        );
+        Some((self.token(verb, &alone), harm))
     }
 
     /// Identifies a verb and what it would hide: the devices of the blocks, and how many can't be

@@ -7,28 +7,40 @@
 //!      ▲                  │
 //!      └── let go ────────┘ opened anew, if the successor may have opened them
 //! ```
-use std::cell::Cell;
+//!
+//! Invariant
+//! - HO-UP6 A device that can't go on after a hand-over that failed, as its disk fails just then, is
+//!   tried again until it does: nobody else knows that it has to be resumed.
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use block::{Class, Error, ErrorKind, Nanos, Status};
+use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Status};
 use control::{Failure, api};
-use dm::Dm;
+use dm::{Dm, MappedDevice};
 use queue::Leaf;
 use reactor::{sleep, spawn};
 use uring::Files;
 
 use super::{DRAIN_POLL, Engine, ShutdownProgress};
 use crate::config::of_device;
-use crate::leaf_word::{LeafWord, PMEM, parse};
+use crate::leaf_word::PMEM;
 use crate::saved_config::SavedDevice;
 
 /// The target type of compressed RAM disks, and its option by which they survive.
-const ZRAM: &str = zram::MANUAL.name;
-const PERSIST: &str = "persist";
+pub(super) const ZRAM: &str = zram::MANUAL.name;
+pub(super) const PERSIST: &str = "persist";
 /// What is wrong with a device that is not held in time.
 const REQUESTS: &str = "its requests do not end";
+
+/// How often a device is tried again that can't go on after a hand-over. Chosen: as soon as a
+/// person notices that its disk is well again.
+const GO_ON_RETRY: Nanos = Nanos::from_secs(1);
+
+/// Devices that can't go on after a hand-over that failed, and why.
+pub(crate) type StuckDevices = RefCell<BTreeMap<String, String>>;
 
 /// A device on its way.
 #[derive(Debug)]
@@ -45,51 +57,6 @@ pub(crate) struct CrossingDevice {
 pub(crate) type CrossingLeaf = (String, OwnedFd);
 
 impl Engine {
-    /// What does not cross to a successor, device by device.
-    pub(crate) async fn upgrade_problems(&self) -> Result<Vec<api::UpgradeProblem>, Failure> {
-        let mut found = Vec::new();
-        let mut add = |name: &str, why: String, can_be_forced: bool| {
-            found.push(api::UpgradeProblem { name: name.to_owned(), why, can_be_forced });
-        };
-        for info in self.dm.list() {
-            let name = &info.name;
-            if info.suspended {
-                let why = "it is suspended, and requests may wait for it: resume it first";
-                add(name, why.to_owned(), false);
-            }
-            if info.inactive_table {
-                let why = format!(
-                    "a table waits for a resume: `resume {name}` makes it live, `clear {name}` \
-                     drops it"
-                );
-                add(name, why, false);
-            }
-            if info.deferred_remove {
-                let why = "it is removed when it is closed: `message NAME 0 \
-                           @cancel_deferred_remove` takes that back";
-                add(name, why.replace("NAME", name), false);
-            }
-            for dep in self.dm.deps(name)? {
-                if let (None, Ok(LeafWord::Mem(_))) = (dep.number, parse(&dep.name)) {
-                    let why =
-                        format!("{} is in the memory of this process: its data end", dep.name);
-                    add(name, why, true);
-                }
-            }
-            let lines = self.dm.table(name)?;
-            let pages = lines.iter().any(|line| line.kind == ZRAM && !has_word(line, PERSIST));
-            if pages && self.has_pages(name).await? {
-                add(name, "its pages are in the memory of this process: they end".into(), true);
-            }
-        }
-        Ok(found)
-    }
-
-    async fn has_pages(&self, name: &str) -> Result<bool, Failure> {
-        let stat = self.dm.get_attribute(name, "mm_stat").await?.to_string();
-        Ok(stat.split_whitespace().next().is_some_and(|bytes| bytes != "0"))
-    }
-
     /// The devices as a successor makes them, each after those that it stands on.
     pub(crate) async fn crossing_devices(&self) -> Result<Vec<CrossingDevice>, Failure> {
         let (saved, left_out) = self.saved_devices().await?;
@@ -232,31 +199,66 @@ impl Engine {
     }
 
     /// Lets all devices go on, from the bottom of each stack to its top. `anew`: another process
-    /// may have opened them meanwhile, so their media are read again. Returns what failed: such a
-    /// device stays suspended.
+    /// may have opened them meanwhile, so their media are read again. Returns what fails: such a
+    /// device is tried again until it goes on (HO-UP6).
     pub(crate) async fn let_go(&self, devices: &[CrossingDevice], anew: bool) -> Vec<Failure> {
         let mut failures = Vec::new();
         self.leaves.opened().iter().for_each(|leaf| leaf.connect_again());
         for CrossingDevice { saved, .. } in devices {
             let (dm, name) = (self.dm.clone(), saved.name.clone());
             let Some(table) = saved.table.clone() else { continue };
-            if self.dm.get(&name).is_ok_and(|device| device.is_changing()) {
-                // Its requests hang: the others do not wait for that.
-                spawn(async move {
-                    while dm.get(&name).is_ok_and(|device| device.is_changing()) {
-                        sleep(DRAIN_POLL).await;
-                    }
-                    if let Err(e) = go_on(&dm, &name, &table, anew).await {
-                        tracing::error!(device = name, "it stays suspended: {}", e.chain());
-                    }
-                });
-                continue;
+            // While its requests hang the others do not wait for it.
+            if !dm.get(&name).is_ok_and(|device| device.is_changing()) {
+                let went_on = go_on(&dm, &name, &table, anew).await;
+                let Err(e) = went_on else { continue };
+                tracing::error!(device = name, "it stays suspended, and is tried again: {e}");
+                self.stuck.borrow_mut().insert(name.clone(), e.chain());
+                failures.push(Failure::from(e));
             }
-            let went_on = go_on(&dm, &name, &table, anew).await;
-            failures.extend(went_on.map_err(Failure::from).err());
+            spawn(go_on_later(dm, self.stuck.clone(), (name, table), anew));
         }
         failures
     }
+
+    /// What an operator should look at.
+    pub(crate) fn problems_of(&self, device: &Rc<MappedDevice>) -> Vec<String> {
+        let stuck = self.stuck.borrow().get(device.name()).map(|why| {
+            format!(
+                "it is suspended since an upgrade failed, and is tried again each second: {why}"
+            )
+        });
+        let engines = self.claims.of(device);
+        stuck.into_iter().chain(engines.iter().flat_map(|engine| engine.problems())).collect()
+    }
+}
+
+/// Lets a device go on as soon as it can. Ends also when a verb has resumed or removed it, or has
+/// loaded another table.
+async fn go_on_later(
+    dm: Rc<Dm>,
+    stuck: Rc<StuckDevices>,
+    (name, table): (String, String),
+    anew: bool,
+) {
+    while let Ok(device) = dm.get(&name) {
+        if device.is_changing() {
+            sleep(DRAIN_POLL).await;
+            continue;
+        }
+        let info = device.info();
+        if !info.suspended || (info.inactive_table && device.inactive_table() != device.table()) {
+            break;
+        }
+        match go_on(&dm, &name, &table, anew).await {
+            Ok(()) => {
+                tracing::info!(device = name, "it goes on now");
+                break;
+            }
+            Err(e) => drop(stuck.borrow_mut().insert(name.clone(), e.chain())),
+        }
+        sleep(GO_ON_RETRY).await;
+    }
+    stuck.borrow_mut().remove(&name);
 }
 
 /// Waits until all has ended, at most for `time`; after that nothing begins. `what` of a device is
@@ -309,6 +311,6 @@ pub(crate) async fn go_on(dm: &Rc<Dm>, name: &str, table: &str, anew: bool) -> R
     dm.resume(name).await
 }
 
-fn has_word(line: &dm::TargetLine, word: &str) -> bool {
+pub(super) fn has_word(line: &dm::TargetLine, word: &str) -> bool {
     line.params.split_whitespace().any(|found| found == word)
 }

@@ -116,7 +116,7 @@ impl Engine {
                 "its block device {path} ends with this process, as its clients can't wait for the \
                  next one (`millpond ublk`): who has it open gets errors, and a new one is made"
             );
-            api::UpgradeProblem { name, why, can_be_forced: true }
+            api::UpgradeProblem::new(&name, why, true)
         };
         let door = self.disks.borrow();
         door.iter().flat_map(|door| door.ending_disks()).map(problem).collect()
@@ -142,14 +142,8 @@ impl Engine {
         }
         let mut left = vec![device.clone()];
         while let Some(device) = left.pop() {
-            for target in self.claims.of(&device) {
-                if target.kind() != writecache::MANUAL.name {
-                    continue;
-                }
-                let journal = target.get_attribute("journal".to_owned()).await;
-                if !journal.is_ok_and(|value| value.to_string().starts_with("in memory")) {
-                    return false;
-                }
+            if self.claims.without_journal(&device).await.is_some() {
+                return false;
             }
             let deps = self.dm.deps(device.name()).unwrap_or_default();
             let mapped = deps.iter().filter(|dep| dep.number.is_some());

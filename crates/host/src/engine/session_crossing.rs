@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use block::{Error, ErrorKind, Nanos, Sector};
+use block::{BlockDevice, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use handover::Committed;
 use nbd::request::Errno;
@@ -17,6 +17,8 @@ use crate::vhost_user;
 use crate::vhost_user::crossing::{self, CrossingGuest};
 
 const NS_PER_MS: u64 = 1_000_000;
+/// Problems of devices that an error names.
+const PROBLEMS_MAX: usize = 3;
 
 /// A client on its way.
 #[derive(Debug)]
@@ -91,14 +93,11 @@ impl Engine {
         let staying = self.server.staying_connections().into_iter();
         let problem = |connection: nbd::Connection| {
             let device = connection.export.unwrap_or_default();
-            api::UpgradeProblem {
-                name: format!("nbd{}", connection.id),
-                why: format!(
-                    "this client of {device} uses TLS, whose keys do not cross: its connection \
-                     ends after its replies, and the client has to connect again"
-                ),
-                can_be_forced: true,
-            }
+            let why = format!(
+                "this client of {device} uses TLS, whose keys do not cross: its connection ends \
+                 after its replies, and the client has to connect again"
+            );
+            api::UpgradeProblem::new(&format!("nbd{}", connection.id), why, true)
         };
         staying.map(problem).collect()
     }
@@ -122,11 +121,23 @@ impl Engine {
     }
 
     async fn pause_all(&self, time: Nanos) -> Result<CrossingClients, Failure> {
-        let mut clients = self.pause_server(time).await?;
+        let mut clients = self.pause_server(time).await.map_err(|failure| self.explain(failure))?;
         clients.guests = crossing::paused(time).await.inspect_err(|_| self.server.resume())?;
         let used = self.dm.devices().into_iter().filter(crossing::has_been_used);
         clients.used_by_guests = used.map(|device| device.info().name).collect();
         Ok(clients)
+    }
+
+    /// Requests that do not end wait for a device below, as for a store that refuses: its problem is
+    /// the cause.
+    fn explain(&self, failure: Failure) -> Failure {
+        let devices = self.dm.devices();
+        let problems = devices.iter().flat_map(|device| {
+            let named = move |problem| format!("; {}: {problem}", device.name());
+            self.problems_of(device).into_iter().map(named)
+        });
+        let problems: String = problems.take(PROBLEMS_MAX).collect();
+        Failure { message: format!("{}{problems}", failure.message), ..failure }
     }
 
     async fn pause_server(&self, time: Nanos) -> Result<CrossingClients, Failure> {

@@ -22,7 +22,9 @@ use super::monitor::{Monitor, Observed};
 use super::page::page;
 use super::status::status;
 use crate::descriptors::Places;
-use crate::http::{AcceptFailures, Listener, Stream, accept, check_host, may_connect, paused, response, unpaused};
+use crate::http::{
+    AcceptFailures, Listener, Stream, accept, check_host, may_connect, paused, response, unpaused,
+};
 use crate::routes::shutdown;
 
 /// Time for a whole connection: its request, and the answer to the last byte.

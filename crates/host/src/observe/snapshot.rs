@@ -162,6 +162,6 @@ fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
         events: info.event_nr,
         unsaved,
         latencies: OPS.map(|(op, _)| device.latencies().counts(op)),
-        problems: engines.iter().flat_map(|engine| engine.problems()).collect(),
+        problems: engine.problems_of(device),
     }
 }

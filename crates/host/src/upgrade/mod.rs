@@ -122,18 +122,9 @@ pub(crate) async fn upgrade(
     if request.dry_run {
         return Ok(report);
     }
-    if let Some(first) = report.problems.iter().find(|one| !is_accepted(one, &request.force)) {
-        let hint = if first.can_be_forced {
-            format!(" (`--force {}` accepts that)", first.name)
-        } else {
-            String::new()
-        };
-        let more = report.problems.len() - 1;
-        let more = if more == 0 { String::new() } else { format!("; and {more} more: --dry-run") };
-        let text = format!("{}: {}{hint}{more}", first.name, first.why);
-        return Err(Failure::new(ErrorKind::Busy, text));
-    }
-    let handed_over = hand_over(state, (&program, &source.arguments), step, &mut report).await;
+    refuse_unaccepted(&report.problems, &request.force)?;
+    let handed_over =
+        hand_over(state, (&program, &source.arguments), step, &request, &mut report).await;
     match handed_over {
         Ok(successor) => {
             report.successor = Some(successor);
@@ -147,8 +138,21 @@ pub(crate) async fn upgrade(
     }
 }
 
-fn is_accepted(problem: &api::UpgradeProblem, force: &[String]) -> bool {
-    problem.can_be_forced && force.contains(&problem.name)
+/// Fails with the first problem that no word of `force` accepts.
+fn refuse_unaccepted(problems: &[api::UpgradeProblem], force: &[String]) -> Result<(), Failure> {
+    let is_accepted = |one: &api::UpgradeProblem| {
+        one.can_be_forced && force.iter().any(|word| one.is_named_by(word))
+    };
+    let Some(first) = problems.iter().find(|one| !is_accepted(one)) else { return Ok(()) };
+    let hint = match (first.can_be_forced, &first.token) {
+        (false, _) => String::new(),
+        (true, None) => format!(" (`--force {}` accepts that)", first.name),
+        (true, Some(token)) => format!(" (`--force={token}` accepts that)"),
+    };
+    let more = problems.len() - 1;
+    let more = if more == 0 { String::new() } else { format!("; and {more} more: --dry-run") };
+    let text = format!("{}: {}{hint}{more}", first.name, first.why);
+    Err(Failure::new(ErrorKind::Busy, text))
 }
 
 /// What would cross now.
@@ -170,11 +174,11 @@ async fn report(
     if let Some(dir) = &state.options.fuse {
         let why =
             format!("files below {} can't stay open: the directory is mounted anew", dir.display());
-        problems.push(api::UpgradeProblem { name: "fuse".into(), why, can_be_forced: true });
+        problems.push(api::UpgradeProblem::new("fuse", why, true));
     }
-    let unknown = force.iter().find(|name| !problems.iter().any(|one| one.name == **name));
-    if let Some(name) = unknown {
-        let text = format!("--force {name}: nothing of this name would be left behind");
+    let unknown = force.iter().find(|word| !problems.iter().any(|one| one.is_named_by(word)));
+    if let Some(word) = unknown {
+        let text = format!("--force {word}: nothing that it stands for would be left behind");
         return Err(Failure::new(ErrorKind::NotFound, text));
     }
     Ok(api::Upgraded {
@@ -215,15 +219,17 @@ async fn hand_over(
     state: &Arc<State>,
     (program, arguments): (&Path, &[OsString]),
     step: Duration,
+    request: &api::Upgrade,
     report: &mut api::Upgraded,
 ) -> Result<api::Successor, Failure> {
     let (program, arguments) = (program.to_owned(), arguments.to_vec());
     let (child, channel) = blocking(move || start(&program, &arguments)).await?;
     let pid = child.id();
     tracing::info!(pid, "successor started");
-    let sender = Sender::new(state.clone(), child, channel, step);
+    let sender = Sender::new(state.clone(), child, channel, step, request.force.clone());
     let ours = Greeting::new(env!("CARGO_PKG_VERSION"));
-    let theirs = handover::hand_over(&sender, ours, PlantedFault::NONE).await?;
+    let theirs = handover::hand_over(&sender, ours, PlantedFault::NONE).await;
+    let theirs = theirs.map_err(|failure| sender.with_stuck(failure))?;
     report.sessions = sender.sessions();
     let (version, pause_ms) = (theirs.program, sender.pause_ms());
     tracing::info!(pid, version, pause_ms, "handed over to the successor: this process exits");

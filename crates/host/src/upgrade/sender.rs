@@ -13,7 +13,7 @@ use handover::{Channel, Frame, Message, OldDaemon, Parcel, WITH_VHOST};
 use tokio::time::Instant;
 
 use super::socket::Socket;
-use super::{blocking, device};
+use super::{blocking, device, refuse_unaccepted};
 use crate::engine::{CrossingClients, CrossingDevice, CrossingSession, Engine};
 use crate::io_failure::io_failure;
 use crate::routes::State;
@@ -26,10 +26,14 @@ pub(super) struct Sender {
     state: Arc<State>,
     socket: Socket,
     step: Duration,
+    /// What the caller accepts.
+    force: Vec<String>,
     child: Mutex<Option<Child>>,
     devices: OnceLock<Arc<Vec<CrossingDevice>>>,
     clients: Mutex<CrossingClients>,
     sessions: AtomicU64,
+    /// Devices that can't go on yet.
+    stuck: Mutex<Vec<Failure>>,
     /// When the clients had to stop.
     pause: OnceLock<Instant>,
 }
@@ -53,16 +57,24 @@ fn with_file(message: Message, file: &OwnedFd) -> Result<Parcel<OwnedFd>, Failur
 }
 
 impl Sender {
-    pub(super) fn new(state: Arc<State>, child: Child, channel: Channel, step: Duration) -> Sender {
+    pub(super) fn new(
+        state: Arc<State>,
+        child: Child,
+        channel: Channel,
+        step: Duration,
+        force: Vec<String>,
+    ) -> Sender {
         let (socket, child) = (Socket::new(channel, step), Mutex::new(Some(child)));
         Sender {
             state,
             socket,
             step,
+            force,
             child,
             devices: OnceLock::new(),
             clients: Mutex::default(),
             sessions: AtomicU64::default(),
+            stuck: Mutex::default(),
             pause: OnceLock::new(),
         }
     }
@@ -70,6 +82,15 @@ impl Sender {
     /// Clients that have crossed.
     pub(super) fn sessions(&self) -> u64 {
         self.sessions.load(Relaxed)
+    }
+
+    /// Why the hand-over has failed, with the devices that can't go on yet.
+    pub(super) fn with_stuck(&self, failure: Failure) -> Failure {
+        let stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
+        let text =
+            |failure: &Failure| format!("; it stays suspended, and is tried again: {failure}");
+        let stuck: String = stuck.iter().map(text).collect();
+        Failure { message: format!("{}{stuck}", failure.message), ..failure }
     }
 
     /// How long clients have waited.
@@ -125,7 +146,12 @@ impl OldDaemon for Sender {
 
     async fn hold_devices(&self) -> Result<(), Failure> {
         let time = nanos(self.step);
-        self.state.core.call(async move |e: Rc<Engine>| e.hold(time).await).await??;
+        let hold = async move |e: Rc<Engine>| {
+            e.hold(time).await?;
+            e.upgrade_losses().await
+        };
+        let losses = self.state.core.call(hold).await??;
+        refuse_unaccepted(&losses, &self.force)?; // HO-UP5
         self.log_step("devices are suspended");
         Ok(())
     }
@@ -200,10 +226,8 @@ impl OldDaemon for Sender {
     async fn release_devices(&self, anew: bool) {
         let devices = self.devices();
         let release = async move |e: Rc<Engine>| e.let_go(&devices, anew).await;
-        let failures = self.state.core.call(release).await;
-        for failure in failures.unwrap_or_default() {
-            tracing::error!(error = %failure, "a device stays suspended after the hand-over");
-        }
+        let failures = self.state.core.call(release).await.unwrap_or_default();
+        *self.stuck.lock().unwrap_or_else(PoisonError::into_inner) = failures;
     }
 
     async fn resume_clients(&self) {

@@ -11,8 +11,8 @@
 //!   before may write.
 //! - OV-TG2 A suspended target has no volume open: another process may have it, as the successor of
 //!   a live upgrade.
-//! - OV-TG3 A target that was fenced stays so: only a new table takes the volume back, because
-//!   somebody must have decided that.
+//! - OV-TG3 A target that was fenced stays so, also after a resume: only a new table takes the
+//!   volume back, because somebody must have decided that.
 //! - OV-TG4 A volume is made only where nothing lies, and the operator is told.
 //! - OV-TG5 The table of a snapshot takes no writes, from the load on, and writes nothing.
 //! - OV-TG6 Memory for the map is reserved before anything is written, and as long as it is open.
@@ -256,15 +256,9 @@ impl VolumeTarget {
     }
 
     async fn start(self: Rc<Self>) -> Result<(), Error> {
-        if self.volume().is_some_and(|volume| volume.fence().is_none()) {
-            return Ok(()); // OV-TG8
-        }
-        if let Some(fence) = self.fence() {
-            let text = format!(
-                "{}: {fence}; only a new table takes it back: `load`, then `resume`",
-                self.store.name()
-            );
-            return Err(Error::busy(text)); // OV-TG3
+        if self.volume().is_some() || self.fence().is_some() {
+            // OV-TG8; OV-TG3: its requests fail, which clients that wait for it have to hear.
+            return Ok(());
         }
         if let Some(name) = &self.config.snapshot {
             let opened = SnapshotDevice::open(self.store.clone(), name, &self.options()).await?;
@@ -377,6 +371,10 @@ impl Target for VolumeTarget {
 
     fn deps(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn fenced_by(&self) -> Option<String> {
+        self.fence().map(|fence| fence.to_string())
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -206,12 +206,13 @@ fn another_host_needs_take_over_and_the_loser_is_fenced() {
     };
     assert_eq!((fence.host.as_str(), fence.epoch), ("two", 3));
 
-    // It can be removed, and does not come back by a resume.
+    // It can be removed, and does not come back by a resume: clients that wait for it hear that.
     stage.suspend(&first).unwrap();
     assert_eq!(first.heard.borrow().last(), Some(&VolumeEvent::LeftFenced));
-    let e = stage.resume(&first).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::Busy, "{e}");
-    assert!(e.to_string().contains("only a new table takes it back"), "{e}");
+    stage.resume(&first).unwrap();
+    assert_eq!(stage.read(&first), Err(Status::Stale));
+    assert_eq!(stage.write(&first, 4), Err(Status::Stale));
+    assert_eq!(first.target.fenced_by(), Some(fence.to_string()));
     assert_eq!(status_word(&first), "fenced");
     assert_eq!(stage.read(&second), Ok(3));
 }

@@ -13,8 +13,9 @@
 //!   request completes, and before a slot that the change frees has other data.
 //! - WC-J2 The start moves only over changes that a durable commit has logged, and before a slot is
 //!   freed by the last batch of that commit.
-//! - WC-J3 When the cache fails, the journal ends: what it names may not be durable, and each
-//!   client learns of the loss (WC-LO1).
+//! - WC-J3 When a flush of the cache device fails, the journal ends: what it names may not be
+//!   durable, and each client learns of the loss (WC-LO1). When the device has refused writes only,
+//!   the journal stays: what it names is in a slot or in a frame.
 //!
 //! The last entry of a block counts, and entries that the cache device knows already do no harm: so
 //! the start may be any entry before the first unknown one.
@@ -41,6 +42,8 @@ pub(crate) struct JournalWriter {
     commit_began: u64,
     /// The memory can't be used any more.
     is_lost: bool,
+    /// No commit makes room any more: changes beyond that end the journal.
+    has_failed: bool,
     pub(super) planted: Planted<Fault>,
     /// Planted fault: a change without its entry.
     pub(super) late: Option<JournalChange>,
@@ -58,8 +61,18 @@ impl JournalWriter {
         let mut unit = [0; UNIT];
         header.encode(&mut unit);
         let is_lost = memory.write(0, &unit).is_err();
-        let (start, commit_began, late) = (next, next, None);
-        JournalWriter { memory, header, next, start, commit_began, is_lost, planted, late }
+        let (start, commit_began, has_failed, late) = (next, next, false, None);
+        JournalWriter {
+            memory,
+            header,
+            next,
+            start,
+            commit_began,
+            is_lost,
+            has_failed,
+            planted,
+            late,
+        }
     }
 
     /// How many changes fit. One more entry is kept, for a new start.
@@ -80,7 +93,7 @@ impl JournalWriter {
             return;
         }
         let fits = change.is_none() || self.room() > 0;
-        debug_assert!(fits, "callers ask for room");
+        debug_assert!(fits || self.has_failed, "callers ask for room");
         let entry = JournalEntry { seq: self.next, start: self.start, change };
         let at = usize::try_from(journal_offset(self.next, self.header.capacity));
         let at = at.expect("within the memory");
@@ -126,6 +139,13 @@ impl Slots {
     pub(crate) fn end_journal(&mut self) {
         if let Some(mut journal) = self.journal.take() {
             journal.move_start(journal.next + 1);
+        }
+    }
+
+    /// The cache has failed: changes that are under way may still come, and no commit.
+    pub(crate) fn keep_journal(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.has_failed = true;
         }
     }
 

@@ -412,7 +412,7 @@ impl Store {
             }
         }
         if let Err(status) = outcome {
-            self.fail(status); // WC-BF6
+            self.fail_refused(status); // WC-BF6
         }
         self.buffer.end_group(&group);
         if self.buffer.is_write_due() {

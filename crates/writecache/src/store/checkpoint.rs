@@ -40,7 +40,7 @@ impl Store {
             }
             self.life.in_checkpoint.set(true);
             if let Err(status) = self.checkpoint().await {
-                self.fail(status);
+                self.fail_refused(status);
             }
             self.end_checkpoint();
         }

@@ -64,7 +64,7 @@ impl Store {
                 Media::Dm(dm) => self.commit_entries(dm).await,
             };
             if let Err(status) = committed {
-                self.fail(status);
+                self.fail_refused(status); // a flush that fails has said so before
                 return;
             }
             self.waits.free_slots.wake_all();
@@ -114,7 +114,7 @@ impl Store {
             self.run_commit().await;
             if self.health().is_ok() && self.log_room(native).await > 0 {
                 let sealed = self.write_batch(native, &mut Batch::default()).await;
-                sealed.unwrap_or_else(|status| self.fail(status));
+                sealed.unwrap_or_else(|status| self.fail_refused(status));
             }
         };
         self.commits.join(work).await;

@@ -156,13 +156,22 @@ impl Store {
         self.health.failed.get()
     }
 
-    /// WC-I8: the cache fails: from now on it serves reads and refuses all else.
+    /// WC-I8: the cache fails: from now on it serves reads and refuses all else. What its device
+    /// has taken may be lost.
     pub(crate) fn fail(&self, status: Status) {
+        if !self.has_fault(Fault::JournalKeptAfterFailure) {
+            self.slots.borrow_mut().end_journal(); // WC-J3
+        }
+        self.health.journal_ended.set(true);
+        self.fail_refused(status);
+    }
+
+    /// The same because the cache device has refused a write: what it has taken is there, as after
+    /// a `kill -9`, and what it has refused is in the frames of the journal.
+    pub(crate) fn fail_refused(&self, status: Status) {
         if self.health.failed.get().is_none() {
             self.health.failed.set(Some(status));
-            if !self.has_fault(Fault::JournalKeptAfterFailure) {
-                self.slots.borrow_mut().end_journal(); // WC-J3
-            }
+            self.slots.borrow_mut().keep_journal();
             self.unflushed.fail();
             self.notify(CacheEvent::Failed { status });
         }

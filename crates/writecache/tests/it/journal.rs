@@ -381,7 +381,7 @@ fn a_read_by_an_opening_without_the_journal_ends_it() {
     }
 }
 
-/// WC-J3
+/// WC-J3: a flush has failed.
 #[test]
 fn a_cache_that_has_failed_leaves_no_journal() {
     let life = |fault| {
@@ -402,6 +402,34 @@ fn a_cache_that_has_failed_leaves_no_journal() {
     };
     assert_eq!(life(None), []);
     assert_eq!(life(Some(Fault::JournalKeptAfterFailure)), applied(5), "it was not found");
+}
+
+/// WC-J3: what the device has refused is in the journal and in its frames, as after a kill.
+#[test]
+fn a_cache_whose_device_refuses_writes_leaves_its_journal() {
+    for suspends in [true, false] {
+        let fixture = fixture("write_buffer 65536");
+        let inner = fixture.clone();
+        let failed = fixture.life(async move |cache| {
+            fill(&*cache, 0..5, 1).await;
+            flush(&*cache).await;
+            let faults = Faults { write_error_per_mille: 1000, ..Faults::default() };
+            inner.world.borrow_mut().set_faults(inner.cache, faults);
+            fill(&*cache, 0..5, 2).await;
+            let failed = reactor::flush(&*cache, Class::Foreground).await;
+            assert_eq!(number(&cache, "unwritten_blocks"), 5);
+            assert_eq!(text(&cache, "journal"), "in memory");
+            if suspends {
+                cache.clone().suspend().await.unwrap();
+            }
+            inner.world.borrow_mut().set_faults(inner.cache, Faults::default());
+            failed
+        });
+        assert_eq!(failed.unwrap(), Err(Status::Io));
+        let next = async |cache: Rc<WriteCache>| expect(&*cache, 0..5, 2).await;
+        let (_, events) = life_with_events(&fixture, next);
+        assert_eq!(events, applied(5), "suspended: {suspends}");
+    }
 }
 
 fn text(cache: &WriteCache, name: &str) -> String {

@@ -21,6 +21,7 @@ mod load;
 mod mount;
 mod nbd_origin;
 mod nbd_tcp;
+mod obstacles;
 mod read_cache;
 mod readonly;
 mod sectors;

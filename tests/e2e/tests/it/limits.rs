@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Limits of the process and of its directories (`ulimit`, a service's, a full tmpfs): a request or
 //! a verb meets them, never the daemon.
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -184,6 +185,24 @@ fn clients_leave_descriptors_to_the_operator() {
     assert!(failed < 5, "{failed} lines about accepts:\n{}", daemon.log());
 }
 
+/// A scrape that is slow to ask has its place among many that never do.
+#[test]
+fn silent_connections_push_no_scrape_out() {
+    let daemon = Limited::start("exec", "--metrics 127.0.0.1:0");
+    let log = daemon.log();
+    let address = log.split("metrics=").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let connect = || TcpStream::connect(address.unwrap()).unwrap();
+    let mut scrape = connect();
+    let silent: Vec<_> = (0..100).map(|_| connect()).collect();
+    // The last of them is accepted.
+    pause(Duration::from_millis(200));
+    scrape.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    scrape.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("200 OK"), "{answer}");
+    drop(silent);
+}
+
 /// A cache that has no journal, though it should, says so: when it is made, and from then on.
 #[test]
 fn a_cache_without_room_for_its_journal_says_so() {
@@ -239,7 +258,7 @@ fn the_control_socket_knows_when_the_daemon_started() {
     let bed = TestBed::start(&[], &[]);
     let mut stream = UnixStream::connect(bed.path("run/control.sock")).unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    std::io::Write::write_all(&mut stream, request).unwrap();
+    stream.write_all(request).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let value = answer.lines().find_map(|line| line.strip_prefix("process_start_time_seconds "));

@@ -22,7 +22,7 @@ mod native;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector, Status};
-use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, UNIT};
+use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
 use roaring::RoaringTreemap;
 
 pub use self::divided::DividedCache;
@@ -118,6 +118,19 @@ impl ProbeReport {
             Contents::Native(cache) => cache.occupancy.as_ref(),
             Contents::Divided(cache) => cache.occupancy.as_ref(),
             Contents::Dm(cache) => Some(&cache.occupancy),
+        }
+    }
+
+    /// The superblock of a cache of the native format; that of the first part of a divided one.
+    pub(crate) fn superblock(&self) -> Option<&Superblock> {
+        match &self.contents {
+            Contents::Native(cache) => Some(&cache.superblock),
+            Contents::Divided(cache) => cache.parts.first()?.superblock(),
+            Contents::Blank
+            | Contents::Unknown
+            | Contents::Ruined
+            | Contents::Replaced(_)
+            | Contents::Dm(_) => None,
         }
     }
 

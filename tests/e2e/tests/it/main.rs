@@ -7,6 +7,7 @@ mod bare_origin; // takes longest: tests begin in the order of their names
 mod buffered;
 mod dmsetup;
 mod guard;
+mod guard_repair;
 mod journal;
 mod objvol;
 mod objvol_away;

@@ -8,6 +8,7 @@ mod buffered;
 mod dmsetup;
 mod guard;
 mod guard_repair;
+mod held;
 mod journal;
 mod objvol;
 mod objvol_away;

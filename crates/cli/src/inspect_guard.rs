@@ -15,21 +15,37 @@ pub(crate) fn show(args: &InspectArgs, guard: &OriginGuard) -> Result<u8, Failur
             let image = args.image.display();
             let list = |sectors: &[u64]| {
                 let words: Vec<String> = sectors.iter().map(u64::to_string).collect();
-                if words.is_empty() { "none".to_owned() } else { words.join(" ") }
+                match words.is_empty() {
+                    true => "none".to_owned(),
+                    false => format!("from sectors {}", words.join(" ")),
+                }
+            };
+            let is_sound = guard.damaged.is_empty();
+            let (option, asks) = match is_sound {
+                true => ("", ""),
+                false => (
+                    " with the option adopt_origin, which takes what was written over the guard",
+                    ", with a token: what was written over the guard counts, or what was there",
+                ),
+            };
+            // A damaged guard has no whole slot that names them.
+            let cache = match guard.cache.is_empty() {
+                true => "of an unknown name".to_owned(),
+                false => plain(&guard.cache).into_owned(),
             };
             print(&format!(
                 "origin      {image}, {} sectors of it\n\
                  guarded     by the write cache {}, uuid {uuid}\n\
-                 ranges      from sectors {}\n\
+                 ranges      {}\n\
                  damaged     {}\n\
-                 to use it   make the device of that cache: a part of the newest data may be there \
-                 alone\n\
+                 to use it   make the device of that cache{option}: a part of the newest data may be \
+                 there alone\n\
                  to free it  `millpond remove` or `uncache` of that device, or `millpond recover \
                  --cache ... --origin {image}`\n\
                  cache lost  `millpond recover --without-cache {image}` gives it back as it last \
-                 was\n",
+                 was{asks}\n",
                 guard.origin_sectors,
-                plain(&guard.cache),
+                cache,
                 list(&guard.ranges),
                 list(&guard.damaged),
             ))?;
@@ -44,6 +60,7 @@ pub(crate) fn show(args: &InspectArgs, guard: &OriginGuard) -> Result<u8, Failur
                 "origin_sectors": guard.origin_sectors,
                 "ranges": guard.ranges,
                 "damaged": guard.damaged,
+                "restorable": guard.restorable,
             });
             print(&format!("{value:#}\n"))?;
         }

@@ -13,6 +13,9 @@
 //! - CL-R1 An origin that is not the cache's own is written to with the token of the refusal only.
 //! - CL-R2 Afterwards the cache holds no block: it can't be replayed over an origin that has
 //!   changed. Then, not before, the record of a volume ends that named the cache.
+//! - CL-R3 What somebody wrote over a guard is kept, or overwritten, with the token of the refusal
+//!   only. A dry run makes the checks of a real one, but for the data of a volume, which can't be
+//!   read before it is opened.
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -22,7 +25,10 @@ use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use host::{Format, Listing, print, print_error};
 use serde_json::json;
 use uring::Files;
-use writecache::{Config, Contents, Depth, DividedCache, Mode, Occupancy, ProbeReport, WriteCache};
+use writecache::{
+    Config, Contents, DamagedRanges, Depth, DividedCache, Mode, Occupancy, OriginGuard,
+    ProbeReport, WriteCache,
+};
 
 use crate::columns::utc;
 use crate::inspect::hex;
@@ -37,7 +43,7 @@ const LOOK_EVERY: Nanos = Nanos::from_secs(1);
 const LOST_SHOWN: usize = 20;
 
 /// The arguments that name a cache and what it is.
-const WITH_CACHE: [&str; 4] = ["cache", "origin", "start_sector", "force"];
+const WITH_CACHE: [&str; 3] = ["cache", "origin", "start_sector"];
 
 /// Write a cache's dirty blocks back to its origin, without a daemon
 ///
@@ -45,15 +51,17 @@ const WITH_CACHE: [&str; 4] = ["cache", "origin", "start_sector", "force"];
 /// checksums checked; then the cache is emptied, durably, so that it can never be replayed over an
 /// origin that has changed since. It may be stopped at any moment and run again. The journal in
 /// memory that a killed daemon left in its run directory is applied first (`--run-dir`). An origin
-/// of another size or identity is refused with a token, and so is a journal that can't be used:
-/// `--force TOKEN` goes on all the same.
+/// of another size or identity is refused with a token, so is one that was used without its cache,
+/// by a repair of its file system for example, and so is a journal that can't be used: `--force
+/// TOKEN` goes on all the same.
 ///
 /// The origin may be a volume on an object store, by its URL. It does not record the cache any more
 /// then, and is used alone.
 ///
 /// A guarded origin (table option `guard_origin`) whose cache is lost is given back by
 /// `--without-cache`: it is as it was when the cache last wrote to it. What only the cache held is
-/// lost. The cache refuses the origin from then on, if it turns up again.
+/// lost. The cache refuses the origin from then on, if it turns up again. Where somebody has written
+/// over the guard it is refused with two tokens: for what is there now, and for what was there.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -82,7 +90,8 @@ pub struct RecoverArgs {
     /// Show what would be written, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Take this origin although it is not the cache's own: the token of the refusal
+    /// Take this origin although it is not the cache's own, or was used without it: the token of the
+    /// refusal
     #[arg(long, value_name = "TOKEN")]
     pub(crate) force: Option<String>,
     /// Take the volume although a host has it open, or died with it: a daemon loses it
@@ -123,13 +132,14 @@ async fn recover_without_cache(
     let Origin::Device(device) = Origin::find(&argument, files, origin, access).await? else {
         unreachable!("it is no URL");
     };
-    let guard = match args.dry_run {
-        false => writecache::restore_origin(device).await?,
-        true => writecache::find_guard(&*device).await?.ok_or_else(|| {
-            let text = format!("{}: no write cache guards it", origin.display());
-            Failure::new(ErrorKind::Invalid, text)
-        })?,
-    };
+    let guard = writecache::find_guard(&*device).await?.ok_or_else(|| {
+        let text = format!("{}: no write cache guards it: nothing was changed", origin.display());
+        Failure::new(ErrorKind::Invalid, text)
+    })?;
+    let decision = decide_damaged(&guard, &path(origin), args.force.as_deref())?;
+    if !args.dry_run {
+        restore(device, decision).await?;
+    }
     let what = if args.dry_run { "would be given back" } else { "was given back" };
     let (name, cache) = (origin.display(), plain(&guard.cache));
     print(&match args.listing.format {
@@ -149,6 +159,55 @@ async fn recover_without_cache(
     Ok(EXIT_DONE)
 }
 
+/// What counts of ranges of a guard that somebody has written to: the operator says so (CL-R3).
+fn decide_damaged(
+    guard: &OriginGuard,
+    name: &str,
+    force: Option<&str>,
+) -> Result<Option<DamagedRanges>, Failure> {
+    let Some(sector) = guard.damaged.first() else { return Ok(None) };
+    let decisions = match guard.restorable.is_empty() {
+        true => vec![DamagedRanges::Kept],
+        false => vec![DamagedRanges::Kept, DamagedRanges::Restored],
+    };
+    let given = decisions.iter().find(|decision| force == Some(&guard.token(**decision)));
+    if let Some(decision) = given {
+        return Ok(Some(*decision));
+    }
+    let ways = decisions.iter().map(|decision| {
+        let does = match decision {
+            DamagedRanges::Kept => "keeps what is there now",
+            DamagedRanges::Restored => "puts back what the cache last wrote there, over it",
+        };
+        format!("`--force {}` {does}", guard.token(*decision))
+    });
+    let ways: Vec<String> = ways.collect();
+    let stale = match force {
+        Some(given) => format!("the token {given} does not stand for what is there now; "),
+        None => String::new(),
+    };
+    let held = match guard.restorable.is_empty() {
+        true => "what they held is in neither of its slots",
+        false => "a slot has what they held",
+    };
+    Err(refusal(format!(
+        "{name}: somebody has written to its sectors from {sector} on, where its guard is: {held}; \
+         {stale}nothing was changed there. {}; what lies elsewhere is as it is. Check the file \
+         system then",
+        ways.join(", ")
+    )))
+}
+
+async fn restore(
+    origin: Rc<dyn BlockDevice>,
+    decision: Option<DamagedRanges>,
+) -> Result<OriginGuard, Error> {
+    match decision {
+        None => writecache::restore_origin(origin).await,
+        Some(decision) => writecache::restore_damaged_origin(origin, decision).await,
+    }
+}
+
 /// Opens a volume without the cache that it has recorded, and takes the guard of a lost cache from
 /// it. The record ends first: the volume takes no writes before.
 async fn recover_volume(
@@ -166,13 +225,13 @@ async fn recover_volume(
     let options = objvol::OpenOptions { without_cache: given_up, ..offline::volume_options() };
     let volume = stored.open(options).await?;
     let device = volume.device.clone();
-    let is_guarded = writecache::find_guard(&*device).await.map(|guard| guard.is_some());
-    let restored = match is_guarded {
-        Ok(true) => writecache::restore_origin(device).await.map(Some),
-        Ok(false) => Ok(None),
-        Err(e) => Err(e),
+    let restored = async {
+        let Some(guard) = writecache::find_guard(&*device).await? else { return Ok(None) };
+        let decision = decide_damaged(&guard, url, args.force.as_deref())?;
+        Ok::<_, Failure>(Some(restore(device, decision).await?))
     };
-    let guard = volume.close(restored.map_err(Failure::from)).await?;
+    let restored = restored.await;
+    let guard = volume.close(restored).await?;
     let uuid = given_up.or(guard.as_ref().map(|guard| guard.uuid)).ok_or_else(|| {
         let text = format!("{}: {url}: records no write cache, and none guards it", argument.name);
         Failure::new(ErrorKind::Invalid, text)
@@ -209,7 +268,14 @@ async fn recover_with_cache(
     let found = contents(&report, &place)?;
     let argument = Argument { verb: "recover", name: "--origin", take_over: args.take_over };
     let origin = Origin::find(&argument, files, images.origin, access).await?;
-    let (sectors, adopts) = check_origin(&report, found, &origin.facts(), args.force.as_deref())?;
+    let check = OriginCheck {
+        report: &report,
+        found,
+        facts: origin.facts(),
+        cache: (images.cache, start, &cache),
+        force: args.force.as_deref(),
+    };
+    let (sectors, mut adopts) = check.run(origin.device()).await?;
     let plan = Plan::of(found);
     if args.dry_run {
         print_result(args, images, &plan, "would be written back")?;
@@ -218,12 +284,19 @@ async fn recover_with_cache(
     let mut config =
         Config::new(Mode::Ssd, path(images.origin), path(images.cache), found.block_size);
     config.start_sector = start;
-    config.adopt_origin = adopts;
     config.write_buffer = 0; // no client writes
     config.guard.asked = Some(false); // the origin is used alone from now on
     // The epochs of an ordered cache keep their order; those of another are one.
     config.ordered = matches!(report.contents, Contents::Native(_));
     let origin = origin.open().await?;
+    if origin.is_volume() {
+        // Its data can be read now.
+        adopts = match check.run(Some(&origin.device)).await {
+            Ok((_, adopts)) => adopts,
+            Err(refused) => return origin.close(Err(refused)).await,
+        };
+    }
+    config.adopt_origin = adopts;
     let lost = write_back(config, &origin, &cache, sectors).await;
     let lost = origin.close(lost).await?;
     if lost != 0 {
@@ -307,11 +380,47 @@ pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a O
     found.map_err(|message| Failure::new(ErrorKind::Invalid, message))
 }
 
-/// The length to map, and whether the origin has to be adopted (CL-R1).
-pub(crate) fn check_origin(
+/// Whether an origin is the one of a cache.
+pub(crate) struct OriginCheck<'a> {
+    pub(crate) report: &'a ProbeReport,
+    pub(crate) found: &'a Occupancy,
+    pub(crate) facts: OriginFacts,
+    /// Its path, where it begins, and its device.
+    pub(crate) cache: (&'a Path, Sector, &'a Rc<dyn BlockDevice>),
+    /// The token that was given.
+    pub(crate) force: Option<&'a str>,
+}
+
+impl OriginCheck<'_> {
+    /// The length to map, and whether the origin has to be adopted (CL-R1). `origin` is there if it
+    /// can be read now.
+    pub(crate) async fn run(
+        &self,
+        origin: Option<&Rc<dyn BlockDevice>>,
+    ) -> Result<(Sector, bool), Failure> {
+        let (cache, start, device) = self.cache;
+        let mut is_used = None;
+        if let Some(origin) = origin {
+            is_used = writecache::find_use(self.report, start, &**origin, &**device).await?;
+        }
+        let is_used = is_used.map(|how| {
+            format!(
+                "{how}. If it counts as it is now, `millpond wipe {}` gives up what the cache \
+                 holds, and `millpond recover --without-cache {}` takes the rest of the guard away",
+                cache.display(),
+                self.facts.name
+            )
+        });
+        check_origin(self.report, self.found, &self.facts, is_used, self.force)
+    }
+}
+
+/// As [`OriginCheck::run`]; `is_used` is how the origin was used without its cache, if it was.
+fn check_origin(
     report: &ProbeReport,
     found: &Occupancy,
     origin: &OriginFacts,
+    is_used: Option<String>,
     force: Option<&str>,
 ) -> Result<(Sector, bool), Failure> {
     let OriginFacts { name, capacity, identity } = origin;
@@ -353,10 +462,12 @@ pub(crate) fn check_origin(
     doubts.extend(unused.iter().map(|why| {
         format!("would not get the newest writes that the cache had acknowledged: {why}")
     }));
-    let token = report.token(&format!("recover {has} {other:?} {unused:?}"));
+    let token = report.token(&format!("recover {has} {other:?} {unused:?} {is_used:?}"));
+    let adopts = other.is_some() || is_used.is_some();
+    doubts.extend(is_used);
     let doubts = doubts.join("; it ");
     match force {
-        Some(given) if doubts.is_empty() || given == token => Ok((needs, other.is_some())),
+        Some(given) if doubts.is_empty() || given == token => Ok((needs, adopts)),
         None if doubts.is_empty() => Ok((needs, false)),
         Some(given) => Err(refusal(format!(
             "{name}: {doubts}; the token {given} does not stand for what is there now; nothing was \

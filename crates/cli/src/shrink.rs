@@ -19,7 +19,7 @@ use uring::Files;
 use writecache::{Config, Contents, Depth, Mode, WriteCache};
 
 use crate::offline::{self, Access};
-use crate::recover::{check_origin, contents, path, show_progress};
+use crate::recover::{OriginCheck, contents, path, show_progress};
 use crate::resize::size_bytes;
 use crate::volume_origin::{Argument, OpenOrigin, Origin};
 
@@ -58,7 +58,8 @@ pub struct ShrinkCacheArgs {
     /// Where the cache begins on its device
     #[arg(long, value_name = "N", default_value_t = 0)]
     start_sector: u64,
-    /// Take this origin although it is not the cache's own: the token of the refusal
+    /// Take this origin although it is not the cache's own, or was used without it: the token of the
+    /// refusal
     #[arg(long, value_name = "TOKEN")]
     force: Option<String>,
     /// Take the volume although a host has it open, or died with it: a daemon loses it
@@ -81,16 +82,29 @@ async fn shrink(args: &ShrinkCacheArgs, files: &Files) -> Result<u8, Failure> {
     let found = contents(&report, &offline::place(&args.cache, start))?;
     let argument = Argument { verb: "shrink-cache", name: "--origin", take_over: args.take_over };
     let origin = Origin::find(&argument, files, &args.origin, Access::Write).await?;
-    let (sectors, adopts) = check_origin(&report, found, &origin.facts(), args.force.as_deref())?;
+    let check = OriginCheck {
+        report: &report,
+        found,
+        facts: origin.facts(),
+        cache: (&args.cache, start, &cache),
+        force: args.force.as_deref(),
+    };
+    let (sectors, mut adopts) = check.run(origin.device()).await?;
     let dirty = found.dirty;
     let mut config =
         Config::new(Mode::Ssd, path(&args.origin), path(&args.cache), found.block_size);
     config.start_sector = start;
-    config.adopt_origin = adopts;
     config.write_buffer = 0; // no client writes
     config.ordered = matches!(report.contents, Contents::Native(_)); // as in `recover`
     let block_bytes = u64::from(found.block_size);
     let origin = origin.open().await?;
+    if origin.is_volume() {
+        adopts = match check.run(Some(&origin.device)).await {
+            Ok((_, adopts)) => adopts,
+            Err(refused) => return origin.close(Err(refused)).await,
+        };
+    }
+    config.adopt_origin = adopts;
     let shrunk = shrink_to(args.size, config, &origin, &cache, sectors).await;
     let [before, after] = origin.close(shrunk).await?;
     let text = |blocks: u64| size_text(blocks.saturating_mul(block_bytes));

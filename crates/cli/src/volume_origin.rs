@@ -77,6 +77,14 @@ impl Origin {
         }
     }
 
+    /// What can be read before it is opened.
+    pub(crate) fn device(&self) -> Option<&Rc<dyn BlockDevice>> {
+        match self {
+            Origin::Device(device) => Some(device),
+            Origin::Volume(_) => None,
+        }
+    }
+
     pub(crate) async fn open(self) -> Result<OpenOrigin, Failure> {
         match self {
             Origin::Device(device) => Ok(OpenOrigin { device, volume: None }),

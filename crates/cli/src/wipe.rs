@@ -69,7 +69,7 @@ pub(crate) fn run(args: &WipeArgs, run_dir: Option<&Path>) -> Result<(), Failure
         reactor.block_on(async move { writecache::probe(look, start, Depth::Metadata).await })?;
     let place = offline::place(&args.image, start);
     let token = report.token("wipe");
-    match (loss(&report), &args.force) {
+    match (report.loss(), &args.force) {
         (Some(loss), None) => {
             return Err(refusal(format!(
                 "{place} {loss}; nothing was changed. `--force {token}` wipes it all the same"
@@ -96,37 +96,6 @@ pub(crate) fn run(args: &WipeArgs, run_dir: Option<&Path>) -> Result<(), Failure
     let wiped = reactor.block_on(async move { wipe(device, places).await });
     wiped.map_err(|s| Failure::new(block::ErrorKind::Io, format!("{place}: wipe: {s}")))?;
     print(&format!("{place} is blank\n"))
-}
-
-/// What wiping would lose.
-fn loss(report: &ProbeReport) -> Option<String> {
-    match &report.contents {
-        Contents::Blank | Contents::Replaced(_) => None,
-        Contents::Unknown => Some("holds something that is no cache".into()),
-        Contents::Ruined => Some("holds a damaged cache, the content of which is unknown".into()),
-        Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
-            let Some(o) = report.occupancy().filter(|_| report.damage_left_out == 0) else {
-                return Some("holds a damaged cache, the content of which is unknown".into());
-            };
-            let size = block::size_text(o.dirty_bytes());
-            let dirty = format!(
-                "holds {} dirty blocks ({size}) that the origin does not have; `millpond recover` \
-                 writes them back",
-                o.dirty
-            );
-            if o.dirty + o.bad > 0 {
-                return Some(dirty);
-            }
-            if let Some(why) = report.unused_journals.first() {
-                return Some(format!("may lack the newest writes that it had acknowledged: {why}"));
-            }
-            report.guards_origin().then(|| {
-                "guards its origin, which has a signature in the place of its superblocks: \
-                 `millpond recover` gives the origin back"
-                    .into()
-            })
-        }
-    }
 }
 
 /// The UUID by which an origin records the cache.

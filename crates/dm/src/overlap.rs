@@ -280,6 +280,16 @@ impl Dm {
         self.bottom(&[whole], None).into_values().map(|(device, _)| device).collect()
     }
 
+    /// The same, with the sectors of each on which it lies.
+    pub fn runs_at_the_bottom(
+        &self,
+        device: &Rc<dyn BlockDevice>,
+    ) -> Vec<(Rc<dyn BlockDevice>, Vec<(u64, u64)>)> {
+        let (start, len) = (Sector::ZERO, device.limits().capacity);
+        let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
+        self.bottom(&[whole], None).into_values().collect()
+    }
+
     /// Whether `new` has a cache that keeps its blocks where the cache of `old` keeps them.
     /// A missing one is kept by a table that names it.
     pub(crate) fn keeps_its_cache(&self, old: &Entry, new: &Table) -> bool {

@@ -187,6 +187,21 @@ impl GuardSlot {
         }
         bytes.get(UUID_AT)?.try_into().ok()
     }
+
+    /// Whether somebody else has written into the header of a slot. One that is torn has its zeroes,
+    /// where ext4 has a superblock.
+    #[must_use]
+    pub fn is_written_over(bytes: &[u8]) -> bool {
+        bytes.get(CACHE_AT.end..UNIT).is_none_or(|zeroes| !is_blank(zeroes))
+    }
+
+    /// The sectors that the cache maps, as the header of a slot says whose rest is damaged: perhaps
+    /// they are wrong.
+    #[must_use]
+    pub fn probable_origin_sectors(bytes: &[u8]) -> Option<u64> {
+        GuardSlot::owner(bytes)?;
+        Some(le64(bytes.get(..UNIT)?, ORIGIN_AT))
+    }
 }
 
 /// How far the guard of a range is.
@@ -512,6 +527,8 @@ mod tests {
             let _ = GuardSlot::decode(0, 0, &bytes);
             let _ = GuardRecord::decode(0, 0, &bytes);
             let _ = GuardSlot::owner(&bytes);
+            let _ = GuardSlot::is_written_over(&bytes);
+            let _ = GuardSlot::probable_origin_sectors(&bytes);
         }
     }
 }

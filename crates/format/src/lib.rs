@@ -35,6 +35,7 @@ pub mod objvol;
 mod quorum;
 mod record;
 mod replaced;
+mod signature;
 mod superblock;
 #[cfg(target_arch = "x86_64")]
 mod unit_crc;
@@ -59,6 +60,7 @@ pub use record::{
     encode_record,
 };
 pub use replaced::{REPLACED_BYTES, ReplacedMark};
+pub use signature::Signature;
 pub use superblock::{
     ADDED_AREAS_MAX, CheckpointRef, PARTS_MAX, Part, PartAreas, Superblock, begin_superblock,
     is_begun,

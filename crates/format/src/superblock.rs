@@ -15,7 +15,7 @@ use crate::geometry::{
 use crate::quorum::{Generation, SUPERBLOCK_COPIES};
 use crate::{BLOCK_LIMIT, Damage, UNIT, check_unit, is_blank, seal};
 
-const MAGIC: [u8; 8] = *b"MPWCSUPR";
+pub(crate) const MAGIC: [u8; 8] = *b"MPWCSUPR";
 /// Version of a cache in one part, and of one part of several.
 const VERSION: u16 = 1;
 const VERSION_PART: u16 = 2;

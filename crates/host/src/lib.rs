@@ -38,6 +38,7 @@ mod exported;
 mod exports;
 mod fd_store;
 mod fuse_host;
+mod held;
 mod holes;
 mod http;
 mod io_failure;

@@ -13,6 +13,7 @@ use pagecache::PageCache;
 use writecache::{CacheEvent, Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
 
 use crate::claims::{Claims, engine};
+use crate::held::warn_of_held;
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
@@ -88,9 +89,29 @@ pub(crate) fn register(
         let of = machine.clone();
         let constructor = move |ctx, args| construct(of.clone(), ctx, args);
         let kind = engine(manual, &machine.claims, constructor);
+        let kind = warning(kind, dm, &machine);
         dm.register(TargetType { whole: *whole, grows: *grows, ..kind });
     }
+    let maps = ["linear", "striped"];
+    for kind in dm::built_in().into_iter().filter(|kind| maps.contains(&kind.manual.name)) {
+        dm.register(warning(kind, dm, &machine));
+    }
     (machine.zram_factory, machine.claims)
+}
+
+/// The same target type, which names in the log what its targets may write over.
+fn warning(kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
+    let (dm, machine, construct) = (Rc::downgrade(dm), machine.clone(), kind.construct.clone());
+    let warning = move |ctx: Context, args: Vec<String>| -> Constructing {
+        let made = construct(ctx.clone(), args);
+        let (dm, claims, leaves) = (dm.clone(), machine.claims.clone(), machine.leaves.clone());
+        Box::pin(async move {
+            let target = made.await?;
+            warn_of_held((dm, claims, leaves), &ctx, &target);
+            Ok(target)
+        })
+    };
+    TargetType { construct: Rc::new(warning), ..kind }
 }
 
 /// The length `-` of a write cache: whole blocks of its origin.

@@ -22,6 +22,7 @@ use dm::{Context, Dm, MappedDevice, SetupAttributes, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
 use crate::claims::Claims;
+use crate::held::before_overwrite;
 use crate::leaf_word::OwnMount;
 use crate::leaves::Leaves;
 
@@ -117,6 +118,7 @@ pub(crate) async fn construct(
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,
     };
+    let persists = config.persist;
     let target = Zram::new(ctx.device(), config, backing, factory.cores.to_vec())?;
     let owner = Rc::downgrade(&factory.claims.owner(&ctx)?);
     let (of_device, device) = (factory.clone(), owner.clone());
@@ -124,6 +126,8 @@ pub(crate) async fn construct(
         Some(device) => check_no_page_is_lost(&of_device, &device), // HO-Z2
         None => Ok(()),
     }));
+    let force = ctx.force().map(str::to_owned);
+    target.set_before_overwrite(before_overwrite(factory.dm.clone(), force, persists));
     let device = ctx.device().to_owned();
     target.set_on_failure(Box::new(move |what| tracing::error!(device, "zram: {what}")));
     target.set_on_reset(Rc::new(move || Box::pin(reset(factory.clone(), owner.clone()))));

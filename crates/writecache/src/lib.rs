@@ -106,7 +106,9 @@ pub use config::{
 };
 pub use dm_target::WriteCache;
 pub use events::{CacheEvent, IgnoredJournal, UnguardedReason};
-pub use guard::{OriginGuard, find_guard, restore_origin};
+pub use guard::{
+    DamagedRanges, OriginGuard, find_guard, find_use, restore_damaged_origin, restore_origin,
+};
 pub use manual::MANUAL;
 pub use missing::StaleOrigin;
 pub use parts::{DeviceFactory, ShareDevice};
@@ -114,7 +116,7 @@ pub use parts::{DeviceFactory, ShareDevice};
 pub use planted::Fault;
 pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
-    NativeCache, Occupancy, ProbeReport, probe,
+    Held, NativeCache, Occupancy, ProbeReport, find_held, probe,
 };
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.

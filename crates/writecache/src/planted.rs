@@ -280,6 +280,8 @@ pub enum Fault {
     OldEndForgotten,
     /// Guard: an origin that was used without its cache is taken as it is.
     UsedOriginTaken,
+    /// What is left of a guard stays on an origin that is adopted.
+    GuardRemainsKept,
     /// Guard: a flush of the guard that fails is not one of the cache.
     GuardFlushErrorKept,
     /// Guard: a slot that a failed flush may have lost counts as durable after the next flush.

@@ -43,6 +43,8 @@ pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
 
 /// Asked before a device starts for the first time; given by the program.
 pub type BeforeStart = Rc<dyn Fn() -> Result<(), Error>>;
+/// Refuses a backing device whose contents must not be overwritten.
+pub type BeforeOverwrite = Rc<dyn Fn(Rc<dyn BlockDevice>) -> LocalFuture<Result<(), Error>>>;
 
 /// The zram target: a compressed RAM disk.
 ///
@@ -78,6 +80,7 @@ struct Started {
 struct Hooks {
     on_reset: RefCell<Option<OnReset>>,
     before_start: RefCell<Option<BeforeStart>>,
+    before_overwrite: RefCell<Option<BeforeOverwrite>>,
 }
 
 /// What the device does now.
@@ -174,6 +177,11 @@ impl Zram {
         self.hooks.before_start.replace(Some(before_start));
     }
 
+    /// Sets the check of the backing device before its first use.
+    pub fn set_before_overwrite(&self, check: BeforeOverwrite) {
+        self.hooks.before_overwrite.replace(Some(check));
+    }
+
     /// Sets what is told of failures.
     pub fn set_on_failure(&self, on_failure: OnFailure) {
         self.shared.failures.set_on_failure(on_failure);
@@ -253,6 +261,10 @@ impl Zram {
         self.lifecycle.suspending.set(false);
         self.shared.cancel.store(false, Relaxed);
         if self.started.borrow().is_none() {
+            let before_overwrite = self.hooks.before_overwrite.borrow().clone();
+            if let (Some(check), Some(device)) = (before_overwrite, &self.backing) {
+                check(device.clone()).await?;
+            }
             let before_start = self.hooks.before_start.borrow().clone();
             before_start.map_or(Ok(()), |check| check())?;
             let algorithms = self.config.borrow().algorithms();

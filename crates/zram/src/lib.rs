@@ -66,7 +66,7 @@ pub use algorithms::{DICTIONARY_BYTES_MAX, Files, NoFiles};
 pub use attributes::MANUAL;
 pub use codec::Algorithm;
 pub use config::{Config, PARTS_MAX, SECTORS_MAX};
-pub use device::{BeforeStart, OnReset, Zram};
+pub use device::{BeforeOverwrite, BeforeStart, OnReset, Zram};
 pub use failures::OnFailure;
 #[cfg(feature = "planted")]
 pub use planted::Fault;

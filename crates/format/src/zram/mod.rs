@@ -28,5 +28,6 @@ pub use object::{
     CHECK_MASK, OBJECT_ALIGN, OBJECT_HEADER, OBJECT_MAX, Object, ObjectDamage, StoredObject,
     encode_with, object_bytes, verify, walk,
 };
+pub(crate) use superblock::MAGIC as SUPERBLOCK_MAGIC;
 pub use superblock::{CODECS, ChainStart, Checkpoint, CodecId, PARTS_MAX, Superblock};
 pub use unit::{StoredUnit, UNIT_BLOCKS_MAX, UNIT_HEADER, UnitHeader, decode_unit};

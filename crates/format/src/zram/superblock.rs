@@ -13,7 +13,7 @@ use super::unit::UNIT_BLOCKS_MAX;
 use crate::quorum::{Generation, SUPERBLOCK_COPIES};
 use crate::{Damage, UNIT, check_unit, is_blank, seal};
 
-const MAGIC: [u8; 8] = *b"MPZRSUPR";
+pub(crate) const MAGIC: [u8; 8] = *b"MPZRSUPR";
 const VERSION: u16 = 1;
 /// Parts that a device has at most.
 pub const PARTS_MAX: u16 = 64;

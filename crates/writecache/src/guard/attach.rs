@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{Buf, Class, Error, Flags, Sector, Status};
-use format::{GuardRange, GuardSlot, GuardState};
+use format::{GuardRange, GuardSlot, GuardState, UNIT};
 
+use super::find::Remains;
 use super::{Above, DetachedHalves, Guard, GuardedRange, SlotState};
 use crate::events::UnguardedReason;
 use crate::parts::flushes::{FlushPort, NO_PART};
@@ -295,6 +296,25 @@ impl Guard {
     /// From detaching to detached.
     pub(super) async fn finish_detach(&self, range: GuardRange, front: &[u8]) -> Result<(), Error> {
         self.write_durably(range, 0, front).await?;
+        self.write_state(range, GuardState::Detached, None).await
+    }
+
+    /// From a range that somebody has used to detached: what is left of slots goes, so that nobody
+    /// takes it for a guard again. What else is there stays.
+    pub(super) async fn clear_remains(
+        &self,
+        range: GuardRange,
+        remains: Remains,
+    ) -> Result<(), Error> {
+        for number in [1, 0] {
+            if remains[number] && !self.place.config.planted.is(Fault::GuardRemainsKept) {
+                let at = number * range.slot_bytes();
+                // Only its first sector: what is behind may be somebody's.
+                let mut unit = self.read_range(range, at, UNIT).await?;
+                unit[..512].fill(0);
+                self.write_durably(range, at, &unit).await?;
+            }
+        }
         self.write_state(range, GuardState::Detached, None).await
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an origin and the records of its cache say about its guard, before anything is written; and
 //! what follows from it (WC-GU5, WC-GU6).
+use std::fmt;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector};
@@ -9,8 +10,9 @@ use format::{GuardRange, GuardRecord, GuardSlot, GuardState, Superblock, UNIT};
 use super::attach::FoundSlots;
 use super::record::{read_record, write_record};
 use super::{Guard, Place};
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::planted::Fault;
+use crate::probe::ProbeReport;
 use crate::recovery::owner::{NO_ORIGIN, hex};
 
 /// What a range of the origin has.
@@ -23,6 +25,48 @@ enum FoundRange {
     Guarding { image: Vec<u8> },
     /// The front half may not be whole.
     Detaching { front: Vec<u8> },
+    /// Somebody has used the range without the cache: what it has now counts, but for what is left
+    /// of slots.
+    Used { remains: Remains },
+}
+
+/// Which slots of a used range still begin as slots do.
+pub(super) type Remains = [bool; 2];
+
+/// How a range was used without its cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UsedRange {
+    range: GuardRange,
+    what: &'static str,
+}
+
+/// What the bytes of a range are, whatever the cache knows of them.
+pub(super) struct RangeLook {
+    /// The caches of which slots begin there.
+    pub(super) owners: [Option<[u8; 16]>; 2],
+    /// The newest slot that is whole.
+    pub(super) newest: Option<NewestSlot>,
+    /// It is as a cache writes it, also after a crash (WC-GU5).
+    pub(super) is_sound: bool,
+}
+
+impl RangeLook {
+    pub(super) fn of(range: GuardRange, bytes: &[u8]) -> RangeLook {
+        let halves: [&[u8]; 2] = bytes.split_at(range.slot_bytes()).into();
+        let owners = halves.map(GuardSlot::owner);
+        let newest = NewestSlot::find(range, bytes);
+        // Slot 0 may say that the rear half is free.
+        let first = GuardSlot::decode(range.nth, 0, halves[0]);
+        let is_alone = first.is_ok_and(|(slot, _)| slot.is_alone);
+        // A slot that is torn has its first bytes, and its zeroes: they do not change.
+        let is_ours = |n: usize| owners[n].is_some() && !GuardSlot::is_written_over(halves[n]);
+        let is_sound = newest.is_some() && is_ours(0) && (is_alone || is_ours(1));
+        RangeLook { owners, newest, is_sound }
+    }
+
+    pub(super) fn remains(&self) -> Remains {
+        self.owners.map(|owner| owner.is_some())
+    }
 }
 
 /// The guard of an origin as it was found.
@@ -33,6 +77,8 @@ pub(crate) struct FoundGuard {
     incomplete: Vec<GuardRecord>,
     /// The sequence of the newest record of each range.
     records: [u64; format::GUARD_RANGES as usize],
+    /// Ranges that were used without the cache: the table adopts the origin.
+    used: Vec<UsedRange>,
 }
 
 /// What is read of one range.
@@ -76,21 +122,60 @@ pub(crate) async fn find(
         let end = range.start.saturating_add((range.bytes / 512) as u64);
         let is_gone = matches!(record.as_ref().map(|r| r.state), None | Some(GuardState::Detached));
         if end > origin.limits().capacity.0 {
-            if is_gone || config.adopt_origin {
-                continue;
+            if !is_gone {
+                let remains = [false, false];
+                found.take_used(
+                    config,
+                    UsedRange { range, what: "lie behind its end" },
+                    remains,
+                )?;
             }
-            return Err(used(config, range, "lie behind its end"));
+            continue;
         }
         let bytes = read_origin(origin, range).await?;
         let reading = Reading { config, uuid: superblock.uuid, range, bytes };
-        if let Some(range_found) = reading.interpret(record.as_ref())? {
-            if !is_gone {
-                check_no_copy(config, origin, superblock)?;
+        match reading.interpret(record.as_ref())? {
+            None => {}
+            Some(Interpreted::As(range_found)) => {
+                if !is_gone {
+                    check_no_copy(config, origin, superblock)?;
+                }
+                found.ranges.push((range, range_found));
             }
-            found.ranges.push((range, range_found));
+            Some(Interpreted::Used(what, remains)) => {
+                found.take_used(config, UsedRange { range, what }, remains)?;
+            }
         }
     }
     Ok(found)
+}
+
+/// How the origin was used without the cache, in one sentence that follows its name; `None` if it
+/// was not. Nothing is written.
+///
+/// # Errors
+/// `EINVAL` if another cache guards the origin, `EIO` if it or the cache device can't be read.
+pub async fn find_use(
+    report: &ProbeReport,
+    start_sector: Sector,
+    origin: &dyn BlockDevice,
+    device: &dyn BlockDevice,
+) -> Result<Option<String>, Error> {
+    let Some(superblock) = report.superblock() else { return Ok(None) };
+    let block_size = superblock.block_size;
+    let mut config = Config::new(Mode::Ssd, origin.name(), device.name(), block_size);
+    config.start_sector = start_sector;
+    config.adopt_origin = true; // what was used is reported, not refused
+    let sectors = Sector(superblock.origin_sectors);
+    let found = find(&config, origin, device, superblock, sectors).await?;
+    let used: Vec<String> = found.used.iter().map(UsedRange::to_string).collect();
+    Ok((!used.is_empty()).then(|| {
+        format!(
+            "was used, or restored, without its cache, and what that holds may not fit to it any \
+             more: its {}",
+            used.join(", its ")
+        )
+    }))
 }
 
 /// What the origin has in a range.
@@ -150,74 +235,55 @@ pub(crate) async fn refuse_guarded(config: &Config, origin: &dyn BlockDevice) ->
     }
 }
 
+/// What a range is for its cache.
+enum Interpreted {
+    As(FoundRange),
+    /// How, and what is left of its slots.
+    Used(&'static str, Remains),
+}
+
 impl Reading<'_> {
     /// What the range has; `None` if it is not guarded.
-    fn interpret(self, record: Option<&GuardRecord>) -> Result<Option<FoundRange>, Error> {
-        let half = self.range.slot_bytes();
-        let (front, rear) = self.bytes.split_at(half);
-        let owners = [front, rear].map(GuardSlot::owner);
-        if let Some(other) = owners.iter().flatten().find(|owner| **owner != self.uuid) {
+    fn interpret(self, record: Option<&GuardRecord>) -> Result<Option<Interpreted>, Error> {
+        let (front, rear) = self.bytes.split_at(self.range.slot_bytes());
+        let look = RangeLook::of(self.range, &self.bytes);
+        if let Some(other) = look.owners.iter().flatten().find(|owner| **owner != self.uuid) {
             return Err(guarded_by_another(self.config, other)); // WC-GU6
         }
         // All slots are of this cache.
-        let newest = NewestSlot::find(self.range, &self.bytes);
-        let newest = newest.map(|found| (found.image, found.slots));
+        let remains = look.remains();
+        let newest = look.newest.map(|found| (found.image, found.slots));
         let state = record.map_or(GuardState::Detached, |record| record.state);
-        match state {
+        let found = match state {
             // A record that was lost, or an origin of an earlier time: the slots count.
-            GuardState::Detached => match newest {
-                Some((image, slots)) => Ok(Some(FoundRange::Guarded { image, slots })),
-                None if owners[0].is_some() => Err(self.damaged()),
-                None => Ok(None),
-            },
-            GuardState::Guarded => match newest {
-                // A slot that is torn has its first bytes: they do not change.
-                Some((image, slots)) if self.are_slots_ours(owners) => {
-                    Ok(Some(FoundRange::Guarded { image, slots }))
+            GuardState::Detached if remains == [false, false] => return Ok(None),
+            GuardState::Detached | GuardState::Guarded => match newest {
+                Some((image, slots)) if look.is_sound => Ok(FoundRange::Guarded { image, slots }),
+                None if remains[0] => {
+                    Err("have a guard that is damaged: what they held is in neither of its slots")
                 }
-                None if owners[0].is_some() => Err(self.damaged()),
-                Some(_) | None => self.used("do not have the guard that its cache wrote there"),
+                Some(_) | None => Err("do not have the guard that its cache wrote there"),
             },
             GuardState::Guarding => match newest {
-                Some((image, slots)) => Ok(Some(FoundRange::FirstSlot { image, slots })),
+                Some((image, slots)) => Ok(FoundRange::FirstSlot { image, slots }),
                 None => match record.filter(|record| is_between(record, front)) {
                     Some(record) => {
                         let image = [&record.front[..], rear].concat();
-                        Ok(Some(FoundRange::Guarding { image }))
+                        Ok(FoundRange::Guarding { image })
                     }
-                    None => self.used("were written while the guard was put there"),
+                    None => Err("were written while the guard was put there"),
                 },
             },
             GuardState::Detaching => match record.filter(|record| is_between(record, front)) {
-                Some(record) => Ok(Some(FoundRange::Detaching { front: record.front.clone() })),
-                None => self.used("were written while the guard was taken away"),
+                Some(record) => Ok(FoundRange::Detaching { front: record.front.clone() }),
+                None => Err("were written while the guard was taken away"),
             },
-        }
-    }
-
-    /// Whether both places begin as slots of this cache do; the rear one may be free if slot 0 says
-    /// so.
-    fn are_slots_ours(&self, owners: [Option<[u8; 16]>; 2]) -> bool {
-        let half = self.range.slot_bytes();
-        let first = GuardSlot::decode(self.range.nth, 0, &self.bytes[..half]);
-        let is_alone = first.is_ok_and(|(slot, _)| slot.is_alone);
-        owners[0].is_some() && (owners[1].is_some() || is_alone)
-    }
-
-    /// The answer where somebody has used the origin: with `adopt_origin` it is as it is.
-    fn used(&self, what: &str) -> Result<Option<FoundRange>, Error> {
-        if self.config.adopt_origin || self.config.planted.is(Fault::UsedOriginTaken) {
-            return Ok(None);
-        }
-        Err(used(self.config, self.range, what))
-    }
-
-    fn damaged(&self) -> Error {
-        Error::io(format!(
-            "origin {}: the guard of the sectors from {} on is damaged: what they held is in \
-             neither of its two slots; nothing was changed",
-            self.config.origin, self.range.start
-        ))
+        };
+        Ok(Some(match found {
+            Ok(found) => Interpreted::As(found),
+            Err(_) if self.config.planted.is(Fault::UsedOriginTaken) => return Ok(None),
+            Err(what) => Interpreted::Used(what, remains),
+        }))
     }
 }
 
@@ -252,14 +318,21 @@ fn check_no_copy(
     )))
 }
 
-fn used(config: &Config, range: GuardRange, what: &str) -> Error {
+impl fmt::Display for UsedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sectors from {} on {}", self.range.start, self.what)
+    }
+}
+
+fn used(config: &Config, used: UsedRange) -> Error {
     let (origin, cache) = (&config.origin, &config.cache);
     Error::invalid(format!(
-        "origin {origin}: its sectors from {} on {what}: it was used, or restored, without its \
-         cache on {cache}, and what that holds may not fit to it any more. If the origin counts as \
-         it is now, `millpond wipe {cache}` gives up what the cache holds; to write that over the \
-         origin, add the option adopt_origin; nothing was changed",
-        range.start
+        "origin {origin}: its {used}: it was used, or restored, without its cache on {cache}, and \
+         what that holds may not fit to it any more. If the origin counts as it is now, `millpond \
+         wipe {cache}` gives up what the cache holds, and `millpond recover --without-cache \
+         {origin}` takes the rest of the guard away; to write what the cache holds over the \
+         origin, add the option adopt_origin, or use `millpond recover --cache {cache} --origin \
+         {origin}`; nothing was changed"
     ))
 }
 
@@ -276,6 +349,21 @@ fn guarded_by_another(config: &Config, owner: &[u8; 16]) -> Error {
 }
 
 impl FoundGuard {
+    /// A range that was used without the cache: with `adopt_origin` it is as it is (WC-GU5).
+    fn take_used(
+        &mut self,
+        config: &Config,
+        range: UsedRange,
+        remains: Remains,
+    ) -> Result<(), Error> {
+        if !config.adopt_origin {
+            return Err(used(config, range));
+        }
+        self.used.push(range);
+        self.ranges.push((range.range, FoundRange::Used { remains }));
+        Ok(())
+    }
+
     /// Whether the superblock must name a guard.
     pub(crate) fn is_needed(&self, config: &Config) -> bool {
         config.guard.is_on || !self.ranges.is_empty()
@@ -316,6 +404,7 @@ impl FoundGuard {
                     guard.finish_detach(range, &image[..range.slot_bytes()]).await?;
                 }
                 FoundRange::Detaching { front } => guard.finish_detach(range, &front).await?,
+                FoundRange::Used { remains } => guard.clear_remains(range, remains).await?,
             }
             let has = guard.ranges.borrow().iter().find(|has| has.range == range).cloned();
             if let Some(has) = has.filter(|_| !is_wanted) {

@@ -40,7 +40,8 @@
 //!   makes it durable.
 //! - WC-GU5 An origin is changed only if it is what the record says it is: slots of this cache, or
 //!   sectors of the front half and of the slot that replaces it. Else somebody has used the origin,
-//!   and the cache is not opened.
+//!   and the cache is not opened. An operator who adopts it takes the range as it is: what is left of
+//!   slots goes first, so that it is never taken for a guard, then the range is detached.
 //! - WC-GU6 The origin of another cache's guard is never used.
 //! - WC-GU7 A flush of the guard that fails, of the origin or of the cache device, counts as one of
 //!   the cache that has failed: it may have lost what the cache has written.
@@ -62,10 +63,13 @@ use format::{GuardRange, GuardSlot};
 use reactor::WaitList;
 
 pub(crate) use self::device::GuardedOrigin;
+pub use self::find::find_use;
 pub(crate) use self::find::{FoundGuard, refuse_guarded};
 pub(crate) use self::open::{FirstPart, find_of_whole, is_on, open_of_whole};
 pub(crate) use self::restore::view_origin;
-pub use self::restore::{OriginGuard, find_guard, restore_origin};
+pub use self::restore::{
+    DamagedRanges, OriginGuard, find_guard, restore_damaged_origin, restore_origin,
+};
 use crate::config::Config;
 use crate::events::{CacheEvent, OnEvent, UnguardedReason};
 use crate::parts::flushes::Flushes;

@@ -17,16 +17,19 @@
 //!   code.
 mod divided;
 mod dm;
+mod held;
 mod native;
 
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector, Status};
-use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, UNIT};
+use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
 use roaring::RoaringTreemap;
 
 pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
+pub(crate) use self::held::refuse_held;
+pub use self::held::{Held, find_held};
 pub use self::native::NativeCache;
 use crate::config::{Config, Mode};
 
@@ -121,6 +124,19 @@ impl ProbeReport {
         }
     }
 
+    /// The superblock of a cache of the native format; that of the first part of a divided one.
+    pub(crate) fn superblock(&self) -> Option<&Superblock> {
+        match &self.contents {
+            Contents::Native(cache) => Some(&cache.superblock),
+            Contents::Divided(cache) => cache.parts.first()?.superblock(),
+            Contents::Blank
+            | Contents::Unknown
+            | Contents::Ruined
+            | Contents::Replaced(_)
+            | Contents::Dm(_) => None,
+        }
+    }
+
     /// Whether it is a cache that guards its origin.
     #[must_use]
     pub fn guards_origin(&self) -> bool {
@@ -142,6 +158,60 @@ impl ProbeReport {
         let mut bytes = self.fingerprint.to_le_bytes().to_vec();
         bytes.extend_from_slice(action.as_bytes());
         format::token(&bytes)
+    }
+
+    /// What would be lost if the area were made blank, in words that follow its name.
+    #[must_use]
+    pub fn loss(&self) -> Option<String> {
+        match &self.contents {
+            Contents::Blank | Contents::Replaced(_) => None,
+            Contents::Unknown => Some("holds something that is no cache".into()),
+            Contents::Ruined => {
+                Some("holds a damaged cache, the content of which is unknown".into())
+            }
+            Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
+                let Some(o) = self.occupancy().filter(|_| self.damage_left_out == 0) else {
+                    return Some("holds a damaged cache, the content of which is unknown".into());
+                };
+                let size = block::size_text(o.dirty_bytes());
+                let dirty = format!(
+                    "holds {} dirty blocks ({size}) that the origin does not have; `millpond \
+                     recover` writes them back",
+                    o.dirty
+                );
+                if o.dirty + o.bad > 0 {
+                    return Some(dirty);
+                }
+                if let Some(why) = self.unused_journals.first() {
+                    return Some(format!(
+                        "may lack the newest writes that it had acknowledged: {why}"
+                    ));
+                }
+                self.guards_origin().then(|| {
+                    "guards its origin, which has a signature in the place of its superblocks: \
+                     `millpond recover` gives the origin back"
+                        .into()
+                })
+            }
+        }
+    }
+
+    /// Bytes of the area that the cache needs; all of it if that is unknown.
+    fn end_bytes(&self) -> u64 {
+        match &self.contents {
+            Contents::Native(cache) => match &cache.superblock.part {
+                None => cache.superblock.geometry().end_bytes(),
+                Some(_) => self.area.bytes(),
+            },
+            Contents::Divided(cache) => {
+                let each = cache.first.area_sectors + cache.added_sectors.iter().sum::<u64>();
+                Sector(each.saturating_mul(cache.first.of.into())).bytes()
+            }
+            Contents::Dm(cache) => cache.superblock.geometry().end_bytes(),
+            Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
+                self.area.bytes()
+            }
+        }
     }
 
     fn add_finding(&mut self, offset: u64, what: impl Into<String>) {

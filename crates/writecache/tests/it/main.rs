@@ -22,6 +22,7 @@ mod gap_budget;
 mod golden_dm;
 mod grow;
 mod guard;
+mod guard_damage;
 mod guard_parts;
 mod journal;
 mod limits;

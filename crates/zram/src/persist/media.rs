@@ -263,8 +263,8 @@ pub(crate) async fn refuse_persistent(device: &Rc<dyn BlockDevice>) -> Result<()
         .as_ref()
         .map_or(String::new(), |found| format!(" of {} sectors", found.slots * PAGE_SECTORS));
     Err(Error::invalid(format!(
-        "{}: it holds a persistent zram{of}: add the option persist, or fill its first 256 KiB \
-         with zeroes to give that up",
+        "{}: it holds a persistent zram{of}: add the option persist; to give that up, `millpond \
+         wipe` it, or fill its first 256 KiB with zeroes",
         named(device)
     )))
 }

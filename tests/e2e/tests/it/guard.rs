@@ -12,13 +12,13 @@ use e2e::process::{Ended, run};
 use e2e::test_bed::{TestBed, clients};
 use e2e::{clock, pause};
 
-const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// What an origin can hold that tools look for: how it is made, and what finds it.
-struct Content {
+pub(crate) struct Content {
     /// What `blkid` prints of it.
-    label: &'static str,
+    pub(crate) label: &'static str,
     bytes: u64,
     make: fn(&Path),
     /// The program that `make` needs besides.
@@ -29,7 +29,7 @@ struct Content {
     found: &'static str,
 }
 
-const EXT4: Content = Content {
+pub(crate) const EXT4: Content = Content {
     label: "TYPE=\"ext4\"",
     bytes: 64 * MIB,
     make: |image| make(&["mkfs.ext4", "-q", "-F"], image),
@@ -37,7 +37,7 @@ const EXT4: Content = Content {
     check: &["e2fsck", "-fn"],
     found: "Pass 5",
 };
-const XFS: Content = Content {
+pub(crate) const XFS: Content = Content {
     label: "TYPE=\"xfs\"",
     bytes: 320 * MIB,
     make: |image| make(&["mkfs.xfs", "-q"], image),
@@ -71,12 +71,12 @@ const RAID: Content = Content {
 };
 
 impl Content {
-    fn are_tools_here(&self) -> bool {
+    pub(crate) fn are_tools_here(&self) -> bool {
         clients(&[self.maker, self.check[0], "blkid"])
     }
 
     /// A guarded write cache over an origin with this content, which came through the cache.
-    fn behind_a_guard(&self) -> TestBed {
+    pub(crate) fn behind_a_guard(&self) -> TestBed {
         self.behind(TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin"))
     }
 
@@ -199,15 +199,15 @@ fn make_raid_member(image: &Path) {
     file.write_all_at(&block, 4096).unwrap();
 }
 
-fn tool(words: &[&str], image: &Path) -> Ended {
+pub(crate) fn tool(words: &[&str], image: &Path) -> Ended {
     run(Command::new(words[0]).args(&words[1..]).arg(image), LIMIT).unwrap()
 }
 
-fn blkid(image: &Path) -> Ended {
+pub(crate) fn blkid(image: &Path) -> Ended {
     tool(&["blkid", "-p"], image)
 }
 
-fn millpond(args: &[&str], image: &Path) -> Ended {
+pub(crate) fn millpond(args: &[&str], image: &Path) -> Ended {
     let program = e2e::binary::millpond(e2e::binary::Build::Workspace).unwrap();
     run(Command::new(program).args(args).arg(image), LIMIT).unwrap()
 }

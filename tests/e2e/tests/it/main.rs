@@ -7,6 +7,8 @@ mod bare_origin; // takes longest: tests begin in the order of their names
 mod buffered;
 mod dmsetup;
 mod guard;
+mod guard_repair;
+mod held;
 mod journal;
 mod limits;
 mod objvol;

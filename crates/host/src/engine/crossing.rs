@@ -57,6 +57,10 @@ impl Engine {
                 let why = "it is suspended, and requests may wait for it: resume it first";
                 add(name, why.to_owned(), false);
             }
+            if !info.live_table && !info.inactive_table && !info.has_setup {
+                let why = format!("it has no table: load one and resume it, or `remove {name}`");
+                add(name, why, false);
+            }
             if info.inactive_table {
                 let why = format!(
                     "a table waits for a resume: `resume {name}` makes it live, `clear {name}` \

@@ -16,7 +16,7 @@ use crate::offline;
 /// The prefix must be empty. A table line of the target type objvol, whose length is the size, then
 /// opens the volume; one on an empty prefix makes the volume, too. Credentials and endpoint of S3
 /// are in the variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL and
-/// others (docs/objvol.md). A directory takes the place of a bucket with file:///DIR.
+/// others (crates/objvol/objvol.md). A directory takes the place of a bucket with file:///DIR.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -363,6 +363,11 @@ pub trait Target: BlockDevice + Any {
         Box::pin(async { Ok(()) })
     }
 
+    /// Whether it takes this message while it is suspended, too: then the message does no I/O.
+    fn takes_while_suspended(&self, _words: &[String]) -> bool {
+        false
+    }
+
     /// A message's words (without device and sector). Errors: `EINVAL` for unknown words.
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
         let kind = self.kind();

@@ -161,7 +161,8 @@ pub(crate) async fn summary(
         rates: None,
         clients: connected.iter().filter(|c| c.device.as_ref() == Some(name)).count(),
         targets,
-        devices: deps.into_iter().map(|dep| dep.name).collect(),
+        // In the order of the table, the origin first.
+        devices: deps.into_iter().rev().map(|dep| dep.name).collect(),
         figures,
         last_error: last_error(attributes),
         read_only: device.read_only,

@@ -237,13 +237,14 @@ impl<'a> Subject<'a> {
             "events" => d.event_nr.to_string(),
             "device_count" => self.deps.len().to_string(),
             "devs_used" => {
-                list(self.deps.iter().filter(|dep| self.is_mapped(dep)).map(|d| d.name.clone()))
+                // As dmsetup: in the order in which the kernel lists them.
+                joined(self.deps.iter().filter(|dep| self.is_mapped(dep)).map(|d| d.name.clone()))
             }
-            "devnos_used" => list(self.deps.iter().map(|d| match d.number {
+            "devnos_used" => joined(self.deps.iter().map(|d| match d.number {
                 Some((major, minor)) => format!("{major}:{minor}"),
                 None => d.name.clone(),
             })),
-            "blkdevs_used" => list(self.deps.iter().map(|d| match d.number {
+            "blkdevs_used" => joined(self.deps.iter().map(|d| match d.number {
                 Some((_, minor)) if self.is_mapped(d) => format!("dm-{minor}"),
                 _ => d.name.clone(),
             })),
@@ -278,6 +279,10 @@ pub fn split_name(name: &str, subsystem: &str, part: &str) -> String {
     }
     let nth = ["vg_name", "lv_name", "lv_layer"].iter().position(|p| *p == part);
     nth.and_then(|nth| parts.get(nth).cloned()).unwrap_or_default()
+}
+
+fn joined(words: impl Iterator<Item = String>) -> String {
+    words.collect::<Vec<_>>().join(",")
 }
 
 fn list(words: impl Iterator<Item = String>) -> String {

@@ -26,10 +26,10 @@
 //!
 //! Invariants
 //! - DM-D1 A bio is in exactly one place: refused (no live table), waiting, or in flight below.
-//! - DM-D2 While suspended no bio and no message is in flight below: only then is a table swapped
-//!   or its targets suspended. `Drain` counts the bios that went to targets of this device; the
-//!   bases count those that went through the flat mapping, and those that came through a mapping of
-//!   a device above are among them.
+//! - DM-D2 While suspended no bio is in flight below, and no message that does I/O: only then is a
+//!   table swapped or its targets suspended. `Drain` counts the bios that went to targets of this
+//!   device; the bases count those that went through the flat mapping, and those that came through
+//!   a mapping of a device above are among them.
 //! - DM-D3 One control operation at a time: load, clear, suspend, resume and remove own `lock`.
 //!   Only a removal by force takes it from them (`force`): they end with an error, and change
 //!   nothing.
@@ -130,15 +130,10 @@ impl Tables {
         drop(self.live.take());
         drop(self.inactive.take());
     }
-
-    /// No live table, but attributes that can give it one.
-    fn is_unconfigured(&self) -> bool {
-        self.live.borrow().is_none() && self.setup.borrow().is_some()
-    }
 }
 
 impl MappedDevice {
-    /// A new device is suspended and has no table.
+    /// A new device has no table.
     pub(crate) fn new(dm: Weak<Dm>, name: String, uuid: Option<String>, minor: u32) -> Self {
         let waiting = Waiting::default();
         let drain = Drain::new(waiting.watcher());
@@ -175,9 +170,9 @@ impl MappedDevice {
         self.lock.borrow().is_owned()
     }
 
-    /// Whether bios wait, or would if there were a table. An unconfigured device has no bios.
+    /// Whether bios wait. A device that has had no table yet is not suspended, as in the kernel.
     pub fn is_suspended(&self) -> bool {
-        self.lifecycle.is_suspended() && !self.tables.is_unconfigured()
+        self.lifecycle.is_suspended()
     }
 
     pub(crate) fn setup(&self) -> Option<Rc<dyn SetupAttributes>> {
@@ -190,7 +185,7 @@ impl MappedDevice {
 
     /// Drops the tables. The caller holds the lock, and has suspended the device.
     pub(crate) fn unconfigure(&self, setup: Rc<dyn SetupAttributes>) {
-        assert!(self.lifecycle.is_suspended(), "DM-D2: nothing is in flight below");
+        self.lifecycle.renew();
         self.tables.clear();
         self.set_setup(setup);
         self.fail_waiting();
@@ -384,6 +379,7 @@ impl MappedDevice {
             deferred_remove: self.opens.remove_at_close.get(),
             live_table: live.is_some(),
             inactive_table: self.inactive().is_some(),
+            has_setup: self.setup().is_some(),
             open_count: self.open_count(),
             event_nr: self.event_nr(),
             targets: live.map_or(0, |t| t.entries.len()),

@@ -22,6 +22,8 @@ pub struct DeviceInfo {
     pub live_table: bool,
     /// Whether there is an inactive table.
     pub inactive_table: bool,
+    /// Whether its attributes can give it a table.
+    pub has_setup: bool,
     /// Exports and tables that hold it open.
     pub open_count: u32,
     /// Number of the last event.

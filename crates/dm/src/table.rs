@@ -69,6 +69,15 @@ pub fn parse(text: &str) -> Result<Vec<Line>, Error> {
     Ok(lines)
 }
 
+/// Checks that a line is of the form `START LENGTH TYPE`, whatever follows.
+///
+/// # Errors
+/// What it lacks, or which number is none.
+pub fn check_format(line: &str) -> Result<(), Error> {
+    let head: Vec<&str> = line.split_ascii_whitespace().take(3).collect();
+    parse_line(&head.join(" "), 0).map(drop)
+}
+
 pub(crate) fn parse_line(raw: &str, line_no: usize) -> Result<Line, Error> {
     let mut words = split(raw)?.into_iter();
     let (Some(start), Some(len), Some(kind)) = (words.next(), words.next(), words.next()) else {

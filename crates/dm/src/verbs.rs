@@ -126,9 +126,13 @@ impl Dm {
     /// Fails with `EBUSY` while it is suspended.
     pub async fn flush(&self, name: &str) -> Result<(), Error> {
         let device = self.get(name)?;
-        if device.info().suspended {
+        if device.is_suspended() {
             let text = format!("{name}: it is suspended: resume it first");
             return Err(Error::busy(text));
+        }
+        if device.live().is_none() {
+            let text = format!("{name}: it has no live table: load one and resume it first");
+            return Err(Error::invalid(text));
         }
         device.write_back().await?;
         let flushed = reactor::flush(&*device, Class::Foreground).await;
@@ -300,7 +304,7 @@ impl Dm {
                 words.join(" ")
             )));
         }
-        let to = device.message_to(sector)?;
+        let to = device.message_to(sector, &words)?;
         let answer = to.target.clone().message(words).await;
         answer.map_err(|e| e.within(format!("{}: line {}", device.name(), to.line_no)))
     }
@@ -325,7 +329,8 @@ impl Dm {
         self.devices.borrow().values().map(|d| d.info()).collect()
     }
 
-    /// The devices that the live table stands on, or the inactive one's when none is live.
+    /// The devices that the live table stands on, or the inactive one's when none is live; as the
+    /// kernel lists them, the one first that was opened last.
     pub fn deps(&self, name: &str) -> Result<Vec<Dependency>, Error> {
         let device = self.get(name)?;
         let Some(table) = device.live().or_else(|| device.inactive()) else {
@@ -338,7 +343,7 @@ impl Dm {
                 number: mapped.map(|o| (MAJOR, o.device().minor())),
             }
         };
-        Ok(table.uses.devices.iter().map(dependency).collect())
+        Ok(table.uses.devices.iter().rev().map(dependency).collect())
     }
 
     /// The target types that tables may use.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon's configuration file: devices to create at start, in order, and its options.
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use block::ErrorKind;
@@ -199,8 +200,24 @@ impl Config {
     }
 }
 
+/// Where the lines of a text begin: a file may have tens of thousands of devices.
+struct LineStarts(Vec<usize>);
+
+impl LineStarts {
+    fn new(text: &str) -> LineStarts {
+        let ends = text.bytes().enumerate().filter(|(_, b)| *b == b'\n');
+        LineStarts(std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect())
+    }
+
+    /// The line of a byte, from 1.
+    fn line_of(&self, at: usize) -> usize {
+        self.0.partition_point(|start| *start <= at)
+    }
+}
+
 fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
-    let line_of = |at: usize| text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    let lines = LineStarts::new(text);
+    let line_of = |at: usize| lines.line_of(at);
     let invalid = |message| Failure::new(ErrorKind::Invalid, message);
     let file: File = toml::from_str(text).map_err(|e| {
         let place = e.span().map(|s| format!(": line {}", line_of(s.start))).unwrap_or_default();
@@ -208,11 +225,12 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         invalid(format!("config {shown}{place}: {said}"))
     })?;
     let mut devices: Vec<DeviceConfig> = Vec::new();
+    let mut places: BTreeMap<String, String> = BTreeMap::new();
     for d in file.device {
         let place = format!("config {shown}: line {}", line_of(d.name.span().start));
         let name = d.name.into_inner();
-        if let Some(first) = devices.iter().find(|other| other.name == name) {
-            let message = format!("{place}: device {name}: the name is taken ({})", first.place);
+        if let Some(first) = places.insert(name.clone(), place.clone()) {
+            let message = format!("{place}: device {name}: the name is taken ({first})");
             return Err(invalid(message));
         }
         let table = match (d.table, d.zram) {
@@ -311,6 +329,17 @@ mod tests {
 
     fn read(text: &str) -> Result<Config, Failure> {
         parse(text, "pond.toml", Path::new("/etc"))
+    }
+
+    #[test]
+    fn lines_are_those_that_counting_finds() {
+        for text in ["", "a", "\n", "a\nbc\n\nd", "\n\n", "ä\nö"] {
+            let lines = LineStarts::new(text);
+            for at in 0..=text.len() {
+                let counted = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+                assert_eq!(lines.line_of(at), counted, "{text:?} at {at}");
+            }
+        }
     }
 
     #[test]

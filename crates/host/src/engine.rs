@@ -268,11 +268,12 @@ impl Engine {
         name: &str,
         how: &api::Resume,
     ) -> Result<api::Changed, Failure> {
-        let mark = self.files.closes_begun();
+        let (mark, before) = (self.files.closes_begun(), self.sectors_of(name));
         let resumed = self.dm.resume_forced(name, how.force.as_deref()).await;
         self.files.closed_since(mark).await;
         resumed?;
         tracing::info!(device = name, "device resumed");
+        self.warn_if_shorter(name, before);
         self.update_disk(name).await?;
         self.changed(name)
     }

@@ -12,8 +12,9 @@ use queue::wbt::Wbt;
 
 use crate::exported::ExportedDevice;
 
-/// What a discard or write zeroes may cover at most: the kernel's largest request, in bytes.
-const RANGE_BYTES_MAX: u32 = (u32::MAX >> 9) << 9;
+/// What a discard or write zeroes may cover at most, in bytes: 2^32 - 1 sectors, as Linux 7.3 shows
+/// of its devices that have no bound of their own (zram, zero, error).
+const RANGE_BYTES_MAX: u64 = (u32::MAX as u64) << 9;
 
 const fn number<T>(
     path: &'static str,
@@ -67,19 +68,24 @@ static OF_LIMITS: [Attr<Limits>; 17] = [
     number("queue/write_zeroes_max_bytes", "bytes", "largest write of zeroes", |l| {
         range_max(l.write_zeroes)
     }),
-    number("queue/atomic_write_unit_min_bytes", "bytes", "what no power cut tears", |l| {
-        l.atomic_write_unit_bytes.into()
+    number("queue/atomic_write_unit_min_bytes", "bytes", "0: no file takes RWF_ATOMIC", |_| {
+        0_u64.into()
     }),
     flag("queue/rotational", "1: a disk with a moving head", |l| l.rotational.into()),
     text("queue/write_cache", "write back, or write through", "whether a FLUSH is of use", |l| {
-        if l.volatile_cache && l.keeps { "write back" } else { "write through" }.into()
+        if is_write_back(l) { "write back" } else { "write through" }.into()
     }),
-    flag("queue/fua", "1: a write with FUA is durable", |l| l.keeps.into()),
+    // As in the kernel, where a device without a volatile cache has no use for it.
+    flag("queue/fua", "1: FUA makes a write durable", |l| is_write_back(l).into()),
     flag("removable", "always 0", |_| false.into()),
 ];
 
+fn is_write_back(limits: &Limits) -> bool {
+    limits.volatile_cache && limits.keeps
+}
+
 fn range_max(can: bool) -> Value {
-    if can { RANGE_BYTES_MAX } else { 0 }.into()
+    if can { RANGE_BYTES_MAX } else { 0_u64 }.into()
 }
 
 /// Attributes of every device.

@@ -324,7 +324,8 @@ pub(crate) static OPTIONS: [Opt; 34] = [
             "foreground_p99_target",
             Kind::Time { unit: TimeUnit::Microsecond, min: 0, max: 60_000_000, or: None },
             "0",
-            "writeback slows down so that the clients' 99th percentile stays below; 0 for never",
+            "writeback slows down so that the clients' 99th percentile stays below this time \
+             (20ms; a bare number is microseconds); 0 for never",
         ),
         |c| c.tuning.limits.p99_target.map_or(0, |p99| p99.0 / MICROSECOND.0).into(),
         |c, v| {

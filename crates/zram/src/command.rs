@@ -110,9 +110,10 @@ impl Writeback {
                     })?;
                     let (low, high) = (digits(word, low)?, digits(word, high)?);
                     if low > high {
-                        return Err(Error::invalid(format!(
-                            "writeback: `{word}`: the lower page comes first"
-                        )));
+                        return Err(Error::new(
+                            ErrorKind::Range,
+                            format!("writeback: `{word}`: the lower page comes first"),
+                        ));
                     }
                     within(word, high, slots)?;
                     pages.push(low..high + 1);

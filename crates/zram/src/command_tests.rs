@@ -60,7 +60,7 @@ fn writeback_refuses_what_it_does_not_know_and_names_it() {
         ("page_index=1000", ErrorKind::Range, "last page is 999"),
         ("page_index=99999999999999999999", ErrorKind::Invalid, "`page_index=9"),
         ("page_indexes=5", ErrorKind::Invalid, "LOW-HIGH"),
-        ("page_indexes=9-5", ErrorKind::Invalid, "lower page comes first"),
+        ("page_indexes=9-5", ErrorKind::Range, "lower page comes first"),
         ("page_indexes=5-1000", ErrorKind::Range, "last page is 999"),
         ("page_indexes=5-18446744073709551615", ErrorKind::Range, "last page is 999"),
         ("page_indexes=1-2-3", ErrorKind::Invalid, "`page_indexes=1-2-3`"),

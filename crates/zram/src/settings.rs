@@ -102,10 +102,10 @@ impl Settings {
             "mem_used_max" => {
                 number(name, value, 0..=0u64)?;
             }
-            "idle" => {
-                Idle::parse(value)?;
-                return Err(not_initialised(name));
-            }
+            "idle" => match Idle::parse(value)? {
+                Idle::All => return Err(not_initialised(name)),
+                Idle::Age(_) => {} // as in the kernel: no page is as old
+            },
             "compact" | "writeback" | "recompress" => return Err(not_initialised(name)),
             _ => {
                 let settable = attr::find(&ATTRIBUTES, name).is_some_and(|a| a.set.is_some());

@@ -189,6 +189,16 @@ fn what_is_refused_changes_nothing() {
     }
 }
 
+/// Linux 7.3 takes an age before there is a page, and refuses `all`.
+#[test]
+fn an_age_of_idle_pages_is_taken_before_disksize() {
+    let mut settings = Settings::new();
+    set(&mut settings, &[("mem_limit", "8K"), ("idle", "100")]);
+    let before = format!("{settings:?}");
+    set(&mut settings, &[("idle", "5m")]);
+    assert_eq!(format!("{settings:?}"), before, "it keeps nothing");
+}
+
 #[test]
 fn what_only_shows_together_is_told_at_disksize() {
     let table: [(&[(&str, &str)], &str); 4] = [

@@ -79,8 +79,11 @@ async fn create_one(
     let new = api::Create { name, uuid, minor, table, force, zram: false, ublk: false };
     requests::create(client, &new).await.map_err(|f| {
         // The daemon makes it with its table, or not at all; dmsetup names the step that failed.
-        let step = if f.message.contains(": line ") { "reload" } else { "create" };
-        CommandError::ioctl(step, &new.name, &f)
+        if f.message.contains(": line ") {
+            return CommandError::ioctl("reload", &new.name, &f);
+        }
+        let uuid = new.uuid.as_deref().unwrap_or_default();
+        CommandError::ioctl_with_uuid("create", &new.name, uuid, &f)
     })
 }
 
@@ -88,7 +91,7 @@ fn check_name(name: &str) -> Done {
     if name.contains('/') {
         return Err(CommandError::failed(format!("Name \"{name}\" invalid. It contains \"/\".")));
     }
-    Ok(())
+    naming::check_length(name)
 }
 
 fn refuse_readonly(options: &Options) -> Done {
@@ -106,12 +109,32 @@ fn table(options: &Options, file: &[String]) -> Result<String, CommandError> {
         table: options.get(Opt::Table).map(str::to_owned),
         table_file: file.map(PathBuf::from),
     };
-    read_table(&args).map_err(|f| match (&args.table, file) {
+    let text = read_table(&args).map_err(|f| match (&args.table, file) {
         (None, Some(file)) => {
             CommandError::failed(format!("Couldn't open '{file}' for reading.\nmillpond: {f}"))
         }
         _ => CommandError::from(f),
-    })
+    })?;
+    let source = if args.table.is_some() { "" } else { file.unwrap_or("on stdin") };
+    check_format(&text, source)?;
+    Ok(text)
+}
+
+/// dmsetup reads a table before it asks for anything.
+fn check_format(table: &str, source: &str) -> Done {
+    for (nth, line) in table.lines().enumerate() {
+        let text = line.trim();
+        if text.is_empty() || text.starts_with('#') {
+            continue;
+        }
+        dm::check_format(text).map_err(|e| {
+            let nth = nth + 1;
+            CommandError::failed(format!(
+                "Invalid format on line {nth} of table {source}.\nmillpond: line {nth}: {e}"
+            ))
+        })?;
+    }
+    Ok(())
 }
 
 pub(crate) async fn load(client: &Client, options: &Options, words: &[String]) -> Done {
@@ -259,7 +282,7 @@ pub(crate) async fn message(client: &Client, options: &Options, words: &[String]
     };
     let words = split_words(&message.join(" "));
     if words.is_empty() {
-        return Err(CommandError::failed("No message supplied."));
+        print_error("No message supplied."); // and the kernel, which is asked all the same, says no
     }
     let reply = requests::message(client, &name, sector, words).await;
     let printed = reply.and_then(|reply| print_reply(&reply));

@@ -38,18 +38,28 @@ impl CommandError {
 
     /// The daemon refused what dmsetup calls `ioctl` on a device.
     pub(crate) fn ioctl(ioctl: &str, name: &str, f: &Failure) -> CommandError {
+        CommandError::ioctl_with_uuid(ioctl, name, "", f)
+    }
+
+    /// The same of an ioctl that has a UUID besides the name.
+    pub(crate) fn ioctl_with_uuid(
+        ioctl: &str,
+        name: &str,
+        uuid: &str,
+        f: &Failure,
+    ) -> CommandError {
         // A failure without a kind is about no device: no daemon answers.
         let Some(kind) = f.kind() else { return CommandError::from(f.clone()) };
         // The kernel's errors for a name that exists, and for a missing device that a table names.
         let errno = if kind == ErrorKind::Exists {
             ErrorKind::Busy.errno()
         } else if matches!(kind, ErrorKind::NotFound | ErrorKind::NoFile) && !is_missing(name, f) {
-            ErrorKind::NoDevice.errno()
+            ErrorKind::NoFile.errno()
         } else {
             f.errno
         };
         CommandError::failed(format!(
-            "device-mapper: {ioctl} ioctl on {name}  failed: {}\n{}",
+            "device-mapper: {ioctl} ioctl on {name} {uuid} failed: {}\n{}",
             strerror(errno),
             cause(name, f)
         ))
@@ -111,7 +121,7 @@ mod tests {
         let lacking = Failure::new(ErrorKind::NoFile, "wc: line 1: linear: no such file");
         assert_eq!(
             CommandError::ioctl("reload", "wc", &lacking).text(),
-            "device-mapper: reload ioctl on wc  failed: No such device\n\
+            "device-mapper: reload ioctl on wc  failed: No such file or directory\n\
              millpond: wc: line 1: linear: no such file (ENOENT)\nCommand failed.\n"
         );
         let silent = Failure::unreachable(111, "no daemon answers");

@@ -46,6 +46,7 @@ pub(crate) fn numbers(options: &Options) -> Result<Option<(u32, u32)>, CommandEr
 /// The name that a word means: a name is one, a path has one in it.
 pub(crate) async fn of_word(client: &Client, word: &str) -> Result<String, CommandError> {
     if !word.contains('/') {
+        check_length(word)?;
         return Ok(word.to_owned());
     }
     let path = Path::new(word);
@@ -59,6 +60,14 @@ pub(crate) async fn of_word(client: &Client, word: &str) -> Result<String, Comma
         ("dev", None) => Ok(file),
         _ => Err(not_found(word)),
     }
+}
+
+/// dmsetup's own refusal, before it asks the kernel.
+pub(crate) fn check_length(name: &str) -> Result<(), CommandError> {
+    if name.len() > dm::NAME_BYTES_MAX {
+        return Err(CommandError::failed(format!("Name \"{name}\" too long.")));
+    }
+    Ok(())
 }
 
 fn not_found(word: &str) -> CommandError {

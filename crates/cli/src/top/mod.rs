@@ -17,7 +17,7 @@ mod view;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use block::{ErrorKind, Nanos};
+use block::ErrorKind;
 use clap::Args;
 use control::Failure;
 use host::{io_failure, print};
@@ -58,11 +58,10 @@ pub struct TopArgs {
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let time = block::value::time(text, Nanos::from_secs(1)).map(|t| Duration::from_nanos(t.0));
+    let time = host::parse_time(text).ok().map(|t| Duration::from_nanos(t.0));
     let (least, most) = INTERVALS;
-    time.filter(|time| (least..=most).contains(time)).ok_or_else(|| {
-        "100ms to 60s is allowed, a number with ms, s or m; seconds without".to_owned()
-    })
+    time.filter(|time| (least..=most).contains(time))
+        .ok_or_else(|| "100ms to 60s is allowed, a number with ms, s or m".to_owned())
 }
 
 /// Runs the verb.
@@ -150,9 +149,9 @@ mod tests {
 
     #[test]
     fn an_interval_has_bounds_and_units() {
-        assert_eq!(interval("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
         assert_eq!(interval("500ms"), Ok(Duration::from_millis(500)));
-        for wrong in ["0", "99ms", "61s", "often", ""] {
+        for wrong in ["0", "2", "99ms", "61s", "often", ""] {
             assert!(interval(wrong).unwrap_err().contains("100ms to 60s"), "{wrong}");
         }
     }

@@ -72,20 +72,25 @@ impl MappedDevice {
         &self.opens.remove_at_close
     }
 
-    /// The target that holds `sector`, for a message.
-    pub(crate) fn message_to(&self, sector: Sector) -> Result<MessageTarget, Error> {
+    /// The target that holds `sector`, for a message of these words.
+    pub(crate) fn message_to(
+        &self,
+        sector: Sector,
+        words: &[String],
+    ) -> Result<MessageTarget, Error> {
         let name = self.name();
         let live = self.live().ok_or_else(|| Error::not_found(format!("{name}: no live table")))?;
-        if self.lifecycle.holds_bios() {
-            // DM-D2: a message may do I/O. Its target would have to refuse it anyway.
-            return Err(Error::busy(format!("{name}: is suspended: resume it first")));
-        }
         let Some(entry) = live.find(sector) else {
             let end = live.limits().capacity;
             return Err(Error::invalid(format!(
                 "{name}: Target message sector outside device: sector {sector}, must be below {end}"
             )));
         };
+        let is_taken = self.is_suspended() && entry.target.takes_while_suspended(words);
+        if self.lifecycle.holds_bios() && !is_taken {
+            // DM-D2: a message may do I/O. Its target would have to refuse it anyway.
+            return Err(Error::busy(format!("{name}: is suspended: resume it first")));
+        }
         let target = entry.target.clone();
         let line_no = entry.line_no;
         let in_flight = self.drain.live.borrow().clone();

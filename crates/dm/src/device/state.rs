@@ -3,6 +3,7 @@
 //!
 //! | state | bios | shown as suspended | its targets | can be opened |
 //! |---|---|---|---|---|
+//! | `New` | wait | no | there are none | yes |
 //! | `Active` | pass | no | run | yes |
 //! | `Suspending` | wait | no | run until nothing is in flight | yes |
 //! | `Suspended` | wait | yes | are suspended, or there are none | yes |
@@ -18,7 +19,10 @@
 //!     ▲                                                     │
 //!     └──────────────────────── activate ───────────────────┘
 //!
-//!   begin_removal   each state ──▶ the `Removing...` in its line: Active, Suspending ──▶ Removing
+//!   New ── begin_suspend ──▶ Suspended: it has no table yet, and nothing is in flight
+//!   renew           Suspended ──▶ New: its tables were dropped, or its first one did not go live
+//!   begin_removal   each state ──▶ the `Removing...` in its line: Active, Suspending ──▶ Removing,
+//!                   New ──▶ RemovingSuspended
 //!   end_suspend     Removing, RemovingUnclean ──▶ RemovingSuspended or RemovingUnclean
 //!   cancel_removal  RemovingUnclean ──▶ Unclean: a target could not be suspended
 //!   finish_removal  each state ──▶ Removed
@@ -41,6 +45,7 @@ use std::cell::Cell;
 /// See the module's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
+    New,
     Active,
     Suspending,
     Suspended,
@@ -52,9 +57,11 @@ pub(crate) enum State {
 }
 
 impl State {
+    /// Whether the device shows itself as suspended, as the kernel's does: not before its first
+    /// table.
     fn is_suspended(self) -> bool {
         match self {
-            State::Active | State::Suspending | State::Removing => false,
+            State::New | State::Active | State::Suspending | State::Removing => false,
             State::Suspended
             | State::Unclean
             | State::RemovingSuspended
@@ -65,7 +72,9 @@ impl State {
 
     fn is_removing(self) -> bool {
         match self {
-            State::Active | State::Suspending | State::Suspended | State::Unclean => false,
+            State::New | State::Active | State::Suspending | State::Suspended | State::Unclean => {
+                false
+            }
             State::Removing
             | State::RemovingSuspended
             | State::RemovingUnclean
@@ -77,7 +86,7 @@ impl State {
     fn removing(self) -> State {
         match self {
             State::Active | State::Suspending | State::Removing => State::Removing,
-            State::Suspended | State::RemovingSuspended => State::RemovingSuspended,
+            State::New | State::Suspended | State::RemovingSuspended => State::RemovingSuspended,
             State::Unclean | State::RemovingUnclean => State::RemovingUnclean,
             State::Removed => State::Removed,
         }
@@ -89,7 +98,8 @@ impl State {
             State::Removing => State::Suspending,
             State::RemovingSuspended => State::Suspended,
             State::RemovingUnclean => State::Unclean,
-            State::Active
+            State::New
+            | State::Active
             | State::Suspending
             | State::Suspended
             | State::Unclean
@@ -102,9 +112,9 @@ impl State {
 pub(crate) struct Lifecycle(Cell<State>);
 
 impl Lifecycle {
-    /// A new device is suspended and has no table.
+    /// A new device has no table.
     pub(crate) fn new() -> Lifecycle {
-        Lifecycle(Cell::new(State::Suspended))
+        Lifecycle(Cell::new(State::New))
     }
 
     /// Whether bios that come have to wait. One load and one compare, for each bio.
@@ -118,16 +128,25 @@ impl Lifecycle {
         self.0.get().is_suspended()
     }
 
+    /// Whether the device has had no table yet.
+    pub(crate) fn is_new(&self) -> bool {
+        self.0.get() == State::New
+    }
+
     /// Whether the device is being removed or is removed: it can't be opened any more.
     pub(crate) fn is_removing(&self) -> bool {
         self.0.get().is_removing()
     }
 
     /// Stops bios. Returns whether there is anything to suspend: `false` when the last suspend was
-    /// clean.
+    /// clean, and when the device has had no table yet.
     pub(crate) fn begin_suspend(&self) -> bool {
         let state = self.0.get();
         match state {
+            State::New => {
+                self.0.set(State::Suspended);
+                return false;
+            }
             State::Active => self.0.set(State::Suspending),
             State::Suspending | State::Unclean | State::Removing | State::RemovingUnclean => {}
             State::Suspended | State::RemovingSuspended | State::Removed => return false,
@@ -145,6 +164,12 @@ impl Lifecycle {
     /// Lets bios pass.
     pub(crate) fn activate(&self) {
         self.0.set(State::Active);
+    }
+
+    /// It has no live table, and is as new. The device is suspended.
+    pub(crate) fn renew(&self) {
+        assert_eq!(self.0.get(), State::Suspended, "DM-D2: nothing is in flight below");
+        self.0.set(State::New);
     }
 
     /// Nobody can open the device from now on.
@@ -174,6 +199,7 @@ mod tests {
         suspended: bool,
         unclean: bool,
         removing: bool,
+        new: bool,
     }
 
     impl Flags {
@@ -184,6 +210,7 @@ mod tests {
                 suspended: lifecycle.is_suspended(),
                 unclean: matches!(state, State::Unclean | State::RemovingUnclean),
                 removing: lifecycle.is_removing(),
+                new: matches!(state, State::New),
             }
         }
     }
@@ -194,12 +221,20 @@ mod tests {
     /// The steps that one verb at a time, and a removal by force, can take in a state.
     fn steps(flags: Flags) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::new();
-        if !flags.suspended || flags.unclean {
+        if flags.new {
+            steps.push((
+                "begin_suspend",
+                |l| assert!(!l.begin_suspend()),
+                |f| {
+                    (f.suspended, f.new) = (true, false);
+                },
+            ));
+        } else if !flags.suspended || flags.unclean {
             steps.push(("begin_suspend", |l| assert!(l.begin_suspend()), |f| f.blocked = true));
         } else {
             steps.push(("begin_suspend", |l| assert!(!l.begin_suspend()), |_| ()));
         }
-        if flags.blocked && (!flags.suspended || flags.unclean) {
+        if flags.blocked && !flags.new && (!flags.suspended || flags.unclean) {
             steps.push((
                 "clean",
                 |l| l.end_suspend(true),
@@ -217,14 +252,20 @@ mod tests {
         }
         if flags.removing {
             steps.push(("cancel_removal", Lifecycle::cancel_removal, |f| f.removing = false));
-        } else {
+        } else if !flags.new {
             steps.push(("activate", Lifecycle::activate, |f| {
                 (f.blocked, f.suspended, f.unclean) = (false, false, false);
             }));
         }
+        if flags.suspended && !flags.unclean && !flags.removing {
+            steps.push(("renew", Lifecycle::renew, |f| {
+                (f.suspended, f.new) = (false, true);
+            }));
+        }
         if !flags.removing {
             steps.push(("begin_removal", Lifecycle::begin_removal, |f| {
-                (f.blocked, f.removing) = (true, true);
+                (f.blocked, f.removing, f.suspended) = (true, true, f.suspended || f.new);
+                f.new = false;
             }));
         }
         steps
@@ -232,7 +273,7 @@ mod tests {
 
     #[test]
     fn every_reachable_state_answers_as_its_flags_would() {
-        let mut left = vec![State::Suspended];
+        let mut left = vec![State::New];
         let mut reached = left.clone();
         while let Some(from) = left.pop() {
             for (step, change, model) in steps(Flags::of(from)) {
@@ -248,7 +289,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(reached.len(), 7, "all but `Removed`: {reached:?}");
+        assert_eq!(reached.len(), 8, "all but `Removed`: {reached:?}");
     }
 
     #[test]

@@ -64,8 +64,22 @@ impl MappedDevice {
 
     /// Makes an inactive table live, and lets bios go. The caller holds the lock.
     ///
-    /// After an error the device is suspended, with both slots as before.
+    /// After an error the device is suspended, with both slots as before; if this would have been
+    /// its first table, it is as new.
     pub(crate) async fn resume(
+        &self,
+        guard: &ControlGuard,
+        force: Option<&str>,
+    ) -> Result<(), Error> {
+        let is_first = self.lifecycle.is_new();
+        let resumed = self.resume_new_or_live(guard, force).await;
+        if resumed.is_err() && is_first && self.is_suspended() && !guard.is_withdrawn() {
+            self.lifecycle.renew();
+        }
+        resumed
+    }
+
+    async fn resume_new_or_live(
         &self,
         guard: &ControlGuard,
         force: Option<&str>,

@@ -187,7 +187,7 @@ impl MappedDevice {
     pub(crate) async fn write_back(self: &Rc<Self>) -> Result<(), Error> {
         let Some(live) = self.live() else { return Ok(()) };
         for entry in &live.entries {
-            let to = self.message_to(entry.start)?;
+            let to = self.message_to(entry.start, &[])?;
             let written = to.target.clone().write_back().await;
             written.map_err(|e| e.within(format!("{}: {}", self.name(), entry.label())))?;
         }

@@ -14,7 +14,7 @@ use crate::whole::Whole;
 
 pub(super) static MANUAL: Manual = Manual::new(
     "delay",
-    (1, 4, 0),
+    (1, 5, 0),
     "every request waits before it goes on",
     "<dev> <offset> <ms> [<write_dev> <offset> <ms> [<flush_dev> <offset> <ms>]]",
 );

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Life of a mapped device: verbs, slots, and bios across suspend and table swaps.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::common::{Bench, filled, read, take_log, write};
-use block::attr::{Kind, Manual, Spec};
-use block::value::Value;
-use block::{
-    Bio, BlockDevice, Class, Error, ErrorKind, Flags, Limits, LocalFuture, Nanos, Op, Sector,
-    Status, Target,
-};
-use dm::{Remove, TargetType};
+use crate::recorder::recorder;
+use block::{Class, ErrorKind, Flags, Nanos, Op, Sector, Status};
+use dm::Remove;
 
 const A: &str = "/ram/a/1024";
 
@@ -20,11 +16,14 @@ fn a_device_goes_from_notable_to_live_and_away() {
     Bench::new(1).run(|dm, state| async move {
         let dev = dm.create("d", Some("U-1"), None).await.unwrap();
         let info = dev.info();
-        assert!(info.suspended && !info.live_table && !info.inactive_table);
+        // As in Linux 7.3: not suspended before its first table, and a resume without one is none.
+        assert!(!info.suspended && !info.live_table && !info.inactive_table);
         assert_eq!(read(&*dev, 0, 1).await, Err(Status::Io), "no live table");
-        assert_eq!(dm.resume("d").await.unwrap_err().kind(), ErrorKind::Invalid);
-
+        dm.resume("d").await.unwrap();
+        let e = dm.flush("d").await.unwrap_err();
+        assert_eq!(e.to_string(), "d: it has no live table: load one and resume it first");
         dm.load("d", &format!("0 64 linear {A} 8\n64 64 zero")).await.unwrap();
+        assert!(!dev.info().suspended && dev.info().inactive_table);
         assert_eq!(read(&*dev, 0, 1).await, Err(Status::Io), "still no live table");
         assert_eq!(dev.inactive_table()[0].params, format!("{A} 8"));
         dm.resume("d").await.unwrap();
@@ -266,101 +265,6 @@ fn a_table_swap_under_load_loses_and_duplicates_nothing() {
     }
 }
 
-/// A target that records the calls that it gets, and fails on request.
-struct Recorder {
-    name: String,
-    log: Rc<RefCell<Vec<String>>>,
-    fail: Rc<RefCell<String>>,
-}
-
-impl Recorder {
-    fn record(&self, what: &str) -> Result<(), Error> {
-        let line = format!("{what} {}", self.name);
-        self.log.borrow_mut().push(line.clone());
-        if *self.fail.borrow() == line { Err(Error::io("on purpose")) } else { Ok(()) }
-    }
-}
-
-impl BlockDevice for Recorder {
-    fn name(&self) -> &str {
-        &self.name
-    }
-    fn limits(&self) -> Limits {
-        Limits::new(Sector(8))
-    }
-    fn submit(&self, bio: Bio) {
-        self.record("bio").expect("bios do not fail");
-        bio.complete(Status::Ok);
-    }
-}
-
-impl Target for Recorder {
-    fn kind(&self) -> &'static str {
-        "recorder"
-    }
-    fn table(&self) -> String {
-        self.name.clone()
-    }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
-    fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        let said = self.record("suspend");
-        Box::pin(async { said })
-    }
-    fn resume(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        let said = self.record("resume");
-        Box::pin(async { said })
-    }
-    fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
-        Box::pin(async move {
-            reactor::sleep(Nanos::from_millis(10)).await;
-            self.record("message").map(|()| words.join("+"))
-        })
-    }
-    fn attributes(&self) -> Vec<&'static Spec> {
-        static MOOD: Spec = Spec::new("mood", Kind::Text("words"), "how it is");
-        vec![&MOOD]
-    }
-    fn get_attribute(self: Rc<Self>, _name: String) -> LocalFuture<Result<Value, Error>> {
-        Box::pin(async move { Ok(format!("mood of {}", self.name).into()) })
-    }
-    fn set_attribute(
-        self: Rc<Self>,
-        _name: String,
-        value: String,
-    ) -> LocalFuture<Result<(), Error>> {
-        Box::pin(async move {
-            self.record("set")?;
-            reactor::sleep(Nanos::from_millis(10)).await;
-            self.record(&value)
-        })
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        self.record("drop").ok();
-    }
-}
-
-static RECORDER: Manual = Manual::new("recorder", (1, 0, 0), "logs its calls", "");
-
-type Shared<T> = Rc<RefCell<T>>;
-
-fn recorder(bench: &Bench) -> (Shared<Vec<String>>, Shared<String>) {
-    let (log, fail) = (Shared::<Vec<String>>::default(), Shared::<String>::default());
-    let (l, f) = (log.clone(), fail.clone());
-    bench.dm.register(TargetType::new(&RECORDER, move |_, args| {
-        let recorder = Rc::new(Recorder { name: args.concat(), log: l.clone(), fail: f.clone() });
-        Box::pin(async move {
-            recorder.record("construct")?;
-            Ok(recorder as Rc<dyn Target>)
-        })
-    }));
-    (log, fail)
-}
-
 #[test]
 fn a_swap_suspends_the_old_table_before_it_resumes_the_new_one() {
     let bench = Bench::new(1);
@@ -383,6 +287,50 @@ fn a_swap_suspends_the_old_table_before_it_resumes_the_new_one() {
             "drop new",
         ];
         assert_eq!(*log.borrow(), want);
+    });
+}
+
+/// As `dmsetup deps` of Linux 7.3: what was opened last stands first.
+#[test]
+fn dependencies_stand_in_the_order_of_the_kernel() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("low", None, Some("0 64 zero")).await.unwrap();
+        let table = format!("0 64 striped 2 8 {A} 0 low 0\n64 64 linear /ram/b/1024 0");
+        dm.create("d", None, Some(&table)).await.unwrap();
+        let deps = dm.deps("d").unwrap();
+        let names: Vec<&str> = deps.iter().map(|dep| &*dep.name).collect();
+        assert_eq!(names, ["/ram/b/1024", "low", A]);
+    });
+}
+
+/// Once it was suspended, there is something to resume, and no table for it.
+#[test]
+fn a_device_without_a_table_can_be_suspended() {
+    Bench::new(1).run(|dm, _| async move {
+        dm.create("d", None, None).await.unwrap();
+        dm.suspend("d").await.unwrap();
+        assert!(dm.info("d").unwrap().suspended);
+        assert_eq!(dm.resume("d").await.unwrap_err().kind(), ErrorKind::Invalid);
+        dm.load("d", "0 8 zero").await.unwrap();
+        dm.resume("d").await.unwrap();
+        assert!(!dm.info("d").unwrap().suspended);
+    });
+}
+
+#[test]
+fn a_device_whose_first_table_fails_is_as_new() {
+    let bench = Bench::new(1);
+    let (_, fail) = recorder(&bench);
+    bench.run(|dm, _| async move {
+        dm.create("d", None, None).await.unwrap();
+        dm.load("d", "0 8 recorder first").await.unwrap();
+        *fail.borrow_mut() = "resume first".into();
+        dm.resume("d").await.unwrap_err();
+        let info = dm.info("d").unwrap();
+        assert!(!info.suspended && !info.live_table && info.inactive_table);
+        fail.borrow_mut().clear();
+        dm.resume("d").await.unwrap();
+        assert!(dm.info("d").unwrap().live_table);
     });
 }
 
@@ -503,6 +451,7 @@ fn a_message_goes_to_its_sector_and_delays_a_suspend() {
             (e.kind(), e.to_string()),
             (ErrorKind::Busy, "d: is suspended: resume it first".into())
         );
+        assert_eq!(dm.message("d", Sector(0), words("note")).await.unwrap(), "note");
         assert_eq!(dm.get_attribute("d", "mood").await.unwrap(), "mood of a");
         let e = dm.get_attribute("d", "size").await.unwrap_err();
         let there = "there are doors, mood, queue/iostats, ro, stat";

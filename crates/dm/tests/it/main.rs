@@ -7,6 +7,7 @@ mod flat;
 mod force;
 mod lifecycle;
 mod no_alloc;
+mod recorder;
 mod replace;
 mod stacks;
 mod suspended;

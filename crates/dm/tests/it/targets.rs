@@ -102,7 +102,10 @@ fn flakey_fails_in_its_down_intervals_only() {
     Bench::new(1).run(|dm, _| async move {
         let table = format!("0 64 flakey {A} 0 2 1");
         let dev = dm.create("d", None, Some(&table)).await.unwrap();
-        assert_eq!(dm.table("d").unwrap()[0].params, format!("{A} 0 2 1 0"));
+        assert_eq!(
+            dm.table("d").unwrap()[0].params,
+            format!("{A} 0 2 1 2 error_reads error_writes")
+        );
         for _ in 0..3 {
             write(&*dev, 7, 0, 1).await.unwrap();
             reactor::sleep(Nanos::from_millis(2100)).await;
@@ -147,6 +150,41 @@ fn flakey_features_do_what_they_are_called() {
         let mut want = vec![3; 512];
         want[0] = 9;
         assert_eq!(read(&*dev, 5, 1).await.unwrap(), want);
+    });
+}
+
+#[test]
+fn flakey_spoils_some_byte_of_as_many_requests_as_asked_for() {
+    Bench::new(1).run(|dm, state| async move {
+        let dev = dm.create("d", None, Some("0 8 zero")).await.unwrap();
+        let load = async |features: &str| {
+            let params = format!("{A} 0 0 1 {features}");
+            dm.load("d", &format!("0 64 flakey {params}")).await.unwrap();
+            dm.resume("d").await.unwrap();
+            assert_eq!(dm.table("d").unwrap()[0].params, params.to_lowercase());
+        };
+        let differ = |got: Vec<u8>| got.iter().filter(|byte| **byte != 1).count();
+        // 500,000,000 in 1,000,000,000: half of them; the value is the old one once in 256.
+        load("2 RANDOM_READ_CORRUPT 500000000").await;
+        state.borrow_mut().disks[0].bytes.fill(1);
+        let mut spoilt = 0;
+        for _ in 0..400 {
+            let bytes = differ(read(&*dev, 0, 8).await.unwrap());
+            assert!(bytes <= 1);
+            spoilt += bytes;
+        }
+        assert!((120..280).contains(&spoilt), "{spoilt}");
+        assert_eq!(differ(state.borrow().disks[0].bytes.clone()), 0, "the disk is as it was");
+
+        load("2 random_write_corrupt 1000000000").await;
+        let mine = filled(1, 1);
+        for sector in 0..32 {
+            let (flags, class) = (Flags::empty(), Class::Normal);
+            reactor::write(&*dev, flags, class, Sector(sector), mine.clone()).await.unwrap();
+        }
+        assert_eq!(bytes(&mine), vec![1; 512], "the client's buffer is not touched");
+        let spoilt = differ(read(&*dev, 0, 32).await.unwrap());
+        assert!((24..=32).contains(&spoilt), "{spoilt}");
     });
 }
 

@@ -48,11 +48,23 @@ impl Engine {
         name: &str,
         attr: &str,
     ) -> Result<api::Attribute, Failure> {
-        let value = match self.leaf(name).await? {
-            Some(leaf) => sysfs::get(&self.dm, &leaf, attr).await?,
+        let value = match self.leaf(name).await?.or_else(|| self.shown_in_files(name, attr)) {
+            Some(exported) => sysfs::get(&self.dm, &exported, attr).await?,
             None => self.dm.get_attribute(name, attr).await?,
         };
         Ok(api::Attribute { value: value.into() })
+    }
+
+    /// The mapped device, if it has no attribute of this name but its folder of the FUSE tree has:
+    /// of its limits and numbers.
+    fn shown_in_files(&self, name: &str, attr: &str) -> Option<ExportedDevice> {
+        let is = |specs: &[&block::attr::Spec]| specs.iter().any(|spec| spec.name == attr);
+        let device = self.dm.get(name).ok()?;
+        if is(&self.dm.attributes(name).ok()?) {
+            return None;
+        }
+        let exported = ExportedDevice::Mapped(device);
+        is(&sysfs::attributes(&self.dm, &exported)).then_some(exported)
     }
 
     pub(crate) async fn set_attribute(
@@ -74,7 +86,7 @@ impl Engine {
         attr: &str,
         value: &str,
     ) -> Result<api::Attribute, Failure> {
-        if let Some(leaf) = self.leaf(name).await? {
+        if let Some(leaf) = self.leaf(name).await?.or_else(|| self.shown_in_files(name, attr)) {
             sysfs::set(&self.dm, &leaf, attr, value).await?;
             return self.attribute(name, attr).await;
         }

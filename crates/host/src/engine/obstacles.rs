@@ -99,6 +99,9 @@ fn of_verbs(info: &DeviceInfo) -> Vec<UpgradeProblem> {
     if info.suspended {
         add("it is suspended, and requests may wait for it: resume it first".to_owned());
     }
+    if !info.live_table && !info.inactive_table && !info.has_setup {
+        add(format!("it has no table: load one and resume it, or `remove {name}`"));
+    }
     if info.inactive_table {
         add(format!(
             "a table waits for a resume: `resume {name}` makes it live, `clear {name}` drops it"

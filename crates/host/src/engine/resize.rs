@@ -36,6 +36,7 @@ impl Engine {
             swapped?;
             let (from, to) = (size_text(before.bytes()), size_text(after.bytes()));
             tracing::info!(device = name, before = from, after = to, "device resized");
+            self.warn_if_shorter(name, before);
             if let Err(failure) = self.update_disk(name).await {
                 self.leaves.warn(failure.message);
             }
@@ -48,6 +49,25 @@ impl Engine {
             }
         }
         self.resized_answer(name, before.0, Vec::new())
+    }
+
+    pub(super) fn sectors_of(&self, name: &str) -> Sector {
+        self.dm.info(name).map_or(Sector::ZERO, |info| Sector(info.size_sectors))
+    }
+
+    /// Clients that have a device open which has become shorter may not know it.
+    pub(super) fn warn_if_shorter(&self, name: &str, before: Sector) {
+        let after = self.sectors_of(name);
+        let opens = self.dm.info(name).map_or(0, |info| info.open_count);
+        if after >= before || opens == 0 {
+            return;
+        }
+        let (from, to) = (size_text(before.bytes()), size_text(after.bytes()));
+        self.leaves.warn(format!(
+            "{name}: is shorter now ({to}, was {from}) and opened {opens} times: a client of NBD \
+             knows the old size until it connects again, qemu with reconnect-delay even then; \
+             `millpond clients` shows who must be started again"
+        ));
     }
 
     fn resized_answer(

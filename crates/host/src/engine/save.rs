@@ -17,10 +17,10 @@ impl Engine {
         let (mut saved, mut left_out) = (Vec::new(), Vec::new());
         for info in self.in_order() {
             let name = &info.name;
-            match (info.live_table, info.suspended) {
+            match (info.live_table, info.has_setup) {
                 (true, _) => saved.push(self.saved_device(&info).await?),
                 // Set up by attributes, and without a size yet.
-                (false, false) => {
+                (false, true) => {
                     let uuid = info.uuid.clone();
                     let (device, ublk) = (name.clone(), self.is_disk_chosen(name));
                     let device = SavedDevice { name: device, uuid, ublk, ..SavedDevice::default() };
@@ -28,7 +28,7 @@ impl Engine {
                     left_out
                         .push(format!("device {name}: attributes that were set before its size"));
                 }
-                (false, true) => left_out.push(format!("device {name}: it has no live table")),
+                (false, false) => left_out.push(format!("device {name}: it has no live table")),
             }
             if info.live_table && info.suspended {
                 left_out.push(format!("device {name}: that it is suspended"));

@@ -302,6 +302,55 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
+/// The kernel does not ask how large a block of a cache is: without these words a file system gets
+/// sectors of 512 bytes.
+#[test]
+fn examples_of_block_devices_state_the_block_size() {
+    let (mut lines, mut page_names) = (0, Vec::new());
+    for page in pages() {
+        let name = page.file_name().unwrap().to_string_lossy().into_owned();
+        // What was run, and when.
+        if ["published.md", "CHANGELOG.md", "performance.md"].contains(&&*name) {
+            continue;
+        }
+        for line in std::fs::read_to_string(&page).expect("a page").lines() {
+            let is_nbdtab = line.starts_with("nbd") && line.contains(" /run/millpond/nbd.sock ")
+                || line.contains(" _millpond");
+            let wanted = match (is_nbdtab, line.starts_with("losetup ")) {
+                (true, _) => "bs=4096",
+                (_, true) => "--sector-size 4096",
+                _ => continue,
+            };
+            // A sentence about the option is no line of the table.
+            if !line.contains('`') {
+                assert!(line.contains(wanted), "{name}: `{line}` lacks {wanted}");
+                lines += 1;
+            }
+        }
+        page_names.push(name);
+    }
+    assert!(lines >= 3, "{lines} lines on {} pages", page_names.len());
+}
+
+/// `--help` and the man pages send readers to pages by their place in the repository, which they
+/// keep where they are installed.
+#[test]
+fn pages_that_the_help_names_exist() {
+    let help = repository().join("crates/millpond/tests/help");
+    let mut checked = 0;
+    for file in std::fs::read_dir(help).expect("a folder") {
+        let text = std::fs::read_to_string(file.unwrap().path()).expect("a help text");
+        for word in text.split(|c: char| c.is_whitespace() || "(),;".contains(c)) {
+            let word = word.trim_end_matches('.');
+            if word.contains('/') && word.ends_with(".md") {
+                assert!(repository().join(word).exists(), "the help names {word}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 2, "{checked} names");
+}
+
 #[test]
 fn links_between_pages_lead_to_files() {
     let mut checked = 0;

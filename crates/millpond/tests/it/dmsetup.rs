@@ -11,13 +11,13 @@ use std::process::{Command, Stdio};
 use crate::common::{self, CommandOutput, Daemon};
 
 /// A daemon, and a link to the program beside it.
-struct Dm {
-    daemon: Daemon,
+pub(crate) struct Dm {
+    pub(crate) daemon: Daemon,
     link: PathBuf,
 }
 
 impl Dm {
-    fn start() -> Dm {
+    pub(crate) fn start() -> Dm {
         let daemon = Daemon::start();
         let link = daemon.dir.path().join("dmsetup");
         std::os::unix::fs::symlink(common::MILLPOND, &link).unwrap();
@@ -43,11 +43,11 @@ impl Dm {
         command
     }
 
-    fn run(&self, args: &[&str]) -> CommandOutput {
+    pub(crate) fn run(&self, args: &[&str]) -> CommandOutput {
         self.run_with(args, "")
     }
 
-    fn run_with(&self, args: &[&str], stdin: &str) -> CommandOutput {
+    pub(crate) fn run_with(&self, args: &[&str], stdin: &str) -> CommandOutput {
         let mut command = self.command();
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -57,7 +57,7 @@ impl Dm {
     }
 
     /// Runs it with words that hold no blanks.
-    fn say(&self, line: &str) -> CommandOutput {
+    pub(crate) fn say(&self, line: &str) -> CommandOutput {
         self.run(&line.split(' ').collect::<Vec<_>>())
     }
 }
@@ -191,7 +191,7 @@ fn info_in_columns_is_dmsetups() {
             format!(
                 "Name             Maj Min Stat Open Targ Event  UUID{end}\n\
                  low              999   0 L--w    1    1      0     {end}\n\
-                 new              999   2 -Isw    0    0      0     {end}\n\
+                 new              999   2 -I-w    0    0      0     {end}\n\
                  top              999   1 L--w    0    2      0 u-1 {end}\n"
             ),
         ),
@@ -220,7 +220,7 @@ fn info_in_columns_is_dmsetups() {
             "info -c -o tables_loaded,suspended,readonly,devno,device_count,devs_used",
             "Tables   Suspended Read-only DevNo #Devs DevNamesUsed    \n\
              Live     Active    Writeable 999:0     1                 \n\
-             Inactive Suspended Writeable 999:2     0                 \n\
+             Inactive Active    Writeable 999:2     0                 \n\
              Live     Active    Writeable 999:1     1 low             \n"
                 .into(),
         ),
@@ -248,7 +248,7 @@ fn trees_are_dmsetups() {
         (
             "ls --tree -o utf,inverted,active,open,uuid",
             "(mem:4M)\n └─low (999:0) [ACTIVE, 1, ]\n    └─top (999:1) [ACTIVE, 0, u-1]\n\
-             new (999:2) [SUSPENDED, 0, ]\n",
+             new (999:2) [ACTIVE, 0, ]\n",
         ),
     ] {
         assert_eq!(dm.say(line).ok(), want, "{line}");

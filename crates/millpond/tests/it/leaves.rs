@@ -172,3 +172,28 @@ fn a_volume_has_one_device_by_whatever_name() {
     }
     daemon.qemu_io("a", &["flush", "read -P 1 0 8M"]).ok();
 }
+
+/// The limits that clients see, without a mount: docs/ublk.md sends readers there.
+#[test]
+fn attributes_of_the_tree_are_read_by_get() {
+    let daemon = Daemon::start();
+    daemon.cli(&["create", "lin", "--table", "0 8192 linear mem:4M 0"]).ok();
+    daemon.cli(&["create", "z", "--table", "0 8192 zram lz4"]).ok();
+    for (device, attribute, value) in [
+        ("lin", "queue/physical_block_size", "512"),
+        ("lin", "queue/write_cache", "write through"),
+        ("lin", "queue/fua", "0"),
+        ("lin", "queue/iostats", "0"),
+        ("lin", "size", "8192"),
+        ("lin", "dev", "999:0"),
+        ("lin", "dm/suspended", "0"),
+        ("z", "queue/physical_block_size", "4096"),
+        ("z", "queue/discard_max_bytes", "2199023255040"),
+    ] {
+        assert_eq!(daemon.cli(&["get", device, attribute]).ok().trim_end(), value, "{attribute}");
+    }
+    let e = daemon.cli(&["set", "lin", "queue/fua", "1"]).failed(1);
+    assert!(e.contains("lin") && e.contains("queue/fua") && e.contains("EACCES"), "{e}");
+    let e = daemon.cli(&["get", "lin", "queue/nothing"]).failed(3);
+    assert!(e.contains("no attribute `queue/nothing`"), "{e}");
+}

@@ -12,6 +12,7 @@ mod common;
 mod config;
 mod control;
 mod dmsetup;
+mod dmsetup_linux;
 mod drain;
 mod leaves;
 mod life;

@@ -454,3 +454,38 @@ fn restart(dir: TempDir, after: u64) -> Daemon {
         }
     }
 }
+
+/// qemu, with reconnect-delay, does not compare the size when it has connected again.
+#[test]
+fn a_device_that_gets_shorter_warns_of_its_clients() {
+    let daemon = Daemon::start();
+    let table = |sectors: u32| format!("0 {sectors} linear mem:16M 0");
+    daemon.create("wc", &table(32768));
+    let client = client(&daemon, 1);
+    let load = |sectors: u32| {
+        daemon.cli(&["load", "wc", "--table", &table(sectors)]).ok();
+        let resumed = daemon.cli(&["resume", "wc"]);
+        assert_eq!(resumed.code, Some(0), "{resumed:?}");
+        resumed.err
+    };
+    let shorter = "wc: is shorter now (8.0 MiB, was 16.0 MiB) and opened 1 times: ";
+    let warning = load(16384);
+    assert!(
+        warning.contains(shorter) && warning.contains("qemu with reconnect-delay"),
+        "{warning}"
+    );
+    assert_eq!(load(24576), "", "a longer one needs no warning");
+    let refused = daemon.cli(&["resize", "wc", "4M"]);
+    let token = refused.err.split("--force=").nth(1).unwrap().split_whitespace().next().unwrap();
+    let token = token.trim_matches(|c: char| !c.is_ascii_hexdigit());
+    let forced = daemon.cli(&["resize", "wc", "4M", &format!("--force={token}")]);
+    assert!(
+        forced.code == Some(0) && forced.err.contains("wc: is shorter now (4.0 MiB"),
+        "{forced:?}"
+    );
+    // The way out: the clients that it shows are started again.
+    assert!(daemon.cli(&["clients"]).ok().contains("wc"));
+    rest(client, &[]);
+    while daemon.cli(&["clients"]).ok().contains("wc") {}
+    assert_eq!(load(4096), "", "nobody is there");
+}

@@ -95,9 +95,9 @@ fn load_resume_clear_and_suspend_move_tables_between_the_slots() {
         out.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap().to_owned()
     };
     daemon.cli(&["create", "d", "--notable"]).ok();
-    assert_eq!(stat("d"), "--sw");
+    assert_eq!(stat("d"), "---w");
     daemon.cli(&["load", "d", "--table", "0 8 zero"]).ok();
-    assert_eq!(stat("d"), "-Isw");
+    assert_eq!(stat("d"), "-I-w");
     daemon.cli(&["resume", "d"]).ok();
     assert_eq!(stat("d"), "L--w");
     std::fs::write(daemon.dir.path().join("t"), "# longer\n0 16 zero\n").unwrap();

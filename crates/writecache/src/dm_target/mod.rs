@@ -10,6 +10,7 @@ mod drain;
 #[cfg(feature = "planted")]
 mod early;
 mod lost_writes;
+mod messages;
 mod open;
 mod origin;
 mod problems;
@@ -422,35 +423,12 @@ impl Target for WriteCache {
         Box::pin(async move { self.probe_empty().await })
     }
 
+    fn takes_while_suspended(&self, words: &[String]) -> bool {
+        messages::is_taken_while_suspended(words)
+    }
+
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {
-        Box::pin(async move {
-            let word = match &words[..] {
-                [one] => one.to_ascii_lowercase(),
-                _ => String::new(),
-            };
-            match word.as_str() {
-                "flush" => self.write_back().await?,
-                "flush_on_suspend" => self.flush_on_suspend.set(true),
-                "cleaner" => {
-                    self.flush_on_suspend.set(true);
-                    self.cleaner_by_message.set(true);
-                    self.retune().await;
-                }
-                "clear_stats" => match self.parts() {
-                    Some(parts) => parts.clear_stats().await,
-                    None => self.clear_stats_local(),
-                },
-                "grow" => return self.grow().await,
-                _ => {
-                    return Err(Error::invalid(format!(
-                        "writecache: unknown message `{}`: flush, flush_on_suspend, cleaner, \
-                         clear_stats, grow are allowed",
-                        words.join(" ")
-                    )));
-                }
-            }
-            Ok(String::new())
-        })
+        Box::pin(self.take_message(words))
     }
 
     fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {

@@ -9,8 +9,8 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 
 use super::Corrupt;
 
-/// Least, most and default level.
-pub(super) const LEVELS: (i32, i32, i32) = (1, 9, 6);
+/// Least, most and default level. 0 stores a page as it is, -1 is the default.
+pub(super) const LEVELS: (i32, i32, i32) = (-1, 9, 6);
 /// The kernel's: a window of 2 KiB, and neither header nor checksum.
 pub(super) const WINBITS_DEFAULT: i32 = -11;
 const WINBITS_MIN: i32 = 9;
@@ -43,6 +43,8 @@ pub(super) struct Deflate {
 impl Deflate {
     /// For a level and a window that have been checked.
     pub(super) fn new(level: i32, winbits: i32) -> Deflate {
+        let (_, _, default) = LEVELS;
+        let level = if level < 0 { default } else { level };
         let level = Compression::new(level.unsigned_abs());
         let header = winbits > 0;
         let winbits = u8::try_from(winbits.unsigned_abs()).expect("checked: at most 15");

@@ -10,10 +10,12 @@ use block::PAGE;
 
 use super::Corrupt;
 
-/// Acceleration: least, most, default (LZ4_ACCELERATION_MAX of the library).
-pub(super) const FAST_LEVELS: (i32, i32, i32) = (1, 65537, 1);
-/// Least, most and default level (lz4hc.h).
-pub(super) const HC_LEVELS: (i32, i32, i32) = (1, 12, 9);
+/// Acceleration: least, most, default. As in the kernel, the library takes what is above 65537
+/// (its LZ4_ACCELERATION_MAX) for that.
+pub(super) const FAST_LEVELS: (i32, i32, i32) = (1, i32::MAX, 1);
+/// Least, most and default level: the kernel's. The library takes what is above 12 (lz4hc.h) for
+/// that.
+pub(super) const HC_LEVELS: (i32, i32, i32) = (1, 16, 9);
 /// What a match can reach back to: more of a dictionary is no use.
 const DISTANCE_MAX: usize = 65535;
 

@@ -302,7 +302,11 @@ fn attributes_are_read_and_set_as_in_sysfs() {
         ("dm/suspended", "0\n"),
         ("queue/logical_block_size", "512\n"),
         ("queue/rotational", "0\n"),
-        ("queue/fua", "1\n"),
+        ("queue/write_cache", "write through\n"),
+        ("queue/fua", "0\n"),
+        ("queue/atomic_write_unit_min_bytes", "0\n"),
+        ("queue/discard_max_bytes", "2199023255040\n"),
+        ("queue/write_zeroes_max_bytes", "2199023255040\n"),
     ] {
         assert_eq!(attribute(&bed, "lin", path), value, "{path}");
     }

@@ -41,6 +41,11 @@ pub struct ServeArgs {
     /// `DIR/NAME.sock`. DIR is made if it is not there. Who may connect: --socket-mode
     #[arg(long, value_name = "DIR")]
     pub(crate) vhost_user: Option<PathBuf>,
+    /// Memory of virtual machines that their front ends may have the daemon map, all together: at
+    /// least twice that of all guests, as a front end may give its memory anew while the old one is
+    /// in use. One front end may have half of it. By default twice the machine's memory
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) vhost_memory: Option<String>,
     /// Let TCP addresses be other than loopback. There is no password, and encryption only with
     /// --nbd-tls-certs. Not needed for NBD where clients must have a certificate
     #[arg(long)]
@@ -126,6 +131,7 @@ struct File {
     metrics: Option<String>,
     fuse: Option<PathBuf>,
     vhost_user: Option<PathBuf>,
+    vhost_memory: Option<String>,
     #[serde(default)]
     ublk: bool,
     #[serde(default)]
@@ -187,6 +193,7 @@ impl Config {
             fuse: given.fuse.or(file.fuse),
             ublk: given.ublk || file.ublk,
             vhost_user: given.vhost_user.or(file.vhost_user),
+            vhost_memory: given.vhost_memory.or(file.vhost_memory),
             allow_remote: given.allow_remote || file.allow_remote,
             cores: given.cores.or(file.cores),
             busy_poll: given.busy_poll.or(file.busy_poll),
@@ -273,6 +280,7 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         fuse: file.fuse.map(|dir| base.join(dir)),
         ublk: file.ublk,
         vhost_user: file.vhost_user.map(|dir| base.join(dir)),
+        vhost_memory: file.vhost_memory,
         allow_remote: file.allow_remote,
         cores: file.cores,
         busy_poll: file.busy_poll,

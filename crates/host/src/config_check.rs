@@ -54,6 +54,7 @@ pub(crate) async fn problems(config: Config) -> Result<Vec<Failure>, Failure> {
     found.extend(shutdown_time(serve.shutdown_timeout.as_deref()).err());
     found.extend(busy_poll_limit(serve.busy_poll.as_deref()).err());
     found.extend(socket_access(&serve).err());
+    found.extend(memory::of_guests(serve.vhost_memory.as_deref()).err());
     found.extend(memory::set(serve.memory.as_deref()).err());
     if let Some(name) = &serve.default_export
         && !devices.iter().any(|device| device.name == *name)

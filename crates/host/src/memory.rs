@@ -23,6 +23,9 @@ const BY_DEFAULT: &str = "half of what the machine or the control group has";
 const BY_DAEMON: &str = "daemon --memory";
 const FOR_TOOLS: &str = "what the machine or the control group has";
 
+/// Of guests, where the machine's memory is not known: an eighth of the addresses of a process.
+const GUESTS_BYTES_MAX: u64 = 16 << 40;
+
 static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
 
 /// Sets the budget of a daemon that has no option for it: that of `run`.
@@ -35,16 +38,25 @@ pub fn budget() -> Arc<Budget> {
     BUDGET.get_or_init(|| Arc::new(Budget::new(half(), BY_DEFAULT))).clone()
 }
 
+/// The size that an option gives.
+fn size_of(option: &str, text: &str) -> Result<u64, Failure> {
+    let size = parse_size(text).map_err(|e| e.to_string());
+    size.and_then(|n| if n > 0 { Ok(n) } else { Err("at least 1 is allowed".into()) })
+        .map_err(|e| Failure::new(ErrorKind::Invalid, format!("{option} {text}: {e}")))
+}
+
+/// What of the memory of virtual machines may be mapped. By default twice the machine's memory,
+/// whatever the control group may use: the guests are in other ones, as a rule.
+pub(crate) fn of_guests(option: Option<&str>) -> Result<u64, Failure> {
+    match option {
+        Some(text) => size_of("--vhost-memory", text),
+        None => Ok(machine().map_or(GUESTS_BYTES_MAX, |all| all.saturating_mul(2))),
+    }
+}
+
 /// Sets the budget of a daemon, before its cores start.
 pub(crate) fn set(option: Option<&str>) -> Result<(), Failure> {
-    let limit = match option {
-        Some(text) => {
-            let size = parse_size(text).map_err(|e| e.to_string());
-            size.and_then(|n| if n > 0 { Ok(n) } else { Err("at least 1 is allowed".into()) })
-                .map_err(|e| Failure::new(ErrorKind::Invalid, format!("--memory {text}: {e}")))?
-        }
-        None => half(),
-    };
+    let limit = option.map_or_else(|| Ok(half()), |text| size_of("--memory", text))?;
     // A second daemon of this process, in tests, keeps the budget of the first.
     let _ = BUDGET.set(Arc::new(Budget::new(limit, BY_DAEMON)));
     Ok(())
@@ -121,13 +133,17 @@ fn half() -> u64 {
     all().map_or(u64::MAX, |all| all / 2)
 }
 
+/// The memory of the machine.
+fn machine() -> Option<u64> {
+    std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text))
+}
+
 /// The memory of the machine, or the limit of the control groups if that is less.
 fn all() -> Option<u64> {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_total(&text));
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
     let groups =
         groups.as_deref().and_then(group).map(|group| group_max(Path::new(CGROUPS), &group));
-    [machine, groups.flatten()].into_iter().flatten().min()
+    [machine(), groups.flatten()].into_iter().flatten().min()
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.

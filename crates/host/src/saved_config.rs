@@ -67,6 +67,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
         fuse,
         ublk,
         vhost_user,
+        vhost_memory,
         allow_remote,
         cores,
         busy_poll,
@@ -100,6 +101,7 @@ fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
     let texts = [
         ("http", http),
         ("metrics", metrics),
+        ("vhost_memory", vhost_memory),
         ("busy_poll", busy_poll),
         ("memory", memory),
         ("socket_mode", socket_mode),
@@ -167,6 +169,7 @@ mod tests {
             fuse: Some("/srv/pond".into()),
             ublk: true,
             vhost_user: Some("/run/vm disks".into()),
+            vhost_memory: Some("16G".into()),
             allow_remote: true,
             cores: Some(2),
             busy_poll: Some("50us".into()),

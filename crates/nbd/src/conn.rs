@@ -59,6 +59,8 @@ pub(crate) struct Conn {
     /// Requests to the driver that are in flight on the socket (NB-N4).
     pub(crate) ops: Cell<usize>,
     dues: Dues,
+    /// Its handshake is done, and its session counts among the sessions.
+    pub(crate) has_place: Cell<bool>,
     /// No new requests are taken.
     pub(crate) draining: Cell<bool>,
     /// The socket is unusable; replies are dropped.
@@ -104,6 +106,7 @@ impl Conn {
             sending: Cell::new(0),
             ops: Cell::new(0),
             dues: Dues::default(),
+            has_place: Cell::new(false),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),

@@ -26,7 +26,9 @@
 //! - NB-N5 Connections share only budgets. A stalled client never blocks the reserve of another
 //!   one, and blocks its further requests for at most [`Options::stall_time`] (`share`).
 //! - NB-N6 A full table of connections locks no one out: local sockets have places of their own,
-//!   and a new connection replaces a session of its kind that was idle for [`Options::idle_time`].
+//!   and a new session replaces one of its kind that was idle for [`Options::idle_time`]. Before
+//!   that it has done its handshake: until then a connection has one of other places, and replaces
+//!   only what has done none either. Who has no certificate ends no session.
 //! - NB-N7 A connection has one place, one id and one row of figures, on the core that accepted it,
 //!   whichever core serves it. Its socket is closed there after the other core has closed its own.
 //!

@@ -17,7 +17,7 @@ use crate::tls::TlsServer;
 
 /// Pause after a failed accept. The usual cause is a lack of free descriptors.
 const ACCEPT_RETRY: Nanos = Nanos::from_millis(100);
-/// Least time for a handshake when all places are taken; a normal one takes milliseconds.
+/// Least time for a handshake when all places for them are taken; a normal one takes milliseconds.
 const HANDSHAKE_TIME_MIN: Nanos = Nanos::from_secs(1);
 
 /// An NBD server on the current core. Clones are the same server.
@@ -140,45 +140,68 @@ impl Shared {
         }
     }
 
-    /// Whether there is no place for one more connection.
+    /// Whether there is no place for one more session.
     fn is_full(&self, peer: Peer) -> bool {
         let conns = self.conns.borrow();
-        let network = || conns.iter().filter(|(_, c)| c.peer() == Peer::Network).count();
+        let sessions = || conns.iter().map(|(_, c)| c).filter(|c| c.has_place.get());
+        let network = || sessions().filter(|c| c.peer() == Peer::Network).count();
         let network_max = self.options.connections_max - self.options.local_connections;
-        conns.len() >= self.options.connections_max
+        sessions().count() >= self.options.connections_max
             || peer == Peer::Network && network() >= network_max
     }
 
-    /// The connection that a new one may replace (NB-N6).
+    /// The session that a new one may replace (NB-N6).
     fn idlest(&self, peer: Peer) -> Option<Rc<Conn>> {
         let conns = self.conns.borrow();
         let since = |c: &Rc<Conn>| {
-            let patience = match c.is_greeted() {
-                true => self.options.idle_time,
-                false => HANDSHAKE_TIME_MIN,
-            };
-            let since = c.idle_since().filter(|since| *since + patience <= now())?;
+            let is_session = c.has_place.get() && c.is_greeted();
+            let idle = c.idle_since().filter(|_| is_session)?;
+            let since = Some(idle).filter(|since| *since + self.options.idle_time <= now())?;
             (peer == Peer::Local || c.peer() == peer).then(|| (since, c.clone()))
         };
         let idle = conns.iter().filter_map(|(_, c)| since(c));
         idle.min_by_key(|(since, _)| *since).map(|(_, conn)| conn)
     }
+
+    /// Whether there is no place for one more handshake: those of the network and of local sockets
+    /// are counted apart.
+    fn is_full_of_handshakes(&self, peer: Peer) -> bool {
+        self.handshakes(peer).len() >= self.options.handshakes_max
+    }
+
+    /// The connections that have not done their handshake.
+    fn handshakes(&self, peer: Peer) -> Vec<Rc<Conn>> {
+        let conns = self.conns.borrow();
+        let all = conns.iter().map(|(_, c)| c);
+        all.filter(|c| !c.has_place.get() && c.peer() == peer).cloned().collect()
+    }
+
+    /// The handshake that a new one may replace (NB-N6).
+    fn slowest_handshake(&self, peer: Peer) -> Option<Rc<Conn>> {
+        let slow = |c: &Rc<Conn>| c.figures.age() >= HANDSHAKE_TIME_MIN && !c.is_ending();
+        let slow = self.handshakes(peer).into_iter().filter(slow);
+        slow.max_by_key(|conn| conn.figures.age())
+    }
+
+    /// Cuts off `conn` for another one, and waits until there is room.
+    async fn displace(&self, conn: Rc<Conn>, has_room: impl Fn() -> bool) {
+        self.stats.borrow_mut().displaced_total += 1;
+        // NB-N4: only its receive is in flight, and this ends it.
+        conn.cut_off().await;
+        self.changed.wait_for(|| has_room() || self.stopping.get()).await;
+    }
 }
 
 async fn admit(shared: &Rc<Shared>, file: FileId, rules: ListenerRules) {
     let peer = rules.peer;
-    if shared.is_full(peer) {
-        match shared.idlest(peer) {
-            Some(conn) => {
-                shared.stats.borrow_mut().displaced_total += 1;
-                // NB-N4: only its receive is in flight, and this ends it.
-                conn.cut_off().await;
-                shared.changed.wait_for(|| !shared.is_full(peer) || shared.stopping.get()).await;
-            }
-            None => shared.stats.borrow_mut().refused_total += 1,
-        }
+    if shared.is_full_of_handshakes(peer)
+        && let Some(conn) = shared.slowest_handshake(peer)
+    {
+        shared.displace(conn, || !shared.is_full_of_handshakes(peer)).await;
     }
-    if shared.is_full(peer) || shared.stopping.get() {
+    let has_no_place = shared.is_full(peer) && shared.idlest(peer).is_none();
+    if has_no_place || shared.is_full_of_handshakes(peer) || shared.stopping.get() {
+        shared.stats.borrow_mut().refused_total += 1;
         let _ = driver_io(file, SqeOp::Close).await;
         return;
     }
@@ -187,6 +210,23 @@ async fn admit(shared: &Rc<Shared>, file: FileId, rules: ListenerRules) {
     shared.stats.borrow_mut().connections_total += 1;
     let conn = Rc::new(Conn::new(shared.clone(), file, rules, id));
     run(&conn.clone(), session::run(conn));
+}
+
+/// Takes a place for the session of a connection whose handshake is done; false if there is none
+/// (NB-N6).
+pub(crate) async fn take_place(conn: &Conn) -> bool {
+    let (shared, peer) = (&conn.shared, conn.peer());
+    if shared.is_full(peer)
+        && let Some(idle) = shared.idlest(peer)
+    {
+        shared.displace(idle, || !shared.is_full(peer) || conn.is_ending()).await;
+    }
+    if shared.is_full(peer) || conn.is_ending() || shared.stopping.get() {
+        shared.stats.borrow_mut().refused_total += 1;
+        return false;
+    }
+    conn.has_place.set(true);
+    true
 }
 
 /// Runs a connection, which is on the list as long as its work lasts.

@@ -27,6 +27,7 @@ use crate::peer::ListenerRules;
 use crate::receive::Receiver;
 use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
 use crate::send;
+use crate::server::take_place;
 use crate::shared::{Options, Shared};
 use crate::unread::Unread;
 use crate::wire::OPTION_BYTES_MAX;
@@ -167,6 +168,9 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
                 }
             }
             Step::Ready(n, session) => {
+                if !take_place(conn).await {
+                    return None;
+                }
                 let sent = send_bytes(conn, &mut out).await;
                 session.export.begin();
                 return sent.then(|| (session, buf.read(|b| b[start + n..end].to_vec())));

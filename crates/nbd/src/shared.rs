@@ -21,11 +21,15 @@ use crate::wire::REQUEST_BYTES_MAX;
 /// Bounds of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Connections at a time. A further one replaces the connection that was idle longest, if that
-    /// was idle for [`Options::idle_time`]; else it is closed at once.
+    /// Sessions at a time. A further one replaces the session that was idle longest, if that was
+    /// idle for [`Options::idle_time`]; else its connection is closed, at once if possible.
     pub connections_max: usize,
     /// Of these, places that only local sockets may take.
     pub local_connections: usize,
+    /// Connections from the network that have not done their handshake, and as many from local
+    /// sockets, besides the sessions. A further one replaces the oldest of them, if that is older
+    /// than a second; else it is closed at once.
+    pub handshakes_max: usize,
     /// Requests of one connection in flight; at this number the server stops receiving from it.
     pub requests_max: usize,
     /// Data of one connection in flight; at least 32 MiB.
@@ -51,6 +55,7 @@ impl Default for Options {
         Options {
             connections_max: 256,
             local_connections: 64,
+            handshakes_max: 32,
             requests_max: 1024,
             connection_bytes_max: 64 << 20,
             bytes_max: 512 << 20,
@@ -119,6 +124,7 @@ impl Shared {
         assert!(options.connection_bytes_max >= request, "a connection must hold one request");
         assert!(options.bytes_max >= request, "a server must hold one request");
         assert!(options.requests_max > 0, "a connection must hold one request");
+        assert!(options.handshakes_max > 0, "a session begins with a handshake");
         assert!(options.local_connections < options.connections_max, "the network gets a place");
         // NB-N5: one for each possible request, so that none waits for the device of another.
         let workers_max = options.connections_max.saturating_mul(options.requests_max).max(1);

@@ -25,6 +25,7 @@ use block::{ClientMemory, ClientRegion, Error, ErrorKind, Slice, Status, copy_sh
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::MapFlags;
 
+use crate::guest_budget::{GuestBudget, Share};
 use crate::helpers;
 use crate::pmem::{Region, Watch};
 
@@ -39,6 +40,8 @@ const WORDS_BYTES_MAX: usize = 64;
 pub struct GuestMemory {
     watch: ManuallyDrop<Watch>,
     region: ManuallyDrop<Region>,
+    /// UR-B1
+    share: Option<Share>,
     /// The part, within the region.
     part: Range<usize>,
 }
@@ -62,13 +65,19 @@ fn refused(why: &str) -> Error {
 
 impl GuestMemory {
     /// Maps `len` bytes from `offset` on of a file in memory, to be read and written. It may wait
-    /// for the file system of a file that it refuses: not for a core. The file stays the caller's
-    /// to close.
+    /// for the file system of a file that it refuses, and for helpers: not for a core. The file
+    /// stays the caller's to close.
     ///
     /// # Errors
     /// `Invalid` for another kind of file (UR-G1), when the file has fewer bytes, and when numbers
-    /// would not be aligned (UR-G5); `NoSpace` when the process has too many mappings.
-    pub fn map(file: &OwnedFd, offset: u64, len: u64) -> Result<GuestMemory, Error> {
+    /// would not be aligned (UR-G5); `NoSpace` when the process has too many mappings; `Limit` when
+    /// the budget has not so much left.
+    pub fn map(
+        file: &OwnedFd,
+        offset: u64,
+        len: u64,
+        budget: &Arc<GuestBudget>,
+    ) -> Result<GuestMemory, Error> {
         let failed = |e| refused("it can't be examined").because(e);
         let fs = fstatfs(file).map_err(failed)?;
         // A bit pattern, on some architectures of a signed type.
@@ -91,21 +100,25 @@ impl GuestMemory {
         if !offset.is_multiple_of(size_of::<u16>() as u64) {
             return Err(refused(&format!("it begins at the odd byte {offset} of its file")));
         }
-        let too_large = |_| refused("it is too large to be mapped");
-        let (start, end) =
-            (usize::try_from(offset).map_err(too_large)?, usize::try_from(end).map_err(too_large)?);
-        // From the start of the file on: the offset need not be a multiple of its pages.
         let unit = match kind {
-            HUGETLBFS => usize::try_from(fs.f_bsize).unwrap_or(0).max(1),
-            _ => rustix::param::page_size(),
+            HUGETLBFS => u64::try_from(fs.f_bsize).unwrap_or(0).max(1),
+            _ => rustix::param::page_size() as u64,
         };
-        let region = Region::new(file, end.next_multiple_of(unit), true, MapFlags::SHARED);
+        // Whole pages: those that have the part.
+        let first = offset - offset % unit;
+        let too_large = |_| refused("it is too large to be mapped");
+        let size = |bytes: u64| usize::try_from(bytes).map_err(too_large);
+        let all = (end - first).checked_next_multiple_of(unit).unwrap_or(u64::MAX);
+        let (len, unit) = (size(all)?, size(unit)?);
+        let (start, end) = (size(offset - first)?, size(end - first)?);
+        let share = Some(budget.take(all)?);
+        let region = Region::new(file, (first, len), true, MapFlags::SHARED);
         let region = region.map_err(|e| refused("it can't be mapped").because(e))?;
         let watch = Watch::begin(region.base(), region.len(), unit).ok_or_else(|| {
             Error::new(ErrorKind::NoSpace, "memory of the guest: too many files are mapped")
         })?;
         let (watch, region) = (ManuallyDrop::new(watch), ManuallyDrop::new(region));
-        Ok(GuestMemory { watch, region, part: start..end })
+        Ok(GuestMemory { watch, region, share, part: start..end })
     }
 
     /// Where `len` bytes from `at` on are.
@@ -283,11 +296,13 @@ impl Drop for GuestMemory {
         // SAFETY: nothing uses them after this.
         let (watch, region) =
             unsafe { (ManuallyDrop::take(&mut self.watch), ManuallyDrop::take(&mut self.region)) };
+        let share = self.share.take();
         // UR-G6
         helpers::close(move || {
             // In this order: else the handler could take the next mapping at this address for ours.
             drop(watch);
             drop(region);
+            drop(share);
         });
     }
 }
@@ -308,6 +323,10 @@ mod tests {
 
     use super::*;
 
+    fn map(file: &OwnedFd, offset: u64, len: u64) -> Result<GuestMemory, Error> {
+        GuestMemory::map(file, offset, len, &GuestBudget::new(1 << 30))
+    }
+
     fn in_memory(bytes: u64) -> OwnedFd {
         let file = File::from(memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
@@ -317,7 +336,7 @@ mod tests {
     #[test]
     fn both_sides_see_what_the_other_stores() {
         let fd = in_memory(3 << 16);
-        let memory = GuestMemory::map(&fd, 1 << 16, 2 << 16).unwrap();
+        let memory = map(&fd, 1 << 16, 2 << 16).unwrap();
         let file = File::from(fd);
         memory.write(10, b"host").unwrap();
         memory.store_u16(2, 0x1234).unwrap();
@@ -339,7 +358,7 @@ mod tests {
     #[test]
     fn data_of_bios_are_the_bytes_that_the_guest_has() {
         let fd = in_memory(3 << 16);
-        let memory = Arc::new(GuestMemory::map(&fd, (1 << 16) + 8, 1 << 16).unwrap());
+        let memory = Arc::new(map(&fd, (1 << 16) + 8, 1 << 16).unwrap());
         let lent = memory.clone().client_memory().unwrap();
         assert!(lent.slice((1 << 16) - 4, 4).is_some() && lent.slice((1 << 16) - 4, 5).is_none());
         let slice = lent.slice(4096, 512).unwrap();
@@ -357,7 +376,7 @@ mod tests {
 
     #[test]
     fn few_words_are_copied_as_many_are() {
-        let memory = GuestMemory::map(&in_memory(8192), 0, 8192).unwrap();
+        let memory = map(&in_memory(8192), 0, 8192).unwrap();
         let bytes: Vec<u8> = (1..=200).collect();
         memory.write(1000, &bytes).unwrap();
         for (at, len) in [
@@ -389,12 +408,12 @@ mod tests {
     fn other_files_and_ranges_are_refused() {
         let text = |e: Result<GuestMemory, Error>| e.map(drop).unwrap_err().to_string();
         let null = File::open("/dev/null").unwrap().into();
-        assert!(text(GuestMemory::map(&null, 0, 4096)).contains("memory of the guest"));
+        assert!(text(map(&null, 0, 4096)).contains("memory of the guest"));
         let proc = File::open("/proc/self/status").unwrap().into();
-        assert!(text(GuestMemory::map(&proc, 0, 4096)).contains("neither on tmpfs"));
+        assert!(text(map(&proc, 0, 4096)).contains("neither on tmpfs"));
         let fd = in_memory(8192);
         for (offset, len) in [(0, 8193), (8192, 1), (u64::MAX, 2), (4096, 0)] {
-            let e = text(GuestMemory::map(&fd, offset, len));
+            let e = text(map(&fd, offset, len));
             assert!(e.contains("not in its 8192 bytes"), "{e}");
         }
     }
@@ -403,9 +422,9 @@ mod tests {
     #[test]
     fn a_part_that_begins_at_an_odd_place_is_refused() {
         let fd = in_memory(8192);
-        let e = GuestMemory::map(&fd, 4097, 4096 - 1).map(drop).unwrap_err().to_string();
+        let e = map(&fd, 4097, 4096 - 1).map(drop).unwrap_err().to_string();
         assert!(e.contains("odd"), "{e}");
-        let memory = GuestMemory::map(&fd, 4098, 4096 - 2).unwrap();
+        let memory = map(&fd, 4098, 4096 - 2).unwrap();
         memory.store_u16(2, 7).unwrap();
         assert_eq!(memory.load_u16(2), Ok(7));
     }
@@ -415,7 +434,7 @@ mod tests {
     fn a_helper_gives_the_memory_back() {
         let fd = memfd_create(c"given-back", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 8192).unwrap();
-        let memory = GuestMemory::map(&fd, 0, 8192).unwrap();
+        let memory = map(&fd, 0, 8192).unwrap();
         let is_mapped =
             || std::fs::read_to_string("/proc/self/maps").unwrap().contains("given-back");
         assert!(is_mapped());
@@ -426,11 +445,28 @@ mod tests {
         assert!(!is_mapped());
     }
 
+    /// UR-B1: only the pages of the part are mapped, and they count until they are not.
+    #[test]
+    fn a_part_of_a_long_file_takes_no_more_than_its_pages() {
+        let (fd, budget) = (in_memory(1 << 40), GuestBudget::new(8192));
+        let memory = GuestMemory::map(&fd, (1 << 39) + 4094, 4, &budget).unwrap();
+        memory.write(0, b"part").unwrap();
+        let mut found = [0; 4];
+        File::from(fd.try_clone().unwrap()).read_exact_at(&mut found, (1 << 39) + 4094).unwrap();
+        assert_eq!(&found, b"part");
+        let full = GuestMemory::map(&fd, 0, 1, &budget).map(drop).unwrap_err().to_string();
+        assert!(full.contains("do not fit"), "{full}");
+        let long = GuestMemory::map(&fd, 0, 1 << 40, &GuestBudget::new(1 << 39));
+        assert!(long.map(drop).unwrap_err().to_string().contains("--vhost-memory allows 524288"));
+        drop(memory);
+        assert!(GuestMemory::map(&fd, 0, 1, &budget).is_ok(), "it waits for the helper");
+    }
+
     /// UR-G3.
     #[test]
     fn memory_that_was_cut_off_is_an_error() {
         let fd = in_memory(16384);
-        let memory = GuestMemory::map(&fd, 0, 16384).unwrap();
+        let memory = map(&fd, 0, 16384).unwrap();
         File::from(fd).set_len(4096).unwrap();
         memory.write(0, b"still").unwrap();
         assert_eq!(memory.write(8192, b"lost"), Err(Status::Io));
@@ -440,7 +476,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "the caller has checked the range")]
     fn a_range_beyond_the_memory_is_our_mistake() {
-        let memory = GuestMemory::map(&in_memory(8192), 0, 4096).unwrap();
+        let memory = map(&in_memory(8192), 0, 4096).unwrap();
         let _ = memory.read(4095, &mut [0; 2]);
     }
 }

@@ -53,6 +53,12 @@ pub struct Descriptors<R> {
 pub trait Core {
     /// Mapped memory.
     type Region;
+    /// Checks whether a front end may have `bytes` of its memory mapped: all regions of a table, or
+    /// the notes of requests in flight.
+    ///
+    /// # Errors
+    /// When they are too many.
+    fn check_memory(&self, bytes: u64) -> Result<(), Error>;
     /// Maps `len` bytes from `offset` on of a file in memory.
     ///
     /// # Errors
@@ -248,10 +254,12 @@ fn attach<C: Core>(
     let mut descriptors = Descriptors { regions: Vec::new(), event: None, channel: None };
     let is_event = matches!(request, Request::SetVringKick { .. } | Request::SetVringCall { .. });
     if let Request::SetMemTable(infos) = request {
+        core.check_memory(infos.iter().fold(0, |sum: u64, info| sum.saturating_add(info.len)))?;
         for (info, file) in infos.iter().zip(fds) {
             descriptors.regions.push(core.map(file, info.offset, info.len)?);
         }
     } else if let Request::SetInflightFd(info) = request {
+        core.check_memory(info.len)?;
         descriptors.regions.push(core.map(&fds[0], info.offset, info.len)?);
     } else if is_event && let Some(fd) = fds.first() {
         if !core.is_eventfd(fd) {

@@ -16,6 +16,10 @@ struct TestCore(RefCell<Vec<Request>>);
 impl Core for TestCore {
     type Region = ();
 
+    fn check_memory(&self, _bytes: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn map(&self, _file: &OwnedFd, _offset: u64, _len: u64) -> Result<(), Error> {
         Ok(())
     }

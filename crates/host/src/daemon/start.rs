@@ -14,7 +14,7 @@ use std::time::Duration;
 use block::{Error, ErrorKind};
 use control::{Failure, api};
 use tokio::sync::{Notify, watch};
-use uring::{LockOwner, SocketAccess};
+use uring::{GuestBudget, LockOwner, SocketAccess};
 
 use super::{Daemon, busy_poll_limit, shutdown_time};
 use crate::addr::Addr;
@@ -418,7 +418,8 @@ async fn start_vhost_user(
 ) -> Result<(), Failure> {
     let Some(dir) = options.vhost_user.clone() else { return Ok(()) };
     let handle = core.clone();
-    let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle);
+    let memory = GuestBudget::new(memory::of_guests(options.vhost_memory.as_deref())?);
+    let start = async move |e: Rc<Engine>| VhostUser::start(&e, &dir, access, handle, memory);
     core.call(start).await
 }
 

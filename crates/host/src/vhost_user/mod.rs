@@ -33,8 +33,8 @@ use block::{CoreId, Error, ErrorKind, Nanos, Status};
 use control::Failure;
 use dm::MappedDevice;
 use reactor::{FileId, SqeOp, WaitList, core_id, driver_io, now, sleep, spawn};
-use uring::{Files, SocketAccess};
-use vhost::control::{Connection, PauseSignal};
+use uring::{Files, GuestBudget, SocketAccess};
+use vhost::control::{Connection, Message, PauseSignal};
 use vhost::{Server, Session, Stats};
 
 use crate::core_thread::CoreHandle;
@@ -147,6 +147,8 @@ pub(crate) struct VhostUser {
     /// Cores that serve queues, and the share of each in the data in flight.
     cores: usize,
     core_bytes_max: u64,
+    /// What of guests may be mapped.
+    memory: Arc<GuestBudget>,
     sockets: RefCell<BTreeMap<u32, DeviceSocket>>,
     /// Whether guests have used devices in this process.
     used: RefCell<Vec<(Weak<MappedDevice>, Arc<AtomicBool>)>>,
@@ -281,7 +283,13 @@ pub(crate) async fn shutdown(time: Nanos) {
 
 impl VhostUser {
     /// The door, without sockets: [`VhostUser::listen_all`].
-    pub(crate) fn start(engine: &Rc<Engine>, dir: &Path, access: SocketAccess, core: CoreHandle) {
+    pub(crate) fn start(
+        engine: &Rc<Engine>,
+        dir: &Path,
+        access: SocketAccess,
+        core: CoreHandle,
+        memory: Arc<GuestBudget>,
+    ) {
         let bytes_max = door_bytes_max(BYTES_MAX, reactor::memory().limit());
         // No more cores than can have room for a request each.
         let most = usize::try_from(bytes_max / CORE_BYTES_MIN).unwrap_or(usize::MAX);
@@ -296,6 +304,7 @@ impl VhostUser {
             server: Server::new(core_bytes_max),
             cores,
             core_bytes_max,
+            memory,
             sockets: RefCell::default(),
             used: RefCell::default(),
             clients: RefCell::default(),
@@ -467,7 +476,7 @@ impl VhostUser {
             client.signal.give(); // HO-VU3
         }
         let (connection, messages) = connection.begin_again();
-        let started = session::start_thread(self.core.clone(), &client, connection, messages);
+        let started = self.start_thread(&client, connection, messages);
         if let Err(e) = started {
             client.session.end().await;
             self.clients.borrow_mut().remove(&number);
@@ -480,11 +489,21 @@ impl VhostUser {
         Ok(client)
     }
 
+    fn start_thread(
+        &self,
+        client: &VhostClient,
+        connection: Connection,
+        first: Vec<Message>,
+    ) -> std::io::Result<()> {
+        let memory = self.memory.clone();
+        session::start_thread(self.core.clone(), client, connection, first, memory)
+    }
+
     /// Starts a session again that is paused.
     fn go_on(&self, client: &VhostClient) {
         let Some(connection) = client.paused.take() else { return };
         let kicks = connection.kicks();
-        let started = session::start_thread(self.core.clone(), client, connection, kicks);
+        let started = self.start_thread(client, connection, kicks);
         if let Err(e) = started {
             client.session.cut_off();
             self.socket_has_ended(client.number, Some(e.to_string()));

@@ -12,7 +12,7 @@ use block::{BlockDevice, ClientRegion, CoreId, Error};
 use dm::{Opened, ReadOnly};
 use reactor::spawn;
 use rustix::net::{Shutdown, shutdown};
-use uring::{GuestMemory, RemoteEnd};
+use uring::{GuestBudget, GuestMemory, RemoteEnd};
 use vhost::control::{Connection, Core, Descriptors, Message, ServiceEnd, drain, serve};
 use vhost::message::{Answer, Request};
 use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
@@ -184,6 +184,15 @@ fn opener(fd: OwnedFd) -> OpenEvent {
 struct Core0 {
     core: CoreHandle,
     number: u64,
+    memory: Arc<GuestBudget>,
+}
+
+impl Core0 {
+    /// Names the front end.
+    fn of_this<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        let named = |e: Error| Error::new(e.kind(), format!("vhost{}: {}", self.number, e.chain()));
+        outcome.map_err(named)
+    }
 }
 
 /// Runs a session's thread, until the front end or core 0 ends the connection, or it is paused.
@@ -193,10 +202,11 @@ pub(super) fn start_thread(
     client: &VhostClient,
     connection: Connection,
     first: Vec<Message>,
+    memory: Arc<GuestBudget>,
 ) -> std::io::Result<()> {
     let (number, socket, pause) = (client.number, client.socket.clone(), client.signal.clone());
     let body = move || {
-        let core0 = Core0 { core, number };
+        let core0 = Core0 { core, number, memory };
         let ended = serve(&socket, &pause, &core0, connection, first);
         // An error of `post` means that core 0 has ended.
         let _ = match ended {
@@ -218,8 +228,12 @@ pub(super) fn start_thread(
 impl Core for Core0 {
     type Region = GuestMemory;
 
+    fn check_memory(&self, bytes: u64) -> Result<(), Error> {
+        self.of_this(self.memory.check(bytes))
+    }
+
     fn map(&self, file: &OwnedFd, offset: u64, len: u64) -> Result<GuestMemory, Error> {
-        GuestMemory::map(file, offset, len)
+        self.of_this(GuestMemory::map(file, offset, len, &self.memory))
     }
 
     fn is_eventfd(&self, fd: &OwnedFd) -> bool {

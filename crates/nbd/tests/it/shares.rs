@@ -154,7 +154,7 @@ fn idle_sessions_make_room_for_new_ones() {
 
 #[test]
 fn handshakes_that_go_nowhere_make_room_for_clients() {
-    let options = Options { connections_max: 3, local_connections: 0, ..Options::default() };
+    let options = Options { handshakes_max: 3, ..Options::default() };
     with_server(1, options, disk, |net, listener, server| async move {
         let halfway: Vec<_> = (0..3).map(|_| net.connect(listener)).collect();
         sleep(Nanos::from_secs(2)).await;
@@ -162,6 +162,43 @@ fn handshakes_that_go_nowhere_make_room_for_clients() {
         assert_eq!(good.ask(cmd::READ, 0, 0, MIB as u32).await.0, 0);
         assert_eq!(server.stats().displaced_total, 1);
         drop(halfway);
+    });
+}
+
+/// Peers that only connect cut off every session that had been idle for five minutes, as many as
+/// they liked. They need no certificate for that.
+#[test]
+fn a_session_loses_its_place_to_a_session_only() {
+    let options = Options {
+        connections_max: 3,
+        local_connections: 0,
+        handshakes_max: 2,
+        ..Options::default()
+    };
+    with_server(1, options, disk, |net, listener, server| async move {
+        let mut idle = Vec::new();
+        for _ in 0..3 {
+            idle.push(newcomer(&net, listener).await);
+            sleep(MS).await;
+        }
+        sleep(Nanos::from_secs(400)).await;
+        let mut silent = Vec::new();
+        for _ in 0..40 {
+            silent.push(net.connect(listener));
+            sleep(Nanos::from_millis(700)).await;
+        }
+        assert_eq!(server.stats().connections, 5, "three sessions, two handshakes");
+        let before = server.stats().displaced_total;
+        assert!(before > 10, "{before}: they displace each other");
+        // A session takes the place of the idlest one, and of no other.
+        sleep(SECOND).await;
+        let mut good = newcomer(&net, listener).await;
+        assert_eq!(good.ask(cmd::READ, 0, 0, 512).await.0, 0);
+        assert!(idle.remove(0).at_end().await);
+        for client in &mut idle {
+            assert_eq!(client.ask(cmd::READ, 0, 0, 512).await.0, 0, "it has its place");
+        }
+        drop(silent);
     });
 }
 

@@ -114,10 +114,10 @@ pub(crate) fn map(
     }
     let failed = |e| os_error(path, "map it", e);
     let sync = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
-    let (region, flush) = match Region::new(fd, len, writable, sync) {
+    let (region, flush) = match Region::new(fd, (0, len), writable, sync) {
         Ok(region) => (region, copy::detect()),
         Err(Errno::OPNOTSUPP | Errno::INVAL) if kind == FileType::RegularFile => {
-            let plain = Region::new(fd, len, writable, MapFlags::SHARED);
+            let plain = Region::new(fd, (0, len), writable, MapFlags::SHARED);
             (plain.map_err(failed)?, None)
         }
         Err(Errno::OPNOTSUPP | Errno::INVAL) => {
@@ -183,17 +183,17 @@ fn reserve(path: &Path, fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
 }
 
 impl Region {
-    /// Maps the first `len` bytes of a file.
+    /// Maps `len` bytes of a file, from `offset` on, which is a multiple of its pages.
     pub(crate) fn new(
         fd: &OwnedFd,
-        len: usize,
+        (offset, len): (u64, usize),
         writable: bool,
         flags: MapFlags,
     ) -> Result<Region, Errno> {
         let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | write);
         // SAFETY: a new mapping at an address of the kernel's choice, where no Rust object is.
-        let base = unsafe { mmap(anywhere, len, protection, flags, fd, 0)? };
+        let base = unsafe { mmap(anywhere, len, protection, flags, fd, offset)? };
         Ok(Region { base: base.cast(), len })
     }
 
@@ -301,7 +301,7 @@ pub(crate) struct MappedMemory {
 impl MappedMemory {
     /// Maps the first `len` bytes of a regular file that has them.
     pub(crate) fn map(path: &Path, fd: &OwnedFd, len: usize) -> Result<MappedMemory, Error> {
-        let region = Region::new(fd, len, true, MapFlags::SHARED | MapFlags::POPULATE);
+        let region = Region::new(fd, (0, len), true, MapFlags::SHARED | MapFlags::POPULATE);
         let region = region.map_err(|e| os_error(path, "map it", e))?;
         let watch = Watch::begin(region.base, len, rustix::param::page_size());
         let watch = watch.ok_or_else(|| too_many_mappings(path))?;
@@ -367,7 +367,7 @@ mod tests {
     fn as_if_dax(file: &std::fs::File, len: usize) -> Option<Mapping> {
         let flush = Some(copy::detect()?);
         let fd = OwnedFd::from(file.try_clone().unwrap());
-        let region = Region::new(&fd, len, true, MapFlags::SHARED).unwrap();
+        let region = Region::new(&fd, (0, len), true, MapFlags::SHARED).unwrap();
         let watch = Watch::begin(region.base, len, rustix::param::page_size()).unwrap();
         Some(Mapping { watch, region, writable: true, flush })
     }

@@ -32,4 +32,5 @@ mod upgrade_leaves;
 mod upgrade_verbs;
 mod upgrade_vhost;
 mod vhost_cores;
+mod vhost_memory;
 mod vhost_user;

@@ -38,6 +38,7 @@ use format::objvol::{
 };
 use reactor::WaitList;
 
+use crate::checkpoint_size::checkpoint_bytes_max;
 use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
@@ -220,7 +221,7 @@ impl Opening {
             return Err(Error::new(ErrorKind::NotFound, text));
         }
         let name = manifest_name(epoch);
-        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
+        let object = self.requests.record(&name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         object.read(|object| {
             let uuid = Manifest::volume_uuid(object)
@@ -242,7 +243,7 @@ impl Opening {
         };
         let place = parse_place_name(OWNERS, name)
             .ok_or_else(|| self.damage(format!("{name} is not an object of a volume")))?;
-        let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
+        let object = self.requests.record(name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         let owner = object.read(|object| Owner::decode(object, uuid, place));
         let owner = owner.map_err(|damage| self.damage(format!("{name}: {damage}")))?;
@@ -386,6 +387,10 @@ impl Opening {
             epoch,
             nonce: self.nonce,
             volume_sectors: manifest.volume_sectors,
+            checkpoint_bytes_max: checkpoint_bytes_max(
+                manifest.volume_sectors,
+                self.options.map_memory,
+            ),
             purpose,
             findings: RefCell::default(),
             planted: self.options.planted,
@@ -439,7 +444,7 @@ pub(crate) async fn open_listed(
     let epoch = manifest.identity.place.epoch;
     let history = opening.read_history(&manifest, purpose).await?;
     let mut log = Log::new(epoch, planted);
-    log.restore(&history);
+    log.restore(&history).await;
     if purpose == Purpose::Repair {
         log.go_on_from_nothing(); // OV-RP2
     }

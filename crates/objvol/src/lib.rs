@@ -69,6 +69,7 @@ mod map;
 mod open;
 mod owner;
 mod planted;
+mod probe;
 mod read;
 mod read_ahead;
 mod repair;

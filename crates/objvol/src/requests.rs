@@ -403,3 +403,17 @@ impl Requests {
         }
     }
 }
+
+/// Creates a short object, all of which is compared.
+pub(crate) async fn put_whole(
+    requests: &Requests,
+    name: &str,
+    object: &[u8],
+) -> Result<Creation, Denial> {
+    requests.put(name, &Buf::copy_of(object), object.len()).await
+}
+
+/// The error of a refusal, with the store's name.
+pub(crate) fn denied(requests: &Requests, Denial { kind, why, .. }: &Denial) -> Error {
+    Error::new(*kind, format!("{}: {why}", requests.store_name()))
+}

@@ -18,6 +18,7 @@ mod manual;
 mod owner_record;
 mod owners;
 mod planted;
+mod racing_store;
 mod read_ahead;
 mod resize;
 mod snapshots;

@@ -50,6 +50,7 @@ pub(crate) fn volume_options() -> objvol::OpenOptions {
     let environment = host::volume_environment();
     objvol::OpenOptions {
         patience: Some(STORE_TIME),
+        map_memory: u64::MAX, // of whoever wrote it
         ..objvol::OpenOptions::new(&environment.host, (environment.clock)())
     }
 }

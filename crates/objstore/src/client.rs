@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `StoreClient`: a store of the world as the `ObjectStore` of a volume.
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +11,7 @@ use object_store::client::{HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutPayload};
-use objvol::{Listing, ObjectStore, StoreError};
+use objvol::{Listing, ObjectStore, StoreError, WholeWork};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
@@ -192,12 +193,10 @@ impl Remote {
     }
 
     async fn get(self, name: String, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
-        let wanted = match (range.start, range.end) {
-            (0, u64::MAX) => None,
-            (start, u64::MAX) => Some(GetRange::Offset(start)),
-            (start, end) => Some(GetRange::Bounded(start..end)),
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)), // OC-C6
+            ..GetOptions::default()
         };
-        let options = GetOptions { range: wanted, ..GetOptions::default() };
         let (client, path) = (self.connection.client(), self.path(&name));
         let read = async { client.library().get_opts(&path, options).await?.bytes().await };
         let bytes = read.await.map_err(|e| self.reported("GET", &name, &e))?;
@@ -227,13 +226,27 @@ impl ObjectStore for StoreClient {
     }
 
     fn put_absent(&self, name: &str, object: Buf) -> LocalFuture<Result<(), StoreError>> {
-        let object = object.read(<[u8]>::to_vec);
-        self.run("PUT", name, self.remote.clone().put(name.to_owned(), object))
+        // A long copy is not made on the core.
+        let (of, own) = (self.remote.clone(), name.to_owned());
+        self.run("PUT", name, async move { of.put(own, object.read(<[u8]>::to_vec)).await })
     }
 
     fn get(&self, name: &str, range: Range<u64>) -> LocalFuture<Result<Buf, StoreError>> {
-        let bytes = self.run("GET", name, self.remote.clone().get(name.to_owned(), range));
-        Box::pin(async move { Ok(Buf::copy_of(&bytes.await?)) })
+        let got = self.remote.clone().get(name.to_owned(), range);
+        self.run("GET", name, async move { Ok(Buf::copy_of(&got.await?)) })
+    }
+
+    fn get_whole(
+        &self,
+        name: &str,
+        most: u64,
+        work: WholeWork,
+    ) -> LocalFuture<Result<Option<Box<dyn Any + Send>>, StoreError>> {
+        let got = self.remote.clone().get(name.to_owned(), 0..most + 1);
+        self.run("GET", name, async move {
+            let object = got.await?;
+            Ok((object.len() as u64 <= most).then(|| work(&object)))
+        })
     }
 
     fn list(&self, prefix: &str, after: &str) -> LocalFuture<Result<Listing, StoreError>> {

@@ -34,13 +34,13 @@ use std::rc::Rc;
 
 use block::{CacheAbove, Error, ErrorKind, Status};
 use format::objvol::{
-    DEVICE_BYTES_MAX, Identity, OWNERS, Owner, OwnerState, Place, RecordedCache, place_name,
+    DEVICE_BYTES_MAX, Identity, Manifest, OWNERS, Owner, OwnerState, Place, RecordedCache,
+    manifest_name, place_name,
 };
 
-use crate::open::{denied, put_whole};
 use crate::owner::{hex, identity_text, missing_cache};
 use crate::planted::Fault;
-use crate::requests::Creation;
+use crate::requests::{Creation, denied, put_whole};
 use crate::shared::Shared;
 
 /// While it lives, nobody else changes the record.
@@ -123,6 +123,32 @@ impl Shared {
     pub(crate) async fn put_host(&self, state: OwnerState) -> Result<(), Error> {
         let _turn = self.owner_turn().await;
         self.put_owner(state, self.owner.recorded()).await
+    }
+
+    /// OV-O9.
+    pub(crate) async fn check_records(&self) -> Result<(), Error> {
+        let (uuid, nonce, requests) = (self.uuid(), self.nonce(), &self.requests);
+        let place = Place::new(self.epoch(), self.owner.sent.get());
+        let mut names = vec![manifest_name(place.epoch)];
+        names.extend((place.sequence > 0).then(|| place_name(OWNERS, place)));
+        for name in names {
+            let object = requests.record(&name).await.map_err(|d| denied(requests, &d))?;
+            let own = object.and_then(|object| {
+                object.read(|object| {
+                    let manifest = Manifest::decode(object, &uuid, place.epoch);
+                    let owner = || Owner::decode(object, &uuid, place).map(|owner| owner.identity);
+                    manifest.map(|manifest| manifest.identity).or_else(|_| owner()).ok()
+                })
+            });
+            if own.is_none_or(|own| own.nonce != nonce) {
+                let what = format!(
+                    "{name} is not what this opening has written: somebody else opened the volume at \
+                     the same moment, and the store let both. Such a store is for one daemon only"
+                );
+                return Err(self.error(ErrorKind::Busy, what));
+            }
+        }
+        Ok(())
     }
 
     /// See `block::CacheRecord::attach`; `now` is for people.

@@ -218,7 +218,7 @@ impl Check<'_> {
         let damage = reader.findings.take();
         // It takes no segment, so that it needs no epoch.
         let mut log = Log::new(epochs_end, self.opening.options.planted);
-        log.restore(&history);
+        log.restore(&history).await;
         let mut report = self.summary(manifest, &history, &log, damage).await?;
         let lost = self.unreadable(&log, &mut report).await?;
         let is_damaged =
@@ -314,14 +314,12 @@ impl Check<'_> {
         there: &BTreeMap<Place, u64>,
     ) -> Result<Option<String>, Error> {
         let name = place_name(CHECKPOINTS, snapshot.place);
-        let object = self.opening.requests.object(&name).await;
-        let Some(object) = object.map_err(|denial| self.opening.denied(&denial))? else {
+        let Some(found) = whole_checkpoint(&self.opening, *uuid, snapshot).await? else {
             return Ok(Some(format!("{name} is missing")));
         };
-        let (place, sectors) = (snapshot.place, snapshot.volume_sectors);
-        Ok(match object.read(|object| whole_checkpoint(object, uuid, place, sectors)) {
+        Ok(match found {
             Err(why) => Some(format!("{name}: {why}")),
-            Ok(checkpoint) => {
+            Ok((checkpoint, _memory)) => {
                 let mut live = checkpoint.segments.iter().filter(|segment| segment.live > 0);
                 live.find_map(|segment| absence(there, segment.place, segment.sectors))
             }

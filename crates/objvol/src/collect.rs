@@ -16,6 +16,8 @@
 //! - OV-G4 Garbage is bounded: while less than half of `gc_threshold` of the segments with live
 //!   data is live, writers wait for its collection, unless there is nothing that it could collect.
 //!   What has no live data any more waits for its grace time only.
+//!   What no list has yet gets one: soon where it is much, and else once nobody writes; what an
+//!   epoch before has left, too.
 //! - OV-G5 What can't be read is left as it is, and everything else is collected: a damaged segment
 //!   counts neither as garbage to collect nor against OV-G4.
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +50,12 @@ const DELETIONS_AT_ONCE: usize = 32;
 /// A checkpoint waits at most so many times as long as is asked for. Chosen: the heads of 4096
 /// segments, which an opening then reads, take 4 s at 50 ms a request.
 const EVERY_MOST: u64 = 16;
+
+/// So many full segments of garbage in no list are worth a checkpoint. Chosen: one PUT for eight.
+const UNLISTED_SEGMENTS: u64 = 8;
+/// Turns without a write after which less is worth one, too. Chosen: half a minute; who writes a
+/// block now and then does not pay a checkpoint for each.
+const IDLE_TURNS: u32 = 30;
 
 /// A pause of the housekeeping task while writers wait for it.
 const HOUSEKEEPING_AGAIN: Nanos = Nanos::from_millis(10);
@@ -96,6 +104,7 @@ impl Shared {
         let mut before = 0;
         // Something was collected that no checkpoint knows.
         let mut has_collected = false;
+        let mut idle_turns = 0u32;
         loop {
             let is_behind = self.is_collection_behind.get();
             let pause = if is_behind { HOUSEKEEPING_AGAIN } else { HOUSEKEEPING_EVERY };
@@ -117,10 +126,15 @@ impl Shared {
             has_collected |= has_moved;
             let next = self.log.borrow().next();
             let is_idle = std::mem::replace(&mut before, next) == next;
-            if self.is_checkpoint_due(has_collected, is_idle) {
+            idle_turns = if is_idle { idle_turns.saturating_add(1) } else { 0 };
+            if self.is_checkpoint_due(has_collected, idle_turns) {
+                if self.log.borrow().next() == 1 {
+                    self.log.borrow_mut().gather_nothing(); // OV-K2
+                }
                 // An error is that of a fence.
                 let _ = self.checkpoint().await;
                 has_collected = false;
+                before = self.log.borrow().next();
             }
             // OV-G4
             if !has_moved && self.victims().is_empty() {
@@ -131,21 +145,32 @@ impl Shared {
     }
 
     /// Whether to write a checkpoint: it is wanted because something was collected, the space of
-    /// which it frees, or because an opening would have to read many segments. Only what it
-    /// includes can be collected, so it is due at once while writers wait for that. Else it waits
+    /// which it frees, or because there is garbage in no list, or because an opening would have to
+    /// read many segments. Only what it includes can be collected, so it is due at once while writers wait for that. Else it waits
     /// until it is small beside what was written.
-    fn is_checkpoint_due(&self, has_collected: bool, is_idle: bool) -> bool {
+    fn is_checkpoint_due(&self, has_collected: bool, idle_turns: u32) -> bool {
         if self.is_collection_behind.get() {
             return true;
         }
         let OpenOptions { checkpoint_every, checkpoint_worth, .. } = self.options;
         let (log, last) = (self.log.borrow(), self.checkpointed.get());
         let behind = log.next() - 1 - last;
-        let is_wanted = has_collected || behind >= checkpoint_every;
+        let is_idle = idle_turns > 0;
+        let is_wanted = has_collected || behind >= checkpoint_every || self.has_garbage(idle_turns);
         let is_worth =
             || log.bytes_after(last) >= checkpoint_worth.saturating_mul(log.image_bytes());
         let is_long = behind >= checkpoint_every.saturating_mul(EVERY_MOST);
         is_wanted && (is_idle || is_long || is_worth())
+    }
+
+    /// Whether what is in no list is worth a checkpoint (OV-G4).
+    fn has_garbage(&self, idle_turns: u32) -> bool {
+        let unlisted = match self.options.gc_threshold {
+            0 => 0,
+            _ => self.log.borrow().unlisted_garbage(self.checkpointed.get()),
+        };
+        let much = UNLISTED_SEGMENTS * u64::from(self.manifest.segment_bytes);
+        unlisted >= much || (unlisted > 0 && idle_turns >= IDLE_TURNS)
     }
 
     /// The readable segments with live data (OV-G5), their live sectors and all of their sectors.

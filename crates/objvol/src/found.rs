@@ -11,15 +11,17 @@
 //! The invariants are those of `history`.
 use std::collections::BTreeMap;
 
-use block::Error;
+use block::{Error, Reservation};
 use format::objvol::{
     CHECKPOINTS, Checkpoint, Layer, LayeredMap, ObjectDamage, Place, SEAL_BYTES, SECTOR, SEGMENTS,
     SegmentObject, Snapshot, StoredCheckpoint, parse_place_name, place_name,
 };
 
+use crate::checkpoint_size::too_long;
 use crate::history::{Interruption, Reader, Reading};
 use crate::join::{Pending, join_all};
 use crate::planted::Fault;
+use crate::requests::Whole;
 
 /// Layers that are read at once. Chosen: 64 of them take 8 round trips, and memory for 8.
 const LAYERS_AT_ONCE: usize = 8;
@@ -30,12 +32,15 @@ pub(crate) struct FoundCheckpoint {
     pub(crate) checkpoint: Checkpoint,
     /// The oldest first; the last is the checkpoint itself.
     pub(crate) layers: Vec<Layer>,
+    /// What all of them take until the map is made.
+    _memory: Vec<Reservation>,
 }
 
 /// A checkpoint as it lies in the store.
 struct Top {
     stored: StoredCheckpoint,
     layer: Layer,
+    memory: Option<Reservation>,
 }
 
 fn checkpoint_name(place: Place) -> String {
@@ -129,14 +134,16 @@ impl Reader<'_> {
     /// What lies under the name of a checkpoint, or what is wrong with it; `None`: nothing.
     async fn checkpoint_at(&self, place: Place) -> Reading<Option<Result<Top, String>>> {
         let name = checkpoint_name(place);
-        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
-        Ok(object.map(|object| {
-            object.read(|object| {
-                let sectors = self.volume_sectors;
-                let stored = StoredCheckpoint::decode(object, &self.uuid, place, sectors);
-                let stored = stored.map_err(|damage| format!("{name}: {damage}"))?;
-                Ok(Top { stored, layer: Layer::of(object, place) })
-            })
+        let (uuid, sectors, most) = (self.uuid, self.volume_sectors, self.checkpoint_bytes_max);
+        let decode = move |object: &[u8]| {
+            let stored = StoredCheckpoint::decode(object, &uuid, place, sectors)?;
+            Ok::<_, ObjectDamage>((stored, Layer::of(object, place)))
+        };
+        let found = self.requests.decoded(&name, most, decode).await;
+        Ok(found.map_err(|d| self.denied(&d))?.map(|found| match found {
+            Whole::Decoded(Ok((stored, layer)), memory) => Ok(Top { stored, layer, memory }),
+            Whole::Decoded(Err(damage), _) => Err(format!("{name}: {damage}")),
+            Whole::TooLong(bytes) => Err(format!("{name}: {}", too_long(bytes, most))),
         }))
     }
 
@@ -150,19 +157,20 @@ impl Reader<'_> {
         let mut layers = top.stored.layers().to_vec();
         let newest = match top.stored {
             StoredCheckpoint::Whole(checkpoint) => {
-                let layers = vec![top.layer];
-                return Ok(Some(FoundCheckpoint { checkpoint, layers }));
+                let (layers, memory) = (vec![top.layer], top.memory.into_iter().collect());
+                return Ok(Some(FoundCheckpoint { checkpoint, layers, _memory: memory }));
             }
             StoredCheckpoint::Increment(increment) => increment,
         };
-        let mut map = None;
+        let (mut map, mut memory) = (None, Vec::from_iter(top.memory));
         for some in layers.chunks(LAYERS_AT_ONCE) {
             let read =
                 |layer: &Layer| -> Pending<'_, _> { Box::pin(self.checkpoint_at(layer.place)) };
             let read = join_all(some.iter().map(read).collect()).await;
             for (layer, stored) in some.iter().zip(read) {
-                let added = self.as_layer(name, *layer, stored?).and_then(|stored| {
-                    add_layer(&mut map, stored, &layers).map_err(|damage| {
+                let added = self.as_layer(name, *layer, stored?).and_then(|found| {
+                    memory.extend(found.memory);
+                    add_layer(&mut map, found.stored, &layers).map_err(|damage| {
                         format!("{}, a layer of {name}: {damage}", checkpoint_name(layer.place))
                     })
                 });
@@ -177,7 +185,7 @@ impl Reader<'_> {
         match whole {
             Ok(checkpoint) => {
                 layers.push(top.layer);
-                Ok(Some(FoundCheckpoint { checkpoint, layers }))
+                Ok(Some(FoundCheckpoint { checkpoint, layers, _memory: memory }))
             }
             Err(damage) => {
                 self.damaged_layer(names, format!("{name} and its layers: {damage}")).await
@@ -191,14 +199,12 @@ impl Reader<'_> {
         name: &str,
         layer: Layer,
         found: Option<Result<Top, String>>,
-    ) -> Result<StoredCheckpoint, String> {
+    ) -> Result<Top, String> {
         let of = checkpoint_name(layer.place);
         match found {
             None => Err(format!("{of}, a layer of {name}, is missing")),
             Some(Err(damage)) => Err(format!("{damage}; it is a layer of {name}")),
-            Some(Ok(top)) if top.layer == layer || self.planted.is(Fault::BelieveLayers) => {
-                Ok(top.stored)
-            }
+            Some(Ok(top)) if top.layer == layer || self.planted.is(Fault::BelieveLayers) => Ok(top),
             Some(Ok(_)) => Err(format!("{of} is not the layer that {name} was made of")),
         }
     }

@@ -66,6 +66,7 @@ pub(crate) struct Reader<'a> {
     pub(crate) epoch: u64,
     pub(crate) nonce: u64,
     pub(crate) volume_sectors: u64,
+    pub(crate) checkpoint_bytes_max: u64,
     pub(crate) purpose: Purpose,
     /// Damage that the last reading went on behind (OV-H8).
     pub(crate) findings: RefCell<Vec<String>>,
@@ -270,7 +271,7 @@ impl Reader<'_> {
 
     async fn window_of(&self, epoch: u64) -> Reading<u64> {
         let name = manifest_name(epoch);
-        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
+        let object = self.requests.record(&name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| Interruption::Damaged(format!("{name} is missing")))?;
         let manifest = object.read(|object| Manifest::decode(object, &self.uuid, epoch));
         let manifest =

@@ -57,6 +57,7 @@
 mod attach;
 mod check;
 mod checkpoint;
+mod checkpoint_size;
 mod collect;
 mod config;
 mod found;
@@ -68,6 +69,7 @@ mod map;
 mod open;
 mod owner;
 mod planted;
+mod probe;
 mod read;
 mod read_ahead;
 mod repair;
@@ -93,7 +95,7 @@ pub use repair::repair;
 pub use request_counts::RequestCounts;
 pub use shared::Fence;
 pub use snapshot_device::{SnapshotDevice, snapshots};
-pub use store::{Listing, ObjectStore, StoreError};
+pub use store::{Listing, ObjectStore, StoreError, WholeWork};
 pub use volume::{Volume, VolumeStatus};
 pub use volume_target::{
     Environment, MANUAL, TargetConfig, VolumeEvent, VolumeTarget, split_snapshot,

@@ -42,6 +42,17 @@ mod image;
 
 pub(crate) use self::image::{Image, Scope};
 
+/// Extents of a checkpoint that enter the map before a look at the clock. Chosen: about a tenth of a
+/// millisecond.
+const LOADED_AT_ONCE: usize = 1024;
+
+/// Lets other devices of the core go on: a map has millions of entries.
+async fn yield_if_long() {
+    if reactor::turn_is_over() {
+        reactor::yield_now().await;
+    }
+}
+
 /// Where the data of a segment are.
 #[derive(Debug)]
 enum Data {
@@ -156,13 +167,14 @@ impl Log {
     }
 
     /// Makes the map of a history.
-    pub(crate) fn restore(&mut self, history: &History) {
+    pub(crate) async fn restore(&mut self, history: &History) {
         if let Some(found) = &history.checkpoint {
-            self.load(&found.checkpoint);
+            self.load(&found.checkpoint).await;
             self.go_on_from(found.layers.clone());
         }
         for head in &history.heads {
             self.replay(head);
+            yield_if_long().await;
         }
         if self.planted.is(Fault::ForgetReplayed) {
             self.chain.forget_changes();
@@ -170,16 +182,19 @@ impl Log {
     }
 
     /// Takes over the map of a checkpoint.
-    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) {
+    pub(crate) async fn load(&mut self, checkpoint: &Checkpoint) {
         let ids: Vec<SegmentId> = checkpoint
             .segments
             .iter()
             .map(|segment| self.add_segment(segment.place, segment.sectors, Data::Stored))
             .collect();
-        for extent in &checkpoint.extents {
-            let segment = ids[extent.segment as usize];
-            let CheckpointExtent { start, sectors, at, skip, whole, crc, .. } = *extent;
-            self.put(start, Extent { segment, crc, at, sectors, skip, whole });
+        for extents in checkpoint.extents.chunks(LOADED_AT_ONCE) {
+            for extent in extents {
+                let segment = ids[extent.segment as usize];
+                let CheckpointExtent { start, sectors, at, skip, whole, crc, .. } = *extent;
+                self.put(start, Extent { segment, crc, at, sectors, skip, whole });
+            }
+            yield_if_long().await;
         }
         for retained in &checkpoint.retained {
             let id = ids[retained.segment as usize];
@@ -540,6 +555,20 @@ impl Log {
             })
         };
         self.segments.iter().filter_map(stored).collect()
+    }
+
+    /// Bytes of segments in the store that nobody needs, and that no checkpoint of this epoch up to
+    /// `sequence` lists; 0: there is no checkpoint of it.
+    pub(crate) fn unlisted_garbage(&self, sequence: u64) -> u64 {
+        let listed = Place::new(self.epoch, sequence);
+        let is_unlisted = |segment: &&Segment| {
+            matches!(segment.data, Data::Stored)
+                && segment.live == 0
+                && (sequence == 0 || segment.dead_at > listed)
+                && !self.is_retained(segment)
+        };
+        let all = self.segments.iter().map(|(_, segment)| segment).filter(is_unlisted);
+        all.map(|segment| u64::from(segment.sectors) * SECTOR as u64).sum()
     }
 
     /// The runs of the map in these segments, ascending.

@@ -19,32 +19,36 @@
 //!   it is not, a later writer may have deleted what the reading missed, and the map may be wrong;
 //!   if it is, nobody has deleted anything meanwhile (OV-G2).
 //! - OV-O6 A store that creates the same object twice has no conditional writes, and is refused
-//!   before anything of the volume is written.
+//!   before anything of the volume is written (`probe`).
 //! - OV-O7 A volume grows by an opening: the manifest of its epoch has the new size, and decides
 //!   with one request both who writes and how much. No epoch has less than the one before, so each
 //!   record and checkpoint of the past lies within.
 //! - OV-O8 The manifest of a writer that may write increments has a version that older programs
 //!   refuse, before they take the volume or repair it.
+//! - OV-O9 Before the first request is served, manifest and owner record are read back, and have the
+//!   own nonce: no probe proves that a store never lets two writers create one object.
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use block::{Buf, Error, ErrorKind, Planted};
+use block::{Error, ErrorKind, Planted};
 use format::objvol::{
     CHECKPOINTS, Identity, MANIFESTS, Manifest, OWNERS, Owner, OwnerState, PROBES, Place,
     RecordedCache, SEGMENTS, VOLUME_SECTORS_MAX, manifest_name, parse_manifest_name,
-    parse_place_name, place_name, probe_name,
+    parse_place_name, place_name,
 };
 use reactor::WaitList;
 
+use crate::checkpoint_size::checkpoint_bytes_max;
 use crate::config::{Geometry, OpenOptions, OtherSize};
 use crate::history::{History, Purpose, Reader};
 use crate::log::Log;
 use crate::owner::{CacheDecision, FoundOwner, OwnerRecord};
 use crate::planted::Fault;
+use crate::probe::probe;
 use crate::read_ahead::ReadAhead;
-use crate::requests::{Creation, Denial, Requests};
+use crate::requests::{Creation, Denial, Requests, denied, put_whole};
 use crate::shared::Shared;
 use crate::store::ObjectStore;
 
@@ -94,12 +98,17 @@ pub async fn create(
     }
     probe(&requests, options).await?;
     match put_whole(&requests, &manifest_name(1), &manifest.encode()).await.map_err(denied)? {
-        Creation::Own => Ok(()),
-        Creation::Other(_) => {
-            let text = format!("{}: a volume was made there meanwhile", requests.store_name());
-            Err(Error::new(ErrorKind::Exists, text))
-        }
+        Creation::Own => {}
+        Creation::Other(_) => return Err(made_meanwhile(&requests)),
     }
+    let there = requests.record(&manifest_name(1)).await.map_err(denied)?;
+    let is_own = there.is_some_and(|there| there.read(|there| there == manifest.encode()));
+    if is_own { Ok(()) } else { Err(made_meanwhile(&requests)) } // OV-O9
+}
+
+fn made_meanwhile(requests: &Requests) -> Error {
+    let text = format!("{}: a volume was made there meanwhile", requests.store_name());
+    Error::new(ErrorKind::Exists, text)
 }
 
 /// The manifests, as they are listed.
@@ -141,41 +150,6 @@ pub(crate) async fn look(
     let there = requests.list("", "").await.map_err(denied)?;
     let other = there.into_iter().map(|(name, _)| name).find(|name| !name.starts_with(PROBES));
     Ok((other.map_or(Contents::Nothing, Contents::Other), Manifests::new()))
-}
-
-pub(crate) async fn put_whole(
-    requests: &Requests,
-    name: &str,
-    object: &[u8],
-) -> Result<Creation, Denial> {
-    requests.put(name, &Buf::copy_of(object), object.len()).await
-}
-
-pub(crate) fn denied(requests: &Requests, Denial { kind, why, .. }: &Denial) -> Error {
-    Error::new(*kind, format!("{}: {why}", requests.store_name()))
-}
-
-/// OV-O6: creates an object twice.
-async fn probe(requests: &Requests, options: &OpenOptions) -> Result<(), Error> {
-    if options.single_writer {
-        return Ok(());
-    }
-    let name = probe_name(reactor::random());
-    let denied = |denial: Denial| denied(requests, &denial);
-    put_whole(requests, &name, &[1]).await.map_err(denied)?;
-    let again = put_whole(requests, &name, &[2]).await.map_err(denied)?;
-    requests.delete(&name).await.map_err(denied)?;
-    match again {
-        Creation::Other(_) => Ok(()),
-        Creation::Own => {
-            let text = format!(
-                "{}: the store has no conditional writes (If-None-Match: *), by which a volume \
-                 keeps two writers apart; `single_writer` takes it where there is only one",
-                requests.store_name()
-            );
-            Err(Error::new(ErrorKind::NotSupported, text))
-        }
-    }
 }
 
 /// An opening under way, or a look at a volume.
@@ -220,7 +194,7 @@ impl Opening {
             return Err(Error::new(ErrorKind::NotFound, text));
         }
         let name = manifest_name(epoch);
-        let object = self.requests.object(&name).await.map_err(|d| self.denied(&d))?;
+        let object = self.requests.record(&name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         object.read(|object| {
             let uuid = Manifest::volume_uuid(object)
@@ -242,7 +216,7 @@ impl Opening {
         };
         let place = parse_place_name(OWNERS, name)
             .ok_or_else(|| self.damage(format!("{name} is not an object of a volume")))?;
-        let object = self.requests.object(name).await.map_err(|d| self.denied(&d))?;
+        let object = self.requests.record(name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         let owner = object.read(|object| Owner::decode(object, uuid, place));
         let owner = owner.map_err(|damage| self.damage(format!("{name}: {damage}")))?;
@@ -386,6 +360,10 @@ impl Opening {
             epoch,
             nonce: self.nonce,
             volume_sectors: manifest.volume_sectors,
+            checkpoint_bytes_max: checkpoint_bytes_max(
+                manifest.volume_sectors,
+                self.options.map_memory,
+            ),
             purpose,
             findings: RefCell::default(),
             planted: self.options.planted,
@@ -439,7 +417,7 @@ pub(crate) async fn open_listed(
     let epoch = manifest.identity.place.epoch;
     let history = opening.read_history(&manifest, purpose).await?;
     let mut log = Log::new(epoch, planted);
-    log.restore(&history);
+    log.restore(&history).await;
     if purpose == Purpose::Repair {
         log.go_on_from_nothing(); // OV-RP2
     }
@@ -475,6 +453,7 @@ pub(crate) async fn open_listed(
     } else {
         shared.put_host(OwnerState::Attached).await?;
     }
+    shared.check_records().await?; // OV-O9
     shared.requests.set_patience(None);
     shared.start();
     Ok(shared)

@@ -9,16 +9,18 @@
 //! - OV-R3 Only an opening may give up on a store that does not answer: nothing has been
 //!   acknowledged yet; and the end of a close, when everything is in the store; and a change of the
 //!   owner record (OV-A6).
+//! - OV-R4 Nothing is read that is longer than any object of its kind, and what may be long is
+//!   counted in the memory of the process before it is read: others may write under the prefix.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{Buf, ErrorKind, Nanos, Planted};
-use format::objvol::stated_head_bytes;
+use block::{Buf, Error, ErrorKind, Nanos, Planted, Reservation};
+use format::objvol::{HEAD_BYTES_MAX, RECORD_BYTES_MAX, stated_head_bytes};
 
 use crate::config::OpenOptions;
 use crate::planted::Fault;
 use crate::request_counts::RequestCounts;
-use crate::store::{ObjectStore, StoreError};
+use crate::store::{ObjectStore, StoreError, WholeWork};
 
 /// The first wait before a request is repeated. Chosen: about one round trip to a bucket.
 const BACKOFF_FIRST_NS: u64 = 50_000_000;
@@ -29,6 +31,15 @@ const BACKOFF_MAX_NS: u64 = 10_000_000_000;
 /// segment of 4 MiB in extents of 4 KiB, so that it takes one request; at 100 MB/s its bytes take
 /// less than a hundredth of one of 50 ms.
 const HEAD_GUESS: u64 = 32 << 10;
+
+/// What is read of a long object before its length is asked for, bytes. Chosen: most checkpoints are
+/// shorter, and take one request; eight that are read at once are 8 MiB.
+const WHOLE_GUESS: u64 = 1 << 20;
+/// Bytes of memory for each of a long object while it is decoded: itself, and what its entries
+/// become. Chosen: an extent has at least 4 bytes in a checkpoint, and 32 decoded.
+const DECODED_SHARE: u64 = 8;
+/// Bytes of memory for a name of a listing, beside its own.
+const NAME_BYTES: u64 = 64;
 
 /// How long a task waits after a refusal of the store before it sends the request again.
 const DENIED_WAIT: Nanos = Nanos::from_secs(10);
@@ -76,6 +87,14 @@ pub(crate) enum Creation {
     Own,
     /// Another object is there: its head.
     Other(Buf),
+}
+
+/// A long object.
+pub(crate) enum Whole<T> {
+    /// What was made of it, and the memory that this takes.
+    Decoded(T, Option<Reservation>),
+    /// It is longer than any that is right: so many bytes.
+    TooLong(u64),
 }
 
 /// A store whose requests are repeated.
@@ -227,15 +246,84 @@ impl Requests {
         // A damaged head states anything; its decoder says so.
         match begin.read(stated_head_bytes) {
             Ok(bytes) if bytes > begin.len() as u64 && begin.len() as u64 == HEAD_GUESS => {
-                self.get(name, 0..bytes).await
+                self.get(name, 0..bytes.min(HEAD_BYTES_MAX as u64)).await // OV-R4
             }
             Ok(_) | Err(_) => Ok(Some(begin)),
         }
     }
 
-    /// A whole object; `None` if there is none.
-    pub(crate) async fn object(&self, name: &str) -> Result<Option<Buf>, Denial> {
-        self.get(name, 0..u64::MAX).await
+    /// A whole manifest or owner record, and of a longer object its beginning, which is none
+    /// (OV-R4); `None` if there is no object.
+    pub(crate) async fn record(&self, name: &str) -> Result<Option<Buf>, Denial> {
+        self.get(name, 0..RECORD_BYTES_MAX as u64 + 1).await
+    }
+
+    /// What `decode` makes of a whole object of at most `most` bytes, where the store does that
+    /// (OV-R4); `None` if there is no object.
+    pub(crate) async fn decoded<T: Send + 'static>(
+        &self,
+        name: &str,
+        most: u64,
+        decode: impl Fn(&[u8]) -> T + Clone + Send + 'static,
+    ) -> Result<Option<Whole<T>>, Denial> {
+        let guess = most.min(WHOLE_GUESS);
+        match self.try_decode(name, guess, decode.clone()).await? {
+            None => return Ok(None),
+            Some(Some(value)) => return Ok(Some(Whole::Decoded(value, None))),
+            Some(None) => {}
+        }
+        let listed = self.list(name, "").await?;
+        let Some((_, bytes)) = listed.into_iter().find(|(found, _)| found == name) else {
+            return Ok(None); // deleted meanwhile
+        };
+        if bytes > most {
+            return Ok(Some(Whole::TooLong(bytes)));
+        }
+        let memory = self.reserve(bytes.saturating_mul(DECODED_SHARE), name)?;
+        let found = self.try_decode(name, bytes, decode).await?;
+        Ok(found.map(|value| match value {
+            Some(value) => Whole::Decoded(value, Some(memory)),
+            None => Whole::TooLong(bytes + 1), // the store lists less than it has
+        }))
+    }
+
+    /// The same, without a value of an object that is longer.
+    async fn try_decode<T: Send + 'static>(
+        &self,
+        name: &str,
+        most: u64,
+        decode: impl Fn(&[u8]) -> T + Clone + Send + 'static,
+    ) -> Result<Option<Option<T>>, Denial> {
+        let mut backoff = Backoff::begin();
+        loop {
+            self.counts.add(|counts| &counts.gets, 1);
+            let decode = decode.clone();
+            let work: WholeWork =
+                Box::new(move |object| Box::new((object.len() as u64, decode(object))));
+            match self.store.get_whole(name, most, work).await {
+                Ok(done) => {
+                    self.executed(Operation::Get);
+                    let done = done.map(|done| {
+                        *done.downcast::<(u64, T)>().expect("it is what the work returns")
+                    });
+                    let bytes = done.as_ref().map_or(most, |(bytes, _)| *bytes);
+                    self.counts.add(|counts| &counts.get_bytes, bytes);
+                    return Ok(Some(done.map(|(_, value)| value)));
+                }
+                Err(StoreError::NotFound) => return Ok(None),
+                Err(outcome) => backoff.wait(self, Operation::Get, &outcome).await?,
+            }
+        }
+    }
+
+    /// Memory for what a store has; its lack is a refusal.
+    fn reserve(&self, bytes: u64, what: &str) -> Result<Reservation, Denial> {
+        let reserved = reactor::memory().reserve(bytes, what);
+        reserved.map_err(|e: Error| Denial {
+            kind: e.kind(),
+            why: e.to_string(),
+            operation: Operation::Get,
+        })
     }
 
     /// Bytes of an object; `None` if there is no object, or it ends before them.
@@ -274,6 +362,7 @@ impl Requests {
         after: &str,
     ) -> Result<Vec<(String, u64)>, Denial> {
         let (mut all, mut after) = (Vec::new(), after.to_owned());
+        let mut memory = self.reserve(0, "")?;
         let mut backoff = Backoff::begin();
         loop {
             self.counts.add(|counts| &counts.lists, 1);
@@ -281,6 +370,13 @@ impl Requests {
                 Ok(page) => {
                     self.executed(Operation::List);
                     backoff = Backoff::begin();
+                    let bytes = page.objects.iter().map(|(name, _)| name.len() as u64 + NAME_BYTES);
+                    let (bytes, what) = (memory.bytes() + bytes.sum::<u64>(), "a listing");
+                    memory.grow_to(bytes, what).map_err(|e| Denial {
+                        kind: e.kind(),
+                        why: e.to_string(),
+                        operation: Operation::List,
+                    })?; // OV-R4
                     all.extend(page.objects);
                     match all.last() {
                         Some((last, _)) if page.has_more => after.clone_from(last),
@@ -306,4 +402,18 @@ impl Requests {
             }
         }
     }
+}
+
+/// Creates a short object, all of which is compared.
+pub(crate) async fn put_whole(
+    requests: &Requests,
+    name: &str,
+    object: &[u8],
+) -> Result<Creation, Denial> {
+    requests.put(name, &Buf::copy_of(object), object.len()).await
+}
+
+/// The error of a refusal, with the store's name.
+pub(crate) fn denied(requests: &Requests, Denial { kind, why, .. }: &Denial) -> Error {
+    Error::new(*kind, format!("{}: {why}", requests.store_name()))
 }

@@ -147,7 +147,7 @@ impl Shared {
         // First, so that no request succeeds while the manifest is read.
         *self.fence.borrow_mut() = Some(Fence { epoch, host: String::new(), opened_at: 0 });
         self.changed.wake_all();
-        let object = requests.object(&manifest_name(epoch)).await;
+        let object = requests.record(&manifest_name(epoch)).await;
         let decode = |object: Buf| object.read(|o| Manifest::decode(o, &self.uuid(), epoch)).ok();
         if let Some(manifest) = object.ok().flatten().and_then(decode) {
             let Manifest { host, opened_at, .. } = manifest;

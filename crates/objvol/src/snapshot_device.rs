@@ -15,10 +15,11 @@ use block::{
     Bio, BlockDevice, Bufs, Error, ErrorKind, Limits, Op, Opener, Reservation, Sector, Status,
 };
 use format::objvol::{
-    CHECKPOINTS, Checkpoint, Manifest, Place, SECTOR, Snapshot, StoredCheckpoint,
-    VOLUME_SECTORS_MAX, place_name,
+    CHECKPOINTS, Checkpoint, Manifest, SECTOR, Snapshot, StoredCheckpoint, VOLUME_SECTORS_MAX,
+    place_name,
 };
 
+use crate::checkpoint_size::{checkpoint_bytes_max, too_long};
 use crate::config::OpenOptions;
 use crate::history::Purpose;
 use crate::log::Log;
@@ -26,6 +27,7 @@ use crate::map::ENTRY_BYTES;
 use crate::open::Opening;
 use crate::read::{copy_fetched, read_memory};
 use crate::read_ahead::ReadAhead;
+use crate::requests::Whole;
 use crate::snapshot::check_snapshot_name;
 use crate::store::ObjectStore;
 use crate::volume;
@@ -84,18 +86,25 @@ pub async fn snapshots(
     listed(&opening, &manifest).await
 }
 
-/// The checkpoint of a snapshot (OV-K4), or why it is none.
-pub(crate) fn whole_checkpoint(
-    object: &[u8],
-    uuid: &[u8; 16],
-    place: Place,
-    sectors: u64,
-) -> Result<Checkpoint, String> {
-    match StoredCheckpoint::decode(object, uuid, place, sectors) {
-        Ok(StoredCheckpoint::Whole(checkpoint)) => Ok(checkpoint),
-        Ok(StoredCheckpoint::Increment(_)) => Err("it has not the whole map".to_owned()),
-        Err(damage) => Err(damage.to_string()),
-    }
+/// The checkpoint of a snapshot (OV-K4) with the memory that it takes, or why it is none; `None`:
+/// it is not there.
+pub(crate) async fn whole_checkpoint(
+    opening: &Opening,
+    uuid: [u8; 16],
+    snapshot: &Snapshot,
+) -> Result<Option<Result<(Checkpoint, Option<Reservation>), String>>, Error> {
+    let (place, sectors) = (snapshot.place, snapshot.volume_sectors);
+    let most = checkpoint_bytes_max(sectors, opening.options.map_memory);
+    let decode = move |object: &[u8]| StoredCheckpoint::decode(object, &uuid, place, sectors);
+    let found = opening.requests.decoded(&place_name(CHECKPOINTS, place), most, decode).await;
+    Ok(found.map_err(|d| opening.denied(&d))?.map(|found| match found {
+        Whole::Decoded(Ok(StoredCheckpoint::Whole(checkpoint)), memory) => Ok((checkpoint, memory)),
+        Whole::Decoded(Ok(StoredCheckpoint::Increment(_)), _) => {
+            Err("it has not the whole map".to_owned())
+        }
+        Whole::Decoded(Err(damage), _) => Err(damage.to_string()),
+        Whole::TooLong(bytes) => Err(too_long(bytes, most)),
+    }))
 }
 
 fn missing(opening: &Opening, name: &str, there: &[Snapshot]) -> Error {
@@ -133,18 +142,15 @@ impl SnapshotDevice {
                 return Err(Error::invalid(text));
             }
             let object_name = place_name(CHECKPOINTS, snapshot.place);
-            let object =
-                opening.requests.object(&object_name).await.map_err(|d| opening.denied(&d))?;
-            let Some(object) = object else { continue }; // OV-SD2
-            let (uuid, place) = (&manifest.identity.uuid, snapshot.place);
-            let checkpoint = object
-                .read(|object| whole_checkpoint(object, uuid, place, snapshot.volume_sectors))
-                .map_err(|why| opening.damage(format!("{object_name}: {why}")))?;
+            let whole = whole_checkpoint(&opening, manifest.identity.uuid, snapshot).await?;
+            let Some(found) = whole else { continue }; // OV-SD2
+            let (checkpoint, _decoding) =
+                found.map_err(|why| opening.damage(format!("{object_name}: {why}")))?;
             let bytes = checkpoint.extents.len() as u64 * ENTRY_BYTES + options.read_ahead;
             let what = format_args!("the map of snapshot {name}, and read_ahead");
             let memory = reactor::memory().reserve(bytes, what)?;
             let mut log = Log::new(0, options.planted);
-            log.load(&checkpoint);
+            log.load(&checkpoint).await;
             opening.requests.set_patience(None);
             let (snapshot, is_deleted) = (snapshot.clone(), Cell::new(false));
             let ahead = ReadAhead::new(opening.requests.clone(), options.read_ahead);

@@ -4,6 +4,7 @@
 //! A volume never changes an object: it creates objects under names that nobody has used, reads
 //! parts of them, lists names and deletes objects. Everything that decides who may write is decided
 //! by [`ObjectStore::put_absent`].
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
@@ -55,6 +56,9 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
+/// What is done with a whole object, and its result.
+pub type WholeWork = Box<dyn FnOnce(&[u8]) -> Box<dyn Any + Send> + Send>;
+
 /// A prefix of a bucket.
 ///
 /// Lifecycle: shared by `Rc` on one core. Any number of operations may be under way at once, in any
@@ -88,6 +92,22 @@ pub trait ObjectStore {
     /// Reads the bytes `range` of an object; fewer where the object ends before, and at least one.
     /// `NotFound` also where the object ends before the range.
     fn get(&self, name: &str, range: Range<u64>) -> LocalFuture<Result<Buf, StoreError>>;
+
+    /// Reads a whole object and hands it to `work`, the result of which is returned; `None`, without
+    /// work, for an object of more than `most` bytes. A store that has threads does the work there:
+    /// a long object takes no time of the core.
+    fn get_whole(
+        &self,
+        name: &str,
+        most: u64,
+        work: WholeWork,
+    ) -> LocalFuture<Result<Option<Box<dyn Any + Send>>, StoreError>> {
+        let read = self.get(name, 0..most + 1);
+        Box::pin(async move {
+            let object = read.await?;
+            Ok((object.len() as u64 <= most).then(|| object.read(work)))
+        })
+    }
 
     /// Lists objects whose names begin with `prefix` and come after `after` by their bytes, at most
     /// as many as the store likes, at least one if there are any.

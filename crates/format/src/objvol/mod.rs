@@ -48,8 +48,9 @@ pub use name::{
 };
 pub use owner::{DEVICE_BYTES_MAX, Owner, OwnerState, RecordedCache};
 pub use segment::{
-    EXTENT_SECTORS_MAX, RECORDS_MAX, Record, RecordKind, SEAL_BYTES, SEGMENT_HEADER, Seal,
-    SegmentHead, SegmentHeader, SegmentObject, head_bytes, head_bytes_needed, is_seal,
+    EXTENT_SECTORS_MAX, HEAD_BYTES_MAX, RECORDS_MAX, Record, RecordKind, SEAL_BYTES,
+    SEGMENT_HEADER, Seal, SegmentHead, SegmentHeader, SegmentObject, head_bytes, head_bytes_needed,
+    is_seal,
 };
 pub use snapshot::{
     SNAPSHOT_NAME_BYTES_MAX, SNAPSHOTS_MAX, Snapshot, SnapshotChange, is_snapshot_name,
@@ -59,6 +60,9 @@ pub use snapshot::{
 pub const SECTOR: usize = 512;
 /// Sectors of the largest volume: 8 EiB, so that ends of ranges never overflow.
 pub const VOLUME_SECTORS_MAX: u64 = 1 << 54;
+
+/// Bytes of the longest manifest and of the longest owner record: a head and two names.
+pub const RECORD_BYTES_MAX: usize = 128 + HOST_BYTES_MAX + DEVICE_BYTES_MAX;
 
 const VERSION: u16 = 1;
 const CRC: std::ops::Range<usize> = 12..16;

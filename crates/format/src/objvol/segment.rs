@@ -41,6 +41,8 @@ const SOURCE: usize = 16;
 const SOURCES_MAX: usize = 1 << 16;
 /// Changes of snapshots in a segment at most.
 const CHANGES_MAX: usize = 64;
+/// Bytes of the longest head of a segment: who states more is damaged.
+pub const HEAD_BYTES_MAX: usize = head_bytes(SOURCES_MAX, RECORDS_MAX, CHANGES_MAX);
 const SEGMENT_MAGIC: [u8; 8] = *b"MPOVSEGM";
 const SEAL_MAGIC: [u8; 8] = *b"MPOVSEAL";
 
@@ -179,7 +181,7 @@ const _: () = assert!(size_of::<RecordMedia>() == RECORD && size_of::<SourceMedi
 
 /// Bytes of a head with so many sources, records and changes of snapshots.
 #[must_use]
-pub fn head_bytes(sources: usize, records: usize, changes: usize) -> usize {
+pub const fn head_bytes(sources: usize, records: usize, changes: usize) -> usize {
     SEGMENT_HEADER + sources * SOURCE + records * RECORD + changes * snapshot::ENTRY
 }
 

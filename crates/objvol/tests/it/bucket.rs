@@ -73,8 +73,18 @@ const LATE_NS_MAX: u64 = 2 * 3600 * 1_000_000_000;
 type Outcome<T> = Rc<RefCell<Option<Result<T, StoreError>>>>;
 
 enum Change {
-    Put { name: String, object: Rc<[u8]> },
-    Delete { name: String },
+    Put {
+        name: String,
+        object: Rc<[u8]>,
+    },
+    /// The second half of a PUT of a store that looks first.
+    Write {
+        name: String,
+        object: Rc<[u8]>,
+    },
+    Delete {
+        name: String,
+    },
 }
 
 /// See the module.
@@ -89,6 +99,8 @@ pub(crate) struct Bucket {
     counts: Counts,
     segment_bytes: u64,
     overwrites: bool,
+    /// How long after it has looked it writes.
+    looks_first: Nanos,
 }
 
 pub(crate) type BucketRef = Rc<RefCell<Bucket>>;
@@ -108,6 +120,7 @@ impl Bucket {
             counts: Counts::default(),
             segment_bytes: 0,
             overwrites: false,
+            looks_first: Nanos::ZERO,
         }))
     }
 
@@ -128,6 +141,11 @@ impl Bucket {
     /// From now on it has no conditional writes: a PUT replaces what is there.
     pub(crate) fn set_overwrites(&mut self) {
         self.overwrites = true;
+    }
+
+    /// From now on a PUT looks whether the object is there, and writes so much later.
+    pub(crate) fn set_looks_first(&mut self, writes_after: Nanos) {
+        self.looks_first = writes_after;
     }
 
     /// Bytes of all segments and seals that were ever created.
@@ -174,9 +192,23 @@ impl Bucket {
             if entry.key().0 > now {
                 return;
             }
+            let arrived = entry.key().0;
             let (change, outcome) = entry.remove();
             let result = match change {
                 Change::Put { name, object } if self.overwrites => {
+                    self.objects.insert(name, object);
+                    Ok(())
+                }
+                Change::Put { name, object } if self.looks_first > Nanos::ZERO => {
+                    if self.objects.contains_key(&name) {
+                        Err(StoreError::Exists)
+                    } else {
+                        let change = Change::Write { name, object };
+                        self.arrive(arrived + self.looks_first, change, &Outcome::default());
+                        Ok(())
+                    }
+                }
+                Change::Write { name, object } => {
                     self.objects.insert(name, object);
                     Ok(())
                 }
@@ -221,7 +253,7 @@ impl Bucket {
             lies.late = (lies.late + late_segments).min(950);
         }
         let arrival = now + self.latency();
-        let answer = arrival + self.latency();
+        let answer = arrival + self.latency() + self.looks_first;
         let outcome = Outcome::default();
         let late = |rng: &mut Rng| {
             let most = rng.pick(&[1_000_000_000, 60_000_000_000, LATE_NS_MAX]);

@@ -25,7 +25,7 @@ attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--pr
   --lie D:KIND    disk D lies, as a control: `flush` does nothing, `tear` spoils durable
                   sectors, `read` gives zeroes where a read should fail,
                   `late` does after the end of a connection what that had asked for,
-                  `again` answers at once what it holds
+                  `again` answers at once what it holds, `silent` loses data without a sign
   --flushes N     FLUSHes that a connection has in flight at most (default 8)
   --zeroes WHICH  zeroes and discards: none, plain (without FUA), or fua
   --orders TEXT   the operator gives only the orders that hold this text; `none`: no orders
@@ -47,7 +47,7 @@ struct Arguments {
 }
 
 fn lie(text: &str) -> Result<(usize, Lie)> {
-    let wrong = || format!("--lie: `{text}`: N:flush, N:tear, N:read, N:late or N:again");
+    let wrong = || format!("--lie: `{text}`: N:flush, N:tear, N:read, N:late, N:again or N:silent");
     let (disk, kind) = text.split_once(':').ok_or_else(wrong)?;
     let kind = match kind {
         "flush" => Lie::Flush,
@@ -55,6 +55,7 @@ fn lie(text: &str) -> Result<(usize, Lie)> {
         "read" => Lie::Read,
         "late" => Lie::Late,
         "again" => Lie::Again,
+        "silent" => Lie::Silent,
         _ => return Err(wrong()),
     };
     Ok((disk.parse().map_err(|_| wrong())?, kind))

@@ -13,7 +13,8 @@ use attack::scenario::{ALL, named};
 use attack::{Result, binary, clock};
 
 const USAGE: &str = "\
-attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--program PATH]
+attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N]
+       [--turns N] [--from N] [--program PATH]
        [--lie DISK:KIND] [--flushes N] [--zeroes WHICH]
        [--orders TEXT] [--no-faults] [--origin-alone] [--keep] [--list]
 
@@ -21,6 +22,8 @@ attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--pr
   --scenario S    which devices (default all), in turns
   --turn N        seconds of a turn, each with fresh disks and a seed of its own (default 20)
   --seed N        of the first turn; the schedule of threads is another each time
+  --turns N       how many turns; without --seconds however long they take
+  --from N        leave out the first N turns of --seed, which an earlier run has done
   --program PATH  the millpond to attack (default: built here; $MILLPOND_BIN)
   --lie D:KIND    disk D lies, as a control: `flush` does nothing, `tear` spoils durable
                   sectors, `read` gives zeroes where a read should fail,
@@ -34,11 +37,16 @@ attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--pr
   --keep          keep the folder of a turn that found something
   --list          name the scenarios";
 
+/// Seconds, if neither they nor turns are given.
+const SECONDS: f64 = 600.0;
+
 struct Arguments {
     seconds: f64,
     turn: f64,
     scenarios: String,
     seed: u64,
+    turns: Option<usize>,
+    from: usize,
     program: Option<PathBuf>,
     options: Options,
     flushes: Option<usize>,
@@ -72,10 +80,12 @@ fn zeroes(text: &str) -> Result<Zeroes> {
 
 fn arguments() -> Result<Arguments> {
     let mut arguments = Arguments {
-        seconds: 600.0,
+        seconds: f64::NAN,
         turn: 20.0,
         scenarios: "all".into(),
         seed: fresh_seed(),
+        turns: None,
+        from: 0,
         program: None,
         options: Options::default(),
         flushes: None,
@@ -94,6 +104,8 @@ fn arguments() -> Result<Arguments> {
                 let text = value()?;
                 arguments.seed = text.parse().map_err(|_| format!("--seed: `{text}`"))?;
             }
+            "--turns" => arguments.turns = Some(number(value()?)? as usize),
+            "--from" => arguments.from = number(value()?)? as usize,
             "--program" => arguments.program = Some(value()?.into()),
             "--lie" => arguments.options.lie = Some(lie(&value()?)?),
             "--flushes" => arguments.flushes = Some(number(value()?)? as usize),
@@ -105,6 +117,9 @@ fn arguments() -> Result<Arguments> {
             "--list" => arguments.list = true,
             _ => return Err(format!("`{word}`?\n{USAGE}")),
         }
+    }
+    if arguments.seconds.is_nan() {
+        arguments.seconds = if arguments.turns.is_some() { f64::INFINITY } else { SECONDS };
     }
     Ok(arguments)
 }
@@ -128,11 +143,17 @@ fn run() -> Result<bool> {
     let mut seeds = Rng::new(arguments.seed);
     let mut seed = arguments.seed;
     let mut totals = vec![Total::default(); scenarios.len()];
-    let mut found = 0;
+    let (mut found, mut turns) = (0, 0);
+    let end = arguments.turns.map_or(usize::MAX, |turns| arguments.from + turns);
     for (scenario, index) in scenarios.iter().zip(0..).cycle() {
         let left = give_up - clock();
-        if left <= 0.0 {
+        if left <= 0.0 || turns >= end {
             break;
+        }
+        turns += 1;
+        if turns <= arguments.from {
+            seed = seeds.draw() % 1_000_000_000;
+            continue;
         }
         let turn = arguments.turn.min(left);
         let mut total = Total::default();
@@ -152,6 +173,7 @@ fn run() -> Result<bool> {
         all.merge(total);
     }
     println!("all: {all}\nturns that found something: {found}");
+    println!("what follows: --seed {} --from {turns}", arguments.seed);
     Ok(found == 0)
 }
 

@@ -39,7 +39,7 @@ fn writes_that_land_when_another_device_has_flushed_are_caught() {
 #[test]
 fn a_loss_that_no_opener_is_told_of_is_caught() {
     let found = caught_with("swaps", Options { lie: Some((0, Lie::Silent)), ..none() });
-    assert!(found.contains("does not tell of it"), "{found}");
+    assert!(found.contains("does not say so"), "{found}");
 }
 
 #[test]

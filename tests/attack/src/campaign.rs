@@ -23,6 +23,8 @@ pub struct Total {
     pub gave_up: u64,
     pub orders: u64,
     pub orders_failed: u64,
+    pub unread: u64,
+    pub refused: u64,
     pub written: u64,
     pub judged: u64,
     pub origins: u64,
@@ -40,7 +42,8 @@ impl fmt::Display for Total {
             "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends, {} of hung \
              daemons, {} lost connections, {} times a disk was given up; {} sectors written, {} \
              read and judged, {} origins judged alone; {} FLUSHes, {} failed; {} \
-             unflushed sectors at risk, {} lost; {} orders, {} failed; {} violations",
+             unflushed sectors at risk, {} lost; {} orders, {} failed; {} reads failed after a trouble, {} devices \
+             refused above late writes; {} violations",
             self.rounds,
             self.kills,
             self.kills_in_recovery,
@@ -58,6 +61,8 @@ impl fmt::Display for Total {
             self.lost,
             self.orders,
             self.orders_failed,
+            self.unread,
+            self.refused,
             self.violations,
         )
     }
@@ -76,6 +81,8 @@ impl Total {
         self.gave_up += other.gave_up;
         self.orders += other.orders;
         self.orders_failed += other.orders_failed;
+        self.unread += other.unread;
+        self.refused += other.refused;
         self.written += other.written;
         self.judged += other.judged;
         self.origins += other.origins;
@@ -98,6 +105,8 @@ impl Total {
         self.gave_up += did.gave_up;
         self.orders += did.orders;
         self.orders_failed += did.orders_failed;
+        self.unread += did.unread;
+        self.refused += did.refused;
         self.written += judged.written;
         self.judged += judged.judged;
         self.origins += judged.origins;

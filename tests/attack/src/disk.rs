@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -52,17 +52,24 @@ pub struct DiskFaults {
     pub flush_ms: u64,
 }
 
+/// Which changes are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    None,
+    /// All that come.
+    More,
+    /// Those that are.
+    These,
+}
+
 struct Shared {
     media: Mutex<Media>,
     faults: Mutex<DiskFaults>,
     hanging: Mutex<bool>,
     wake: Condvar,
-    /// Changes of connections before this number are held.
-    held_before: Mutex<u64>,
-    /// How many are.
+    hold: Mutex<Hold>,
+    /// How many changes are held.
     held: AtomicUsize,
-    /// Connections so far.
-    came: AtomicU64,
     connections: AtomicUsize,
     /// Of each connection: its number and stream.
     streams: Mutex<Vec<(u64, UnixStream)>>,
@@ -96,9 +103,8 @@ impl Disk {
             faults: Mutex::new(DiskFaults::default()),
             hanging: Mutex::new(false),
             wake: Condvar::new(),
-            held_before: Mutex::new(0),
+            hold: Mutex::new(Hold::None),
             held: AtomicUsize::new(0),
-            came: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             streams: Mutex::new(Vec::new()),
             away: AtomicBool::new(false),
@@ -121,12 +127,11 @@ impl Disk {
                         continue;
                     }
                     streams.push((number, again));
-                    ours.came.store(number + 1, Ordering::SeqCst);
                     ours.connections.fetch_add(1, Ordering::SeqCst);
                 }
                 let ours = Arc::clone(&ours);
                 spawn(move || {
-                    let _ = serve(&ours, stream, number); // the client has gone
+                    let _ = serve(&ours, stream); // the client has gone
                     lock(&ours.streams).retain(|(n, _)| *n != number);
                     ours.connections.fetch_sub(1, Ordering::SeqCst);
                 });
@@ -151,15 +156,24 @@ impl Disk {
         self.shared.wake.notify_all();
     }
 
-    /// From now on it holds the changes that come by the connections that it has, also after their
-    /// end, as a server does whose disk is slow; or it goes on with them.
-    pub fn hold_writes(&self, holding: bool) {
-        let before = if holding { self.shared.came.load(Ordering::SeqCst) } else { 0 };
-        *lock(&self.shared.held_before) = before;
+    /// From now on it holds the changes that come, also after the end of their connections, as a
+    /// server does whose disk is slow.
+    pub fn hold_changes(&self) {
+        *lock(&self.shared.hold) = Hold::More;
+    }
+
+    /// It holds no more than it does.
+    pub fn hold_no_more(&self) {
+        *lock(&self.shared.hold) = Hold::These;
+    }
+
+    /// It goes on with those that it holds.
+    pub fn let_go(&self) {
+        *lock(&self.shared.hold) = Hold::None;
         self.shared.wake.notify_all();
     }
 
-    /// How many changes it holds.
+    /// How many changes it holds, or goes on with.
     pub fn held(&self) -> usize {
         self.shared.held.load(Ordering::SeqCst)
     }
@@ -169,6 +183,10 @@ impl Disk {
     /// comes back without some of what was not flushed.
     pub fn disconnect(&self, away: Duration, restart: bool) -> Result<()> {
         let late = self.media().lies(Lie::Late);
+        if self.media().lies(Lie::Silent) {
+            self.media().power_cut();
+            return Ok(());
+        }
         {
             let streams = lock(&self.shared.streams);
             self.shared.away.store(true, Ordering::SeqCst);
@@ -212,13 +230,13 @@ impl Disk {
     /// Waits until nothing is left of connections that have ended: done, or dropped.
     pub fn settle(&self) -> Result<()> {
         self.hang(false);
-        self.hold_writes(false);
+        self.let_go();
         self.await_connections()
     }
 
     fn await_connections(&self) -> Result<()> {
         let give_up = clock() + SETTLE;
-        while self.shared.connections.load(Ordering::SeqCst) > 0 {
+        while self.shared.connections.load(Ordering::SeqCst) > 0 || self.held() > 0 {
             if clock() > give_up {
                 return Err("a connection to a disk does not end".into());
             }
@@ -297,6 +315,7 @@ fn handshake(stream: &mut UnixStream, size: u64) -> std::io::Result<bool> {
     }
 }
 
+#[derive(Clone)]
 struct Job {
     request: Request,
     payload: Vec<u8>,
@@ -310,31 +329,20 @@ struct Queue {
     ended: bool,
 }
 
-/// A change that was held, until it is done.
-struct Held<'a>(&'a AtomicUsize);
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 struct Connection {
     shared: Arc<Shared>,
-    number: u64,
     queue: Mutex<Queue>,
     more: Condvar,
     out: Mutex<UnixStream>,
 }
 
-fn serve(shared: &Arc<Shared>, mut stream: UnixStream, number: u64) -> std::io::Result<()> {
+fn serve(shared: &Arc<Shared>, mut stream: UnixStream) -> std::io::Result<()> {
     let size = lock(&shared.media).len();
     if !handshake(&mut stream, size)? {
         return Ok(());
     }
     let connection = Arc::new(Connection {
         shared: Arc::clone(shared),
-        number,
         queue: Mutex::new(Queue::default()),
         more: Condvar::new(),
         out: Mutex::new(stream.try_clone()?),
@@ -373,7 +381,7 @@ impl Connection {
         }
     }
 
-    fn work(&self, mut rng: Rng) {
+    fn work(self: &Arc<Self>, mut rng: Rng) {
         loop {
             let (job, ended) = {
                 let mut queue = lock(&self.queue);
@@ -387,6 +395,9 @@ impl Connection {
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
+            if self.holds(&job, &mut rng) {
+                continue;
+            }
             let late = lock(&self.shared.media).lies(Lie::Late);
             let delayed = late && (ended || rng.chance(DELAYED) && self.has_ended_soon());
             if delayed {
@@ -409,24 +420,29 @@ impl Connection {
         lock(&self.queue).ended
     }
 
-    fn is_held(&self) -> bool {
-        self.number < *lock(&self.shared.held_before)
-    }
-
-    /// Waits while changes of this connection are held. One that was counts until it is done.
-    fn wait_while_held(&self) -> Option<Held<'_>> {
-        let mut before = lock(&self.shared.held_before);
-        if self.number >= *before {
-            return None;
+    /// Whether this job is held; then it is done later.
+    fn holds(self: &Arc<Self>, job: &Job, rng: &mut Rng) -> bool {
+        let is_change = [cmd::WRITE, cmd::WRITE_ZEROES, cmd::TRIM].contains(&job.request.cmd);
+        if !is_change || *lock(&self.shared.hold) != Hold::More {
+            return false;
         }
         self.shared.held.fetch_add(1, Ordering::SeqCst);
-        while self.number < *before {
-            let limit = Duration::from_millis(50);
-            let (again, _) =
-                self.shared.wake.wait_timeout(before, limit).unwrap_or_else(|e| e.into_inner());
-            before = again;
-        }
-        Some(Held(&self.shared.held))
+        let (ours, job, mut rng) = (Arc::clone(self), job.clone(), rng.fork());
+        spawn(move || {
+            let shared = &ours.shared;
+            let early = lock(&shared.media).lies(Lie::Again);
+            let mut hold = lock(&shared.hold);
+            if early {
+                let _ = ours.send(job.request.cookie, 0, &[]);
+            }
+            while *hold != Hold::None {
+                hold = shared.wake.wait(hold).unwrap_or_else(|e| e.into_inner());
+            }
+            drop(hold);
+            let _ = ours.execute(&job, !early, &mut rng); // the client may have gone
+            shared.held.fetch_sub(1, Ordering::SeqCst);
+        });
+        true
     }
 
     fn wait_while_hanging(&self) {
@@ -499,15 +515,6 @@ impl Connection {
                 answer(if done { 0 } else { wire::EIO }, &[])
             }
             cmd::WRITE | cmd::WRITE_ZEROES | cmd::TRIM => {
-                let again = lock(&self.shared.media).lies(Lie::Again) && self.is_held();
-                if again {
-                    answer(0, &[])?;
-                }
-                let _held = self.wait_while_held();
-                let answer = |error: u32, data: &[u8]| match again {
-                    true => Ok(()),
-                    false => answer(error, data),
-                };
                 let zeroes =
                     vec![0; if request.cmd == cmd::WRITE { 0 } else { request.len as usize }];
                 let data = if request.cmd == cmd::WRITE { payload } else { &zeroes };

@@ -99,13 +99,8 @@ pub enum Trouble {
 
 impl Trouble {
     /// All of them.
-    pub const ALL: &[Trouble] = &[
-        Trouble::None,
-        Trouble::Refuses,
-        Trouble::Unreadable,
-        Trouble::Hangs,
-        Trouble::Away,
-    ];
+    pub const ALL: &[Trouble] =
+        &[Trouble::None, Trouble::Refuses, Trouble::Unreadable, Trouble::Hangs, Trouble::Away];
 }
 
 /// A trouble that has begun and will end.

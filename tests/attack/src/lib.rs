@@ -10,11 +10,12 @@
 //!      judge ◀── every request and its end    rig ─────────┘ kill -9, power cuts, restarts
 //! ```
 //!
-//! - `scenario` the devices that are attacked; `rig` rounds of one of them; `daemon` the program
-//!   as a child; `campaign` many rounds, and their figures
+//! - `scenario` the devices that are attacked; `rig` rounds of one of them, and below it acts:
+//!   `verbs` beside a disk in trouble, `late` writes of a removed device, `swaps` of tables;
+//!   `daemon` the program as a child; `campaign` many rounds, and their figures
 //! - `disk` an NBD server before a `media`, which is volatile until flushed; `disk_faults` what all
 //!   disks do in a round
-//! - `client`, `file_client` requests that overlap; `operator` a person with a command line
+//! - `client`, `file_client` requests that overlap; `crowd` several of them; `operator` a person with a command line
 //! - `judge` the history of every sector, and which of its versions may be there; `origin` the same
 //!   of the origin of an `ordered` cache alone; `history` words for both; `pattern` what sectors
 //!   hold; `report` the judge's findings in words

@@ -13,7 +13,8 @@ use attack::scenario::{ALL, named};
 use attack::{Result, binary, clock};
 
 const USAGE: &str = "\
-attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--program PATH]
+attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N]
+       [--turns N] [--from N] [--program PATH]
        [--lie DISK:KIND] [--flushes N] [--zeroes WHICH]
        [--orders TEXT] [--no-faults] [--origin-alone] [--keep] [--list]
 
@@ -21,11 +22,13 @@ attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--pr
   --scenario S    which devices (default all), in turns
   --turn N        seconds of a turn, each with fresh disks and a seed of its own (default 20)
   --seed N        of the first turn; the schedule of threads is another each time
+  --turns N       how many turns; without --seconds however long they take
+  --from N        leave out the first N turns of --seed, which an earlier run has done
   --program PATH  the millpond to attack (default: built here; $MILLPOND_BIN)
   --lie D:KIND    disk D lies, as a control: `flush` does nothing, `tear` spoils durable
                   sectors, `read` gives zeroes where a read should fail,
                   `late` does after the end of a connection what that had asked for,
-                  `again` answers at once what it holds
+                  `again` answers at once what it holds, `silent` loses data without a sign
   --flushes N     FLUSHes that a connection has in flight at most (default 8)
   --zeroes WHICH  zeroes and discards: none, plain (without FUA), or fua
   --orders TEXT   the operator gives only the orders that hold this text; `none`: no orders
@@ -34,11 +37,16 @@ attack [--seconds N] [--scenario NAME[,NAME]...|all] [--turn N] [--seed N] [--pr
   --keep          keep the folder of a turn that found something
   --list          name the scenarios";
 
+/// Seconds, if neither they nor turns are given.
+const SECONDS: f64 = 600.0;
+
 struct Arguments {
     seconds: f64,
     turn: f64,
     scenarios: String,
     seed: u64,
+    turns: Option<usize>,
+    from: usize,
     program: Option<PathBuf>,
     options: Options,
     flushes: Option<usize>,
@@ -47,7 +55,7 @@ struct Arguments {
 }
 
 fn lie(text: &str) -> Result<(usize, Lie)> {
-    let wrong = || format!("--lie: `{text}`: N:flush, N:tear, N:read, N:late or N:again");
+    let wrong = || format!("--lie: `{text}`: N:flush, N:tear, N:read, N:late, N:again or N:silent");
     let (disk, kind) = text.split_once(':').ok_or_else(wrong)?;
     let kind = match kind {
         "flush" => Lie::Flush,
@@ -55,6 +63,7 @@ fn lie(text: &str) -> Result<(usize, Lie)> {
         "read" => Lie::Read,
         "late" => Lie::Late,
         "again" => Lie::Again,
+        "silent" => Lie::Silent,
         _ => return Err(wrong()),
     };
     Ok((disk.parse().map_err(|_| wrong())?, kind))
@@ -71,10 +80,12 @@ fn zeroes(text: &str) -> Result<Zeroes> {
 
 fn arguments() -> Result<Arguments> {
     let mut arguments = Arguments {
-        seconds: 600.0,
+        seconds: f64::NAN,
         turn: 20.0,
         scenarios: "all".into(),
         seed: fresh_seed(),
+        turns: None,
+        from: 0,
         program: None,
         options: Options::default(),
         flushes: None,
@@ -93,6 +104,8 @@ fn arguments() -> Result<Arguments> {
                 let text = value()?;
                 arguments.seed = text.parse().map_err(|_| format!("--seed: `{text}`"))?;
             }
+            "--turns" => arguments.turns = Some(number(value()?)? as usize),
+            "--from" => arguments.from = number(value()?)? as usize,
             "--program" => arguments.program = Some(value()?.into()),
             "--lie" => arguments.options.lie = Some(lie(&value()?)?),
             "--flushes" => arguments.flushes = Some(number(value()?)? as usize),
@@ -104,6 +117,9 @@ fn arguments() -> Result<Arguments> {
             "--list" => arguments.list = true,
             _ => return Err(format!("`{word}`?\n{USAGE}")),
         }
+    }
+    if arguments.seconds.is_nan() {
+        arguments.seconds = if arguments.turns.is_some() { f64::INFINITY } else { SECONDS };
     }
     Ok(arguments)
 }
@@ -127,11 +143,17 @@ fn run() -> Result<bool> {
     let mut seeds = Rng::new(arguments.seed);
     let mut seed = arguments.seed;
     let mut totals = vec![Total::default(); scenarios.len()];
-    let mut found = 0;
+    let (mut found, mut turns) = (0, 0);
+    let end = arguments.turns.map_or(usize::MAX, |turns| arguments.from + turns);
     for (scenario, index) in scenarios.iter().zip(0..).cycle() {
         let left = give_up - clock();
-        if left <= 0.0 {
+        if left <= 0.0 || turns >= end {
             break;
+        }
+        turns += 1;
+        if turns <= arguments.from {
+            seed = seeds.draw() % 1_000_000_000;
+            continue;
         }
         let turn = arguments.turn.min(left);
         let mut total = Total::default();
@@ -151,6 +173,7 @@ fn run() -> Result<bool> {
         all.merge(total);
     }
     println!("all: {all}\nturns that found something: {found}");
+    println!("what follows: --seed {} --from {turns}", arguments.seed);
     Ok(found == 0)
 }
 

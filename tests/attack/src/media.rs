@@ -36,6 +36,8 @@ pub enum Lie {
     Late,
     /// Changes that it holds are answered at once.
     Again,
+    /// It keeps its connections when it is restarted and loses what was not flushed.
+    Silent,
 }
 
 /// So many durable sectors are remembered with what they replaced, for [`Lie::Tear`].

@@ -74,6 +74,8 @@ pub struct Figures {
 pub enum Deceit {
     /// An orderly end is a `kill -9` and the loss of all memory, and says exit code 0.
     Drops,
+    /// A table that is loaded again begins from what survives the loss of all memory.
+    Forces,
     /// The device is suspended after an upgrade.
     Suspends,
 }

@@ -291,12 +291,12 @@ pub const ALL: &[Scenario] = &[
     DEGRADED,
     Scenario {
         name: "late-writes",
-        table: "0 16384 writecache s low DISK1 4096 0 no_guard",
+        table: "0 16384 writecache s low DISK1 4096 1 no_guard",
         below: Some("0 16384 linear DISK0 0"),
         load: Load { count: 1024, ..SECTORS },
         act: Some(Act::LateWrites(&[
             "0 16384 linear DISK0 0",
-            "0 16384 writecache s DISK0 DISK2 4096 0 no_guard",
+            "0 16384 writecache s DISK0 DISK2 4096 1 no_guard",
         ])),
         ..DEGRADED
     },
@@ -309,6 +309,7 @@ pub const ALL: &[Scenario] = &[
             "0 16384 linear DISK0 0",
             UPGRADE,
         ])),
+        known: Some("a swap forgets what an NBD server has lost"),
         ..LINEAR
     },
     Scenario { name: "upgrades", act: Some(Act::Verbs(&[Verb::Upgrade])), ..DEGRADED },

@@ -5,7 +5,6 @@
 
 use super::{Rig, verbs::WELL};
 use crate::client::Client;
-use crate::crowd::Crowd;
 use crate::daemon::Ended;
 use crate::pattern::{SECTOR, identify};
 use crate::scenario::BELOW;
@@ -20,13 +19,13 @@ impl Rig {
         let second = *self.rng.pick(tables);
         let open = self.rng.chance(0.5);
         self.act = format!("{second}, clients are {}", if open { "there" } else { "gone" });
-        let crowd = Crowd::begin(&self.place, &self.judge, &self.scenario, &mut self.rng)?;
+        let crowd = self.crowd()?;
         pause_ms(50 + self.rng.below(300));
-        self.disks[0].hold_writes(true);
+        self.disks[0].hold_changes();
         let place = self.place.clone();
         let drain = spawn(move || place.verb(&["drain", "dev"]));
         let give_up = clock() + WELL;
-        while self.disks[0].held() == 0 && clock() < give_up {
+        while self.disks[0].held() == 0 && !drain.is_finished() && clock() < give_up {
             pause_ms(5);
         }
         let crowd = if open {
@@ -42,7 +41,7 @@ impl Rig {
         if let Some(crowd) = crowd {
             self.none_of(crowd.cut_off()?)?;
         }
-        drain.join().map_err(|_| "a verb has panicked")??;
+        self.disks[0].hold_no_more();
         // From here on what counts is what the second device has made durable.
         self.judge().begin_anew();
         let table = self.with_disks(second);
@@ -54,7 +53,7 @@ impl Rig {
         }
         if !made {
             self.figures.refused += 1;
-            self.disks[0].hold_writes(false);
+            self.disks[0].let_go();
             self.create("late", &table, WELL)?;
         }
         let client = Client::connect(&self.place.socket(), "late", &self.judge);
@@ -63,11 +62,12 @@ impl Rig {
         if self.ask(&["flush", "late"])? != Ended::Code(0) {
             return Err(format!("`flush late` fails on sound disks\n{}", self.place.log_tail()));
         }
-        self.disks[0].hold_writes(false);
+        self.disks[0].let_go();
         let give_up = clock() + WELL;
         while self.disks[0].held() > 0 && clock() < give_up {
             pause_ms(5);
         }
+        drain.join().map_err(|_| "a verb has panicked")??;
         self.judge_disk();
         client.read_all(&self.scenario.load)?;
         drop(client);

@@ -2,14 +2,14 @@
 //! Swaps: other tables are loaded and the first one again, while a disk loses what was not flushed.
 //! Each opener that was there is told of the loss by its next FLUSH, once.
 
+use std::time::Duration;
+
 use super::Rig;
-use crate::Result;
 use crate::client::Client;
 use crate::crowd::CLIENTS;
 use crate::daemon::Ended;
 use crate::history::Outcome;
-use crate::spawn;
-use std::time::Duration;
+use crate::{Result, spawn};
 
 impl Rig {
     /// A round with one or two swaps away from the table and back.
@@ -85,7 +85,10 @@ pub const UPGRADE: &str = "upgrade";
 fn untold(has_lost: bool, answers: &[[Outcome; 2]]) -> Option<String> {
     answers.iter().zip(0..).find_map(|([first, second], opener)| {
         if has_lost && *first == Outcome::Done {
-            return Some(format!("acknowledged data are lost, and FLUSH of opener {opener} of {} does not tell of it", answers.len()));
+            let of = answers.len();
+            return Some(format!(
+                "data are lost, and FLUSH of opener {opener} of {of} does not say so"
+            ));
         }
         let twice = *second == Outcome::Failed;
         twice.then(|| format!("the second FLUSH of opener {opener} fails on sound disks"))

@@ -40,11 +40,12 @@ impl Rig {
             return Err(format!("--orders: no verb of this scenario holds `{only}`"));
         }
         let verb = *self.rng.pick(&verbs);
-        let trouble = *self.rng.pick(Trouble::ALL);
+        let some = if self.options.no_faults { &[Trouble::None] } else { Trouble::ALL };
+        let trouble = *self.rng.pick(some);
         let number = self.rng.below(self.disks.len().min(2) as u64) as usize;
         let disk = self.disks[number].clone();
         self.act = format!("{verb:?}, disk {number}: {trouble:?}");
-        let crowd = Crowd::begin(&self.place, &self.judge, &self.scenario, &mut self.rng)?;
+        let crowd = self.crowd()?;
         pause_ms(self.rng.below(300));
         // Verbs that wait for no disk must not see the end of its trouble.
         let lasts = (!verb.waits_for_none()).then(|| self.rng.below(TROUBLE_MS));
@@ -53,6 +54,10 @@ impl Rig {
         let left = self.give(verb, crowd);
         ongoing.end()?;
         self.after(verb, left?)
+    }
+
+    pub(super) fn crowd(&mut self) -> Result<Crowd> {
+        Crowd::begin(&self.place, &self.judge, &self.scenario, &mut self.rng)
     }
 
     pub(super) fn ask(&mut self, words: &[&str]) -> Result<Ended> {
@@ -109,6 +114,15 @@ impl Rig {
                 let ended = ended?;
                 self.none_of(faults)?;
                 self.has_ended(ended)
+            }
+            Verb::Reload if self.options.deceit == Some(Deceit::Forces) => {
+                self.none_of(crowd.cut_off()?)?;
+                if let Some(daemon) = self.daemon.take() {
+                    daemon.kill();
+                }
+                self.place.forget_memory();
+                self.start()?;
+                Ok(Left::Device(self.crowd()?))
             }
             Verb::Reload => {
                 let table = self.table.clone();

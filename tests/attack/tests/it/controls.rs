@@ -18,7 +18,7 @@ fn caught(name: &str, disk: usize, lie: Lie) -> String {
     caught_with(name, Options { lie, only_cuts, no_faults, ..Options::default() })
 }
 
-fn caught_with(name: &str, options: Options) -> String {
+pub(crate) fn caught_with(name: &str, options: Options) -> String {
     caught_in(&scenario::named(name).expect("there is one of that name")[0], options)
 }
 

@@ -4,3 +4,4 @@
 mod controls;
 mod minute;
 mod shutdown;
+mod verbs;

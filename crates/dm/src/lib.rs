@@ -65,4 +65,5 @@ pub use report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 pub use setup::SetupAttributes;
 pub use table::{LINES_MAX, Length, Line, SECTORS_MAX, check_format, parse, quote};
 pub use targets::built_in;
+pub use unsettled::Runs;
 pub use whole::{Whole, WholeOf};

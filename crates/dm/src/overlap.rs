@@ -284,7 +284,7 @@ impl Dm {
     pub fn runs_at_the_bottom(
         &self,
         device: &Rc<dyn BlockDevice>,
-    ) -> Vec<(Rc<dyn BlockDevice>, Vec<(u64, u64)>)> {
+    ) -> Vec<(Rc<dyn BlockDevice>, Runs)> {
         let (start, len) = (Sector::ZERO, device.limits().capacity);
         let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
         self.bottom(&[whole], None).into_values().collect()

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use block::BlockDevice;
 
 /// Half-open runs of sectors, ascending and apart.
-pub(crate) type Runs = Vec<(u64, u64)>;
+pub type Runs = Vec<(u64, u64)>;
 
 /// The sectors at the bottom on which areas lie, by the address of the leaf or engine.
 pub(crate) type BottomRuns = BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>;

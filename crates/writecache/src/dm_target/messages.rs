@@ -39,15 +39,15 @@ impl Message {
     }
 }
 
-/// As in the kernel: those that only change what a later suspend or resume does, or numbers.
-pub(super) fn is_taken_while_suspended(words: &[String]) -> bool {
-    match Message::parse(words) {
-        Ok(Message::FlushOnSuspend | Message::Cleaner | Message::ClearStats) => true,
-        Ok(Message::Flush | Message::Grow) | Err(_) => false,
-    }
-}
-
 impl WriteCache {
+    /// As in the kernel: those that only change what a later suspend or resume does, or numbers.
+    pub(super) fn takes_message_while_suspended(words: &[String]) -> bool {
+        match Message::parse(words) {
+            Ok(Message::FlushOnSuspend | Message::Cleaner | Message::ClearStats) => true,
+            Ok(Message::Flush | Message::Grow) | Err(_) => false,
+        }
+    }
+
     pub(super) async fn take_message(self: Rc<Self>, words: Vec<String>) -> Result<String, Error> {
         match Message::parse(&words)? {
             Message::Flush => self.write_back().await?,

@@ -424,7 +424,7 @@ impl Target for WriteCache {
     }
 
     fn takes_while_suspended(&self, words: &[String]) -> bool {
-        messages::is_taken_while_suspended(words)
+        Self::takes_message_while_suspended(words)
     }
 
     fn message(self: Rc<Self>, words: Vec<String>) -> LocalFuture<Result<String, Error>> {

@@ -84,7 +84,7 @@ pub fn disconnect(
 
 /// What is wrong with a disk while the operator acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Outage {
     /// Nothing.
     None,
     /// It fails all writes, half done.
@@ -97,10 +97,10 @@ pub enum Trouble {
     Away,
 }
 
-impl Trouble {
+impl Outage {
     /// All of them.
-    pub const ALL: &[Trouble] =
-        &[Trouble::None, Trouble::Refuses, Trouble::Unreadable, Trouble::Hangs, Trouble::Away];
+    pub const ALL: &[Outage] =
+        &[Outage::None, Outage::Refuses, Outage::Unreadable, Outage::Hangs, Outage::Away];
 }
 
 /// A trouble that has begun and will end.
@@ -111,27 +111,27 @@ pub struct Ongoing {
 
 impl Ongoing {
     /// It begins, and ends after so many milliseconds or, without a limit, when it is told to.
-    pub fn begin(disk: &Arc<Disk>, trouble: Trouble, lasts_ms: Option<u64>) -> Ongoing {
+    pub fn begin(disk: &Arc<Disk>, trouble: Outage, lasts_ms: Option<u64>) -> Ongoing {
         let over = Arc::new(AtomicBool::new(false));
         let (disk, ours) = (Arc::clone(disk), Arc::clone(&over));
         let thread = spawn(move || {
             let well = DiskFaults::default();
             match trouble {
-                Trouble::None => {}
-                Trouble::Refuses => disk.set_faults(DiskFaults { write_fails: 1.0, ..well }),
-                Trouble::Unreadable => disk.set_faults(DiskFaults { read_fails: 1.0, ..well }),
-                Trouble::Hangs => disk.hang(true),
-                Trouble::Away => disk.leave()?,
+                Outage::None => {}
+                Outage::Refuses => disk.set_faults(DiskFaults { write_fails: 1.0, ..well }),
+                Outage::Unreadable => disk.set_faults(DiskFaults { read_fails: 1.0, ..well }),
+                Outage::Hangs => disk.hang(true),
+                Outage::Away => disk.leave()?,
             }
             let until = lasts_ms.map_or(f64::INFINITY, |ms| clock() + ms as f64 / 1000.0);
             while clock() < until && !ours.load(Ordering::SeqCst) {
                 pause_ms(5);
             }
             match trouble {
-                Trouble::None => {}
-                Trouble::Refuses | Trouble::Unreadable => disk.set_faults(well),
-                Trouble::Hangs => disk.hang(false),
-                Trouble::Away => disk.come_back(),
+                Outage::None => {}
+                Outage::Refuses | Outage::Unreadable => disk.set_faults(well),
+                Outage::Hangs => disk.hang(false),
+                Outage::Away => disk.come_back(),
             }
             Ok(())
         });

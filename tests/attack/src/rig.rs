@@ -30,8 +30,6 @@ mod late;
 mod swaps;
 mod verbs;
 
-pub use swaps::UPGRADE;
-
 /// Seconds of an orderly end that is asked of a daemon which will hang then; and what is added on
 /// a machine under load.
 const BRIEF: f64 = 2.0;

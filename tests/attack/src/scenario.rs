@@ -3,7 +3,6 @@
 
 use crate::client::{Load, Zeroes};
 use crate::history::{ErrorScope, Rules};
-use crate::rig::UPGRADE;
 
 /// What a disk does besides being lossy, at times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +67,9 @@ pub enum Act {
     /// flushed.
     Swaps(&'static [&'static str]),
 }
+
+/// In place of a table: the daemon hands over to a successor.
+pub const UPGRADE: &str = "upgrade";
 
 /// The name of a device below the one under attack.
 pub const BELOW: &str = "low";

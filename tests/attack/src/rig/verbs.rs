@@ -6,7 +6,7 @@ use super::{BRIEF, BRIEF_SLACK, Deceit, Rig};
 use crate::client::Client;
 use crate::crowd::Crowd;
 use crate::daemon::Ended;
-use crate::disk_faults::{Ongoing, Trouble};
+use crate::disk_faults::{Ongoing, Outage};
 use crate::history::Outcome;
 use crate::scenario::Verb;
 use crate::{Result, clock, pause_ms};
@@ -40,7 +40,7 @@ impl Rig {
             return Err(format!("--orders: no verb of this scenario holds `{only}`"));
         }
         let verb = *self.rng.pick(&verbs);
-        let some = if self.options.no_faults { &[Trouble::None] } else { Trouble::ALL };
+        let some = if self.options.no_faults { &[Outage::None] } else { Outage::ALL };
         let trouble = *self.rng.pick(some);
         let number = self.rng.below(self.disks.len().min(2) as u64) as usize;
         let disk = self.disks[number].clone();
@@ -84,7 +84,7 @@ impl Rig {
     fn give(&mut self, verb: Verb, crowd: Crowd) -> Result<Left> {
         match verb {
             Verb::Remove => {
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 for _ in 0..50 {
                     match self.ask(&["remove", "dev"])? {
                         Ended::Code(0) => return self.is_removed(),
@@ -96,7 +96,7 @@ impl Rig {
             }
             Verb::RemoveDeferred => {
                 let asked = self.ask(&["remove", "--deferred", "dev"])?;
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 // It goes when the last connection has closed, or stays with what it holds.
                 if asked == Ended::Code(0) && self.is_gone_within(2.0)? {
                     return self.is_removed();
@@ -105,18 +105,18 @@ impl Rig {
             }
             Verb::RemoveForce => {
                 self.remove_by_force("dev")?;
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 Ok(Left::Ruin)
             }
             Verb::Stop | Verb::Terminate => {
                 let ended = self.end_daemon(verb);
                 let faults = crowd.cut_off()?;
                 let ended = ended?;
-                self.none_of(faults)?;
+                self.none_of(&faults)?;
                 self.has_ended(ended)
             }
             Verb::Reload if self.options.deceit == Some(Deceit::Forces) => {
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 if let Some(daemon) = self.daemon.take() {
                     daemon.kill();
                 }
@@ -181,7 +181,7 @@ impl Rig {
                 }
                 self.answers()?;
                 let faults = crowd.stop(false)?;
-                self.none_of(faults)?;
+                self.none_of(&faults)?;
                 if let Some(code) = self.daemon.as_mut().and_then(|d| d.has_ended()) {
                     let log = self.place.log_tail();
                     return Err(format!("the daemon died, with {code}\n{log}"));
@@ -212,7 +212,7 @@ impl Rig {
     }
 
     /// Fails for the first fault of a client.
-    pub(super) fn none_of(&self, faults: Vec<String>) -> Result<()> {
+    pub(super) fn none_of(&self, faults: &[String]) -> Result<()> {
         match faults.first() {
             Some(fault) => Err(format!("a client: {fault}\n{}", self.place.log_tail())),
             None => Ok(()),
@@ -276,7 +276,10 @@ impl Rig {
         };
         match ended {
             Ended::Code(0 | 1) => Ok(ended),
-            _ => Err(format!("{verb:?}: it ended so: {ended:?}\n{}", self.place.log_tail())),
+            Ended::Code(_) | Ended::Late => {
+                let log = self.place.log_tail();
+                Err(format!("{verb:?}: it ended so: {ended:?}\n{log}"))
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::disk::{Disk, DiskFaults};
 use crate::rng::Rng;
-use crate::scenario::Faults;
+use crate::scenario::{Faults, Outage};
 use crate::{Result, clock, pause_ms, spawn};
 
 /// Milliseconds for which a disk that has lost its connections takes no others: the longest one is
@@ -80,27 +80,6 @@ pub fn disconnect(
         })
     });
     threads.collect()
-}
-
-/// What is wrong with a disk while the operator acts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outage {
-    /// Nothing.
-    None,
-    /// It fails all writes, half done.
-    Refuses,
-    /// It fails all reads.
-    Unreadable,
-    /// It answers nothing.
-    Hangs,
-    /// It ends its connections, and takes none for a while.
-    Away,
-}
-
-impl Outage {
-    /// All of them.
-    pub const ALL: &[Outage] =
-        &[Outage::None, Outage::Refuses, Outage::Unreadable, Outage::Hangs, Outage::Away];
 }
 
 /// A trouble that has begun and will end.

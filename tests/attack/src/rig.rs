@@ -242,7 +242,7 @@ impl Rig {
         }
         match self.scenario.act {
             None => {}
-            Some(Act::Verbs(verbs)) => return self.verb_round(verbs),
+            Some(Act::Verbs(verbs, outages)) => return self.verb_round(verbs, outages),
             Some(Act::LateWrites(tables)) => return self.late_round(tables),
             Some(Act::Swaps(tables)) => return self.swap_round(tables),
         }

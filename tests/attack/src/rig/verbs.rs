@@ -6,9 +6,9 @@ use super::{BRIEF, BRIEF_SLACK, Deceit, Rig};
 use crate::client::Client;
 use crate::crowd::Crowd;
 use crate::daemon::Ended;
-use crate::disk_faults::{Ongoing, Outage};
+use crate::disk_faults::Ongoing;
 use crate::history::Outcome;
-use crate::scenario::Verb;
+use crate::scenario::{Outage, Verb};
 use crate::{Result, clock, pause_ms};
 
 /// Seconds that `remove --force` takes at most: no disk is waited for, only a loaded machine.
@@ -32,7 +32,7 @@ enum Left {
 
 impl Rig {
     /// A round with one verb.
-    pub(super) fn verb_round(&mut self, verbs: &[Verb]) -> Result<()> {
+    pub(super) fn verb_round(&mut self, verbs: &[Verb], outages: &[Outage]) -> Result<()> {
         let only = self.options.orders.unwrap_or_default();
         let verbs = verbs.iter().filter(|v| format!("{v:?}").contains(only));
         let verbs: Vec<_> = verbs.copied().collect();
@@ -40,7 +40,7 @@ impl Rig {
             return Err(format!("--orders: no verb of this scenario holds `{only}`"));
         }
         let verb = *self.rng.pick(&verbs);
-        let some = if self.options.no_faults { &[Outage::None] } else { Outage::ALL };
+        let some = if self.options.no_faults { &[Outage::None] } else { outages };
         let trouble = *self.rng.pick(some);
         let number = self.rng.below(self.disks.len().min(2) as u64) as usize;
         let disk = self.disks[number].clone();

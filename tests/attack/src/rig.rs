@@ -130,6 +130,8 @@ pub struct Rig {
     judge: Arc<Mutex<Judge>>,
     rng: Rng,
     daemon: Option<Daemon>,
+    /// A table that is loaded again may begin from what is durable, and tells clients so.
+    forgets: bool,
     /// The last act, in words.
     act: String,
     /// What was done.
@@ -187,6 +189,7 @@ impl Rig {
             judge,
             rng,
             daemon: None,
+            forgets: false,
             act: String::new(),
             figures: Figures::default(),
             dir: Some(dir),

@@ -44,6 +44,7 @@ impl Rig {
         let trouble = *self.rng.pick(some);
         let number = self.rng.below(self.disks.len().min(2) as u64) as usize;
         let disk = self.disks[number].clone();
+        self.forgets = trouble == Outage::Away;
         self.act = format!("{verb:?}, disk {number}: {trouble:?}");
         let crowd = self.crowd()?;
         pause_ms(self.rng.below(300));
@@ -294,9 +295,18 @@ impl Rig {
         Ok(Left::Nothing)
     }
 
-    /// Resumes. Without a token nothing is lost by that.
+    /// Resumes. Without a token nothing is lost by that, unless a disk has ended a connection: then
+    /// a FLUSH of the cache device may have failed, and each client is told.
     fn resume_or_token(&mut self) -> Result<Ended> {
+        let forgets = self.forgets;
+        if forgets {
+            self.judge().loading_begins();
+        }
         let ended = self.ask(&["resume", "dev"])?;
+        if forgets {
+            self.judge().loading_ends();
+            self.judge().given_up();
+        }
         let token = self.place.token_for_memory().filter(|_| ended != Ended::Code(0));
         let Some(token) = token else { return Ok(ended) };
         self.judge().loading_begins();

@@ -42,8 +42,8 @@ impl fmt::Display for Total {
             "{} rounds: {} kills ({} in recovery), {} power cuts, {} orderly ends, {} of hung \
              daemons, {} lost connections, {} times a disk was given up; {} sectors written, {} \
              read and judged, {} origins judged alone; {} FLUSHes, {} failed; {} \
-             unflushed sectors at risk, {} lost; {} orders, {} failed; {} reads failed after a trouble, {} devices \
-             refused above late writes; {} violations",
+             unflushed sectors at risk, {} lost; {} orders, {} failed; {} reads failed \
+             after a trouble, {} devices refused above late writes; {} violations",
             self.rounds,
             self.kills,
             self.kills_in_recovery,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::disk::{Disk, DiskFaults};
 use crate::rng::Rng;
-use crate::scenario::Faults;
+use crate::scenario::{Faults, Outage};
 use crate::{Result, clock, pause_ms, spawn};
 
 /// Milliseconds for which a disk that has lost its connections takes no others: the longest one is
@@ -82,27 +82,6 @@ pub fn disconnect(
     threads.collect()
 }
 
-/// What is wrong with a disk while the operator acts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// Nothing.
-    None,
-    /// It fails all writes, half done.
-    Refuses,
-    /// It fails all reads.
-    Unreadable,
-    /// It answers nothing.
-    Hangs,
-    /// It ends its connections, and takes none for a while.
-    Away,
-}
-
-impl Trouble {
-    /// All of them.
-    pub const ALL: &[Trouble] =
-        &[Trouble::None, Trouble::Refuses, Trouble::Unreadable, Trouble::Hangs, Trouble::Away];
-}
-
 /// A trouble that has begun and will end.
 pub struct Ongoing {
     over: Arc<AtomicBool>,
@@ -111,27 +90,27 @@ pub struct Ongoing {
 
 impl Ongoing {
     /// It begins, and ends after so many milliseconds or, without a limit, when it is told to.
-    pub fn begin(disk: &Arc<Disk>, trouble: Trouble, lasts_ms: Option<u64>) -> Ongoing {
+    pub fn begin(disk: &Arc<Disk>, trouble: Outage, lasts_ms: Option<u64>) -> Ongoing {
         let over = Arc::new(AtomicBool::new(false));
         let (disk, ours) = (Arc::clone(disk), Arc::clone(&over));
         let thread = spawn(move || {
             let well = DiskFaults::default();
             match trouble {
-                Trouble::None => {}
-                Trouble::Refuses => disk.set_faults(DiskFaults { write_fails: 1.0, ..well }),
-                Trouble::Unreadable => disk.set_faults(DiskFaults { read_fails: 1.0, ..well }),
-                Trouble::Hangs => disk.hang(true),
-                Trouble::Away => disk.leave()?,
+                Outage::None => {}
+                Outage::Refuses => disk.set_faults(DiskFaults { write_fails: 1.0, ..well }),
+                Outage::Unreadable => disk.set_faults(DiskFaults { read_fails: 1.0, ..well }),
+                Outage::Hangs => disk.hang(true),
+                Outage::Away => disk.leave()?,
             }
             let until = lasts_ms.map_or(f64::INFINITY, |ms| clock() + ms as f64 / 1000.0);
             while clock() < until && !ours.load(Ordering::SeqCst) {
                 pause_ms(5);
             }
             match trouble {
-                Trouble::None => {}
-                Trouble::Refuses | Trouble::Unreadable => disk.set_faults(well),
-                Trouble::Hangs => disk.hang(false),
-                Trouble::Away => disk.come_back(),
+                Outage::None => {}
+                Outage::Refuses | Outage::Unreadable => disk.set_faults(well),
+                Outage::Hangs => disk.hang(false),
+                Outage::Away => disk.come_back(),
             }
             Ok(())
         });

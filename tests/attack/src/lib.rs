@@ -15,7 +15,8 @@
 //!   `daemon` the program as a child; `campaign` many rounds, and their figures
 //! - `disk` an NBD server before a `media`, which is volatile until flushed; `disk_faults` what all
 //!   disks do in a round
-//! - `client`, `file_client` requests that overlap; `crowd` several of them; `operator` a person with a command line
+//! - `client`, `file_client` requests that overlap; `crowd` several of them; `operator` a person
+//!   with a command line
 //! - `judge` the history of every sector, and which of its versions may be there; `origin` the same
 //!   of the origin of an `ordered` cache alone; `history` words for both; `pattern` what sectors
 //!   hold; `report` the judge's findings in words

@@ -30,8 +30,6 @@ mod late;
 mod swaps;
 mod verbs;
 
-pub use swaps::UPGRADE;
-
 /// Seconds of an orderly end that is asked of a daemon which will hang then; and what is added on
 /// a machine under load.
 const BRIEF: f64 = 2.0;
@@ -132,6 +130,8 @@ pub struct Rig {
     judge: Arc<Mutex<Judge>>,
     rng: Rng,
     daemon: Option<Daemon>,
+    /// A table that is loaded again may begin from what is durable, and tells clients so.
+    forgets: bool,
     /// The last act, in words.
     act: String,
     /// What was done.
@@ -189,6 +189,7 @@ impl Rig {
             judge,
             rng,
             daemon: None,
+            forgets: false,
             act: String::new(),
             figures: Figures::default(),
             dir: Some(dir),
@@ -244,7 +245,7 @@ impl Rig {
         }
         match self.scenario.act {
             None => {}
-            Some(Act::Verbs(verbs)) => return self.verb_round(verbs),
+            Some(Act::Verbs(verbs, outages)) => return self.verb_round(verbs, outages),
             Some(Act::LateWrites(tables)) => return self.late_round(tables),
             Some(Act::Swaps(tables)) => return self.swap_round(tables),
         }

@@ -3,7 +3,6 @@
 
 use crate::client::{Load, Zeroes};
 use crate::history::{ErrorScope, Rules};
-use crate::rig::UPGRADE;
 
 /// What a disk does besides being lossy, at times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +30,21 @@ const FLUSHES: Faults = Faults { flushes: true, ..NO };
 const READS: Faults = Faults { reads: true, ..NO };
 const ALL_ERRORS: Faults = Faults { flushes: true, writes: true, reads: true, ..NO };
 const CONNECTIONS: Faults = Faults { connections: true, ..NO };
+
+/// What is wrong with a disk while the operator acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outage {
+    /// Nothing.
+    None,
+    /// It fails all writes, half done.
+    Refuses,
+    /// It fails all reads.
+    Unreadable,
+    /// It answers nothing.
+    Hangs,
+    /// It ends its connections, and takes none for a while.
+    Away,
+}
 
 /// A verb that is given while a disk is in trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +74,17 @@ impl Verb {
 /// What happens in each round, in place of random orders and one of the usual ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
-    /// One of these verbs, while clients work and a disk is in trouble.
-    Verbs(&'static [Verb]),
+    /// One of these verbs, while clients work and a disk is in trouble of one of these kinds.
+    Verbs(&'static [Verb], &'static [Outage]),
     /// A removal by force while the first disk holds writes, and one of these tables over it.
     LateWrites(&'static [&'static str]),
     /// These tables, or an upgrade, and the first table again; the first disk loses what was not
     /// flushed.
     Swaps(&'static [&'static str]),
 }
+
+/// In place of a table: the daemon hands over to a successor.
+pub const UPGRADE: &str = "upgrade";
 
 /// The name of a device below the one under attack.
 pub const BELOW: &str = "low";
@@ -216,12 +233,14 @@ const BUFFERED: Scenario = Scenario {
     ..PLAIN
 };
 
+const OUTAGES: &[Outage] = &[Outage::None, Outage::Refuses, Outage::Unreadable, Outage::Hangs];
+
 const DEGRADED: Scenario = Scenario {
     name: "degraded",
     disks: &[8 * MIB, 4 * MIB, 4 * MIB],
     load: Load { count: 4096, ..SECTORS },
     rules: STOPS,
-    act: Some(Act::Verbs(VERBS)),
+    act: Some(Act::Verbs(VERBS, OUTAGES)),
     ..PLAIN
 };
 
@@ -290,6 +309,12 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "lost-linear", faults: [CONNECTIONS, NO], ..LINEAR },
     DEGRADED,
     Scenario {
+        name: "degraded-away",
+        act: Some(Act::Verbs(VERBS, &[Outage::Away])),
+        known: Some("a cache whose device has failed a FLUSH is closed without a token"),
+        ..DEGRADED
+    },
+    Scenario {
         name: "late-writes",
         table: "0 16384 writecache s low DISK1 4096 1 no_guard",
         below: Some("0 16384 linear DISK0 0"),
@@ -312,7 +337,7 @@ pub const ALL: &[Scenario] = &[
         known: Some("a swap forgets what an NBD server has lost"),
         ..LINEAR
     },
-    Scenario { name: "upgrades", act: Some(Act::Verbs(&[Verb::Upgrade])), ..DEGRADED },
+    Scenario { name: "upgrades", act: Some(Act::Verbs(&[Verb::Upgrade], OUTAGES)), ..DEGRADED },
 ];
 
 /// Those of these names; `all` are all in which nothing is known to be wrong.

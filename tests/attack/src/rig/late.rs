@@ -31,7 +31,7 @@ impl Rig {
         let crowd = if open {
             Some(crowd)
         } else {
-            self.none_of(crowd.cut_off()?)?;
+            self.none_of(&crowd.cut_off()?)?;
             None
         };
         self.remove_by_force("dev")?;
@@ -39,7 +39,7 @@ impl Rig {
             self.remove_by_force(BELOW)?;
         }
         if let Some(crowd) = crowd {
-            self.none_of(crowd.cut_off()?)?;
+            self.none_of(&crowd.cut_off()?)?;
         }
         self.disks[0].hold_no_more();
         // From here on what counts is what the second device has made durable.

@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::crowd::CLIENTS;
 use crate::daemon::Ended;
 use crate::history::Outcome;
+use crate::scenario::UPGRADE;
 use crate::{Result, spawn};
 
 impl Rig {
@@ -77,9 +78,6 @@ impl Rig {
         if loses { self.disks[0].disconnect(Duration::ZERO, true) } else { Ok(()) }
     }
 }
-
-/// In place of a table: the daemon hands over to a successor.
-pub const UPGRADE: &str = "upgrade";
 
 /// Who was not told of a loss by the first of two FLUSHes, or was told twice.
 fn untold(has_lost: bool, answers: &[[Outcome; 2]]) -> Option<String> {

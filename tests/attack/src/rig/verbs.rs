@@ -6,9 +6,9 @@ use super::{BRIEF, BRIEF_SLACK, Deceit, Rig};
 use crate::client::Client;
 use crate::crowd::Crowd;
 use crate::daemon::Ended;
-use crate::disk_faults::{Ongoing, Trouble};
+use crate::disk_faults::Ongoing;
 use crate::history::Outcome;
-use crate::scenario::Verb;
+use crate::scenario::{Outage, Verb};
 use crate::{Result, clock, pause_ms};
 
 /// Seconds that `remove --force` takes at most: no disk is waited for, only a loaded machine.
@@ -32,7 +32,7 @@ enum Left {
 
 impl Rig {
     /// A round with one verb.
-    pub(super) fn verb_round(&mut self, verbs: &[Verb]) -> Result<()> {
+    pub(super) fn verb_round(&mut self, verbs: &[Verb], outages: &[Outage]) -> Result<()> {
         let only = self.options.orders.unwrap_or_default();
         let verbs = verbs.iter().filter(|v| format!("{v:?}").contains(only));
         let verbs: Vec<_> = verbs.copied().collect();
@@ -40,10 +40,11 @@ impl Rig {
             return Err(format!("--orders: no verb of this scenario holds `{only}`"));
         }
         let verb = *self.rng.pick(&verbs);
-        let some = if self.options.no_faults { &[Trouble::None] } else { Trouble::ALL };
+        let some = if self.options.no_faults { &[Outage::None] } else { outages };
         let trouble = *self.rng.pick(some);
         let number = self.rng.below(self.disks.len().min(2) as u64) as usize;
         let disk = self.disks[number].clone();
+        self.forgets = trouble == Outage::Away;
         self.act = format!("{verb:?}, disk {number}: {trouble:?}");
         let crowd = self.crowd()?;
         pause_ms(self.rng.below(300));
@@ -84,7 +85,7 @@ impl Rig {
     fn give(&mut self, verb: Verb, crowd: Crowd) -> Result<Left> {
         match verb {
             Verb::Remove => {
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 for _ in 0..50 {
                     match self.ask(&["remove", "dev"])? {
                         Ended::Code(0) => return self.is_removed(),
@@ -96,7 +97,7 @@ impl Rig {
             }
             Verb::RemoveDeferred => {
                 let asked = self.ask(&["remove", "--deferred", "dev"])?;
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 // It goes when the last connection has closed, or stays with what it holds.
                 if asked == Ended::Code(0) && self.is_gone_within(2.0)? {
                     return self.is_removed();
@@ -105,18 +106,18 @@ impl Rig {
             }
             Verb::RemoveForce => {
                 self.remove_by_force("dev")?;
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 Ok(Left::Ruin)
             }
             Verb::Stop | Verb::Terminate => {
                 let ended = self.end_daemon(verb);
                 let faults = crowd.cut_off()?;
                 let ended = ended?;
-                self.none_of(faults)?;
+                self.none_of(&faults)?;
                 self.has_ended(ended)
             }
             Verb::Reload if self.options.deceit == Some(Deceit::Forces) => {
-                self.none_of(crowd.cut_off()?)?;
+                self.none_of(&crowd.cut_off()?)?;
                 if let Some(daemon) = self.daemon.take() {
                     daemon.kill();
                 }
@@ -181,7 +182,7 @@ impl Rig {
                 }
                 self.answers()?;
                 let faults = crowd.stop(false)?;
-                self.none_of(faults)?;
+                self.none_of(&faults)?;
                 if let Some(code) = self.daemon.as_mut().and_then(|d| d.has_ended()) {
                     let log = self.place.log_tail();
                     return Err(format!("the daemon died, with {code}\n{log}"));
@@ -212,7 +213,7 @@ impl Rig {
     }
 
     /// Fails for the first fault of a client.
-    pub(super) fn none_of(&self, faults: Vec<String>) -> Result<()> {
+    pub(super) fn none_of(&self, faults: &[String]) -> Result<()> {
         match faults.first() {
             Some(fault) => Err(format!("a client: {fault}\n{}", self.place.log_tail())),
             None => Ok(()),
@@ -267,16 +268,18 @@ impl Rig {
             self.place.forget_memory();
             Ended::Code(0)
         } else if verb == Verb::Stop {
-            let said = self.place.verb_within(&["stop"], limit)?;
-            let ended = daemon.wait_within(limit);
-            // Both say by 0 that all is on the disks.
-            if said == Ended::Code(0) { said } else { ended }
+            // It says that the daemon has ended; how, this one's own exit code says.
+            self.ask_at_once(&["stop"])?;
+            daemon.wait_within(limit)
         } else {
             daemon.terminate_within(limit)
         };
         match ended {
             Ended::Code(0 | 1) => Ok(ended),
-            _ => Err(format!("{verb:?}: it ended so: {ended:?}\n{}", self.place.log_tail())),
+            Ended::Code(_) | Ended::Late => {
+                let log = self.place.log_tail();
+                Err(format!("{verb:?}: it ended so: {ended:?}\n{log}"))
+            }
         }
     }
 
@@ -291,9 +294,18 @@ impl Rig {
         Ok(Left::Nothing)
     }
 
-    /// Resumes. Without a token nothing is lost by that.
+    /// Resumes. Without a token nothing is lost by that, unless a disk has ended a connection: then
+    /// a FLUSH of the cache device may have failed, and each client is told.
     fn resume_or_token(&mut self) -> Result<Ended> {
+        let forgets = self.forgets;
+        if forgets {
+            self.judge().loading_begins();
+        }
         let ended = self.ask(&["resume", "dev"])?;
+        if forgets {
+            self.judge().loading_ends();
+            self.judge().given_up();
+        }
         let token = self.place.token_for_memory().filter(|_| ended != Ended::Code(0));
         let Some(token) = token else { return Ok(ended) };
         self.judge().loading_begins();

@@ -52,8 +52,8 @@ pub struct UpgradeArgs {
     /// end, that the devices are opened. By default 30s
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<String>,
-    /// Leave this behind, a device or client that --dry-run lists, or what its token stands for; may
-    /// be given several times
+    /// Leave this behind, a device or client that --dry-run lists, or what its token stands for;
+    /// may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) force: Vec<String>,
     /// Report what would cross and what would not, and change nothing

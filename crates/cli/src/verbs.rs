@@ -150,8 +150,8 @@ fn check_token_form(a: &RemoveArgs) -> Result<(), Failure> {
         return Ok(());
     };
     let text = format!(
-        "`{token}` is the form of a token: `--force={token}` gives it, without a blank. A device of \
-         this name is removed by a `remove --force` of its own; nothing was changed"
+        "`{token}` is the form of a token: `--force={token}` gives it, without a blank. A device \
+         of this name is removed by a `remove --force` of its own; nothing was changed"
     );
     Err(Failure::new(ErrorKind::Invalid, text))
 }

@@ -2,17 +2,17 @@
 //! Descriptors: how many this process may have, and how many of them clients may take.
 //!
 //! Invariant
-//! - HO-D1 Clients, however many connect, leave descriptors to the operator: for verbs, and for the
+//! - HO-DE1 Clients, however many connect, leave descriptors to the operator: for verbs, and for the
 //!   devices that they open.
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that no client gets: those of a daemon without devices are about 30, and the operator
-/// has the rest. Chosen.
+/// Descriptors that no client gets: those of a daemon without devices are about 30, and the
+/// operator has the rest. Chosen.
 const KEPT: u64 = 64;
 
-/// Places where descriptors are plenty, as by systemd's limit of 524288. Those of NBD are nbd's own;
-/// of the control API a waiting request has a task and a socket, and may have work in progress on
-/// core 0; of metrics there are more than a flood by one machine has threads.
+/// Places where descriptors are plenty, as by systemd's limit of 524288. Those of NBD are nbd's
+/// own; of the control API a waiting request has a task and a socket, and may have work in progress
+/// on core 0; of metrics there are more than a flood by one machine has threads.
 const MOST: Places = Places { nbd: 256, nbd_local: 64, control: 64, waiting: 512, metrics: 128 };
 
 /// Most places of clients, by the limit of descriptors. Each takes one descriptor.
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(limit.current, limit.maximum);
     }
 
-    /// HO-D1
+    /// HO-DE1
     #[test]
     fn clients_leave_descriptors_to_the_operator() {
         for limit in [128, 256, 1024, 4096, 1 << 19] {

@@ -25,8 +25,8 @@ use crate::route_effects::only_waits;
 use crate::saved_config;
 use crate::upgrade::{HandoverSource, upgrade};
 
-/// How long a stop looks for blocks that are in memory alone. Chosen: an answer of a core takes less
-/// than a millisecond.
+/// How long a stop looks for blocks that are in memory alone. Chosen: an answer of a core takes
+/// less than a millisecond.
 const STOP_LOOK: Duration = Duration::from_secs(1);
 
 /// State that all requests use.

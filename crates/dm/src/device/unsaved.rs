@@ -166,8 +166,9 @@ impl MappedDevice {
         }
         let name = self.name();
         let harm = format!(
-            "its cache has {}; another process may not find them: copy them from {name}, which can \
-             still be read, or `millpond remove {name}` with the token of its refusal gives them up",
+            "its cache has {}; another process may not find them: copy them from {name}, which \
+             can still be read, or `millpond remove {name}` with the token of its refusal gives \
+             them up",
             stale(&alone)
         );
         Some((self.token(verb, &alone), harm))

@@ -183,6 +183,7 @@ impl Daemon {
             Beginning::Start(_) | Beginning::ForCommand => None,
             Beginning::TakeOver(from) => Some(from.clone()),
         };
+        observe::note_start();
         let started = Daemon::begin(run_dir, config, beginning).await;
         if let (Err(failure), Some(from)) = (&started, &from) {
             from.refuse(failure).await;
@@ -195,7 +196,6 @@ impl Daemon {
         config: Config,
         beginning: Beginning,
     ) -> Result<Daemon, Failure> {
-        observe::note_start();
         let Config { file, serve: options, devices } = config;
         let certificates = options.nbd_tls_certs.as_deref().map(tls::server_option).transpose()?;
         let is_protected = tls::protects(certificates.as_ref());

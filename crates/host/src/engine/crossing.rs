@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariant
-//! - HO-UP6 A device that can't go on after a hand-over that failed, as its disk fails just then, is
-//!   tried again until it does: nobody else knows that it has to be resumed.
+//! - HO-UP6 A device that can't go on after a hand-over that failed, as its disk fails just then,
+//!   is tried again until it does: nobody else knows that it has to be resumed.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

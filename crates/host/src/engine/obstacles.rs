@@ -116,7 +116,7 @@ fn of_verbs(info: &DeviceInfo) -> Vec<UpgradeProblem> {
     found
 }
 
-/// Reports what an orderly end leaves in the caches of a device. Fails with what is in memory alone.
+/// Reports what an orderly end leaves in the caches of a device. Returns what is in memory alone.
 pub(super) async fn leave_unsaved(claims: &Claims, device: &Rc<MappedDevice>) -> Vec<Failure> {
     for unsaved in device.unsaved().await.iter().filter(|unsaved| unsaved.in_memory == 0) {
         tracing::warn!(device = device.name(), "{}", unsaved_warning(unsaved));

@@ -128,8 +128,8 @@ impl Engine {
         Ok(clients)
     }
 
-    /// Requests that do not end wait for a device below, as for a store that refuses: its problem is
-    /// the cause.
+    /// Requests that do not end wait for a device below, as for a store that refuses: its problem
+    /// is the cause.
     fn explain(&self, failure: Failure) -> Failure {
         let devices = self.dm.devices();
         let problems = devices.iter().flat_map(|device| {

@@ -38,8 +38,8 @@ fn the_unit_confines_the_daemon() {
     assert!(exposure(Some("fuse.conf")) <= 35);
 }
 
-/// The journals of write caches outlive an end of the service, and with them what a cache device has
-/// refused.
+/// The journals of write caches outlive an end of the service, and with them what a cache device
+/// has refused.
 #[test]
 fn the_unit_keeps_the_run_directory() {
     let unit = std::fs::read_to_string(packaging().join("systemd/millpond.service")).unwrap();

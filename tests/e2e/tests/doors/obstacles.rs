@@ -273,7 +273,7 @@ fn a_private_run_directory_stays_while_a_cache_needs_it() {
 
 /// The origin fails reads while the successor, and then the daemon itself, open a guarded cache.
 #[test]
-fn a_device_goes_on_after_an_upgrade_that_failed_when_its_origin_is_well() {
+fn after_a_failed_upgrade_a_device_goes_on_when_it_can() {
     if !clients(&["nbdkit"]) {
         return;
     }

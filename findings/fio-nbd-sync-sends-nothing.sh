@@ -26,16 +26,16 @@ end() {
 }
 trap end EXIT
 
-mkdir -p "$T/debs/partial" "$T/root"
+mkdir -p "$T/debs/partial" "$T/tree"
 : >"$T/status"
 apt-get -qq -y -o Dir::State::status="$T/status" -o Dir::Cache::archives="$T/debs" \
     -o Debug::NoLocking=1 -o APT::Sandbox::User=root --no-install-recommends --download-only \
     install fio=3.33-3 nbdkit=1.32.5-1 >/dev/null
 for deb in "$T"/debs/*.deb; do
-    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/root" ;; esac
+    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/tree" ;; esac
 done
-lib=$T/root/usr/lib/x86_64-linux-gnu bin=$T/root/usr/bin
-export LD_LIBRARY_PATH=$lib:$T/root/lib/x86_64-linux-gnu
+lib=$T/tree/usr/lib/x86_64-linux-gnu bin=$T/tree/usr/bin
+export LD_LIBRARY_PATH=$lib:$T/tree/lib/x86_64-linux-gnu
 
 "$bin/nbdkit" -U "$T/s" -f --filter="$lib/nbdkit/filters/nbdkit-log-filter.so" \
     "$lib/nbdkit/plugins/nbdkit-memory-plugin.so" 1M logfile="$T/log" &
@@ -53,7 +53,10 @@ job() {
     lines=$(tail -n "+$((before + 1))" "$T/log" || true)
     [ "$status" = 0 ] || { echo "$name: exit $status"; return; }
     count() { grep -cE "$1" <<<"$lines"; }
-    echo "$name: exit 0, $(count ' Write id=') writes, $(count ' Write id=.* fua=1') with FUA, $(count ' Flush id=') FLUSH"
+    local writes fua
+    writes=$(count ' Write id=') || true
+    fua=$(count ' Write id=.* fua=1') || true
+    echo "$name: exit 0, $writes writes, $fua with FUA, $(count ' Flush id=') FLUSH"
 }
 for options in sync=1 sync=dsync fsync=4 'fsync=4 iodepth=16' end_fsync=1 fdatasync=4; do
     # shellcheck disable=SC2086 # the options are words

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 #
-# qemu's NBD client with `reconnect-delay`, and nbdkit's filter `retry` before its plugin `nbd`, send
-# a FLUSH again on a new connection. The new server has lost what the old one had acknowledged and
-# not flushed, and knows nothing of it: the FLUSH succeeds, and the data are gone. One would expect
-# an error of that FLUSH, as a disk gives that has lost its cache: whoever reconnects by itself has
-# to remember which acknowledged writes no FLUSH has covered.
+# qemu's NBD client with `reconnect-delay`, and nbdkit's filter `retry` before its plugin `nbd`,
+# send a FLUSH again on a new connection. The new server has lost what the old one had
+# acknowledged and not flushed, and knows nothing of it: the FLUSH succeeds, and the data are
+# gone. One would expect an error of that FLUSH, as a disk gives that has lost its cache: whoever
+# reconnects by itself has to remember which acknowledged writes no FLUSH has covered.
 #
 # Seen with qemu-utils 1:7.2+dfsg-7+deb12u18+b3 and nbdkit 1.32.5-1 of Debian 12, 2026-11-29, for
 # both clients (qemu-io 7.2.22):
@@ -25,17 +25,17 @@ end() {
 }
 trap end EXIT
 
-mkdir -p "$T/debs/partial" "$T/root"
+mkdir -p "$T/debs/partial" "$T/tree"
 : >"$T/status"
 apt-get -qq -y -o Dir::State::status="$T/status" -o Dir::Cache::archives="$T/debs" \
-    -o Debug::NoLocking=1 -o APT::Sandbox::User=root --no-install-recommends --download-only install \
-    nbdkit=1.32.5-1 'qemu-utils=1:7.2+dfsg-7+deb12u18+b3' >/dev/null
+    -o Debug::NoLocking=1 -o APT::Sandbox::User=root --no-install-recommends --download-only \
+    install nbdkit=1.32.5-1 'qemu-utils=1:7.2+dfsg-7+deb12u18+b3' >/dev/null
 for deb in "$T"/debs/*.deb; do
-    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/root" ;; esac
+    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/tree" ;; esac
 done
-lib=$T/root/usr/lib/x86_64-linux-gnu
-export LD_LIBRARY_PATH=$lib:$T/root/lib/x86_64-linux-gnu
-nbdkit=$T/root/usr/bin/nbdkit plugins=$lib/nbdkit/plugins filters=$lib/nbdkit/filters
+lib=$T/tree/usr/lib/x86_64-linux-gnu
+export LD_LIBRARY_PATH=$lib:$T/tree/lib/x86_64-linux-gnu
+nbdkit=$T/tree/usr/bin/nbdkit plugins=$lib/nbdkit/plugins filters=$lib/nbdkit/filters
 
 # serve SOCKET ARGUMENT...: starts an nbdkit, waits for its socket, leaves its process in $server.
 serve() {
@@ -52,10 +52,10 @@ serve() {
 # A server whose data are in memory: what kill -9 takes was acknowledged, and never flushed.
 volatile() { serve "$T/a.sock" "$plugins/nbdkit-memory-plugin.so" 1M; }
 
-# try NAME SOCKET OPTIONS: writes, replaces the volatile server, flushes; then reads by a new client.
+# try NAME SOCKET OPTIONS: writes, replaces the volatile server, flushes; then a new client reads.
 # qemu-io says nothing of a FLUSH that fails but by its exit status, which is the last of $outcome.
 try() {
-    "$T/root/usr/bin/qemu-io" --image-opts "driver=nbd,server.type=unix,server.path=$2$3" \
+    "$T/tree/usr/bin/qemu-io" --image-opts "driver=nbd,server.type=unix,server.path=$2$3" \
         -c 'write -P 0x5a 0 64k' -c 'sleep 3000' -c flush >"$T/$1" 2>&1 &
     local client=$! status=0
     started+=("$client")
@@ -65,9 +65,12 @@ try() {
     volatile
     volatile=$server
     wait "$client" || status=$?
-    "$T/root/usr/bin/qemu-io" -f raw "nbd+unix:///?socket=$T/a.sock" -c 'read -P 0x5a 0 64k' \
+    "$T/tree/usr/bin/qemu-io" -f raw "nbd+unix:///?socket=$T/a.sock" -c 'read -P 0x5a 0 64k' \
         >"$T/$1.read" 2>&1 || true
-    outcome="$(grep -c '^wrote 65536' "$T/$1") $(grep -c 'verification failed' "$T/$1.read") $status"
+    local wrote lost
+    wrote=$(grep -c '^wrote 65536' "$T/$1") || true
+    lost=$(grep -c 'verification failed' "$T/$1.read") || true
+    outcome="$wrote $lost $status"
     echo "$1: written, lost, exit status with the FLUSH: $outcome"
 }
 

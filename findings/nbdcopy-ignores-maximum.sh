@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 #
-# nbdcopy asks a server for its block sizes and then sends requests of 256 KiB, also where the server
-# has announced a smaller maximum: the copy fails with EINVAL. One would expect a client of the same
-# project as the protocol's reference server to keep to the maximum, as qemu-img does here. Until
-# then `--request-size` is the way; fio's engine `nbd` and nbdfuse send what they are asked to, too.
-# A server that has a maximum below 256 KiB loses its copies to this.
+# nbdcopy asks a server for its block sizes and then sends requests of 256 KiB, also where the
+# server has announced a smaller maximum: the copy fails with EINVAL. One would expect a client of
+# the same project as the protocol's reference server to keep to the maximum, as qemu-img does
+# here. Until then `--request-size` is the way; fio's engine `nbd` and nbdfuse send what they are
+# asked to, too. A server that has a maximum below 256 KiB loses its copies to this.
 #
 # Seen with libnbd-bin 1.14.2-1, nbdkit 1.32.5-1 and qemu-utils 1:7.2+dfsg-7+deb12u18+b3 of Debian
 # 12, 2026-11-29 (a maximum of 65536 bytes is announced):
@@ -23,16 +23,16 @@ end() {
 }
 trap end EXIT
 
-mkdir -p "$T/debs/partial" "$T/root"
+mkdir -p "$T/debs/partial" "$T/tree"
 : >"$T/status"
 apt-get -qq -y -o Dir::State::status="$T/status" -o Dir::Cache::archives="$T/debs" \
     -o Debug::NoLocking=1 -o APT::Sandbox::User=root --no-install-recommends --download-only \
     install libnbd-bin=1.14.2-1 nbdkit=1.32.5-1 'qemu-utils=1:7.2+dfsg-7+deb12u18+b3' >/dev/null
 for deb in "$T"/debs/*.deb; do
-    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/root" ;; esac
+    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/tree" ;; esac
 done
-lib=$T/root/usr/lib/x86_64-linux-gnu bin=$T/root/usr/bin
-export LD_LIBRARY_PATH=$lib:$T/root/lib/x86_64-linux-gnu
+lib=$T/tree/usr/lib/x86_64-linux-gnu bin=$T/tree/usr/bin
+export LD_LIBRARY_PATH=$lib:$T/tree/lib/x86_64-linux-gnu
 
 "$bin/nbdkit" -U "$T/s" -f --filter="$lib/nbdkit/filters/nbdkit-blocksize-policy-filter.so" \
     "$lib/nbdkit/plugins/nbdkit-pattern-plugin.so" 1M \

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 #
 # A hole that is punched into the file of nbdfuse reads as the old data, where the server ignores
-# TRIM: nbdfuse sends a TRIM for FALLOC_FL_PUNCH_HOLE and answers success, although the system call
-# promises zeroes and TRIM promises nothing. qemu-nbd announces TRIM and ignores it unless it has
-# `--discard=unmap`. So `fallocate -p`, a loop device's discard, or mke2fs on such a file take zeroes
-# for granted that are not there. `fallocate -z` becomes WRITE_ZEROES, and is right.
+# TRIM: nbdfuse sends a TRIM for FALLOC_FL_PUNCH_HOLE and answers success, although the system
+# call promises zeroes and TRIM promises nothing. qemu-nbd announces TRIM and ignores it unless it
+# has `--discard=unmap`. So `fallocate -p`, a loop device's discard, or mke2fs on such a file take
+# zeroes for granted that are not there. `fallocate -z` becomes WRITE_ZEROES, and is right.
 #
 # Seen with libnbd-bin 1.14.2-1 and qemu-utils 1:7.2+dfsg-7+deb12u18+b3 of Debian 12, 2026-11-29:
 #   punched: fallocate 0, zero bytes of the first 65536: 0
@@ -23,16 +23,16 @@ end() {
 }
 trap end EXIT
 
-mkdir -p "$T/debs/partial" "$T/root"
+mkdir -p "$T/debs/partial" "$T/tree"
 : >"$T/status"
 apt-get -qq -y -o Dir::State::status="$T/status" -o Dir::Cache::archives="$T/debs" \
     -o Debug::NoLocking=1 -o APT::Sandbox::User=root --no-install-recommends --download-only \
     install libnbd-bin=1.14.2-1 'qemu-utils=1:7.2+dfsg-7+deb12u18+b3' >/dev/null
 for deb in "$T"/debs/*.deb; do
-    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/root" ;; esac
+    case $deb in */libc6_*) ;; *) dpkg -x "$deb" "$T/tree" ;; esac
 done
-lib=$T/root/usr/lib/x86_64-linux-gnu bin=$T/root/usr/bin
-export LD_LIBRARY_PATH=$lib:$T/root/lib/x86_64-linux-gnu
+lib=$T/tree/usr/lib/x86_64-linux-gnu bin=$T/tree/usr/bin
+export LD_LIBRARY_PATH=$lib:$T/tree/lib/x86_64-linux-gnu
 
 head -c 128K /dev/zero | tr '\0' '\132' >"$T/disk"
 "$bin/qemu-nbd" -f raw -t -k "$T/s" "$T/disk" &

@@ -24,10 +24,13 @@ name = "probe"
 version = "0.0.0"
 edition = "2021"
 [dependencies]
-object_store = { version = "=0.14.2", default-features = false, features = ["aws-base", "reqwest", "ring"] }
 reqwest = { version = "=0.13.5", default-features = false, features = ["rustls-no-provider"] }
 rustls = { version = "0.23", default-features = false, features = ["std", "ring"] }
 tokio = { version = "1", features = ["rt", "macros"] }
+[dependencies.object_store]
+version = "=0.14.2"
+default-features = false
+features = ["aws-base", "reqwest", "ring"]
 END
 cat >"$T/src/main.rs" <<'END'
 use object_store::{ObjectStoreExt, aws::AmazonS3Builder, path::Path};

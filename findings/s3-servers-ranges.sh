@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 #
-# Servers that stand in for S3 in tests disagree about ranges that readers of footers and probes of
-# existence send. RFC 9110, 14.1.2: a suffix longer than the object is the whole object, and an object
-# of no bytes has no satisfiable range. gofakes3 refuses a suffix that
-# is longer than the object with 416, so a reader that asks for "the last 64 KiB" fails on each
-# small object; s3rver answers `bytes=-3` with the first four bytes, `bytes=0-0` with the whole
-# object, and for an object of no bytes promises a byte that never comes. All with status 206, so
-# a client that trusts it has wrong data. Compare Content-Range with what was asked.
+# Servers that stand in for S3 in tests disagree about ranges that readers of footers and probes
+# of existence send. RFC 9110, 14.1.2: a suffix longer than the object is the whole object, and an
+# object of no bytes has no satisfiable range. gofakes3 refuses a suffix that is longer than the
+# object with 416, so a reader that asks for "the last 64 KiB" fails on each small object; s3rver
+# answers `bytes=-3` with the first four bytes, `bytes=0-0` with the whole object, and for an
+# object of no bytes promises a byte that never comes. All with status 206, so a client that
+# trusts it has wrong data. Compare Content-Range with what was asked.
 #
 # Seen with moto 5.2.5 (PyPI), gofakes3 v1.2.0 (Go), s3rver 3.7.1 (npm), 2026-11-29; the object is
 # `abcde`, another one is empty:
@@ -35,15 +35,15 @@ cat >"$T/go/main.go" <<'END'
 package main
 
 import (
-	"net/http"
-	"os"
+    "net/http"
+    "os"
 
-	"github.com/johannesboyne/gofakes3"
-	"github.com/johannesboyne/gofakes3/backend/s3mem"
+    "github.com/johannesboyne/gofakes3"
+    "github.com/johannesboyne/gofakes3/backend/s3mem"
 )
 
 func main() {
-	panic(http.ListenAndServe("127.0.0.1:"+os.Args[1], gofakes3.New(s3mem.New()).Server()))
+    panic(http.ListenAndServe("127.0.0.1:"+os.Args[1], gofakes3.New(s3mem.New()).Server()))
 }
 END
 (
@@ -81,7 +81,12 @@ print(name, *parts, sep=' | ')
 END
 
 # A port that is free now; three of them differ.
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+port() {
+    python3 -c 'import socket
+free = socket.socket()
+free.bind(("127.0.0.1", 0))
+print(free.getsockname()[1])'
+}
 # serve NAME COMMAND...: the server of that command, asked once it listens on $port.
 serve() {
     local name=$1

@@ -151,7 +151,7 @@ pub(crate) async fn summary(
     let state = match (device.live_table, device.suspended) {
         (false, _) => "no table",
         (true, true) => "suspended",
-        (true, false) => "active",
+        (true, false) => ACTIVE,
     };
     Ok(Summary {
         name: name.clone(),
@@ -261,6 +261,9 @@ fn of_page_cache(lines: &str) -> Vec<(&'static str, u64)> {
     lines.lines().filter_map(pair).collect()
 }
 
+/// The state of a device that serves requests.
+const ACTIVE: &str = "active";
+
 /// A line for each device, under a head.
 pub(crate) fn table(summaries: &[Summary]) -> String {
     if summaries.is_empty() {
@@ -272,7 +275,14 @@ pub(crate) fn table(summaries: &[Summary]) -> String {
         let dirty = s.figures.get("dirty_bytes").map_or_else(|| "-".into(), |_| s.dirty());
         let targets = if s.targets.is_empty() { "-".into() } else { s.targets.join(" ") };
         let open = s.open_count.to_string();
-        rows.push([s.name.clone(), size_text(s.size_bytes), s.state.into(), open, targets, dirty]);
+        rows.push([
+            s.name.clone(),
+            size_text(s.size_bytes),
+            s.state().into(),
+            open,
+            targets,
+            dirty,
+        ]);
     }
     columns(&rows)
 }
@@ -289,8 +299,13 @@ impl Summary {
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
+    /// For lists, which have no room for the problems: a device that has some is not merely
+    /// active.
     pub(crate) fn state(&self) -> &'static str {
-        self.state
+        match self.state {
+            ACTIVE if !self.problems.is_empty() => "failing",
+            state => state,
+        }
     }
     pub(crate) fn clients(&self) -> usize {
         self.clients
@@ -323,7 +338,7 @@ impl Summary {
     #[cfg(test)]
     pub(crate) fn for_tests(name: &str, size_bytes: u64, clients: usize) -> Summary {
         let name = name.to_owned();
-        Summary { name, size_bytes, state: "active", clients, ..Summary::default() }
+        Summary { name, size_bytes, state: ACTIVE, clients, ..Summary::default() }
     }
 
     /// `2 clients, 1 table`.
@@ -482,7 +497,7 @@ mod tests {
             problems: Vec::new(),
             name: "wc".into(),
             size_bytes: 64 << 20,
-            state: "active",
+            state: ACTIVE,
             open_count: 3,
             clients: 2,
             rates: Some(Rates { read: 0.0, written: 4096.0, requests: 1.0 }.into()),

@@ -102,6 +102,7 @@ impl Cache {
         reactor::spawn(store.clone().commit_when_many_task(life.guard()));
         store.start_autocommit();
         reactor::spawn(Writeback::retry_task(Rc::downgrade(wb), period));
+        reactor::spawn(Writeback::unreadable_task(Rc::downgrade(wb), period));
         wb.start_ages();
         wb.read_cache.is_closed.set(false);
         wb.start_naming();

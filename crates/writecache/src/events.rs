@@ -164,6 +164,13 @@ pub enum CacheEvent {
         /// The block's first sector.
         sector: Sector,
     },
+    /// The cache device can read blocks again that it could not read before.
+    ReadAgain {
+        /// How many.
+        blocks: u64,
+        /// How many it still can't read.
+        unreadable: u64,
+    },
     /// The data of a block of which the cache device has the only copy do not match their checksum.
     RottenBlock {
         /// The block's first sector.
@@ -201,13 +208,14 @@ impl CacheEvent {
             | CacheEvent::NoBuffer
             | CacheEvent::Guarded
             | CacheEvent::Unguarded { .. }
+            | CacheEvent::ReadAgain { .. }
             | CacheEvent::Recovered => None,
         }
     }
 
     /// Whether the event reports the end of an error.
     pub fn is_over(&self) -> bool {
-        *self == CacheEvent::Recovered
+        matches!(self, CacheEvent::Recovered | CacheEvent::ReadAgain { .. })
     }
 
     /// Whether the event reports work, which is no error, nor the end of one.
@@ -230,6 +238,7 @@ impl CacheEvent {
             | CacheEvent::GapLost { .. }
             | CacheEvent::BadBlock { .. }
             | CacheEvent::RottenBlock { .. }
+            | CacheEvent::ReadAgain { .. }
             | CacheEvent::Recovered => false,
         }
     }
@@ -319,13 +328,11 @@ impl fmt::Display for CacheEvent {
                 "writecache: the origin's sectors from {sector} on have no guard: {why}; take care \
                  that nobody uses the origin without its cache"
             ),
-            CacheEvent::BadBlock { status, sector } => write!(
+            CacheEvent::BadBlock { status, sector } => write_bad_block(f, *status, *sector),
+            CacheEvent::ReadAgain { blocks, unreadable } => write!(
                 f,
-                "writecache: the cache device can't read the block at sector {sector} ({status}), \
-                 which the origin does not hold: it reads as an error until it is written again. \
-                 Nothing new is kept on this device: write everything back (`millpond drain \
-                 NAME`), overwrite the sectors of the attribute bad_block_list or accept \
-                 their loss, then replace the cache device"
+                "writecache: the cache device can read {blocks} blocks again that it could not \
+                 read before; {unreadable} are left"
             ),
             CacheEvent::RottenBlock { sector } => write!(
                 f,
@@ -335,6 +342,17 @@ impl fmt::Display for CacheEvent {
             ),
         }
     }
+}
+
+fn write_bad_block(f: &mut fmt::Formatter<'_>, status: Status, sector: Sector) -> fmt::Result {
+    write!(
+        f,
+        "writecache: the cache device can't read the block at sector {sector} ({status}), \
+         which the origin does not hold: it reads as an error until the device can read it \
+         (it is tried again), or it is written again. Nothing new is kept here meanwhile. \
+         If it stays so: `millpond drain NAME`, overwrite the sectors of bad_block_list, \
+         and replace the cache device"
+    )
 }
 
 /// First sectors of blocks that can't be read: those that are shown, and how many are left out.

@@ -88,7 +88,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 83] = [
+pub(crate) static FIGURES: [Figure; 84] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -128,8 +128,12 @@ pub(crate) static FIGURES: [Figure; 83] = [
     .metric(Metric::GAUGE),
     blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into())
         .metric(Metric::GAUGE),
-    blocks("bad_blocks", "blocks that can't be read until they are written again", |c| {
+    blocks("bad_blocks", "dirty blocks that can't be read at present; they are tried again", |c| {
         c.store.counts().bad.into()
+    })
+    .metric(Metric::GAUGE),
+    blocks("rotten_blocks", "those of them that do not match their checksum", |c| {
+        c.writeback.rotten_blocks().into()
     })
     .metric(Metric::GAUGE),
     blocks("unsaved_blocks", "blocks that the origin does not have: dirty, or unreadable", |c| {
@@ -336,7 +340,7 @@ pub(crate) static FIGURES: [Figure; 83] = [
     number("origin_writes", "", "writes of writeback", |c| count(&c.store.stats.origin_writes))
         .metric(Metric::COUNTER),
     number("origin_write_bytes", "bytes", "bytes written back", |c| {
-        count(&c.store.stats.origin_write_bytes)
+        count(&c.store.stats.written_back_bytes)
     })
     .metric(Metric::COUNTER),
     blocks("gap_blocks_filled", "gaps between dirty blocks that writeback wrote, too", |c| {

@@ -11,6 +11,8 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "public with the feature"))]
 pub enum Fault {
+    /// A block that the cache device could not read is not read again.
+    NeverReadAgain,
     /// The origin's record of the cache is not waited for.
     RecordedLate,
     /// The origin's record of the cache ends although the cache holds blocks.

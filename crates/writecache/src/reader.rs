@@ -16,7 +16,6 @@ use reactor::BioFuture;
 use smallvec::SmallVec;
 
 use crate::admission::AdmittedRead;
-use crate::events::CacheEvent;
 use crate::map::{CurrentVersion, SlotRef, Slots, State};
 use crate::planted::Fault;
 use crate::read_ahead::AheadOrigin;
@@ -354,13 +353,8 @@ impl Reader {
     /// reads the block again. A dirty one is lost: reads of the block fail until it is written
     /// again.
     async fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> Result<(), Status> {
-        self.store.stats.checksum_errors.add(1);
         self.store.reserve_unlogged(1).await;
-        if !self.writeback.drop_unreadable(block, slot_ref) {
-            return Ok(());
-        }
-        self.store.notify(CacheEvent::RottenBlock { sector: self.store.sector_of(block) });
-        Err(Status::Checksum)
+        if self.writeback.drop_rotten(block, slot_ref) { Err(Status::Checksum) } else { Ok(()) }
     }
 
     /// Reads one block again, until its version stayed in its slot for the whole read, or the block

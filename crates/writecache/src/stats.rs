@@ -33,7 +33,9 @@ pub(crate) struct Stats {
     pub(crate) cache_flushes: Counter,
     pub(crate) origin_flushes: Counter,
     pub(crate) origin_writes: Counter,
+    /// Bytes of the writes that were sent to the origin, and of those that it took.
     pub(crate) origin_write_bytes: Counter,
+    pub(crate) written_back_bytes: Counter,
     pub(crate) gap_blocks_filled: Counter,
     pub(crate) gap_blocks_copied: Counter,
     pub(crate) gap_bytes_read: Counter,

@@ -129,11 +129,15 @@ impl Zram {
             }
             let region = layout.region(0, device.limits().capacity);
             if region.blocks == 0 {
+                let needed = match parts {
+                    1 => format!("a page of {PAGE} bytes is"),
+                    parts => format!("{parts} pages of {PAGE} bytes, one for each part, are"),
+                };
+                let has = device.limits().capacity.bytes();
                 return Err(Error::invalid(format!(
-                    "backing_dev {}: {} are too small: at least {parts} pages of {PAGE} bytes are \
-                     needed, one for each part",
-                    device.name(),
-                    device.limits().capacity
+                    "backing_dev {}: it has {has} bytes, which are too few: at least {needed} \
+                     needed",
+                    device.name()
                 )));
             }
         }

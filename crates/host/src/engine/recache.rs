@@ -53,7 +53,7 @@ impl Engine {
         let mark = self.files.closes_begun();
         let checked = self.dm.check_new_caches(name, &table).await;
         self.files.closed_since(mark).await;
-        checked?;
+        checked.map_err(unforced)?;
         let drained = self.drain_for_swap(name, is_wanted);
         long_work(name, "writeback before the cache is replaced", drained).await?;
         let from = self.dm.live_table(name)?;
@@ -130,6 +130,16 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// The error without the offer to make the device of its origin alone: `replace-cache` does not.
+fn unforced(e: Error) -> Error {
+    if e.token().is_none() {
+        return e;
+    }
+    let text = e.chain();
+    let why = text.split("; nothing was changed. `--force=").next().unwrap_or_default();
+    Error::new(e.kind(), format!("{why}; nothing was changed"))
 }
 
 /// Fails when a cache device is missing: nothing can be written back from it, so neither verb can

@@ -371,20 +371,7 @@ impl Target for WriteCache {
     }
 
     fn unsaved(&self) -> Option<UnsavedBlocks> {
-        let number = |name| self.attribute(name).ok()?.number();
-        let config = self.config.borrow();
-        Some(UnsavedBlocks {
-            dirty: number("dirty_blocks")? + number("zero_blocks")?,
-            failing: number("failing_blocks")?,
-            unreadable: number("bad_blocks")?,
-            in_memory: number("unwritten_blocks")?,
-            block_bytes: u64::from(config.block_size),
-            cache: config.cache.clone(),
-            start: config.start_sector,
-            origin: config.origin.clone(),
-            copies: number("clean_blocks")?,
-            ..UnsavedBlocks::default()
-        })
+        self.unsaved_blocks()
     }
 
     fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {

@@ -2,7 +2,7 @@
 //! What others may do with the origin: the guard, and the origin's record of this cache.
 use std::rc::Rc;
 
-use block::{Error, Status};
+use block::{Error, Status, UnsavedBlocks};
 
 use super::{OpenCache, WriteCache};
 use crate::events::io_failed;
@@ -46,6 +46,24 @@ impl WriteCache {
             Some(attachment) => attachment.release().await,
             None => Ok(()),
         }
+    }
+
+    /// See `block::Target::unsaved`.
+    pub(super) fn unsaved_blocks(&self) -> Option<UnsavedBlocks> {
+        let number = |name| self.attribute(name).ok()?.number();
+        let config = self.config.borrow();
+        Some(UnsavedBlocks {
+            dirty: number("dirty_blocks")? + number("zero_blocks")?,
+            failing: number("failing_blocks")?,
+            unreadable: number("bad_blocks")?,
+            in_memory: number("unwritten_blocks")?,
+            block_bytes: u64::from(config.block_size),
+            cache: config.cache.clone(),
+            start: config.start_sector,
+            origin: config.origin.clone(),
+            copies: number("clean_blocks")?,
+            ..UnsavedBlocks::default()
+        })
     }
 
     /// See `block::Target::drop_copies`.

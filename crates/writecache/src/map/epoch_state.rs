@@ -120,6 +120,16 @@ impl Epochs {
         self.bad.remove(&slot);
     }
 
+    /// An unreadable version is readable again. Returns false if its epoch is written back without
+    /// it, or was.
+    pub(super) fn restore(&mut self, slot: u32) -> bool {
+        let is_pending = self.bad.get(&slot) == Some(&false);
+        if is_pending {
+            self.bad.remove(&slot);
+        }
+        is_pending
+    }
+
     /// A version has moved from one slot to another; slots with stamps. It may be in the phase: the
     /// open epoch is written back before it is logged, a closed one before its record is durable.
     pub(super) fn move_slot(&mut self, from: (u32, u32), to: (u32, u32)) {

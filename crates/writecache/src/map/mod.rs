@@ -343,6 +343,26 @@ impl Slots {
         current
     }
 
+    /// The data of an unreadable version were read after all, and are right: it is dirty again.
+    /// Returns false, and changes nothing, if the block has a newer version; and in order, if the
+    /// origin gets its epoch without it: later epochs may be there before it.
+    pub(crate) fn restore(&mut self, block: u64, slot_ref: SlotRef) -> bool {
+        let current = self.newest_slot(block, slot_ref) == Some(slot_ref.slot);
+        if !current || self.slots[slot_ref.slot as usize].state != State::Bad {
+            return false;
+        }
+        if let Some(epochs) = &mut self.epochs
+            && !epochs.restore(slot_ref.slot)
+        {
+            return false;
+        }
+        self.bad.remove(block);
+        self.set_state(slot_ref.slot, State::Dirty);
+        self.dirty.insert(block);
+        self.oldest.enter(slot_ref.slot, None);
+        true
+    }
+
     /// Drops the block from the cache, if this is its newest version and is clean.
     pub(crate) fn drop_clean(&mut self, block: u64, slot_ref: SlotRef) -> bool {
         let slot = self.newest_slot(block, slot_ref);

@@ -140,6 +140,7 @@ impl EventForwarder {
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
             | CacheEvent::RottenBlock { .. }
+            | CacheEvent::ReadAgain { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }
@@ -162,6 +163,7 @@ impl EventForwarder {
             | CacheEvent::Bug { .. }
             | CacheEvent::BadBlock { .. }
             | CacheEvent::RottenBlock { .. }
+            | CacheEvent::ReadAgain { .. }
             | CacheEvent::Opening { .. }
             | CacheEvent::Opened { .. }
             | CacheEvent::JournalApplied { .. }

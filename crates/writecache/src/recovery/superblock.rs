@@ -14,6 +14,7 @@ use format::{
 };
 
 use super::area::{damaged, flush_area, no_space, read_area, write_area};
+use super::contents::contents_of;
 use super::owner::NO_ORIGIN;
 use super::replaced::replaced;
 use crate::config::Config;
@@ -33,7 +34,7 @@ pub(crate) async fn find_superblock(
     if area < end {
         Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     }
-    let Copies { copies, blank, begun, mark } = read_copies(config, device).await?;
+    let Copies { copies, blank, begun, mark, contents } = read_copies(config, device).await?;
     let elected = format::elect(&copies);
     // Its own superblock has no two copies any more.
     if let (Err(_), Some(mark)) = (&elected, &mark) {
@@ -61,10 +62,19 @@ pub(crate) async fn find_superblock(
             Err(missing(config))
         }
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
+            let cache = &config.cache;
+            let what = match contents {
+                Some(what) => format!(
+                    "it holds {what}: are origin and cache swapped? The origin comes first. \
+                     If {what} is to be lost"
+                ),
+                None => {
+                    "it is neither a cache nor blank. If what it holds is to be lost".to_owned()
+                }
+            };
             Err(Error::invalid(format!(
-                "cache device {}: Invalid magic in the superblock: it is neither a \
-                 cache nor blank; `millpond wipe {}` makes it blank",
-                config.cache, config.cache
+                "cache device {cache}: Invalid magic in the superblock: {what}, `millpond wipe \
+                 {cache}` makes it blank"
             )))
         }
         Err(damage) => Err(damaged(config, &damage.to_string())),
@@ -79,6 +89,8 @@ pub(crate) struct Copies {
     begun: bool,
     /// The mark in one of the places.
     mark: Option<ReplacedMark>,
+    /// What else the first place may be the beginning of.
+    contents: Option<&'static str>,
 }
 
 pub(crate) async fn read_copies(
@@ -87,12 +99,13 @@ pub(crate) async fn read_copies(
 ) -> Result<Copies, Error> {
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
-    let (mut begun, mut mark, mut begun_mark) = (false, None, None);
+    let (mut begun, mut mark, mut begun_mark, mut contents) = (false, None, None, None);
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = Geometry::superblock_offset(copy);
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
         unit.read(|unit| {
             blank[usize::from(copy)] = format::is_blank(unit);
+            contents = if copy == 0 { contents_of(unit) } else { contents };
             begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
             mark = mark.take().or_else(|| ReplacedMark::decode(unit));
             begun_mark = begun_mark.take().or_else(|| ReplacedMark::find(unit));
@@ -100,7 +113,7 @@ pub(crate) async fn read_copies(
         });
     }
     let copies = copies.try_into().expect("four were read");
-    Ok(Copies { copies, blank, begun, mark: mark.or(begun_mark) })
+    Ok(Copies { copies, blank, begun, mark: mark.or(begun_mark), contents })
 }
 
 /// The generation that a format writes.

@@ -41,11 +41,13 @@ mod pause;
 mod phase;
 mod pick;
 mod pieces;
+mod read_again;
 mod retry;
 mod run;
 mod settle;
 mod slot_reads;
 mod span_plan;
+mod unreadable;
 mod write_window;
 mod zeroes;
 
@@ -65,6 +67,7 @@ use self::limit_state::LimitState;
 use self::locks::Locks;
 use self::retry::Retry;
 use self::slot_reads::{SlotReads, Span};
+use self::unreadable::Unreadable;
 use crate::config::Tuning;
 use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
@@ -200,6 +203,7 @@ pub(crate) struct Writeback {
     jobs: Jobs,
     pub(crate) limits: LimitState,
     pub(crate) retry: Retry,
+    unreadable: Unreadable,
     destage: Destage,
     slot_reads: SlotReads,
     pub(crate) fills: Fills,
@@ -227,6 +231,7 @@ impl Writeback {
             jobs: Jobs::default(),
             limits: LimitState::default(),
             retry: Retry::default(),
+            unreadable: Unreadable::default(),
             slot_reads: SlotReads::default(),
             fills: Fills::default(),
         }

@@ -185,15 +185,30 @@ impl Writeback {
         self.store.stats.cache_read_errors.add(1);
         if self.drop_unreadable(block, slot_ref) {
             self.store.health.drain_only.set(Some(status));
+            self.unreadable.rotten.borrow_mut().remove(block);
+            self.cache_device_is_silent();
             self.store.notify(CacheEvent::BadBlock { status, sector: self.store.sector_of(block) });
         }
+    }
+
+    /// The data of this version of a block do not match their checksum. A clean one is dropped, and
+    /// the block can be read again. Returns whether it was dirty.
+    pub(crate) fn drop_rotten(&self, block: u64, slot_ref: SlotRef) -> bool {
+        self.store.stats.checksum_errors.add(1);
+        let is_bad = self.drop_unreadable(block, slot_ref);
+        if is_bad {
+            self.unreadable.rotten.borrow_mut().insert(block);
+            self.store.waits.retry.wake_all();
+            self.store.notify(CacheEvent::RottenBlock { sector: self.store.sector_of(block) });
+        }
+        is_bad
     }
 
     /// This version of a block can't be read, or does not match its checksum. A clean version is
     /// dropped. A dirty one becomes bad, and no job waits for it any longer: returns true. A
     /// superseded version is given up by its epoch. If the block has a newer version nothing
     /// changes.
-    pub(crate) fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
+    fn drop_unreadable(&self, block: u64, slot_ref: SlotRef) -> bool {
         let mut slots = self.store.slots.borrow_mut();
         let is_bad = !slots.drop_clean(block, slot_ref) && slots.quarantine(block, slot_ref);
         if !is_bad {

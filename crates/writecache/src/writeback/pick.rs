@@ -22,7 +22,10 @@ const LRU_RUN_BLOCKS_MAX: u64 = 256;
 impl Writeback {
     pub(crate) fn needs_writeback(&self) -> bool {
         let held_back = self.store.life.background_paused.get() && !self.is_starved();
-        self.wants_writeback() && !self.retry.is_paused() && !held_back
+        self.wants_writeback()
+            && !self.retry.is_paused()
+            && !self.waits_for_cache_device()
+            && !held_back
     }
 
     /// The same, though errors of the origin may pause it.

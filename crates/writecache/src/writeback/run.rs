@@ -12,7 +12,6 @@ use super::Writeback;
 use super::gaps::Extent;
 use super::slot_reads::{Span, SpanRun};
 use super::{PickedRun, WrittenBlock};
-use crate::events::CacheEvent;
 use crate::map::{SlotRef, State};
 use crate::planted::Fault;
 
@@ -85,7 +84,7 @@ pub(super) async fn write_run(wb: Rc<Writeback>, picked: PickedRun) {
         let blocks = good.blocks[part.dirty.clone()].iter();
         let outcome = io.await;
         let part_bytes = (part.range.end - part.range.start) * size as u64;
-        wb.destage.ended(part_bytes, outcome.is_ok());
+        wb.count_ended(part_bytes, outcome.is_ok());
         match outcome {
             Err(status) if !store.has_fault(Fault::ForgetWriteError) => {
                 for gap in between(&part.range, blocks.clone().map(|b| b.0)) {
@@ -194,6 +193,12 @@ impl RunData {
 }
 
 impl Writeback {
+    /// A write of the origin has ended.
+    fn count_ended(&self, bytes: u64, is_ok: bool) {
+        self.destage.ended(bytes, is_ok);
+        self.store.stats.written_back_bytes.add(if is_ok { bytes } else { 0 });
+    }
+
     /// The origin has completed these writes; they wait for a flush of it.
     fn await_settling(&self, written: PerBlock<WrittenBlock>) {
         if self.store.slots.borrow_mut().sent_in_phase(written.iter().map(|w| w.block)) {
@@ -251,11 +256,7 @@ impl Writeback {
                 } else {
                     // It is never written to the origin: reads of the block fail until it is
                     // written again.
-                    self.store.stats.checksum_errors.add(1);
-                    if self.drop_unreadable(block, slot_ref) {
-                        let sector = self.store.sector_of(block);
-                        self.store.notify(CacheEvent::RottenBlock { sector });
-                    }
+                    self.drop_rotten(block, slot_ref);
                 }
             }
         }

@@ -103,6 +103,9 @@ impl Writeback {
             reactor::write_zeroes(&*self.origin.device, flags, class, at, len).await
         };
         self.locks.unlock(piece, &self.store);
+        if by_hand && written.is_ok() {
+            self.store.stats.written_back_bytes.add(len.bytes());
+        }
         written
     }
 

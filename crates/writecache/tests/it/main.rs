@@ -9,6 +9,7 @@ mod background;
 mod behaviour;
 mod buffer;
 mod buffer_frames;
+mod cache_back;
 #[path = "../common/mod.rs"]
 mod common;
 mod cost;

@@ -65,6 +65,7 @@ mod connect;
 mod device_id;
 mod file;
 mod files;
+mod guest_access;
 mod guest_budget;
 mod guest_memory;
 mod helpers;

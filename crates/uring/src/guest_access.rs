@@ -5,7 +5,8 @@
 //! look into it. A load is an acquire and a store a release, as on this processor every one is.
 
 macro_rules! accesses {
-    ($load:ident, $store:ident, $number:ty, $class:ident, $load_code:literal, $store_code:literal) => {
+    ($load:ident, $store:ident, $number:ty, $class:ident, $load_code:literal,
+        $store_code:literal) => {
         /// # Safety
         /// The place is mapped as long as this takes, and aligned.
         #[inline]

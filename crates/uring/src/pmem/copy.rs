@@ -20,8 +20,8 @@
 
 use block::copy_shared;
 
-/// How a cache line is made to leave the caches: by an instruction that this CPU has. So whoever has
-/// one, or a [`Method`], may use it.
+/// How a cache line is made to leave the caches: by an instruction that this CPU has. So whoever
+/// has one, or a [`Method`], may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineFlush(Instruction);
 

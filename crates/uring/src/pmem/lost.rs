@@ -153,8 +153,8 @@ impl Place {
 fn put_zeroes(address: usize, len: usize) -> bool {
     let place = std::ptr::with_exposed_provenance_mut(address);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the bytes lie in a mapping of ours, in which there are no Rust objects: whoever copies
-    // there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
+    // SAFETY: the bytes lie in a mapping of ours, in which there are no Rust objects: whoever
+    // copies there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
     let zeroes =
         unsafe { mmap_anonymous(place, len, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
     zeroes.is_ok()

@@ -10,6 +10,8 @@ check "size" vda_has 655360
 [ "$(cat /sys/block/vda/serial)" = vm ] && ok "its id is the name" || bad "its id is another"
 cache=$(cat /sys/block/vda/queue/write_cache)
 [ "$cache" = "write back" ] && ok "volatile cache" || bad "cache: $cache"
+ahead=$(cat /sys/block/vda/queue/read_ahead_kb)
+[ "$ahead" = 256 ] && ok "read-ahead of 256 KiB" || bad "read-ahead: $ahead KiB"
 fio_verify vda $vda 16M --bs=4k-64k --fsync=32
 file_system ext4 $vda
 file_system xfs $vda

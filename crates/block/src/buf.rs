@@ -30,7 +30,7 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use crate::borrow::{Borrow, Borrows, Kind};
 use crate::shared_copy::{copy_shared, zero_shared};
@@ -98,10 +98,16 @@ impl Lending {
     }
 }
 
-/// This thread, by the place of a variable of its own: no other one has the same while it lives.
+/// The number of this thread: no other one of the process has or had it.
 #[inline]
 fn this_thread() -> usize {
-    THREAD.with(|of_thread| std::ptr::from_ref(of_thread).addr())
+    #[cold]
+    fn number(of_thread: &Cell<usize>) -> usize {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        of_thread.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+        of_thread.get()
+    }
+    THREAD.with(|of_thread| if of_thread.get() > 0 { of_thread.get() } else { number(of_thread) })
 }
 
 impl Raw {
@@ -125,7 +131,8 @@ impl Drop for Pool {
 }
 
 thread_local! {
-    static THREAD: u8 = const { 0 };
+    /// Zero: it has no number yet.
+    static THREAD: Cell<usize> = const { Cell::new(0) };
     static POOL: RefCell<Pool> = const { RefCell::new(Pool([const { Vec::new() }; CLASSES])) };
 }
 

@@ -60,7 +60,7 @@ impl Server {
         figures.errors.set(paused.errors);
         let rules = ListenerRules { peer: paused.peer, tls: None };
         let conn = Rc::new(Conn::with_figures(shared.clone(), paused.socket, rules, figures));
-        conn.has_place.set(true);
+        conn.set_has_place();
         conn.pause.flush_failed.set(paused.has_lost_writes);
         export.begin();
         let session = session_of(&paused, export);

@@ -31,6 +31,8 @@ struct Socket {
 /// When to cut a connection off.
 #[derive(Default)]
 struct Dues {
+    /// The handshake was done in time, and the session counts among the sessions.
+    has_place: Cell<bool>,
     /// None while it may idle.
     deadline: Cell<Option<Nanos>>,
     /// While a step of its replies is being sent.
@@ -59,8 +61,6 @@ pub(crate) struct Conn {
     /// Requests to the driver that are in flight on the socket (NB-N4).
     pub(crate) ops: Cell<usize>,
     dues: Dues,
-    /// Its handshake is done, and its session counts among the sessions.
-    pub(crate) has_place: Cell<bool>,
     /// No new requests are taken.
     pub(crate) draining: Cell<bool>,
     /// The socket is unusable; replies are dropped.
@@ -106,7 +106,6 @@ impl Conn {
             sending: Cell::new(0),
             ops: Cell::new(0),
             dues: Dues::default(),
-            has_place: Cell::new(false),
             draining: Cell::new(false),
             dead: Cell::new(false),
             ended: Cell::new(false),
@@ -182,6 +181,15 @@ impl Conn {
     /// Requests whose reply has not left.
     pub(crate) fn in_flight(&self) -> u64 {
         self.figures.in_flight.get()
+    }
+
+    /// Whether its handshake is done, and its session counts among the sessions.
+    pub(crate) fn has_place(&self) -> bool {
+        self.dues.has_place.get()
+    }
+
+    pub(crate) fn set_has_place(&self) {
+        self.dues.has_place.set(true);
     }
 
     pub(crate) fn is_greeted(&self) -> bool {

@@ -143,7 +143,7 @@ impl Shared {
     /// Whether there is no place for one more session.
     fn is_full(&self, peer: Peer) -> bool {
         let conns = self.conns.borrow();
-        let sessions = || conns.iter().map(|(_, c)| c).filter(|c| c.has_place.get());
+        let sessions = || conns.iter().map(|(_, c)| c).filter(|c| c.has_place());
         let network = || sessions().filter(|c| c.peer() == Peer::Network).count();
         let network_max = self.options.connections_max - self.options.local_connections;
         sessions().count() >= self.options.connections_max
@@ -154,7 +154,7 @@ impl Shared {
     fn idlest(&self, peer: Peer) -> Option<Rc<Conn>> {
         let conns = self.conns.borrow();
         let since = |c: &Rc<Conn>| {
-            let is_session = c.has_place.get() && c.is_greeted();
+            let is_session = c.has_place() && c.is_greeted();
             let idle = c.idle_since().filter(|_| is_session)?;
             let since = Some(idle).filter(|since| *since + self.options.idle_time <= now())?;
             (peer == Peer::Local || c.peer() == peer).then(|| (since, c.clone()))
@@ -173,7 +173,7 @@ impl Shared {
     fn handshakes(&self, peer: Peer) -> Vec<Rc<Conn>> {
         let conns = self.conns.borrow();
         let all = conns.iter().map(|(_, c)| c);
-        all.filter(|c| !c.has_place.get() && c.peer() == peer).cloned().collect()
+        all.filter(|c| !c.has_place() && c.peer() == peer).cloned().collect()
     }
 
     /// The handshake that a new one may replace (NB-N6).
@@ -225,7 +225,7 @@ pub(crate) async fn take_place(conn: &Conn) -> bool {
         shared.stats.borrow_mut().refused_total += 1;
         return false;
     }
-    conn.has_place.set(true);
+    conn.set_has_place();
     true
 }
 

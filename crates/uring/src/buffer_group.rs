@@ -22,6 +22,12 @@ const BUFFER_BYTES: usize = 256;
 /// Of the ring of free buffers, which begins at a page.
 const RING_BYTES: usize = BUFFERS as usize * size_of::<BufRingEntry>();
 
+/// Fields of an entry, `struct io_uring_buf` of the kernel.
+const ENTRY_ADDR_AT: usize = 0;
+const ENTRY_LEN_AT: usize = 8;
+const ENTRY_BUFFER_AT: usize = 12;
+const _: () = assert!(size_of::<BufRingEntry>() == 16);
+
 /// The buffers, registered with a ring. Its memory lives until the group is given up, or for ever
 /// if the kernel may still use it (UR-U1).
 pub(crate) struct BufferGroup {
@@ -53,6 +59,9 @@ impl BufferGroup {
     }
 
     /// Calls `read` with the first bytes of a buffer that has an answer.
+    ///
+    /// # Panics
+    /// When the kernel names a buffer, or a length, that there is not.
     pub(crate) fn read<R>(&self, nth: u16, bytes: usize, read: impl FnOnce(&[u8]) -> R) -> R {
         assert!(bytes <= BUFFER_BYTES, "an answer of {bytes} bytes");
         // SAFETY: inside the memory. The kernel has written it before its completion, and writes it
@@ -78,13 +87,16 @@ impl BufferGroup {
     pub(crate) fn give_back(&mut self, nth: u16) {
         let entries = self.memory.as_ptr().cast::<BufRingEntry>();
         let addr = self.at(nth).expose_provenance() as u64;
-        // SAFETY: inside the memory, and aligned to a page. The kernel reads the entry only once
-        // the tail is beyond it: the group has as many entries as buffers.
+        let len = u32::try_from(BUFFER_BYTES).expect("few");
+        // SAFETY: inside the memory, and aligned to a page. The kernel reads these fields only once
+        // the tail is beyond the entry: the group has as many entries as buffers. There is no
+        // reference to an entry: the last field of the first one is the tail, which the kernel
+        // reads at any moment.
         unsafe {
-            let entry = &mut *entries.add(usize::from(self.tail % BUFFERS));
-            entry.set_addr(addr);
-            entry.set_len(u32::try_from(BUFFER_BYTES).expect("few"));
-            entry.set_bid(nth);
+            let entry = entries.add(usize::from(self.tail % BUFFERS)).cast::<libc::c_void>();
+            entry.byte_add(ENTRY_ADDR_AT).cast::<u64>().write(addr);
+            entry.byte_add(ENTRY_LEN_AT).cast::<u32>().write(len);
+            entry.byte_add(ENTRY_BUFFER_AT).cast::<u16>().write(nth);
         }
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the tail is in an unused part of the first entry; both sides use it atomically.

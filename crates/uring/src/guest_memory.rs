@@ -5,7 +5,7 @@
 //! - UR-G1 The file is on tmpfs (a memfd is) or hugetlbfs: an access waits for no file system that
 //!   the front end, or somebody else, runs.
 //! - UR-G2 No reference to the bytes is made: the guest changes them at any time. They are copied,
-//!   loaded and stored as atomics, or given to the kernel.
+//!   loaded and stored by machine code, or given to the kernel.
 //! - UR-G3 A page that the front end has cut off the file is lost (`pmem::lost`): an access to it
 //!   is an error, not the end of the process.
 //! - UR-G4 Threads may use a mapping at once, as they do beside the guest: all that UR-G2 has for
@@ -19,12 +19,14 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use block::{ClientMemory, ClientRegion, Error, ErrorKind, Slice, Status, copy_shared};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::MapFlags;
 
+use crate::guest_access::{
+    load_u8, load_u16, load_u32, load_u64, store_u8, store_u16, store_u32, store_u64,
+};
 use crate::guest_budget::{GuestBudget, Share};
 use crate::helpers;
 use crate::pmem::{Region, Watch};
@@ -46,17 +48,30 @@ pub struct GuestMemory {
     part: Range<usize>,
 }
 
-// SAFETY: shared, it gives nothing but copies by machine code and atomics (UR-G2, UR-G4), and the
-// notes of lost pages, which are atomics.
+// SAFETY: shared, it gives nothing but copies, loads and stores by machine code (UR-G2, UR-G4), and
+// the notes of lost pages, which are atomics.
 unsafe impl Sync for GuestMemory {}
 
 /// How bytes of the memory are accessed.
-enum Words<'a> {
-    Byte(&'a AtomicU8),
-    Of8(&'a [AtomicU64]),
-    Of4(&'a [AtomicU32]),
+enum Words {
+    Byte,
+    Of8,
+    Of4,
     /// By a call of the C library.
     None,
+}
+
+/// As words, if the bytes are few and whole ones.
+#[inline]
+fn words(place: *const u8, len: usize) -> Words {
+    let odd = place.addr() | len;
+    match len {
+        1 => Words::Byte,
+        _ if len > WORDS_BYTES_MAX => Words::None,
+        _ if odd.is_multiple_of(8) => Words::Of8,
+        _ if odd.is_multiple_of(4) => Words::Of4,
+        _ => Words::None,
+    }
 }
 
 fn refused(why: &str) -> Error {
@@ -139,36 +154,12 @@ impl GuestMemory {
         if self.watch.touches(range) { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// The bytes at `place`, which are mapped, as words, if they are few and whole ones.
+    /// Where a number at an even place is.
     #[inline]
-    fn words(&self, place: *mut u8, len: usize) -> Words<'_> {
-        let odd = place.addr() | len;
-        // SAFETY: in each, aligned and mapped as long as `self` lives; every access to it in this
-        // process is an atomic one or a copy by machine code (UR-G2), and those of the guest are
-        // none of Rust's.
-        unsafe {
-            match len {
-                1 => Words::Byte(AtomicU8::from_ptr(place)),
-                _ if len > WORDS_BYTES_MAX => Words::None,
-                _ if odd.is_multiple_of(8) => {
-                    Words::Of8(std::slice::from_raw_parts(place.cast::<AtomicU64>(), len / 8))
-                }
-                _ if odd.is_multiple_of(4) => {
-                    Words::Of4(std::slice::from_raw_parts(place.cast::<AtomicU32>(), len / 4))
-                }
-                _ => Words::None,
-            }
-        }
-    }
-
-    #[inline]
-    fn atomic(&self, at: u64) -> (&AtomicU16, Range<usize>) {
+    fn number(&self, at: u64) -> (*mut u8, Range<usize>) {
         let (place, range) = self.place(at, size_of::<u16>());
-        let place = place.cast::<u16>();
-        assert!(place.is_aligned(), "a number at an odd place");
-        // SAFETY: mapped as long as `self` lives, and aligned; every access to it in this process
-        // is this one or a copy by machine code (UR-G2), and those of the guest are none of Rust's.
-        (unsafe { AtomicU16::from_ptr(place) }, range)
+        assert!(place.cast::<u16>().is_aligned(), "a number at an odd place");
+        (place, range)
     }
 }
 
@@ -179,50 +170,50 @@ impl ClientRegion for GuestMemory {
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Status> {
         let (from, range) = self.place(at, out.len());
-        match self.words(from, out.len()) {
-            // A descriptor, or a header.
-            Words::Of8([first, second]) => {
-                out[..8].copy_from_slice(&first.load(Ordering::Relaxed).to_le().to_le_bytes());
-                out[8..].copy_from_slice(&second.load(Ordering::Relaxed).to_le().to_le_bytes());
-            }
-            Words::Byte(byte) => out[0] = byte.load(Ordering::Relaxed),
-            Words::Of8(words) => {
-                for (out, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-                    *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
+        // SAFETY: `place` has checked that the range is mapped, `words` that each word is aligned;
+        // no reference to it exists (UR-G2), and `out` is borrowed.
+        unsafe {
+            match words(from, out.len()) {
+                Words::Byte => out[0] = load_u8(from),
+                // A descriptor, or a header.
+                Words::Of8 if out.len() == 16 => {
+                    out[..8].copy_from_slice(&load_u64(from).to_ne_bytes());
+                    out[8..].copy_from_slice(&load_u64(from.add(8)).to_ne_bytes());
                 }
-            }
-            Words::Of4(words) => {
-                for (out, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                    *out = word.load(Ordering::Relaxed).to_le().to_le_bytes();
+                Words::Of8 => {
+                    for (nth, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                        *out = load_u64(from.add(nth * 8)).to_ne_bytes();
+                    }
                 }
+                Words::Of4 => {
+                    for (nth, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                        *out = load_u32(from.add(nth * 4)).to_ne_bytes();
+                    }
+                }
+                Words::None => copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()),
             }
-            // SAFETY: `place` has checked that the range is mapped; no reference to it exists
-            // (UR-G2), and `out` is borrowed.
-            Words::None => unsafe {
-                copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len());
-            },
         }
         self.outcome(&range)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Status> {
         let (to, range) = self.place(at, bytes.len());
-        match self.words(to, bytes.len()) {
-            Words::Byte(byte) => byte.store(bytes[0], Ordering::Relaxed),
-            Words::Of8(words) => {
-                for (bytes, word) in bytes.as_chunks::<8>().0.iter().zip(words) {
-                    word.store(u64::from_le(u64::from_le_bytes(*bytes)), Ordering::Relaxed);
+        // SAFETY: as in `read`, the other way round.
+        unsafe {
+            match words(to, bytes.len()) {
+                Words::Byte => store_u8(to, bytes[0]),
+                Words::Of8 => {
+                    for (nth, bytes) in bytes.as_chunks::<8>().0.iter().enumerate() {
+                        store_u64(to.add(nth * 8), u64::from_ne_bytes(*bytes));
+                    }
                 }
-            }
-            Words::Of4(words) => {
-                for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
-                    word.store(u32::from_le(u32::from_le_bytes(*bytes)), Ordering::Relaxed);
+                Words::Of4 => {
+                    for (nth, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                        store_u32(to.add(nth * 4), u32::from_ne_bytes(*bytes));
+                    }
                 }
+                Words::None => copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len()),
             }
-            // SAFETY: as in `read`, the other way round.
-            Words::None => unsafe {
-                copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len());
-            },
         }
         self.outcome(&range)
     }
@@ -242,14 +233,16 @@ impl ClientRegion for GuestMemory {
     }
 
     fn load_u16(&self, at: u64) -> Result<u16, Status> {
-        let (number, range) = self.atomic(at);
-        let found = number.load(Ordering::Acquire);
+        let (number, range) = self.number(at);
+        // SAFETY: mapped as long as `self` lives, and aligned.
+        let found = unsafe { load_u16(number) };
         self.outcome(&range).map(|()| u16::from_le(found))
     }
 
     fn store_u16(&self, at: u64, value: u16) -> Result<(), Status> {
-        let (number, range) = self.atomic(at);
-        number.store(value.to_le(), Ordering::Release);
+        let (number, range) = self.number(at);
+        // SAFETY: as above; no reference to it exists (UR-G2).
+        unsafe { store_u16(number, value.to_le()) };
         self.outcome(&range)
     }
 

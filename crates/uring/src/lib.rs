@@ -66,6 +66,7 @@ mod device_id;
 mod file;
 mod file_size_signal;
 mod files;
+mod guest_access;
 mod guest_budget;
 mod guest_memory;
 mod helpers;

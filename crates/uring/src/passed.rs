@@ -25,7 +25,11 @@ fn take(descriptor: RawFd) -> Result<OwnedFd, Error> {
     if descriptor < 0 {
         return Err(refused());
     }
-    // SAFETY: it is not -1, and is only asked what it is; if it is not open, the kernel says so.
+    // SAFETY: any number may be asked about; one that is not open is EBADF.
+    if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
+        return Err(refused());
+    }
+    // SAFETY: it is open, and nothing in this program owns or closes it (see below).
     let socket = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let is_listener =
         socket_acceptconn(socket) == Ok(true) && socket_type(socket) == Ok(SocketType::STREAM);

@@ -177,8 +177,15 @@ fn detach_file(fd: &OwnedFd) {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     // Without a free descriptor the file stays open until the other cores release it.
     let Ok(nowhere) = rustix::fs::open("/", flags, Mode::empty()) else { return };
-    // SAFETY: both descriptors are open and ours; the owners of `fd` keep it.
-    unsafe { libc::dup3(nowhere.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+    loop {
+        // SAFETY: both descriptors are open and ours; the owners of `fd` keep it.
+        let done = unsafe { libc::dup3(nowhere.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+        let again = [Some(libc::EINTR), Some(libc::EBUSY)];
+        // A number beyond a limit that was lowered since: as without a free descriptor.
+        if done >= 0 || !again.contains(&std::io::Error::last_os_error().raw_os_error()) {
+            return;
+        }
+    }
 }
 
 impl Table {

@@ -20,9 +20,13 @@
 
 use block::copy_shared;
 
-/// How a cache line is made to leave the caches.
+/// How a cache line is made to leave the caches: by an instruction that this CPU has. So whoever
+/// has one, or a [`Method`], may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LineFlush {
+pub struct LineFlush(Instruction);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Instruction {
     /// Written back, and kept for reads.
     Clwb,
     /// Written back and dropped, in any order with others.
@@ -54,7 +58,7 @@ pub const STREAM_BYTES_MIN: usize = LINE_BYTES;
 /// The best way to copy `len` bytes on a CPU that has `flush`.
 pub fn best(flush: LineFlush, len: usize) -> Method {
     // Each `clflush` waits for the one before: the fewer the better.
-    let few_flushes = flush == LineFlush::Clflush;
+    let few_flushes = flush.0 == Instruction::Clflush;
     if few_flushes || len >= STREAM_BYTES_MIN {
         Method::Stream(flush)
     } else {
@@ -76,10 +80,10 @@ use other::{flush_lines, stream};
 pub fn methods() -> Vec<(&'static str, Method)> {
     let mut all = Vec::new();
     for flush in available() {
-        all.push(match flush {
-            LineFlush::Clwb => ("clwb", Method::WriteBack(flush)),
-            LineFlush::ClflushOpt => ("clflushopt", Method::WriteBack(flush)),
-            LineFlush::Clflush => ("clflush", Method::WriteBack(flush)),
+        all.push(match flush.0 {
+            Instruction::Clwb => ("clwb", Method::WriteBack(flush)),
+            Instruction::ClflushOpt => ("clflushopt", Method::WriteBack(flush)),
+            Instruction::Clflush => ("clflush", Method::WriteBack(flush)),
         });
     }
     all.extend(detect().map(|flush| ("stream", Method::Stream(flush))));
@@ -149,7 +153,7 @@ mod x86 {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
     use std::sync::LazyLock;
 
-    use super::{LINE_BYTES, LineFlush};
+    use super::{Instruction, LINE_BYTES, LineFlush};
 
     const LEAF_1_EDX_CLFSH: u32 = 1 << 19;
     const LEAF_7_EBX_CLFLUSHOPT: u32 = 1 << 23;
@@ -158,11 +162,11 @@ mod x86 {
     static AVAILABLE: LazyLock<Vec<LineFlush>> = LazyLock::new(|| {
         let ebx = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
         let has = [
-            (LineFlush::Clwb, ebx & LEAF_7_EBX_CLWB != 0),
-            (LineFlush::ClflushOpt, ebx & LEAF_7_EBX_CLFLUSHOPT != 0),
-            (LineFlush::Clflush, __cpuid(1).edx & LEAF_1_EDX_CLFSH != 0),
+            (Instruction::Clwb, ebx & LEAF_7_EBX_CLWB != 0),
+            (Instruction::ClflushOpt, ebx & LEAF_7_EBX_CLFLUSHOPT != 0),
+            (Instruction::Clflush, __cpuid(1).edx & LEAF_1_EDX_CLFSH != 0),
         ];
-        has.iter().filter(|(_, there)| *there).map(|(flush, _)| *flush).collect()
+        has.iter().filter(|(_, there)| *there).map(|(flush, _)| LineFlush(*flush)).collect()
     });
 
     /// What this CPU has, best first.
@@ -189,17 +193,17 @@ mod x86 {
         let first = to.wrapping_sub(before);
         for at in (0..before + len).step_by(LINE_BYTES) {
             let line = first.wrapping_add(at);
-            match flush {
+            match flush.0 {
                 // SAFETY: a line of mapped memory, by the caller's promise; the CPU has it.
-                LineFlush::Clwb => unsafe {
+                Instruction::Clwb => unsafe {
                     asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
                 },
                 // SAFETY: as above.
-                LineFlush::ClflushOpt => unsafe {
+                Instruction::ClflushOpt => unsafe {
                     asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
                 },
                 // SAFETY: as above.
-                LineFlush::Clflush => unsafe {
+                Instruction::Clflush => unsafe {
                     asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
                 },
             }
@@ -316,10 +320,10 @@ mod tests {
     fn every_x86_64_has_a_way_and_the_best_comes_first() {
         let all = available();
         assert_eq!(detect(), all.first().copied());
-        let rank = |flush: &LineFlush| match flush {
-            LineFlush::Clwb => 0,
-            LineFlush::ClflushOpt => 1,
-            LineFlush::Clflush => 2,
+        let rank = |flush: &LineFlush| match flush.0 {
+            Instruction::Clwb => 0,
+            Instruction::ClflushOpt => 1,
+            Instruction::Clflush => 2,
         };
         assert!(all.is_sorted_by_key(rank), "{all:?}");
         assert!(!all.is_empty());
@@ -327,8 +331,9 @@ mod tests {
 
     #[test]
     fn a_cpu_with_clflush_only_streams_whatever_the_length() {
-        assert_eq!(best(LineFlush::Clflush, 8), Method::Stream(LineFlush::Clflush));
-        assert_eq!(best(LineFlush::Clwb, 63), Method::WriteBack(LineFlush::Clwb));
-        assert_eq!(best(LineFlush::Clwb, 64), Method::Stream(LineFlush::Clwb));
+        let [slow, fast] = [Instruction::Clflush, Instruction::Clwb].map(LineFlush);
+        assert_eq!(best(slow, 8), Method::Stream(slow));
+        assert_eq!(best(fast, 63), Method::WriteBack(fast));
+        assert_eq!(best(fast, 64), Method::Stream(fast));
     }
 }

@@ -14,6 +14,8 @@
 //! - UR-L1 A lost page stays lost until the mapping is dropped: no request that touches it
 //!   succeeds.
 //! - UR-L2 A fault outside of our mappings goes to the previous handler.
+//! - UR-L4 A fault is noted at the mapping in which it is: the place of one that was given back may
+//!   be taken for another at any moment.
 //! - UR-L3 The handler only makes a system call, reads constants and writes atomics: so it may
 //!   interrupt any code.
 use std::ffi::c_int;
@@ -34,6 +36,9 @@ const UNKNOWN: usize = usize::MAX;
 /// One mapping, as the handler sees it.
 struct Place {
     taken: AtomicBool,
+    /// Odd while the fields below change; another one after each change. What a handler has read
+    /// of them belongs together if it is the same before and after (UR-L4).
+    generation: AtomicUsize,
     /// Address; 0 while there is no mapping.
     base: AtomicUsize,
     len: AtomicUsize,
@@ -47,6 +52,7 @@ struct Place {
 static PLACES: [Place; MAPPINGS_MAX] = [const {
     Place {
         taken: AtomicBool::new(false),
+        generation: AtomicUsize::new(0),
         base: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         unit: AtomicUsize::new(0),
@@ -66,11 +72,13 @@ impl Watch {
     pub(crate) fn begin(base: *const u8, len: usize, unit: usize) -> Option<Watch> {
         BEFORE.get_or_init(install);
         let place = PLACES.iter().find(|p| !p.taken.swap(true, Ordering::Acquire))?;
-        place.lost.iter().for_each(|offset| offset.store(UNKNOWN, Ordering::Relaxed));
-        place.count.store(0, Ordering::Relaxed);
-        place.len.store(len, Ordering::Relaxed);
-        place.unit.store(unit, Ordering::Relaxed);
-        place.base.store(base.expose_provenance(), Ordering::Release);
+        place.change(|| {
+            place.lost.iter().for_each(|offset| offset.store(UNKNOWN, Ordering::Relaxed));
+            place.count.store(0, Ordering::Relaxed);
+            place.len.store(len, Ordering::Relaxed);
+            place.unit.store(unit, Ordering::Relaxed);
+            place.base.store(base.expose_provenance(), Ordering::Release);
+        });
         Some(Watch(place))
     }
 
@@ -92,20 +100,38 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.0.base.store(0, Ordering::Release);
+        self.0.change(|| self.0.base.store(0, Ordering::Release));
         self.0.taken.store(false, Ordering::Release);
     }
 }
 
 impl Place {
-    /// Puts zeroes where `address` faulted. False: it is not in this mapping, or can't be helped.
-    fn replace(&self, address: usize) -> bool {
+    /// Changes what a handler reads (UR-L4). By one thread: the one that has taken the place.
+    fn change(&self, change: impl FnOnce()) {
+        let generation = self.generation.load(Ordering::Relaxed);
+        self.generation.store(generation.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        change();
+        self.generation.store(generation.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The mapping in which `address` is, if this is its place: base, length, unit (UR-L4).
+    fn find(&self, address: usize) -> Option<(usize, usize, usize)> {
+        let generation = self.generation.load(Ordering::Acquire);
         let base = self.base.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Relaxed);
-        if base == 0 || address < base || address - base >= len {
-            return false;
-        }
         let unit = self.unit.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        // Whoever faults in a mapping has seen its place complete: one that changes is another's.
+        let is_whole =
+            generation.is_multiple_of(2) && self.generation.load(Ordering::Relaxed) == generation;
+        let is_inside = base != 0 && address >= base && address - base < len;
+        (is_whole && is_inside).then_some((base, len, unit))
+    }
+
+    /// Puts zeroes where `address` faulted. False: it is not in this mapping, or can't be helped.
+    fn replace(&self, address: usize) -> bool {
+        let Some((base, len, unit)) = self.find(address) else { return false };
         let offset = (address - base) / unit * unit;
         // First of all: as soon as there are zeroes other threads get them without a fault. Several
         // threads may be here.
@@ -113,14 +139,25 @@ impl Place {
         if let Some(place) = self.lost.get(nth) {
             place.store(offset, Ordering::Release);
         }
-        let page = std::ptr::with_exposed_provenance_mut(base + offset);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the page lies in a mapping of ours, in which there are no Rust objects: whoever
-        // copies there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
-        let zeroes =
-            unsafe { mmap_anonymous(page, unit, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
-        zeroes.is_ok()
+        if put_zeroes(base + offset, unit) {
+            return true;
+        }
+        // The process has as many mappings as it may, and a page of its own is one or two more. All
+        // of this one in its place is none more.
+        self.count.store(LOST_MAX + 1, Ordering::Release);
+        put_zeroes(base, len)
     }
+}
+
+/// Maps zeroes in place of what is there.
+fn put_zeroes(address: usize, len: usize) -> bool {
+    let place = std::ptr::with_exposed_provenance_mut(address);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the bytes lie in a mapping of ours, in which there are no Rust objects: whoever
+    // copies there reads zeroes from now on, or writes into the void, and then looks (UR-L1).
+    let zeroes =
+        unsafe { mmap_anonymous(place, len, protection, MapFlags::PRIVATE | MapFlags::FIXED) };
+    zeroes.is_ok()
 }
 
 fn install() -> libc::sigaction {
@@ -157,5 +194,54 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         _ => unsafe {
             libc::signal(signal, libc::SIG_DFL);
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 4096;
+
+    fn place() -> Place {
+        Place {
+            taken: AtomicBool::new(true),
+            generation: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            unit: AtomicUsize::new(UNIT),
+            count: AtomicUsize::new(0),
+            lost: [const { AtomicUsize::new(UNKNOWN) }; LOST_MAX],
+        }
+    }
+
+    /// UR-L4: a long mapping and a short one below it have the place in turn. An address behind the
+    /// short one is in neither: it would be in the short one's base with the long one's length.
+    #[test]
+    fn a_place_that_changes_hands_is_never_half_of_each() {
+        let rounds = if cfg!(miri) { 200 } else { 200_000 };
+        let place = place();
+        let (short, long) = ((UNIT, UNIT), (1 << 30, 1 << 20));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for nth in 0..rounds {
+                    let (base, len) = if nth % 2 == 0 { short } else { long };
+                    place.change(|| {
+                        place.len.store(len, Ordering::Relaxed);
+                        place.base.store(base, Ordering::Release);
+                    });
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                assert_eq!(place.find(3 * UNIT), None);
+                for (base, len) in [short, long] {
+                    let found = place.find(base);
+                    assert!(found.is_none_or(|found| found == (base, len, UNIT)), "{found:?}");
+                }
+            }
+        });
+        assert_eq!(place.find(1 << 30), Some((1 << 30, 1 << 20, UNIT)), "the last one");
     }
 }

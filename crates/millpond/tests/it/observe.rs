@@ -241,7 +241,7 @@ fn files_of_devices_are_counted() {
 #[test]
 fn clients_that_send_nothing_hold_up_nobody() {
     let daemon = Daemon::start_with(&LISTEN);
-    let mut idle: Vec<TcpStream> = (0..100)
+    let mut idle: Vec<TcpStream> = (0..200)
         .map(|_| {
             let mut stream = TcpStream::connect(address(&daemon)).unwrap();
             stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();

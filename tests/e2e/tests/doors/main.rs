@@ -21,6 +21,7 @@ mod nbd_origin;
 mod nbd_tcp;
 mod read_cache;
 mod readonly;
+mod readonly_media;
 mod sectors;
 mod soak;
 mod tls;

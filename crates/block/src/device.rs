@@ -35,7 +35,8 @@ pub trait BlockDevice {
     fn limits(&self) -> Limits;
 
     /// Whether it refuses every write, of clients and of devices above: a cache device of it is
-    /// missing, so that reads may return old data, or it is a snapshot.
+    /// missing, so that reads may return old data, it is a snapshot, or its file, disk or server
+    /// takes no writes.
     fn is_stale(&self) -> bool {
         false
     }

@@ -90,8 +90,8 @@ pub struct RecoverArgs {
     /// Show what would be written, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Take this origin although it is not the cache's own, or was used without it: the token of the
-    /// refusal
+    /// Take this origin although it is not the cache's own, or was used without it: the token of
+    /// the refusal
     #[arg(long, value_name = "TOKEN")]
     pub(crate) force: Option<String>,
     /// Take the volume although a host has it open, or died with it: a daemon loses it

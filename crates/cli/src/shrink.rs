@@ -58,8 +58,8 @@ pub struct ShrinkCacheArgs {
     /// Where the cache begins on its device
     #[arg(long, value_name = "N", default_value_t = 0)]
     start_sector: u64,
-    /// Take this origin although it is not the cache's own, or was used without it: the token of the
-    /// refusal
+    /// Take this origin although it is not the cache's own, or was used without it: the token of
+    /// the refusal
     #[arg(long, value_name = "TOKEN")]
     force: Option<String>,
     /// Take the volume although a host has it open, or died with it: a daemon loses it

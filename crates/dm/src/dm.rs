@@ -364,7 +364,8 @@ impl Dm {
             let target = (kind.construct)(ctx, args).await.map_err(|e| e.within(&place))?;
             let entry = Entry::new(line_no, start, start + len, target);
             if let Some(below) = entry.stale_below().filter(|_| entry.owns) {
-                let why = "its cache device is missing, or it is a snapshot";
+                let why = "its cache device is missing, it is a snapshot, or its file, disk or \
+                           server takes no writes";
                 let e = format!("{place}: {below} is read-only: {why}");
                 return Err(Error::invalid(e));
             }

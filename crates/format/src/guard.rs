@@ -188,8 +188,8 @@ impl GuardSlot {
         bytes.get(UUID_AT)?.try_into().ok()
     }
 
-    /// Whether somebody else has written into the header of a slot. One that is torn has its zeroes,
-    /// where ext4 has a superblock.
+    /// Whether somebody else has written into the header of a slot. One that is torn has its
+    /// zeroes, where ext4 has a superblock.
     #[must_use]
     pub fn is_written_over(bytes: &[u8]) -> bool {
         bytes.get(CACHE_AT.end..UNIT).is_none_or(|zeroes| !is_blank(zeroes))

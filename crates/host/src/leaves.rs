@@ -374,7 +374,16 @@ impl Leaves {
         options: OpenOptions,
     ) -> Result<(Rc<dyn Leaf>, String, Place), Error> {
         let (files, own) = (self.files()?, self.own_mount());
-        let opened = match files.open(path, options, move |path| own.refuse(path)).await {
+        let refuse = move |path: &Path| own.refuse(path);
+        let opened = match files.open(path, options, refuse.clone()).await {
+            // As a loop device does of a file that can only be read.
+            Err(e) if e.kind() == ErrorKind::Denied && !options.mapped => {
+                let for_reads = OpenOptions { read_only: true, ..options };
+                files.open(path, for_reads, refuse).await.map_err(|_| e)
+            }
+            opened => opened,
+        };
+        let opened = match opened {
             Err(e) if e.kind() == ErrorKind::Busy => {
                 let other = self.opened_in_other_mode(path, options.mapped).await;
                 return Err(other.map_or(e, |other| {
@@ -391,6 +400,15 @@ impl Leaves {
             tracing::warn!(path = %path.display(), "{warning}");
             self.0.warnings.borrow_mut().push(warning);
         }
+        if opened.read_only {
+            self.warn(format!("{word}: it takes no writes: devices over it are read-only"));
+        }
+        if opened.unserved_bytes > 0 {
+            self.warn(format!(
+                "{word}: its last {} bytes are not served: they are no whole block of {}",
+                opened.unserved_bytes, opened.limits.logical_block_bytes
+            ));
+        }
         let prefix = if options.mapped { PMEM } else { "" };
         let name = format!("{prefix}{}", path.to_string_lossy());
         let key = format!("{prefix}{}", opened.identity);
@@ -401,6 +419,7 @@ impl Leaves {
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.persistent_identity).closed_by(closer(files));
+        let leaf = leaf.with_read_only(opened.read_only);
         let leaf = leaf.finding_holes(holes::finder(files, opened.file, path));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };

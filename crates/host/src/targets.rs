@@ -13,11 +13,11 @@ use pagecache::PageCache;
 use writecache::{CacheEvent, Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
 
 use crate::claims::{Claims, engine};
-use crate::held::warn_of_held;
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
 use crate::object_volume;
+use crate::signed_areas::warn_of_signed_areas;
 use crate::zram_factory::{self, ZramFactory};
 
 /// What the constructors of engines need. Clones are the same.
@@ -107,7 +107,7 @@ fn warning(kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
         let (dm, claims, leaves) = (dm.clone(), machine.claims.clone(), machine.leaves.clone());
         Box::pin(async move {
             let target = made.await?;
-            warn_of_held((dm, claims, leaves), &ctx, &target);
+            warn_of_signed_areas((dm, claims, leaves), &ctx, &target);
             Ok(target)
         })
     };

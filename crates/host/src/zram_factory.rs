@@ -22,9 +22,9 @@ use dm::{Context, Dm, MappedDevice, SetupAttributes, quote};
 use zram::{Config, Files, Settings, Start, Zram};
 
 use crate::claims::Claims;
-use crate::held::before_overwrite;
 use crate::leaf_word::OwnMount;
 use crate::leaves::Leaves;
+use crate::signed_areas::before_overwrite;
 
 /// Makes compressed RAM disks. Clones are the same.
 #[derive(Clone)]

@@ -25,6 +25,8 @@ pub struct FileLeaf {
     /// How many sectors it has now, on all cores.
     capacity: Arc<AtomicU64>,
     identity: Option<String>,
+    /// Its file or disk takes no writes.
+    is_read_only: bool,
     wbt: Wbt,
     /// Finds runs for which the file has no data.
     find_holes: Option<FindHoles>,
@@ -67,13 +69,21 @@ impl FileLeaf {
         let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
         let capacity = Arc::new(AtomicU64::new(limits.capacity.0));
         let wbt = Wbt::new(throttle);
-        FileLeaf { limits, capacity, identity: None, wbt, find_holes: None, close: None }
+        let (identity, is_read_only, find_holes, close) = (None, false, None, None);
+        FileLeaf { limits, capacity, identity, is_read_only, wbt, find_holes, close }
     }
 
     /// The same with what tells its file from all others, as far as that is known.
     #[must_use]
     pub fn with_identity(mut self, identity: Option<String>) -> FileLeaf {
         self.identity = identity;
+        self
+    }
+
+    /// The same on a file or disk that takes no writes, if `is_read_only`.
+    #[must_use]
+    pub fn with_read_only(mut self, is_read_only: bool) -> FileLeaf {
+        self.is_read_only = is_read_only;
         self
     }
 
@@ -129,11 +139,18 @@ impl FileLeaf {
         Sector(self.capacity.load(Ordering::Relaxed))
     }
 
-    fn knows(&self, op: Op) -> bool {
-        match op {
-            Op::Read | Op::Write | Op::Flush => true,
+    /// Why it serves no such bio, if it does not.
+    fn check_op(&self, op: Op) -> Result<(), Status> {
+        let knows = match op {
+            Op::Read | Op::Flush => return Ok(()),
+            Op::Write => true,
             Op::Discard => self.limits.discard_granularity_bytes > 0,
             Op::WriteZeroes => self.limits.write_zeroes,
+        };
+        match (knows, self.is_read_only) {
+            (_, true) => Err(Status::ReadOnly),
+            (false, false) => Err(Status::NotSupported),
+            (true, false) => Ok(()),
         }
     }
 
@@ -165,6 +182,10 @@ impl BlockDevice for FileLeaf {
         true
     }
 
+    fn is_stale(&self) -> bool {
+        self.is_read_only
+    }
+
     fn identity(&self) -> Option<String> {
         self.identity.clone()
     }
@@ -190,8 +211,8 @@ impl Base for FileLeaf {
         if let Err(status) = bio.check_bufs() {
             return self.refuse(sector, bio, status);
         }
-        if !self.knows(bio.op) {
-            return self.refuse(sector, bio, Status::NotSupported);
+        if let Err(status) = self.check_op(bio.op) {
+            return self.refuse(sector, bio, status);
         }
         self.wbt.throttle().submit(sector, bio);
     }
@@ -210,6 +231,10 @@ impl Leaf for FileLeaf {
         self.stats()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
     fn wbt(&self) -> Option<&Wbt> {
         Some(self.wbt())
     }
@@ -225,11 +250,11 @@ impl Leaf for FileLeaf {
     fn share(&self) -> Option<SharedLeaf> {
         let (name, limits) = (self.name().to_owned(), self.limits());
         let (wbt, errors) = (self.shared_wbt(), self.shared_flush_errors());
-        let capacity = self.capacity.clone();
+        let (capacity, is_read_only) = (self.capacity.clone(), self.is_read_only);
         Some(SharedLeaf::new(self, move |file| {
             let OpenFile { id, close } = file.expect("its opener has the file on this core");
             let leaf = FileLeaf::on_same_file(&name, id, limits.clone(), &wbt, &errors);
-            let mut leaf = leaf.closed_by(close);
+            let mut leaf = leaf.closed_by(close).with_read_only(is_read_only);
             leaf.capacity = capacity.clone();
             Rc::new(leaf)
         }))

@@ -344,6 +344,10 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
         self.0.leaf.takes_client_memory()
     }
 
+    fn is_stale(&self) -> bool {
+        self.0.leaf.is_stale()
+    }
+
     fn identity(&self) -> Option<String> {
         self.0.leaf.identity()
     }

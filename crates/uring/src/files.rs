@@ -40,6 +40,8 @@ struct Ready {
     persistent_identity: Option<String>,
     disk: Option<String>,
     in_memory: bool,
+    read_only: bool,
+    unserved_bytes: u64,
 }
 
 impl Ready {
@@ -48,7 +50,9 @@ impl Ready {
         let file = file::open(path, options, held)?;
         let (persistent_identity, disk) = (device_id::identity(&file.fd), limits::disk(&file.fd));
         let in_memory = limits::is_in_memory(&file.fd);
-        Ok(Ready { file, persistent_identity, disk, in_memory })
+        let read_only = limits::is_read_only(&file.fd);
+        let unserved_bytes = limits::unserved_bytes(&file.fd, file.limits.capacity);
+        Ok(Ready { file, persistent_identity, disk, in_memory, read_only, unserved_bytes })
     }
 }
 
@@ -67,6 +71,10 @@ pub struct Opened {
     pub persistent_identity: Option<String>,
     /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
     pub disk: Option<String>,
+    /// Whether it takes no writes: it was opened for reads only, or is a disk that is read-only.
+    pub read_only: bool,
+    /// How many bytes lie behind the last sector that is served.
+    pub unserved_bytes: u64,
     /// Whether its data go through the page cache: O_DIRECT was refused, or was not asked for.
     pub in_page_cache: bool,
     /// Whether its file system is in memory, and so is lost when the machine stops.
@@ -132,7 +140,7 @@ impl Files {
     }
 
     fn add(&self, ready: Ready) -> Opened {
-        let Ready { file, persistent_identity, disk, in_memory } = ready;
+        let Ready { file, persistent_identity, disk, in_memory, read_only, unserved_bytes } = ready;
         let File { fd, direct, is_regular, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let in_page_cache = map.is_none() && direct.is_none();
@@ -151,6 +159,8 @@ impl Files {
             identity,
             persistent_identity,
             disk,
+            read_only,
+            unserved_bytes,
             in_page_cache,
             in_memory,
         }

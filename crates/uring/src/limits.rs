@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use block::{Buf, Error, Limits, PAGE, Sector};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, SeekFrom, Statx, StatxFlags, fallocate, fstatfs,
-    ioctl_blkpbszget, ioctl_blksszget, seek, statx,
+    AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, Statx, StatxFlags, fallocate, fcntl_getfl,
+    fstatfs, ioctl_blkpbszget, ioctl_blksszget, seek, statx,
 };
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
@@ -89,6 +89,26 @@ pub(crate) fn capacity(path: &Path, fd: &OwnedFd) -> Result<Sector, Error> {
         stat.stx_size
     };
     Ok(Sector::from_bytes(bytes))
+}
+
+/// Whether an open file takes no writes: it is open for reads only, or is a disk that is read-only.
+pub(crate) fn is_read_only(fd: &OwnedFd) -> bool {
+    let is_for_reads = fcntl_getfl(fd).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY);
+    let Ok(stat) = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS) else {
+        return is_for_reads;
+    };
+    let is_disk = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
+    let ro = || fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    is_for_reads || (is_disk && ro().is_ok_and(|ro| ro.trim() == "1"))
+}
+
+/// How many bytes of a regular file lie behind the last sector that is served.
+pub(crate) fn unserved_bytes(fd: &OwnedFd, served: Sector) -> u64 {
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
+    let regular =
+        |stat: &Statx| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+    stat.ok().filter(regular).map_or(0, |stat| stat.stx_size.saturating_sub(served.bytes()))
 }
 
 fn bytes_of_block_device(path: &Path, fd: &OwnedFd) -> Result<u64, Error> {

@@ -165,8 +165,10 @@ impl Base for Client {
             Op::Discard => inner.limits.discard_granularity_bytes > 0,
             Op::WriteZeroes => inner.limits.write_zeroes,
         };
+        let is_write = !matches!(bio.op, Op::Read | Op::Flush);
         let refused = match (fits, knows) {
             (Err(status), _) => Some(status),
+            _ if is_write && self.is_read_only() => Some(Status::ReadOnly),
             (_, false) => Some(Status::NotSupported),
             _ if inner.failed.get() => Some(Status::Io),
             _ => None,
@@ -254,6 +256,10 @@ impl BlockLeaf for Client {
 impl BlockDevice for Client {
     fn name(&self) -> &str {
         self.0.stats.device()
+    }
+
+    fn is_stale(&self) -> bool {
+        self.is_read_only()
     }
 
     fn limits(&self) -> Limits {

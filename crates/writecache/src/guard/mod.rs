@@ -40,8 +40,8 @@
 //!   makes it durable.
 //! - WC-GU5 An origin is changed only if it is what the record says it is: slots of this cache, or
 //!   sectors of the front half and of the slot that replaces it. Else somebody has used the origin,
-//!   and the cache is not opened. An operator who adopts it takes the range as it is: what is left of
-//!   slots goes first, so that it is never taken for a guard, then the range is detached.
+//!   and the cache is not opened. An operator who adopts it takes the range as it is: what is left
+//!   of slots goes first, so that it is never taken for a guard, then the range is detached.
 //! - WC-GU6 The origin of another cache's guard is never used.
 //! - WC-GU7 A flush of the guard that fails, of the origin or of the cache device, counts as one of
 //!   the cache that has failed: it may have lost what the cache has written.

@@ -17,8 +17,8 @@
 //!   code.
 mod divided;
 mod dm;
-mod held;
 mod native;
+mod signed_area;
 
 use std::rc::Rc;
 
@@ -28,9 +28,9 @@ use roaring::RoaringTreemap;
 
 pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
-pub(crate) use self::held::refuse_held;
-pub use self::held::{Held, find_held};
 pub use self::native::NativeCache;
+pub(crate) use self::signed_area::refuse_signed_areas;
+pub use self::signed_area::{SignedArea, find_signed_areas};
 use crate::config::{Config, Mode};
 
 /// Most findings in a report; further ones are only counted.

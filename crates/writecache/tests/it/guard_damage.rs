@@ -172,7 +172,7 @@ fn a_damaged_guard_is_refused_and_nothing_is_changed() {
 }
 
 #[test]
-fn what_a_repair_has_left_counts_and_the_cache_is_written_over_it() {
+fn what_a_repair_left_counts_and_the_cache_goes_over_it() {
     each_harm(|nth, harms| {
         for parts in ["", " parts 2"] {
             let damaged = Damaged::new(parts, nth, harms);

@@ -24,6 +24,7 @@ mod nbd_tcp;
 mod obstacles;
 mod read_cache;
 mod readonly;
+mod readonly_media;
 mod sectors;
 mod soak;
 mod tls;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guarded origin on which somebody has run a repair: `fsck.ext4 -y` and `xfs_repair` find a
-//! backup superblock by themselves, and write over the guard. The cache refuses the origin, and each
-//! way that it names ends with all of its blocks on the origin, or given up.
+//! backup superblock by themselves, and write over the guard. The cache refuses the origin, and
+//! each way that it names ends with all of its blocks on the origin, or given up.
 use std::fs;
 use std::path::Path;
 use std::process::Command;

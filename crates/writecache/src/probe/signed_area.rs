@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a device holds that must not be overwritten by accident: write caches, a persistent zram, the
-//! origin of a guarded cache. Whatever formats a device, or overwrites it, by itself asks first.
+//! What a device holds that must not be overwritten by accident: write caches, a persistent zram,
+//! the origin of a guarded cache. Whatever formats a device, or overwrites it, by itself asks first.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ const READ_BYTES: u64 = 256 << 10;
 
 /// Something of ours on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SignedArea {
     /// Which format it is of.
     pub signature: Signature,
     /// The sectors that it may have.
@@ -34,7 +34,7 @@ pub struct Held {
 ///
 /// # Errors
 /// `EIO` if it can't be read, and those of [`probe`].
-pub async fn find_held(device: &Rc<dyn BlockDevice>) -> Result<Vec<Held>, Error> {
+pub async fn find_signed_areas(device: &Rc<dyn BlockDevice>) -> Result<Vec<SignedArea>, Error> {
     let end = device.limits().capacity.0;
     let mut found = Vec::new();
     let mut at = 0;
@@ -61,13 +61,13 @@ pub async fn find_held(device: &Rc<dyn BlockDevice>) -> Result<Vec<Held>, Error>
 /// Refuses a cache device that is blank where the cache begins, and holds something further on.
 ///
 /// # Errors
-/// `EINVAL`; those of [`find_held`].
-pub(crate) async fn refuse_held(
+/// `EINVAL`; those of [`find_signed_areas`].
+pub(crate) async fn refuse_signed_areas(
     config: &Config,
     device: &Rc<dyn BlockDevice>,
 ) -> Result<(), Error> {
     let begin = config.start_sector.0;
-    for held in find_held(device).await? {
+    for held in find_signed_areas(device).await? {
         let Some(loss) = held.loss.filter(|_| held.sectors.end > begin) else { continue };
         let (cache, start) = (&config.cache, held.sectors.start);
         return Err(Error::invalid(format!(
@@ -91,12 +91,12 @@ async fn look(
     signature: Signature,
     sector: u64,
     bytes: &[u8],
-) -> Result<Option<Held>, Error> {
+) -> Result<Option<SignedArea>, Error> {
     let all = sector..device.limits().capacity.0;
     let token = format::token(bytes);
     let held = |loss: &str| {
         let (loss, token) = (Some(loss.to_owned()), token.clone());
-        Some(Held { signature, sectors: all.clone(), loss, token })
+        Some(SignedArea { signature, sectors: all.clone(), loss, token })
     };
     match signature {
         Signature::WriteCache | Signature::KernelWriteCache => {
@@ -116,7 +116,7 @@ async fn cache_of(
     device: &Rc<dyn BlockDevice>,
     signature: Signature,
     sector: u64,
-) -> Result<Option<Held>, Error> {
+) -> Result<Option<SignedArea>, Error> {
     for copy in 0..SUPERBLOCK_COPIES {
         let before = Geometry::superblock_offset(copy) / 512;
         let Some(start) = sector.checked_sub(before) else { continue };
@@ -124,7 +124,7 @@ async fn cache_of(
         if is_cache(&report, start) {
             let sectors = start..start + report.end_bytes().div_ceil(512);
             let (loss, token) = (report.loss(), report.token("overwrite"));
-            return Ok(Some(Held { signature, sectors, loss, token }));
+            return Ok(Some(SignedArea { signature, sectors, loss, token }));
         }
     }
     Ok(None)

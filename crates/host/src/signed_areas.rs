@@ -5,7 +5,7 @@ use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, LocalFuture, Nanos, Role, Target};
 use dm::{Context, Dm};
-use writecache::{Held, find_held};
+use writecache::{SignedArea, find_signed_areas};
 
 use crate::claims::Claims;
 use crate::leaves::Leaves;
@@ -43,7 +43,7 @@ pub(crate) fn before_overwrite(
     })
 }
 
-fn refuse(name: &str, held: &Held, force: Option<&str>, persists: bool) -> Result<(), Error> {
+fn refuse(name: &str, held: &SignedArea, force: Option<&str>, persists: bool) -> Result<(), Error> {
     let Some(loss) = &held.loss else {
         tracing::warn!(
             device = name,
@@ -71,17 +71,17 @@ fn refuse(name: &str, held: &Held, force: Option<&str>, persists: bool) -> Resul
 async fn held_by(
     device: &Rc<dyn BlockDevice>,
     runs: &[(u64, u64)],
-) -> Result<Vec<(String, Held)>, Error> {
-    let is_touched = |held: &Held| {
+) -> Result<Vec<(String, SignedArea)>, Error> {
+    let is_touched = |held: &SignedArea| {
         runs.iter().any(|(from, to)| *from < held.sectors.end && held.sectors.start < *to)
     };
-    let found = find_held(device).await?.into_iter().filter(is_touched);
+    let found = find_signed_areas(device).await?.into_iter().filter(is_touched);
     Ok(found.map(|held| (device.name().to_owned(), held)).collect())
 }
 
 /// A task: names in the log what `target` would write over, if what that belongs to is not there
 /// soon. A cache may be made above a mapping of its device.
-pub(crate) fn warn_of_held(
+pub(crate) fn warn_of_signed_areas(
     (dm, claims, leaves): (Weak<Dm>, Rc<Claims>, Leaves),
     ctx: &Context,
     target: &Rc<dyn Target>,

@@ -17,15 +17,15 @@ use crate::guard::{LIMIT, MIB, millpond};
 const DIRTY_BYTES: usize = MIB as usize;
 
 /// A daemon, an origin and a cache device with 256 dirty blocks of a cache that was removed.
-struct Held {
+struct RemovedCache {
     bed: TestBed,
 }
 
-impl Held {
-    fn new(options: &str) -> Held {
+impl RemovedCache {
+    fn new(options: &str) -> RemovedCache {
         let files = [("o.img", 64 * MIB), ("c.img", 16 * MIB)];
         let bed = TestBed::start(&files, &[]);
-        let held = Held { bed };
+        let held = RemovedCache { bed };
         let words = options.split_whitespace().count();
         let line = format!("0 131072 writecache s ./o.img ./c.img 4096 {words} {options}");
         held.create("wc", &line).ok().unwrap();
@@ -98,7 +98,7 @@ impl Held {
 
 #[test]
 fn a_zram_refuses_a_backing_device_with_dirty_blocks() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     held.refuses("0 262144 zram lz4 2 backing_dev ./c.img");
     let persist = held.create("x", "0 65536 zram zstd 3 backing_dev ./c.img persist");
     assert!(persist.code != 0, "{}", persist.complaint());
@@ -115,13 +115,13 @@ fn a_zram_refuses_a_backing_device_with_dirty_blocks() {
 
 #[test]
 fn a_zram_takes_dirty_blocks_with_the_token_or_after_a_wipe() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     let table = "0 262144 zram lz4 2 backing_dev ./c.img";
     let refusal = held.refuses(table);
     let token = refusal.split("--force=").nth(1).unwrap().split('`').next().unwrap();
     let token = format!("--force={token}");
     held.verb(&["create", "x", &token, "--table", table]).ok().unwrap();
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     held.refuses(table);
     let refused = millpond(&["wipe"], &held.cache());
     let token = refused.stderr.split("--force ").nth(1).unwrap().split('`').next().unwrap();
@@ -131,21 +131,21 @@ fn a_zram_takes_dirty_blocks_with_the_token_or_after_a_wipe() {
 
 #[test]
 fn a_zram_refuses_dirty_blocks_behind_mappings_and_at_an_offset() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();
     held.refuses("0 262144 zram lz4 2 backing_dev lin");
     held.remove("lin");
     // The slots, without the superblock.
     held.create("slots", "0 24576 linear ./c.img 8192").ok().unwrap();
     held.refuses("0 262144 zram lz4 2 backing_dev slots");
-    let partition = Held::new("start_sector 2048");
+    let partition = RemovedCache::new("start_sector 2048");
     partition.refuses("0 262144 zram lz4 2 backing_dev ./c.img");
     partition.is_recovered(&["--start-sector", "2048"]);
 }
 
 #[test]
 fn a_zram_refuses_dirty_blocks_on_a_loop_device() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     let Some(device) = Loop::on(&held.cache()) else { return };
     let table = format!("0 262144 zram lz4 2 backing_dev {}", device.device().display());
     held.refuses(&table);
@@ -153,7 +153,7 @@ fn a_zram_refuses_dirty_blocks_on_a_loop_device() {
 
 #[test]
 fn a_zram_refuses_the_data_of_another_and_a_guarded_origin() {
-    let held = Held::new("guard_origin");
+    let held = RemovedCache::new("guard_origin");
     let guarded = held.create("x", "0 262144 zram lz4 2 backing_dev ./o.img");
     assert!(guarded.code != 0 && guarded.stderr.contains("guards it"), "{}", guarded.stderr);
     held.bed.make_file("p.img", 16 * MIB);
@@ -167,7 +167,7 @@ fn a_zram_refuses_the_data_of_another_and_a_guarded_origin() {
 
 #[test]
 fn a_zram_takes_a_cache_that_holds_nothing_of_its_own() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     let line = "0 131072 writecache s ./o.img ./c.img 4096 0";
     held.create("wc", line).ok().unwrap();
     held.verb(&["drain", "wc"]).ok().unwrap();
@@ -178,7 +178,7 @@ fn a_zram_takes_a_cache_that_holds_nothing_of_its_own() {
 
 #[test]
 fn a_new_cache_refuses_to_be_formatted_over_another_one() {
-    let held = Held::new("start_sector 2048");
+    let held = RemovedCache::new("start_sector 2048");
     let refusal = held.refuses("0 131072 writecache s ./o.img ./c.img 4096 0");
     assert!(refusal.contains("--start-sector 2048"), "{refusal}");
     held.refuses("0 131072 writecache s ./o.img ./c.img 4096 2 parts 2");
@@ -187,7 +187,7 @@ fn a_new_cache_refuses_to_be_formatted_over_another_one() {
 
 #[test]
 fn what_maps_dirty_blocks_is_named_in_the_log() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();
     held.warns(&["WARN", "lin", "holds 256 dirty blocks"]);
     held.remove("lin");
@@ -202,7 +202,7 @@ fn what_maps_dirty_blocks_is_named_in_the_log() {
 /// A cache above a mapping of its device is no reason to warn.
 #[test]
 fn a_cache_above_a_mapping_is_not_named() {
-    let held = Held::new("");
+    let held = RemovedCache::new("");
     held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();
     held.create("wc", "0 131072 writecache s ./o.img lin 4096 0").ok().unwrap();
     held.bed.make_file("other.img", 16 * MIB);

@@ -175,15 +175,14 @@ fuzz_target!(|input: Input| {
         Ok(_) => input.prefix.as_str(),
         Err(_) => "disks/one",
     };
-    let outside =
-        Outside { answers: Arc::new(input.answers), next: Arc::new(AtomicUsize::new(0)) };
+    let outside = Outside { answers: Arc::new(input.answers), next: Arc::new(AtomicUsize::new(0)) };
     let Ok(store) = objstore::bucket(bucket, &variables, Arc::new(outside)) else { return };
     RUNTIME.block_on(async {
         let path = Path::from(format!("{prefix}/manifest/0000000000000001"));
         let _ = store.put_opts(&path, vec![1, 2].into(), PutMode::Create.into()).await;
         let range = Some(GetRange::Bounded(0..1024));
-        if let Ok(found) = store.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await
-        {
+        let options = GetOptions { range, ..GetOptions::default() };
+        if let Ok(found) = store.get_opts(&path, options).await {
             let _ = found.bytes().await;
         }
         let options = PaginatedListOptions::default();

@@ -26,8 +26,8 @@ use crate::variables::Variables;
 
 /// What an operator may do about a store that refuses the header of a conditional write.
 const CONDITIONS_HINT: &str = " (if the store does not take If-None-Match: the option \
-     `single_writer` with the variable AWS_CONDITIONAL_PUT=disabled does without it, where there is \
-     never a second writer)";
+     `single_writer` with the variable AWS_CONDITIONAL_PUT=disabled does without it, where \
+     there is never a second writer)";
 
 /// What requests on other threads need.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@
 //! | 404 with `NoSuchBucket` | `NoBucket` |
 //! | other 404; 416, or an object that ends before the range | `NotFound` |
 //! | 429, 503 | `Throttled` |
-//! | 3xx, 401, 403, other 409, every other 4xx, 501; a directory without room or rights | `Denied` |
+//! | 3xx, 401, 403, other 409 and 4xx, 501; a directory without room or rights | `Denied` |
 //! | text from outside that no request can carry; an answer that is too long | `Denied` |
 //! | the rest: 5xx, no connection, no answer in time, an answer that is cut off | `Unknown` |
 //!

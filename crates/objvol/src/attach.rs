@@ -142,8 +142,8 @@ impl Shared {
             });
             if own.is_none_or(|own| own.nonce != nonce) {
                 let what = format!(
-                    "{name} is not what this opening has written: somebody else opened the volume at \
-                     the same moment, and the store let both. Such a store is for one daemon only"
+                    "{name} is not what this opening has written: somebody else opened the volume \
+                     at the same moment, and the store let both. Such a store is for one daemon"
                 );
                 return Err(self.error(ErrorKind::Busy, what));
             }

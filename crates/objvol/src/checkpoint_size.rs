@@ -2,8 +2,8 @@
 //! How long a checkpoint may be: what is longer is damage, and is not read (OV-R4).
 use crate::map::ENTRY_BYTES;
 
-/// Bytes of an entry of the map in a checkpoint, with that of a segment of its own: 6 packed columns
-/// of at most 8 bytes and a checksum, or two records of 24.
+/// Bytes of an entry of the map in a checkpoint, with that of a segment of its own: 6 packed
+/// columns of at most 8 bytes and a checksum, or two records of 24.
 const ENTRY_BYTES_MAX: u64 = 64;
 /// Bytes of what a checkpoint has beside the map. Chosen: the segments of a volume of 10 TiB of
 /// 4 MiB each, should none have live data.

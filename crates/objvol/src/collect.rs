@@ -146,8 +146,8 @@ impl Shared {
 
     /// Whether to write a checkpoint: it is wanted because something was collected, the space of
     /// which it frees, or because there is garbage in no list, or because an opening would have to
-    /// read many segments. Only what it includes can be collected, so it is due at once while writers wait for that. Else it waits
-    /// until it is small beside what was written.
+    /// read many segments. Only what it includes can be collected, so it is due at once while
+    /// writers wait for that. Else it waits until it is small beside what was written.
     fn is_checkpoint_due(&self, has_collected: bool, idle_turns: u32) -> bool {
         if self.is_collection_behind.get() {
             return true;

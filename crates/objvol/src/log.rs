@@ -42,8 +42,8 @@ mod image;
 
 pub(crate) use self::image::{Image, Scope};
 
-/// Extents of a checkpoint that enter the map before a look at the clock. Chosen: about a tenth of a
-/// millisecond.
+/// Extents of a checkpoint that enter the map before a look at the clock. Chosen: about a tenth of
+/// a millisecond.
 const LOADED_AT_ONCE: usize = 1024;
 
 /// Lets other devices of the core go on: a map has millions of entries.

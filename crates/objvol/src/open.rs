@@ -25,8 +25,8 @@
 //!   record and checkpoint of the past lies within.
 //! - OV-O8 The manifest of a writer that may write increments has a version that older programs
 //!   refuse, before they take the volume or repair it.
-//! - OV-O9 Before the first request is served, manifest and owner record are read back, and have the
-//!   own nonce: no probe proves that a store never lets two writers create one object.
+//! - OV-O9 Before the first request is served, manifest and owner record are read back, and have
+//!   the own nonce: no probe proves that a store never lets two writers create one object.
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::collections::VecDeque;

@@ -32,8 +32,8 @@ const BACKOFF_MAX_NS: u64 = 10_000_000_000;
 /// less than a hundredth of one of 50 ms.
 const HEAD_GUESS: u64 = 32 << 10;
 
-/// What is read of a long object before its length is asked for, bytes. Chosen: most checkpoints are
-/// shorter, and take one request; eight that are read at once are 8 MiB.
+/// What is read of a long object before its length is asked for, bytes. Chosen: most checkpoints
+/// are shorter, and take one request; eight that are read at once are 8 MiB.
 const WHOLE_GUESS: u64 = 1 << 20;
 /// Bytes of memory for each of a long object while it is decoded: itself, and what its entries
 /// become. Chosen: an extent has at least 4 bytes in a checkpoint, and 32 decoded.
@@ -67,7 +67,7 @@ impl Denial {
     fn of(operation: Operation, error: &StoreError) -> Option<Denial> {
         let (kind, why) = match error {
             StoreError::Denied(why) => (ErrorKind::Denied, why.clone()),
-            // Where an object would be made, or is looked for, nothing but the bucket can be missing.
+            // Where an object would be made or listed nothing but the bucket can be missing.
             StoreError::NotFound | StoreError::NoBucket => {
                 (ErrorKind::NotFound, StoreError::NoBucket.to_string())
             }

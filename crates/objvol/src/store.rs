@@ -93,9 +93,9 @@ pub trait ObjectStore {
     /// `NotFound` also where the object ends before the range.
     fn get(&self, name: &str, range: Range<u64>) -> LocalFuture<Result<Buf, StoreError>>;
 
-    /// Reads a whole object and hands it to `work`, the result of which is returned; `None`, without
-    /// work, for an object of more than `most` bytes. A store that has threads does the work there:
-    /// a long object takes no time of the core.
+    /// Reads a whole object and hands it to `work`, the result of which is returned; `None`,
+    /// without work, for an object of more than `most` bytes. A store that has threads does the
+    /// work there: a long object takes no time of the core.
     fn get_whole(
         &self,
         name: &str,

@@ -90,6 +90,8 @@ struct Store {
     /// Requests that met a fault.
     met: u64,
     conditional: bool,
+    /// How conditional PUTs are answered, none of which is done.
+    refusal: Option<(StatusCode, &'static str)>,
     /// Keys whose requests are done; others are refused.
     accepted: Vec<String>,
     /// The key that is given out, and when that says that it expires.
@@ -133,6 +135,7 @@ impl Bucket {
             random: Random::new(1),
             met: 0,
             conditional: true,
+            refusal: None,
             accepted: vec![KEY.into()],
             offered: (KEY.into(), FAR_EXPIRY),
             refused: 0,
@@ -195,6 +198,12 @@ impl Bucket {
     /// From now on a PUT replaces what is there, whatever its condition.
     pub fn ignore_conditions(&self) {
         held(&self.store).conditional = false;
+    }
+
+    /// From now on a PUT with a condition is answered with this status and code, and not done.
+    pub fn refuse_conditions(&self, status: u16, code: &'static str) {
+        let status = StatusCode::from_u16(status).expect("a status of HTTP");
+        held(&self.store).refusal = Some((status, code));
     }
 
     /// How many requests have met a fault.
@@ -300,6 +309,9 @@ impl Store {
     fn run(&mut self, operation: &Operation) -> Answer {
         match operation {
             Operation::Put { name, data, if_absent } => {
+                if let (true, Some((status, code))) = (*if_absent, self.refusal) {
+                    return answer(status, code);
+                }
                 if *if_absent && self.conditional && self.objects.contains_key(name) {
                     return answer(StatusCode::PRECONDITION_FAILED, "PreconditionFailed");
                 }

@@ -15,6 +15,7 @@ mod objvol_away;
 mod objvol_check;
 mod objvol_credentials;
 mod objvol_offline;
+mod objvol_outside;
 mod objvol_snapshots;
 mod objvol_writers;
 mod offline;

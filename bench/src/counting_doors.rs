@@ -181,6 +181,10 @@ impl Export for NullExport {
     fn was_used(&self) -> Arc<AtomicBool> {
         self.was_used.clone()
     }
+
+    fn warn(&self, why: &str) {
+        eprintln!("{}: {why}", self.name());
+    }
 }
 
 impl CountingCore {

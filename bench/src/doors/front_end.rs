@@ -12,7 +12,7 @@ use e2e::virtual_machine::{
 };
 use reproduce::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use uring::GuestMemory;
+use uring::{GuestBudget, GuestMemory};
 
 use crate::peers::client::{Done, Job};
 
@@ -86,7 +86,8 @@ impl FrontEnd {
         }
         let file = machine.memory().try_clone().map_err(|e| e.to_string())?;
         let len = file.metadata().map_err(|e| e.to_string())?.len();
-        let memory = GuestMemory::map(&OwnedFd::from(file), 0, len).map_err(|e| e.to_string())?;
+        let memory = GuestMemory::map(&OwnedFd::from(file), 0, len, &GuestBudget::new(len));
+        let memory = memory.map_err(|e| e.to_string())?;
         let memory = Memory(memory);
         Ok(FrontEnd { machine, memory, waits, offered: 0, published: 0, seen: 0, random: 1 })
     }

@@ -83,7 +83,7 @@ pub(crate) fn check_url(text: &str) -> Result<(), Reason> {
     check_label(host).map_err(|_| "has no valid host")?;
     if !port.is_empty() {
         let number = port.strip_prefix(':').and_then(|digits| digits.parse::<u16>().ok());
-        if port.starts_with(":+") || !number.is_some_and(|number| number > 0) {
+        if port.starts_with(":+") || number.is_none_or(|number| number == 0) {
             return Err("has no valid port");
         }
     }

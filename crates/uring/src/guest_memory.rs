@@ -177,17 +177,17 @@ impl ClientRegion for GuestMemory {
                 Words::Byte => out[0] = load_u8(from),
                 // A descriptor, or a header.
                 Words::Of8 if out.len() == 16 => {
-                    out[..8].copy_from_slice(&load_u64(from).to_ne_bytes());
-                    out[8..].copy_from_slice(&load_u64(from.add(8)).to_ne_bytes());
+                    out[..8].copy_from_slice(&load_u64(from).to_le().to_le_bytes());
+                    out[8..].copy_from_slice(&load_u64(from.add(8)).to_le().to_le_bytes());
                 }
                 Words::Of8 => {
                     for (nth, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                        *out = load_u64(from.add(nth * 8)).to_ne_bytes();
+                        *out = load_u64(from.add(nth * 8)).to_le().to_le_bytes();
                     }
                 }
                 Words::Of4 => {
                     for (nth, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                        *out = load_u32(from.add(nth * 4)).to_ne_bytes();
+                        *out = load_u32(from.add(nth * 4)).to_le().to_le_bytes();
                     }
                 }
                 Words::None => copy_shared(out.as_mut_ptr().cast(), from.cast(), out.len()),
@@ -204,12 +204,12 @@ impl ClientRegion for GuestMemory {
                 Words::Byte => store_u8(to, bytes[0]),
                 Words::Of8 => {
                     for (nth, bytes) in bytes.as_chunks::<8>().0.iter().enumerate() {
-                        store_u64(to.add(nth * 8), u64::from_ne_bytes(*bytes));
+                        store_u64(to.add(nth * 8), u64::from_le(u64::from_le_bytes(*bytes)));
                     }
                 }
                 Words::Of4 => {
                     for (nth, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                        store_u32(to.add(nth * 4), u32::from_ne_bytes(*bytes));
+                        store_u32(to.add(nth * 4), u32::from_le(u32::from_le_bytes(*bytes)));
                     }
                 }
                 Words::None => copy_shared(to.cast(), bytes.as_ptr().cast(), bytes.len()),

@@ -61,7 +61,8 @@ const WITH_CACHE: [&str; 3] = ["cache", "origin", "start_sector"];
 /// A guarded origin (table option `guard_origin`) whose cache is lost is given back by
 /// `--without-cache`: it is as it was when the cache last wrote to it. What only the cache held is
 /// lost. The cache refuses the origin from then on, if it turns up again. Where somebody has
-/// written over the guard it is refused with two tokens: for what is there now, and for what was there.
+/// written over the guard it is refused with two tokens: for what is there now, and for what was
+/// there.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -401,7 +402,7 @@ impl OriginCheck<'_> {
         let (cache, start, device) = self.cache;
         let mut is_used = None;
         if let Some(origin) = origin {
-            is_used = writecache::find_use(self.report, start, &**origin, &**device).await?;
+            is_used = self.report.find_use(start, &**origin, &**device).await?;
         }
         let is_used = is_used.map(|how| {
             format!(

@@ -2,8 +2,8 @@
 //! Descriptors: how many this process may have, and how many of them clients may take.
 //!
 //! Invariant
-//! - HO-DE1 Clients, however many connect, leave descriptors to the operator: for verbs, and for the
-//!   devices that they open.
+//! - HO-DE1 Clients, however many connect, leave descriptors to the operator: for verbs, and for
+//!   the devices that they open.
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that no client gets: those of a daemon without devices are about 30, and the

@@ -100,8 +100,8 @@ pub(crate) fn register(
 }
 
 /// The same target type, which names in the log what its targets may write over.
-fn warning(kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
-    let (dm, machine, construct) = (Rc::downgrade(dm), machine.clone(), kind.construct.clone());
+fn warning(mut kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
+    let (dm, machine, construct) = (Rc::downgrade(dm), machine.clone(), kind.construct);
     let warning = move |ctx: Context, args: Vec<String>| -> Constructing {
         let made = construct(ctx.clone(), args);
         let (dm, claims, leaves) = (dm.clone(), machine.claims.clone(), machine.leaves.clone());
@@ -111,7 +111,8 @@ fn warning(kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
             Ok(target)
         })
     };
-    TargetType { construct: Rc::new(warning), ..kind }
+    kind.construct = Rc::new(warning);
+    kind
 }
 
 /// The length `-` of a write cache: whole blocks of its origin.

@@ -106,9 +106,7 @@ pub use config::{
 };
 pub use dm_target::WriteCache;
 pub use events::{CacheEvent, IgnoredJournal, UnguardedReason};
-pub use guard::{
-    DamagedRanges, OriginGuard, find_guard, find_use, restore_damaged_origin, restore_origin,
-};
+pub use guard::{DamagedRanges, OriginGuard, find_guard, restore_damaged_origin, restore_origin};
 pub use manual::MANUAL;
 pub use missing::StaleOrigin;
 pub use parts::{DeviceFactory, ShareDevice};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::{Buf, Class, Error, Flags, Sector, Status};
 use format::{GuardRange, GuardSlot, GuardState, UNIT};
 
-use super::find::Remains;
+use super::find::{FoundSlots, Remains};
 use super::{Above, DetachedHalves, Guard, GuardedRange, SlotState};
 use crate::events::UnguardedReason;
 use crate::parts::flushes::{FlushPort, NO_PART};
@@ -16,16 +16,6 @@ use crate::planted::Fault;
 const CLASS: Class = Class::Foreground;
 /// The sequence of the first slot of a guard.
 const FIRST: u64 = 1;
-
-/// What is read of the slots of a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FoundSlots {
-    /// The newest.
-    pub(super) newest: u8,
-    pub(super) sequence: u64,
-    /// The other one is whole, too.
-    pub(super) is_other_whole: bool,
-}
 
 impl Guard {
     fn error(&self, range: GuardRange, what: &dyn std::fmt::Display) -> Error {

@@ -7,12 +7,10 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, Sector};
 use format::{GuardRange, GuardRecord, GuardSlot, GuardState, Superblock, UNIT};
 
-use super::attach::FoundSlots;
 use super::record::{read_record, write_record};
 use super::{Guard, Place};
 use crate::config::{Config, Mode};
 use crate::planted::Fault;
-use crate::probe::ProbeReport;
 use crate::recovery::owner::{NO_ORIGIN, hex};
 
 /// What a range of the origin has.
@@ -28,6 +26,16 @@ enum FoundRange {
     /// Somebody has used the range without the cache: what it has now counts, but for what is left
     /// of slots.
     Used { remains: Remains },
+}
+
+/// What is read of the slots of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FoundSlots {
+    /// The newest.
+    pub(super) newest: u8,
+    pub(super) sequence: u64,
+    /// The other one is whole, too.
+    pub(super) is_other_whole: bool,
 }
 
 /// Which slots of a used range still begin as slots do.
@@ -155,13 +163,12 @@ pub(crate) async fn find(
 ///
 /// # Errors
 /// `EINVAL` if another cache guards the origin, `EIO` if it or the cache device can't be read.
-pub async fn find_use(
-    report: &ProbeReport,
+pub(crate) async fn find_use(
+    superblock: &Superblock,
     start_sector: Sector,
     origin: &dyn BlockDevice,
     device: &dyn BlockDevice,
 ) -> Result<Option<String>, Error> {
-    let Some(superblock) = report.superblock() else { return Ok(None) };
     let block_size = superblock.block_size;
     let mut config = Config::new(Mode::Ssd, origin.name(), device.name(), block_size);
     config.start_sector = start_sector;

@@ -63,8 +63,7 @@ use format::{GuardRange, GuardSlot};
 use reactor::WaitList;
 
 pub(crate) use self::device::GuardedOrigin;
-pub use self::find::find_use;
-pub(crate) use self::find::{FoundGuard, refuse_guarded};
+pub(crate) use self::find::{FoundGuard, find_use, refuse_guarded};
 pub(crate) use self::open::{FirstPart, find_of_whole, is_on, open_of_whole};
 pub(crate) use self::restore::view_origin;
 pub use self::restore::{

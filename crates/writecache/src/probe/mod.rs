@@ -112,6 +112,21 @@ impl Occupancy {
 }
 
 impl ProbeReport {
+    /// How the guarded origin was used without the cache, in one sentence that follows its name;
+    /// `None` if it was not. Nothing is written. `start_sector` is the cache's on `device`.
+    ///
+    /// # Errors
+    /// `EINVAL` if another cache guards the origin, `EIO` if it or the cache device can't be read.
+    pub async fn find_use(
+        &self,
+        start_sector: Sector,
+        origin: &dyn BlockDevice,
+        device: &dyn BlockDevice,
+    ) -> Result<Option<String>, Error> {
+        let Some(superblock) = self.superblock() else { return Ok(None) };
+        crate::guard::find_use(superblock, start_sector, origin, device).await
+    }
+
     /// The blocks of the cache; `None` if there is no cache or it is too damaged.
     #[must_use]
     pub fn occupancy(&self) -> Option<&Occupancy> {

@@ -20,12 +20,12 @@
 //!   before the journal begins anew: the opening writes a checkpoint.
 //! - WC-JR2 A journal of another cache, another start of the machine or another opening is never
 //!   applied, and what it had is reported.
-//! - WC-JR4 A journal has one user: it is locked from before it is read until the cache is suspended.
-//!   A copy of a cache device has the UUID of the original, and would share the memory.
 //! - WC-JR3 A version counts only if its data are in its slot, or in a frame. The cache device
 //!   alone may have lost power, and with it data that no flush covered: then the version before
 //!   counts, as after any power cut. Not one whose slot a later change has: that slot is to have
 //!   other data.
+//! - WC-JR4 A journal has one user: it is locked from before it is read until the cache is
+//!   suspended. A copy of a cache device has the UUID of the original, and would share the memory.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -6,7 +6,7 @@ use block::{Class, Sector, Target};
 use format::{GuardRange, GuardSlot};
 use sim::{Machine, PowerCut};
 use writecache::{
-    DamagedRanges, Depth, Fault, StaleOrigin, find_guard, find_use, probe, restore_damaged_origin,
+    DamagedRanges, Depth, Fault, StaleOrigin, find_guard, probe, restore_damaged_origin,
     restore_origin,
 };
 
@@ -267,7 +267,7 @@ fn use_of(damaged: &Damaged) -> Option<String> {
     let machine = Machine::boot(&fixture.world, 1);
     let found = machine.block_on(async move {
         let report = probe(cache.clone(), Sector(0), Depth::Metadata).await.unwrap();
-        find_use(&report, Sector(0), &*origin, &*cache).await.unwrap()
+        report.find_use(Sector(0), &*origin, &*cache).await.unwrap()
     });
     machine.kill();
     found.unwrap()

@@ -64,7 +64,7 @@ fn takes_no_writes(bed: &TestBed, word: &str) {
         client.flush().unwrap();
         assert!(bed.verb(&["info", name]).contains("READ-ONLY"), "{name}");
         assert_eq!(bed.verb(&["get", name, "ro"]).trim(), "1", "{name}");
-        let path = file(&bed, name);
+        let path = file(bed, name);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o222, 0, "{name}");
         assert!(fs::File::options().write(true).open(&path).is_err(), "{name}");
     }

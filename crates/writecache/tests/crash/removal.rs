@@ -169,9 +169,9 @@ fn simulate(seed: u64, fault: Option<Fault>) -> Result<(), String> {
         let is_dropped = scene.remove(&machine, cache);
         let is_killed = scene.world.borrow_mut().rng.below(2) == 0;
         if is_killed {
-            machine.kill()
+            machine.kill();
         } else {
-            machine.power_cut()
+            machine.power_cut();
         }
         if is_dropped {
             scene.change_origin(&dirty);

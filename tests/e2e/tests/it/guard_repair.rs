@@ -131,7 +131,7 @@ impl Repaired {
         self.is_free();
     }
 
-    fn is_adopted_by_the_configuration(mut self) {
+    fn adopt_by_the_configuration(mut self) {
         let path = self.bed.dir().join("millpond.toml");
         let config = fs::read_to_string(&path).unwrap();
         let adopts = config.replace("4096 1 guard_origin", "4096 2 guard_origin adopt_origin");
@@ -189,7 +189,7 @@ fn an_ext4_that_fsck_has_repaired_is_adopted() {
     let Some(repaired) = Repaired::ext4() else { return };
     repaired.is_adopted_by_a_table("no_guard adopt_origin");
     let Some(repaired) = Repaired::ext4() else { return };
-    repaired.is_adopted_by_the_configuration();
+    repaired.adopt_by_the_configuration();
 }
 
 #[test]

@@ -51,12 +51,15 @@ fn used_without_its_cache(bed: &TestBed, options: &str, go: &dyn Fn(&TestBed)) {
     bed.verb(&["remove", "w"]);
 }
 
+/// Removes the device `w`.
+type Removal<'a> = &'a dyn Fn(&TestBed);
+
 /// `drain` leaves clean copies, and `remove` did, too, without a word: the next table over both
 /// served them, though the origin had newer data.
 #[test]
 fn a_removed_cache_serves_nothing_that_its_origin_has_lost() {
     let bed = TestBed::start(&[("origin.img", 16 * MIB), ("cache.img", 8 * MIB)], &[]);
-    let ways: [(&str, &dyn Fn(&TestBed)); 7] = [
+    let ways: [(&str, Removal<'_>); 7] = [
         ("remove", &|bed| assert_eq!(bed.verb(&["remove", "w"]), "")),
         ("drained", &|bed| drop(bed.verb(&["remove", "--drain", "w"]))),
         ("all", &|bed| drop(bed.verb(&["remove_all"]))),

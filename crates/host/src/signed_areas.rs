@@ -3,7 +3,7 @@
 //! dirty blocks is refused, a mapping past a cache is named in the log.
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, LocalFuture, Nanos, Role, Target};
+use block::{BlockDevice, Error, LocalFuture, Nanos, OpenDevice, Role, Target};
 use dm::{Context, Dm};
 use writecache::{SignedArea, find_signed_areas};
 
@@ -75,7 +75,10 @@ async fn held_by(
     let is_touched = |held: &SignedArea| {
         runs.iter().any(|(from, to)| *from < held.sectors.end && held.sectors.start < *to)
     };
-    let found = find_signed_areas(device).await?.into_iter().filter(is_touched);
+    // An opener of its own: who reads here is not who is told of lost writes later.
+    let opened: Rc<dyn BlockDevice> =
+        Rc::new(OpenDevice::new(device.clone(), reactor::new_opener()));
+    let found = find_signed_areas(&opened).await?.into_iter().filter(is_touched);
     Ok(found.map(|held| (device.name().to_owned(), held)).collect())
 }
 

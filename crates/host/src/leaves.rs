@@ -218,6 +218,12 @@ impl Leaves {
         self.entry_of(base, |entry, _| entry.place.lost_when)?
     }
 
+    /// The path of this base, if it is a leaf on a file.
+    pub(crate) fn path_of(&self, base: &Rc<dyn Base>) -> Option<PathBuf> {
+        let name = self.entry_of(base, |_, leaf| leaf.file().map(|_| leaf.name().to_owned()))??;
+        Some(name.strip_prefix(PMEM).unwrap_or(&name).into())
+    }
+
     /// The open leaf that was shared with this id.
     pub(crate) fn by_id(&self, id: u64) -> Option<Rc<dyn Leaf>> {
         self.0.open.borrow().iter().find(|one| one.id == id)?.leaf.upgrade()

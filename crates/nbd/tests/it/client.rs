@@ -157,7 +157,7 @@ fn an_export_that_takes_no_writes_is_read() {
     run(nature, |_, server| async move {
         let client = server.clone().open(Options::default()).await;
         assert!(client.is_read_only());
-        assert_eq!(put(&client, 0, 1).await, Err(Status::NotSupported));
+        assert_eq!(put(&client, 0, 1).await, Err(Status::ReadOnly));
         read(&client, Class::Normal, Sector(0), pattern(512, 0)).await.unwrap();
     });
 }

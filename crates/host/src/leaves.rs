@@ -282,7 +282,11 @@ impl Leaves {
     /// Adds a warning to the answer of the request that is being served.
     pub(crate) fn warn(&self, warning: String) {
         tracing::warn!("{warning}");
-        self.0.warnings.borrow_mut().push(warning);
+        let mut waiting = self.0.warnings.borrow_mut();
+        // `replace-cache` makes the new cache twice, first to check it.
+        if !waiting.contains(&warning) {
+            waiting.push(warning);
+        }
     }
 
     /// How patiently a leaf is opened from now on that another process uses.

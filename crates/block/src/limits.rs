@@ -35,6 +35,10 @@ pub struct Limits {
     /// a store says no, and doors offer no flush that would mean nothing; a `mem:` leaf stands in
     /// for a disk and says yes.
     pub keeps: bool,
+    /// Whether all its content is lost at the end of the program, as that of a compressed RAM disk
+    /// without a store. An export of a server without FLUSH says no, and no to `keeps`, too: what
+    /// is written there may last, but nobody can make it.
+    pub loses_all: bool,
     /// Whether completed writes survive the death of the process (contract, point 5), and none of
     /// its writes comes after that. Then a door may hide the death from its clients.
     pub survives_kill: bool,
@@ -67,6 +71,7 @@ impl Limits {
             write_zeroes: false,
             volatile_cache: true,
             keeps: true,
+            loses_all: false,
             survives_kill: true,
             flushed_survives_kill: true,
             keeps_write_order: false,
@@ -102,6 +107,7 @@ impl Limits {
         self.write_zeroes &= below.write_zeroes;
         self.volatile_cache |= below.volatile_cache;
         self.keeps &= below.keeps;
+        self.loses_all |= below.loses_all;
         self.survives_kill &= below.survives_kill;
         self.flushed_survives_kill &= below.flushed_survives_kill;
         // Two devices keep no order between each other.
@@ -159,6 +165,7 @@ mod tests {
             max_io_bytes: 1 << 20,
             write_zeroes: true,
             keeps: false,
+            loses_all: true,
             survives_kill: false,
             flushed_survives_kill: false,
             ..Limits::new(Sector(50))
@@ -172,7 +179,7 @@ mod tests {
         assert!(!top.write_zeroes);
         assert!(!top.keeps && !top.survives_kill && !top.flushed_survives_kill);
         top.stack(&Limits::new(Sector(50)));
-        assert!(!top.keeps, "nor with a part that does");
+        assert!(!top.keeps && top.loses_all, "nor with a part that does");
         let mut log = Limits { keeps_write_order: true, ..Limits::new(Sector(100)) };
         log.stack(&log.clone());
         assert!(!log.keeps_write_order, "two logs keep no order between each other");

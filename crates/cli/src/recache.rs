@@ -72,8 +72,15 @@ pub(crate) async fn replace_cache(client: &Client, a: &ReplaceCacheArgs) -> Resu
     let body = api::ReplaceCache { cache: cache.clone(), start_sector: a.start_sector };
     let done = run(client, &a.name, "replace-cache", &body).await?;
     report(&a.listing, &done, || {
-        let (name, freed) = (plain(&a.name), done.freed.join(", "));
-        format!("{name}: {} is its cache, {freed} holds nothing\n", plain(&cache))
+        let (name, cache) = (plain(&a.name), plain(&cache));
+        let cache = match a.start_sector {
+            0 => cache.to_string(),
+            start => format!("{cache} with start_sector {start}"),
+        };
+        if done.freed.is_empty() {
+            return format!("{name}: {cache} is the cache already\n");
+        }
+        format!("{name}: {cache} is its cache, {} holds nothing\n", done.freed.join(", "))
     })
 }
 

@@ -446,10 +446,12 @@ fn check_origin(
         ));
     }
     let mut doubts = Vec::new();
-    if has > needs {
+    let identity = identity.as_ref().map(|text| (format::origin_id(text), text));
+    // Its own may have grown: a `resize` that was killed has done that alone.
+    let is_own = identity.as_ref().is_some_and(|(id, _)| own_id != [0; 16] && *id == own_id);
+    if has > needs && !is_own {
         doubts.push(format!("has {has} sectors, the cache's own has {needs}"));
     }
-    let identity = identity.as_ref().map(|text| (format::origin_id(text), text));
     let other = identity.filter(|(id, _)| own_id != [0; 16] && *id != own_id);
     if let Some((id, text)) = &other {
         doubts.push(format!(

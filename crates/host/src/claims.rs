@@ -2,10 +2,11 @@
 //! Claims: which mapped device each engine belongs to.
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
 use block::attr::Manual;
-use block::{BlockDevice, Error, Target};
+use block::{Base, BlockDevice, Error, Target};
 use dm::{Constructing, Context, Dm, MappedDevice, TargetType};
 
 use crate::leaves::Leaves;
@@ -120,9 +121,7 @@ impl Claims {
         ctx: &Context,
         cache: &Rc<dyn BlockDevice>,
     ) {
-        let Some(dm) = self.dm.upgrade() else { return };
-        for below in dm.at_the_bottom(cache) {
-            let Some(base) = below.as_base() else { continue };
+        for base in self.bases_below(cache) {
             let Some(end) = leaves.lasts_until(&base) else { continue };
             leaves.warn(format!(
                 "{}: the cache is in memory ({}): what it holds, flushed data too, is gone when \
@@ -131,6 +130,20 @@ impl Claims {
                 base.name()
             ));
         }
+    }
+
+    /// The paths of the leaves on files on which a device lies.
+    pub(crate) fn files_below(
+        &self,
+        leaves: &Leaves,
+        device: &Rc<dyn BlockDevice>,
+    ) -> Vec<PathBuf> {
+        self.bases_below(device).iter().filter_map(|base| leaves.path_of(base)).collect()
+    }
+
+    fn bases_below(&self, device: &Rc<dyn BlockDevice>) -> Vec<Rc<dyn Base>> {
+        let below = self.dm.upgrade().map(|dm| dm.at_the_bottom(device)).unwrap_or_default();
+        below.into_iter().filter_map(|below| below.as_base()).collect()
     }
 }
 

@@ -218,6 +218,8 @@ impl Engine {
                 if created.is_err() {
                     // The files that it had opened are closed before the caller gets the error.
                     self.files.closed_since(mark).await;
+                    // The next verb that succeeds would give them for its own.
+                    self.leaves.take_warnings();
                 }
                 drop(created?);
             }

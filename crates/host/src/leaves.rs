@@ -218,6 +218,12 @@ impl Leaves {
         self.entry_of(base, |entry, _| entry.place.lost_when)?
     }
 
+    /// The path of this base, if it is a leaf on a file.
+    pub(crate) fn path_of(&self, base: &Rc<dyn Base>) -> Option<PathBuf> {
+        let name = self.entry_of(base, |_, leaf| leaf.file().map(|_| leaf.name().to_owned()))??;
+        Some(name.strip_prefix(PMEM).unwrap_or(&name).into())
+    }
+
     /// The open leaf that was shared with this id.
     pub(crate) fn by_id(&self, id: u64) -> Option<Rc<dyn Leaf>> {
         self.0.open.borrow().iter().find(|one| one.id == id)?.leaf.upgrade()
@@ -276,7 +282,11 @@ impl Leaves {
     /// Adds a warning to the answer of the request that is being served.
     pub(crate) fn warn(&self, warning: String) {
         tracing::warn!("{warning}");
-        self.0.warnings.borrow_mut().push(warning);
+        let mut waiting = self.0.warnings.borrow_mut();
+        // `replace-cache` makes the new cache twice, first to check it.
+        if !waiting.contains(&warning) {
+            waiting.push(warning);
+        }
     }
 
     /// How patiently a leaf is opened from now on that another process uses.

@@ -23,6 +23,7 @@
 
 mod addr;
 mod blocking;
+mod cache_warnings;
 mod changes;
 mod claims;
 mod clients;

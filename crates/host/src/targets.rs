@@ -12,6 +12,7 @@ use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
 use pagecache::PageCache;
 use writecache::{CacheEvent, Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
 
+use crate::cache_warnings;
 use crate::claims::{Claims, engine};
 use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
@@ -168,10 +169,9 @@ async fn write_cache(
     }
     ctx.check_area(&*origin, block::Sector::ZERO, ctx.len())?;
     let log = Rc::new(BlockLog::new(ctx.device(), config.block_size));
-    let below = [origin.clone(), cache.clone()];
-    let target = WriteCache::new(ctx.device(), config, origin, cache.clone(), ctx.len())?;
-    claims.warn_of_memory(&leaves, &ctx, &cache);
-    warn_of_devices(&leaves, &ctx, &below);
+    let (below, start) = ([origin.clone(), cache.clone()], config.start_sector);
+    let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
+    cache_warnings::warn((&claims, &leaves), &ctx, &below, start).await;
     let lender = leaves.clone();
     target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&lender, device)));
     let events = ctx.events();
@@ -195,29 +195,6 @@ async fn write_cache(
     Ok(target)
 }
 
-/// Warns of an origin and a cache device that may be used in each other's place, and of an origin
-/// that nobody can flush.
-fn warn_of_devices(leaves: &Leaves, ctx: &Context, [origin, cache]: &[Rc<dyn BlockDevice>; 2]) {
-    let (o, c) = (origin.limits(), cache.limits());
-    let name = ctx.device();
-    if c.capacity > o.capacity {
-        leaves.warn(format!(
-            "{name}: the cache device {} is larger than the origin {}: the origin comes first in \
-             the table; are they swapped?",
-            cache.name(),
-            origin.name()
-        ));
-    }
-    if !o.keeps {
-        leaves.warn(format!(
-            "{name}: the origin {} offers no FLUSH, so this device offers none: what clients have \
-             written is durable after `autocommit_time`, and what is written back is as safe as \
-             the origin makes it by itself. nbd-server offers FLUSH with `flush = true`",
-            origin.name()
-        ));
-    }
-}
-
 /// What the line of a cache is whose cache device was not found: an error with a token, or with
 /// that token its origin alone, read-only.
 fn without_cache(
@@ -233,9 +210,12 @@ fn without_cache(
     }
     let token = StaleOrigin::token(ctx.device(), &config);
     if ctx.force() != Some(&*token) {
-        let what = "makes the device of its origin alone, read-only: what only the cache holds is \
-                    not visible then, and reads may return OLD data: for a cache that is lost. One \
-                    that never existed is made first, with `truncate` or `lvcreate`";
+        // A new cache with a mistyped name is more frequent than a lost one.
+        let new = "a new one has to be made first, with `truncate` or `lvcreate`";
+        let e = Error::new(e.kind(), format!("{}; {new}", e.chain()));
+        let what = "is for a cache that is lost: it makes the device of its origin alone, \
+                    read-only: what only the cache holds is not visible then, and reads may return \
+                    OLD data";
         return Err(e.unless_forced(token, what));
     }
     ctx.check_area(&*origin, Sector::ZERO, ctx.len())?;

@@ -33,7 +33,10 @@ pub(crate) fn limits(
         },
         write_zeroes: true,
         volatile_cache: true,
-        keeps: o.keeps && c.keeps,
+        // A FLUSH commits the cache, whatever the origin can do. What is written back is
+        // as safe then as the origin makes it by itself.
+        keeps: c.keeps && !o.loses_all,
+        loses_all: o.loses_all || c.loses_all,
         // By a journal in memory: whether this cache has one is known when it is open. With
         // `ordered` no write goes around the cache, and a block is dirty until it is flushed.
         survives_kill: (o.survives_kill || is_in_order && o.flushed_survives_kill)

@@ -149,7 +149,8 @@ impl Zram {
         apply(&config, &shared);
         let persist = config.persist;
         let keeps = persist && backing.as_ref().is_some_and(|device| device.limits().keeps);
-        let limits = Limits { volatile_cache: persist, keeps, ..part::limits(sectors) };
+        let loses_all = !persist || backing.as_ref().is_none_or(|b| b.limits().loses_all);
+        let limits = Limits { volatile_cache: persist, keeps, loses_all, ..part::limits(sectors) };
         Ok(Rc::new(Zram {
             name: name.into(),
             config: RefCell::new(config),

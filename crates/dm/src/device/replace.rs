@@ -42,7 +42,7 @@
 //!   take it back, which only `load` and `resume` do.
 use std::rc::{Rc, Weak};
 
-use block::{BlockDevice, Error, Role};
+use block::{BlockDevice, Error, Role, Sector};
 
 use super::MappedDevice;
 use crate::context::EventSource;
@@ -151,6 +151,15 @@ impl Dm {
 impl MappedDevice {
     /// The cache devices of the live table, by the names that tables use.
     pub fn cache_devices(&self) -> Vec<String> {
+        self.caches().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The same, with their start sectors where these are not 0.
+    pub fn cache_areas(&self) -> Vec<String> {
+        self.caches().into_iter().map(area_text).collect()
+    }
+
+    fn caches(&self) -> Vec<(String, Sector)> {
         let Some(live) = self.live() else { return Vec::new() };
         live.entries.iter().filter(|e| e.target.tracks_dirty()).filter_map(cache_of).collect()
     }
@@ -352,7 +361,7 @@ impl MappedDevice {
             entry
                 .target
                 .clone()
-                .mark_replaced(successor)
+                .mark_replaced(area_text(successor))
                 .await
                 .map_err(|e| e.within(entry.label()))?;
         }
@@ -402,9 +411,17 @@ async fn claim_origins(table: &Table) {
     }
 }
 
-/// The name of the cache device of a line.
-fn cache_of(entry: &Entry) -> Option<String> {
+/// The name of the cache device of a line, and where the cache begins on it.
+fn cache_of(entry: &Entry) -> Option<(String, Sector)> {
     let below = entry.target.components();
     let cache = below.iter().find(|b| b.role == Role::Cache)?;
-    Some(cache.device.name().to_owned())
+    Some((cache.device.name().to_owned(), cache.start))
+}
+
+/// As an operator has to name it: two caches may be on one device.
+fn area_text((name, start): (String, Sector)) -> String {
+    match start {
+        Sector::ZERO => name,
+        Sector(start) => format!("{name} with start_sector {start}"),
+    }
 }

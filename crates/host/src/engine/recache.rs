@@ -89,12 +89,12 @@ impl Engine {
         event: &str,
     ) -> Result<api::Recached, Failure> {
         let device = self.dm.get(name)?;
-        let before = device.cache_devices();
+        let before = device.cache_areas();
         let mark = self.files.closes_begun();
         let swapped = self.dm.replace_table(name, from, table).await;
         self.files.closed_since(mark).await;
         swapped?;
-        let after = device.cache_devices();
+        let after = device.cache_areas();
         let freed: Vec<String> = before.into_iter().filter(|old| !after.contains(old)).collect();
         tracing::info!(device = name, freed = freed.join(" "), "{event}");
         let (device, warnings) = (self.device(name)?, self.leaves.take_warnings());

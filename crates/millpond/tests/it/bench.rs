@@ -121,7 +121,7 @@ fn a_stack_of_devices_verifies_what_it_wrote() {
 #[test]
 fn what_an_engine_keeps_is_verified_and_settled() {
     let dir = folder();
-    file_in(dir.path(), "origin.img", 8);
+    file_in(dir.path(), "origin.img", 16);
     file_in(dir.path(), "cache.img", 16);
     let table = "0 16384 writecache s ./origin.img ./cache.img 4096 0";
     let args = ["--table", table, "--iodepth", "8"];

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod activation;
+mod advice;
 mod alerts;
 mod api;
 mod bench;

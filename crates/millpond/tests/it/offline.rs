@@ -168,6 +168,18 @@ fn another_origin_is_refused_with_a_token_that_takes_it() {
     assert!(message.contains("has 10240 sectors, the cache's own has 8192"), "{message}");
 }
 
+/// A `resize` that was killed has grown the origin alone. `recover` took it for another one, which
+/// the daemon does not.
+#[test]
+fn an_origin_of_its_own_that_has_grown_needs_no_token() {
+    let (_dir, origin, cache) = killed("");
+    let file = std::fs::OpenOptions::new().write(true).open(&origin).unwrap();
+    file.set_len(5 << 20).unwrap();
+    millpond(&["recover", "--cache", &cache, "--origin", &origin]).ok();
+    file.set_len(4 << 20).unwrap();
+    assert_written_back(&origin);
+}
+
 #[test]
 fn a_copy_of_the_origin_is_refused_unless_the_table_allows_it() {
     let (dir, origin, cache) = killed("");

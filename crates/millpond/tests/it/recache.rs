@@ -185,6 +185,50 @@ fn a_cache_with_blocks_of_before_does_not_come_in() {
     expect(&daemon, 0x22, "0 1M");
 }
 
+/// It said that the cache `holds nothing`, of no name.
+#[test]
+fn a_cache_replaced_by_itself_is_the_cache_already() {
+    let daemon = start(setup());
+    fill(&daemon, 0x11);
+    let done = daemon.cli(&["replace-cache", "wc", "./cache.img"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.out.ends_with("/cache.img is the cache already\n"), "{done:?}");
+    expect(&daemon, 0x11, "0 1M");
+    assert_eq!(kind(&daemon), "writecache");
+}
+
+/// The advice to wipe the old cache had no start sector: it would have wiped what is before it.
+#[test]
+fn the_start_sector_of_a_replaced_cache_is_in_the_advice() {
+    let dir = setup();
+    let old = table("cache.img").replace(" 4096 2 ", " 4096 4 start_sector 8192 ");
+    let config = |table: &str| format!("[[device]]\nname = 'wc'\ntable = '{table}'\n");
+    std::fs::write(dir.path().join("pond.toml"), config(&old)).unwrap();
+    let daemon = start(dir);
+    fill(&daemon, 0x21);
+    let words = ["replace-cache", "wc", "./new.img", "--start-sector", "64"];
+    let done = daemon.cli(&words);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    for part in ["new.img with start_sector 64 is its cache", "cache.img with start_sector 8192 "] {
+        assert!(done.out.contains(part), "{part}: {done:?}");
+    }
+    fill(&daemon, 0x22);
+    daemon.signal("-KILL");
+    let (_, _, dir) = daemon.wait();
+    let (code, log) = start_fails(dir.path(), &["--config", "pond.toml"]);
+    let advice = "cache.img --start-sector 8192` makes it blank";
+    assert!(code == Some(1) && log.contains(advice), "{log}");
+    assert!(log.contains("new.img with start_sector 64 in the table"), "{log}");
+    let new = table("new.img").replace(" 4096 2 ", " 4096 4 start_sector 64 ");
+    std::fs::write(dir.path().join("pond.toml"), config(&new)).unwrap();
+    let daemon = start(dir);
+    expect(&daemon, 0x22, "0 1M");
+    daemon.cli(&["wipe", "cache.img", "--start-sector", "8192"]).ok();
+    let back = ["replace-cache", "wc", "./cache.img", "--start-sector", "8192"];
+    assert_eq!(daemon.cli(&back).code, Some(0));
+    expect(&daemon, 0x22, "0 1M");
+}
+
 /// Kills the daemon at ever later moments of a verb, and starts it again each time.
 #[expect(clippy::disallowed_methods, reason = "the moment of the kill is the point of the test")]
 fn killed(verb: &[&str], caches: [&str; 2]) {

@@ -271,6 +271,12 @@ impl Work {
                 self.end_piece(key, Status::Io, stats); // NB-C5
                 continue;
             }
+            if self.pieces[key].op == Op::Flush && !self.flags.contains(ExportFlags::FLUSH) {
+                // A server that offers none refuses it. Nothing is settled by that: if the
+                // connection is lost, the writes before count as lost, too.
+                self.end_piece(key, Status::Ok, stats);
+                continue;
+            }
             let piece = &mut self.pieces[key];
             let guarded = piece.changes()
                 && !self.guards.is_empty()

@@ -133,13 +133,31 @@ fn without_fua_a_write_and_a_flush_stand_for_it() {
     });
 }
 
+/// A server that offers no FLUSH may refuse one, and a write cache could not settle what it had
+/// written back. A lost connection is reported all the same.
+#[test]
+fn an_export_without_flush_is_sent_none() {
+    let nature = ServerTraits { flags: ALL - ExportFlags::FUA - ExportFlags::FLUSH, ..NATURE };
+    run(nature, |_, server| async move {
+        let client = server.clone().open(Options::default()).await;
+        put(&client, 0, 1).await.unwrap();
+        flush_by(&client, 1).await.unwrap();
+        assert_eq!(server.flushes.get(), 0);
+        server.restart(true);
+        put(&client, 8, 1).await.unwrap();
+        assert_eq!(flush_by(&client, 1).await, Err(Status::Io));
+        flush_by(&client, 1).await.unwrap();
+        assert_eq!(server.flushes.get(), 0);
+    });
+}
+
 #[test]
 fn an_export_that_takes_no_writes_is_read() {
     let nature = ServerTraits { flags: ALL | ExportFlags::READ_ONLY, ..NATURE };
     run(nature, |_, server| async move {
         let client = server.clone().open(Options::default()).await;
         assert!(client.is_read_only());
-        assert_eq!(put(&client, 0, 1).await, Err(Status::NotSupported));
+        assert_eq!(put(&client, 0, 1).await, Err(Status::ReadOnly));
         read(&client, Class::Normal, Sector(0), pattern(512, 0)).await.unwrap();
     });
 }

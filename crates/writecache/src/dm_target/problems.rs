@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Problems: what an operator has to act on, as `/healthz` lists it.
 use block::Status;
-use block::value::Value;
+use block::value::{Value, digits};
 
 use crate::recovery::dm::NO_JOURNAL_BY_FORMAT;
 
@@ -73,7 +73,7 @@ pub(super) fn problems(
 fn ranges(list: &str, block_sectors: u64, count: u64) -> String {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     let mut left = count;
-    for first in list.split(' ').map_while(|word| word.parse::<u64>().ok()) {
+    for first in list.split(' ').map_while(digits) {
         let is_full = ranges.len() == RANGES_MAX;
         match ranges.last_mut() {
             Some((_, end)) if *end == first => *end += block_sectors,

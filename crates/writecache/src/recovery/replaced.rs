@@ -8,9 +8,14 @@ use crate::config::Config;
 /// The error: what the origin's new cache holds would be hidden.
 pub(crate) fn replaced(config: &Config, mark: &ReplacedMark) -> Error {
     let (cache, successor) = (&config.cache, &mark.successor);
+    // The other one may be on the same device.
+    let (old, option) = match config.start_sector.0 {
+        0 => (cache.clone(), String::new()),
+        start => (format!("{cache} with start_sector {start}"), format!(" --start-sector {start}")),
+    };
     Error::invalid(format!(
-        "cache device {cache}: `replace-cache` has put {successor} in its place, which may hold \
-         blocks that the origin does not have: name {successor} in the table. {cache} holds \
-         nothing; `millpond wipe {cache}` makes it blank; nothing was changed"
+        "cache device {old}: `replace-cache` has put {successor} in its place, which may hold \
+         blocks that the origin does not have: name {successor} in the table. {old} holds \
+         nothing; `millpond wipe {cache}{option}` makes it blank; nothing was changed"
     ))
 }

@@ -226,7 +226,7 @@ fn what_does_not_fit_the_device_is_refused() {
         assert_eq!(numbers(&zram, "io_stat").await, [0, 0, 1, 0]);
         assert_eq!(zram.limits().logical_block_bytes, 512);
         assert_eq!(zram.limits().physical_block_bytes, 4096);
-        assert!(!zram.limits().keeps && !zram.limits().volatile_cache);
+        assert!(!zram.limits().keeps && !zram.limits().volatile_cache && zram.limits().loses_all);
         assert_eq!(reactor::flush(&*zram, Class::Normal).await, Ok(()));
     });
 }

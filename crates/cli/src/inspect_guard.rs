@@ -38,8 +38,8 @@ pub(crate) fn show(args: &InspectArgs, guard: &OriginGuard) -> Result<u8, Failur
                  guarded     by the write cache {}, uuid {uuid}\n\
                  ranges      {}\n\
                  damaged     {}\n\
-                 to use it   make the device of that cache{option}: a part of the newest data may be \
-                 there alone\n\
+                 to use it   make the device of that cache{option}: a part of the newest data may \
+                 be there alone\n\
                  to free it  `millpond remove` or `uncache` of that device, or `millpond recover \
                  --cache ... --origin {image}`\n\
                  cache lost  `millpond recover --without-cache {image}` gives it back as it last \

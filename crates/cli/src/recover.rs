@@ -60,8 +60,8 @@ const WITH_CACHE: [&str; 3] = ["cache", "origin", "start_sector"];
 ///
 /// A guarded origin (table option `guard_origin`) whose cache is lost is given back by
 /// `--without-cache`: it is as it was when the cache last wrote to it. What only the cache held is
-/// lost. The cache refuses the origin from then on, if it turns up again. Where somebody has written
-/// over the guard it is refused with two tokens: for what is there now, and for what was there.
+/// lost. The cache refuses the origin from then on, if it turns up again. Where somebody has
+/// written over the guard it is refused with two tokens: for what is there now, and for what was there.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

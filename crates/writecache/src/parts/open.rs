@@ -24,7 +24,6 @@ use super::shrink::end_layout;
 use crate::config::{Config, MediaFormat};
 use crate::guard::{FirstPart, refuse_guarded};
 use crate::planted::Fault;
-use crate::probe::refuse_signed_areas;
 use crate::recovery::area::read_area;
 use crate::recovery::area::{map_memory, not_initialized};
 use crate::recovery::dm::detect;
@@ -173,7 +172,6 @@ async fn create(
         refuse_used(&division.config_of(config, nth), &*device).await?;
     }
     refuse_guarded(config, origin).await?;
-    refuse_signed_areas(config, device).await?;
     let mut order: Vec<u8> = (0..of).rev().collect();
     if config.planted.is(Fault::FirstPartFirst) {
         order.reverse();

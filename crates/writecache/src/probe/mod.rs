@@ -29,7 +29,6 @@ use roaring::RoaringTreemap;
 pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
 pub use self::native::NativeCache;
-pub(crate) use self::signed_area::refuse_signed_areas;
 pub use self::signed_area::{SignedArea, find_signed_areas};
 use crate::config::{Config, Mode};
 

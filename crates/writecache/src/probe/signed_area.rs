@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a device holds that must not be overwritten by accident: write caches, a persistent zram,
-//! the origin of a guarded cache. Whatever formats a device, or overwrites it, by itself asks first.
+//! the origin of a guarded cache. Whatever formats a device by itself, or overwrites it, asks
+//! first.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -8,7 +9,6 @@ use block::{BlockDevice, Buf, Class, Error, Sector};
 use format::{Geometry, SUPERBLOCK_COPIES, Signature};
 
 use super::{Contents, Depth, ProbeReport, probe};
-use crate::config::Config;
 
 /// So far from the beginning of a device something may begin: the usual start of a partition, and
 /// the copies of a superblock behind it.
@@ -56,26 +56,6 @@ pub async fn find_signed_areas(device: &Rc<dyn BlockDevice>) -> Result<Vec<Signe
         at += len / 512;
     }
     Ok(found)
-}
-
-/// Refuses a cache device that is blank where the cache begins, and holds something further on.
-///
-/// # Errors
-/// `EINVAL`; those of [`find_signed_areas`].
-pub(crate) async fn refuse_signed_areas(
-    config: &Config,
-    device: &Rc<dyn BlockDevice>,
-) -> Result<(), Error> {
-    let begin = config.start_sector.0;
-    for held in find_signed_areas(device).await? {
-        let Some(loss) = held.loss.filter(|_| held.sectors.end > begin) else { continue };
-        let (cache, start) = (&config.cache, held.sectors.start);
-        return Err(Error::invalid(format!(
-            "cache device {cache}: from sector {start} on it {loss}. A new cache would write over \
-             that; nothing was changed. `millpond wipe {cache} --start-sector {start}` gives it up"
-        )));
-    }
-    Ok(())
 }
 
 async fn read(device: &Rc<dyn BlockDevice>, at: u64, len: u64) -> Result<Vec<u8>, Error> {

@@ -52,7 +52,6 @@ use crate::map::{
     Contradiction, EPOCH_MAX, PENDING_EPOCHS_MAX, Rebuild, Slots, map_bytes, ordered_map_bytes,
 };
 use crate::planted::Fault;
-use crate::probe::refuse_signed_areas;
 use crate::store::frames::buffer_blocks;
 use crate::store::log::Log;
 use crate::store::media::{Media, Native};
@@ -119,7 +118,6 @@ pub(crate) async fn open_native(
             let geometry = geometry.map_err(|e| no_space(&config, &e))?;
             reserved = Some(map_memory(&config, geometry.slots.into())?);
             refuse_guarded(&config, &**origin).await?;
-            refuse_signed_areas(&config, &device).await?;
             let formatted = format_device(&config, &**origin, &*device, area, sectors).await;
             is_new = true;
             (formatted.map_err(not_initialized)?, true)

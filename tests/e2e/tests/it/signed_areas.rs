@@ -177,15 +177,6 @@ fn a_zram_takes_a_cache_that_holds_nothing_of_its_own() {
 }
 
 #[test]
-fn a_new_cache_refuses_to_be_formatted_over_another_one() {
-    let held = RemovedCache::new("start_sector 2048");
-    let refusal = held.refuses("0 131072 writecache s ./o.img ./c.img 4096 0");
-    assert!(refusal.contains("--start-sector 2048"), "{refusal}");
-    held.refuses("0 131072 writecache s ./o.img ./c.img 4096 2 parts 2");
-    held.is_recovered(&["--start-sector", "2048"]);
-}
-
-#[test]
 fn what_maps_dirty_blocks_is_named_in_the_log() {
     let held = RemovedCache::new("");
     held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();

@@ -257,6 +257,7 @@ impl Daemon {
             }
         };
         let (closing, closed) = watch::channel(false);
+        let (unsettled, told) = watch::channel(None);
         let certificates_again =
             Certificates::new(options.nbd_tls_certs.clone(), certificates.as_ref());
         let state = Arc::new(State {
@@ -266,6 +267,7 @@ impl Daemon {
             options,
             stop: Notify::new(),
             closing: closed,
+            unsettled: told,
             pause: watch::channel(false).0,
             changes: Arc::default(),
             source,
@@ -283,6 +285,7 @@ impl Daemon {
             addrs,
             state,
             closing,
+            unsettled,
             connections,
             threads,
             sockets,

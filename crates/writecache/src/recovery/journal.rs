@@ -26,6 +26,8 @@
 //!   alone may have lost power, and with it data that no flush covered: then the version before
 //!   counts, as after any power cut. Not one whose slot a later change has: that slot is to have
 //!   other data.
+//! - WC-JR5 A journal with a damaged header is set aside, with its buffer, before another one
+//!   begins; the cache opens, as it has what was flushed. Each cache keeps the last one at most.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -33,7 +35,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Planted, Reservation, Sector};
 use format::{
     Damage, Entry, FRAME_TAG_BYTES, FRAMES_PREFIX, FrameTag, JOURNAL_PREFIX, Journal,
-    JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, journal_bytes,
+    JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, is_blank, journal_bytes,
 };
 use reactor::SharedMemory;
 
@@ -48,6 +50,9 @@ use crate::store::frames::{Frames, buffer_blocks};
 
 /// Versions whose data are read at once: 4 MiB at most.
 const READS_AT_ONCE: usize = 1024;
+
+/// What stands before the name of a journal, and of its buffer, that was set aside (WC-JR5).
+pub(crate) const DAMAGED_PREFIX: &str = "damaged-";
 
 /// What a journal is blanked with, at one time.
 static BLANK: [u8; 16 * UNIT] = [0; 16 * UNIT];
@@ -83,6 +88,8 @@ pub(crate) struct FoundJournal {
     pub(crate) memory: Result<JournalMemory, String>,
     header: Option<JournalHeader>,
     changes: Vec<JournalChange>,
+    /// There was one with a damaged header (WC-JR5).
+    was_damaged: bool,
     /// Where it is, for messages.
     pub(crate) place: String,
     /// Why memory that is there can't be read.
@@ -133,6 +140,7 @@ pub(crate) async fn find(
             memory,
             header: None,
             changes: Vec::new(),
+            was_damaged: false,
             place,
             unreadable,
             lost_blocks: 0,
@@ -151,7 +159,7 @@ pub(crate) async fn find(
         Ok(reservation) => store.open(&name, len).await.map(|memory| (memory, reservation)),
         Err(e) => Err(e),
     };
-    let (memory, mut reservation) = match opened {
+    let (mut memory, mut reservation) = match opened {
         Ok(opened) => opened,
         Err(e) => {
             let is_there = ![ErrorKind::NotFound, ErrorKind::NoFile].contains(&e.kind());
@@ -168,9 +176,26 @@ pub(crate) async fn find(
     }
     let boot_id = store.boot_id();
     let next = Cell::new(1);
+    let mut was_damaged = false;
     let (header, changes) = match Journal::decode(&bytes) {
         Ok(Journal { header, changes }) => (Some(header), changes),
-        // A header is written when there is no change.
+        Err(Damage::Magic) if is_blank(&bytes[..UNIT]) => (None, Vec::new()),
+        // The process died while it wrote the header, and has blanked the rest before.
+        Err(Damage::Magic | Damage::Checksum) if is_blank(&bytes[UNIT..]) => (None, Vec::new()),
+        Err(Damage::Magic | Damage::Checksum) if purpose == JournalUse::Look => {
+            let why = format!("{place}: its header is damaged");
+            return none(place, why.clone(), Some(why));
+        }
+        Err(Damage::Magic | Damage::Checksum) if !config.planted.is(Fault::DamagedJournalLost) => {
+            was_damaged = true;
+            for name in [&name, &frames_name(superblock)] {
+                store.rename(name, &format!("{DAMAGED_PREFIX}{name}")).await?; // WC-JR5
+            }
+            drop(memory);
+            memory = store.open(&name, len).await?;
+            lock(config, &*memory, &place)?;
+            (None, Vec::new())
+        }
         Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
@@ -203,6 +228,7 @@ pub(crate) async fn find(
         memory: Ok(memory),
         header,
         changes,
+        was_damaged,
         place,
         unreadable: None,
         lost_blocks: 0,
@@ -222,10 +248,14 @@ async fn open_frames(
     let most = old.max(count.into());
     let store = reactor::shared_memory().filter(|_| most > 0);
     let Some(store) = store else { return Ok(None) };
-    let name = format!("{FRAMES_PREFIX}{}", hex(&superblock.uuid));
+    let name = frames_name(superblock);
     let len = frame_offset(most, most, config.block_size.into());
     reservation.grow_to(reservation.bytes() + len, format!("the write buffer {name}"))?;
     Ok(Some(Frames { memory: store.open(&name, len).await?, count }))
+}
+
+fn frames_name(superblock: &Superblock) -> String {
+    format!("{FRAMES_PREFIX}{}", hex(&superblock.uuid))
 }
 
 /// WC-JR4.
@@ -295,6 +325,9 @@ impl FoundJournal {
         superblock: &Superblock,
         incarnation: u64,
     ) -> Option<IgnoredJournal> {
+        if self.was_damaged {
+            return Some(IgnoredJournal::Damaged { uuid: superblock.uuid });
+        }
         let header = self.header.as_ref().filter(|_| !self.changes.is_empty())?;
         if header.uuid != superblock.uuid {
             Some(IgnoredJournal::OtherCache)

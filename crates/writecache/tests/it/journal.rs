@@ -265,6 +265,7 @@ fn a_journal_of_another_cache_boot_or_opening_is_ignored() {
             OtherBoot => put_header(&fixture, &JournalHeader { boot_id: [7; 16], ..header }),
             Older => with_incarnation(&fixture, header.incarnation - 1, 5),
             Newer => with_incarnation(&fixture, header.incarnation + 1, 5),
+            IgnoredJournal::Damaged { .. } => unreachable!("it has a test of its own"),
         }
         let (opened, events) =
             life_with_events(&fixture, async |cache| has_nothing_of(&cache, 0..5).await);
@@ -290,6 +291,7 @@ fn a_journal_without_changes_or_header_is_no_news() {
     assert_eq!(events, [], "a blank header");
     let fixture = killed("");
     journal(&fixture).borrow_mut()[20] ^= 1;
+    journal(&fixture).borrow_mut()[UNIT..].fill(0); // before the header, as a process does
     let (opened, events) = life_with_events(&fixture, async |_| ());
     opened.unwrap();
     assert_eq!(events, [], "a torn header");
@@ -570,4 +572,48 @@ fn zeroes_over_a_long_range_stay_when_the_process_dies() {
     };
     assert!(are_there(None));
     assert!(!are_there(Some(Fault::DropNotInJournal)), "it was not found");
+}
+
+/// WC-JR5: whatever of the header is damaged. Returns whether the cache has said so and has kept
+/// journal and buffer.
+fn damaged(fault: Option<Fault>, at: usize) -> bool {
+    let mut fixture = killed("write_buffer 1M");
+    fixture.config.plant(fault);
+    let memories = fixture.world.borrow().memories().unwrap();
+    let names = memories.names();
+    let name = names.iter().find(|name| name.starts_with(JOURNAL_PREFIX)).unwrap();
+    let mut kept = Vec::new();
+    // A second one takes the place of the first.
+    for value in [0x11, 0x22] {
+        let contents = memories.contents(name).unwrap();
+        let uuid: [u8; 16] = contents.borrow()[16..32].try_into().unwrap();
+        contents.borrow_mut()[at] ^= value;
+        kept = contents.borrow().clone();
+        let (opened, events) = life_with_events(&fixture, async |cache| {
+            put(&*cache, 7, 3).await.unwrap();
+        });
+        opened.unwrap();
+        let why = IgnoredJournal::Damaged { uuid };
+        if events != ignored(0, why) {
+            return false;
+        }
+        let text = events[0].to_string();
+        assert!(text.contains("damaged-journal-") && text.contains("damaged-buffer-"), "{text}");
+    }
+    let damaged = memories.contents(&format!("damaged-{name}")).unwrap();
+    assert!(*damaged.borrow() == kept, "as it was");
+    assert_eq!(memories.names().len(), 2 * names.len());
+    // The new journal is one.
+    let (opened, events) = life_with_events(&fixture, async |cache| expect(&*cache, 7..8, 3).await);
+    opened.unwrap();
+    assert_eq!(events, applied(1));
+    true
+}
+
+#[test]
+fn a_journal_with_a_damaged_header_is_set_aside_and_named() {
+    for at in [0, 13, 50, UNIT - 1] {
+        assert!(damaged(None, at), "byte {at}");
+    }
+    assert!(!damaged(Some(Fault::DamagedJournalLost), 50));
 }

@@ -72,7 +72,6 @@ pub(crate) struct Daemon {
     addrs: Vec<(ListenerRole, Addr)>,
     state: Arc<State>,
     closing: watch::Sender<bool>,
-    unsettled: watch::Sender<stop::Unsettled>,
     connections: Connections,
     threads: CoreThreads,
     sockets: Vec<PathBuf>,
@@ -91,7 +90,7 @@ impl Daemon {
     /// Ends clients' requests, settles every device, and ends. Fails when one did not settle. Takes
     /// no longer than the user allows: what has not ended by then ends with the process.
     pub(crate) async fn stop(self) -> Result<(), Failure> {
-        let (time, unsettled) = (self.shutdown, self.unsettled.clone());
+        let (time, state) = (self.shutdown, self.state.clone());
         let connections = self.connections.clone();
         // Not dropped when it is late: it would join threads that hang.
         let mut orderly = Box::pin(self.stop_orderly());
@@ -107,7 +106,7 @@ impl Daemon {
             print_error(&format!("millpond: {failure}"));
             Err(failure)
         });
-        stop::tell(&unsettled, outcome.as_ref().err().into_iter());
+        stop::tell(&state.unsettled, outcome.as_ref().err().into_iter());
         connections.drain_ending().await;
         if is_late {
             // Not by returning: the runtime would wait for threads that hang.
@@ -141,7 +140,7 @@ impl Daemon {
             tracing::error!(error = %failure, "a device did not settle");
         }
         if !failures.is_empty() {
-            stop::tell(&self.unsettled, failures.iter());
+            stop::tell(&self.state.unsettled, failures.iter());
         }
         self.connections.drain().await;
         self.state.core.end().await;

@@ -12,11 +12,11 @@
 //! Invariants
 //! - HO-H1 A request that takes long (`wait`, a message, a suspend) gives the slot of its
 //!   connection back and takes one of the waiting requests; it is refused when none is free.
-//! - HO-H4 A request that waits for the daemon's end has a slot of a kind of its own: the end waits for
-//!   all others, and is told to these afterwards.
 //! - HO-H2 Connections by TCP take no slots of local sockets, of either kind.
 //! - HO-H3 A request whose client disconnects before anything was changed changes nothing. Opening
 //!   the devices that a table names does not count as a change.
+//! - HO-H4 A request that waits for the daemon's end has a slot of a kind of its own: the end waits
+//!   for all others, and is told to these afterwards.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

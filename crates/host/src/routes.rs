@@ -38,7 +38,7 @@ pub(crate) struct State {
     /// True when the daemon shuts down.
     pub(crate) closing: watch::Receiver<bool>,
     /// How the daemon has ended: what is not settled. Sent at the end.
-    pub(crate) unsettled: watch::Receiver<Unsettled>,
+    pub(crate) unsettled: watch::Sender<Unsettled>,
     /// True while listeners take no connection: a successor is about to have them.
     pub(crate) pause: watch::Sender<bool>,
     /// Who may change something (HO-UP4).

@@ -55,7 +55,7 @@ pub(crate) async fn perform(state: &Arc<State>, when: When) -> api::Stopping {
     let unsettled = match when {
         When::Soon => None,
         When::AtTheEnd => {
-            let mut unsettled = state.unsettled.clone();
+            let mut unsettled = state.unsettled.subscribe();
             let told = unsettled.wait_for(Option::is_some).await;
             told.ok().and_then(|told| told.clone())
         }

@@ -16,11 +16,22 @@ use std::rc::Rc;
 use block::{Error, ErrorKind, Nanos, Sector, Status};
 use format::{FRAMES_PREFIX, JOURNAL_PREFIX};
 
-use crate::recovery::journal::DAMAGED_PREFIX;
-use crate::recovery::owner::hex;
-
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
+
+/// What stands before the name of a journal, and of its buffer, that was set aside (WC-JR5).
+pub(crate) const DAMAGED_PREFIX: &str = "damaged-";
+
+fn write_damaged(f: &mut fmt::Formatter<'_>, uuid: [u8; 16]) -> fmt::Result {
+    let uuid = u128::from_be_bytes(uuid);
+    write!(
+        f,
+        "writecache: a journal in memory has a damaged header, and was ignored: writes that the \
+         process before had acknowledged and no FLUSH had followed may be lost. It is kept in the \
+         run directory as {DAMAGED_PREFIX}{JOURNAL_PREFIX}{uuid:032x}, and its write buffer as \
+         {DAMAGED_PREFIX}{FRAMES_PREFIX}{uuid:032x}, in place of those of a damage before"
+    )
+}
 
 /// Why a journal with changes was not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,15 +305,7 @@ impl fmt::Display for CacheEvent {
                  or the data are damaged. The versions before count"
             ),
             CacheEvent::JournalIgnored { why: IgnoredJournal::Damaged { uuid }, .. } => {
-                let uuid = hex(uuid);
-                write!(
-                    f,
-                    "writecache: a journal in memory has a damaged header, and was ignored: writes \
-                     that the process before had acknowledged and no FLUSH had followed may be \
-                     lost. It is kept in the run directory as {DAMAGED_PREFIX}{JOURNAL_PREFIX}{uuid}, \
-                     and its write buffer as {DAMAGED_PREFIX}{FRAMES_PREFIX}{uuid}, in place of \
-                     those of a damage before"
-                )
+                write_damaged(f, *uuid)
             }
             CacheEvent::JournalIgnored { changes, why } => write!(
                 f,

@@ -257,7 +257,6 @@ impl Daemon {
             }
         };
         let (closing, closed) = watch::channel(false);
-        let (unsettled, told) = watch::channel(None);
         let certificates_again =
             Certificates::new(options.nbd_tls_certs.clone(), certificates.as_ref());
         let state = Arc::new(State {
@@ -267,7 +266,7 @@ impl Daemon {
             options,
             stop: Notify::new(),
             closing: closed,
-            unsettled: told,
+            unsettled: watch::channel(None).0,
             pause: watch::channel(false).0,
             changes: Arc::default(),
             source,
@@ -278,14 +277,12 @@ impl Daemon {
         if let Some(serve) = serve_nbd {
             state.core.call(serve).await?;
         }
-        let run_dir = run_dir.clone();
         lock.begin_work();
         Ok(Daemon {
-            run_dir,
+            run_dir: run_dir.clone(),
             addrs,
             state,
             closing,
-            unsettled,
             connections,
             threads,
             sockets,

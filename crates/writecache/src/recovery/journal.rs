@@ -27,7 +27,7 @@
 //!   counts, as after any power cut. Not one whose slot a later change has: that slot is to have
 //!   other data.
 //! - WC-JR5 A journal with a damaged header is set aside, with its buffer, before another one
-//!   begins; the cache opens, as it has what was flushed. Each cache keeps the last one at most.
+//!   begins; the cache opens, as it has what was flushed. Each cache keeps the last at most.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -37,12 +37,12 @@ use format::{
     Damage, Entry, FRAME_TAG_BYTES, FRAMES_PREFIX, FrameTag, JOURNAL_PREFIX, Journal,
     JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, is_blank, journal_bytes,
 };
-use reactor::SharedMemory;
+use reactor::{SharedMemory, SharedMemoryStore};
 
 use super::area::{io_error, wait_all};
 use super::owner::hex;
 use crate::config::Config;
-use crate::events::IgnoredJournal;
+use crate::events::{DAMAGED_PREFIX, IgnoredJournal};
 use crate::map::Rebuild;
 use crate::map::journal::JournalWriter;
 use crate::planted::Fault;
@@ -50,9 +50,6 @@ use crate::store::frames::{Frames, buffer_blocks};
 
 /// Versions whose data are read at once: 4 MiB at most.
 const READS_AT_ONCE: usize = 1024;
-
-/// What stands before the name of a journal, and of its buffer, that was set aside (WC-JR5).
-pub(crate) const DAMAGED_PREFIX: &str = "damaged-";
 
 /// What a journal is blanked with, at one time.
 static BLANK: [u8; 16 * UNIT] = [0; 16 * UNIT];
@@ -135,9 +132,8 @@ pub(crate) async fn find(
 ) -> Result<FoundJournal, Error> {
     let capacity = config.journal_capacity;
     let none = |place, why, unreadable| {
-        let memory = Err(why);
         Ok(FoundJournal {
-            memory,
+            memory: Err(why),
             header: None,
             changes: Vec::new(),
             was_damaged: false,
@@ -151,7 +147,7 @@ pub(crate) async fn find(
         let why = "this process has no directory for memory that outlives it";
         return none(String::new(), why.to_owned(), None);
     };
-    let name = format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid));
+    let name = journal_name(superblock);
     let place = store.place_of(&name);
     let len = journal_bytes(capacity);
     let reserved = reactor::memory().reserve(len, format!("the journal {place}"));
@@ -188,9 +184,7 @@ pub(crate) async fn find(
         }
         Err(Damage::Magic | Damage::Checksum) if !config.planted.is(Fault::DamagedJournalLost) => {
             was_damaged = true;
-            for name in [&name, &frames_name(superblock)] {
-                store.rename(name, &format!("{DAMAGED_PREFIX}{name}")).await?; // WC-JR5
-            }
+            set_aside(&*store, superblock).await?;
             drop(memory);
             memory = store.open(&name, len).await?;
             lock(config, &*memory, &place)?;
@@ -252,6 +246,18 @@ async fn open_frames(
     let len = frame_offset(most, most, config.block_size.into());
     reservation.grow_to(reservation.bytes() + len, format!("the write buffer {name}"))?;
     Ok(Some(Frames { memory: store.open(&name, len).await?, count }))
+}
+
+/// WC-JR5.
+async fn set_aside(store: &dyn SharedMemoryStore, superblock: &Superblock) -> Result<(), Error> {
+    for name in [journal_name(superblock), frames_name(superblock)] {
+        store.rename(&name, &format!("{DAMAGED_PREFIX}{name}")).await?;
+    }
+    Ok(())
+}
+
+fn journal_name(superblock: &Superblock) -> String {
+    format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid))
 }
 
 fn frames_name(superblock: &Superblock) -> String {

@@ -291,7 +291,7 @@ async fn perform(
         }
         Route::Stop(when) => {
             parse::<api::Empty>(body)?;
-            json(&stop::perform(state, when).await)
+            json(&stop::perform(core, &state.stop, &state.unsettled, when).await)
         }
         Route::Clients => json(&core.call(async |e| e.clients()).await?),
         Route::Disconnect(choice) => {

@@ -2,16 +2,15 @@
 //! The request to stop: answered soon, or at the end with what is not settled. A client that waits
 //! can't see the exit code of the daemon, which is not its child.
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use block::ErrorKind;
 use control::{Failure, api, paths};
 use hyper::Uri;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
+use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
-use crate::routes::State;
 
 /// How long a stop looks for blocks that are in memory alone. Chosen: an answer of a core takes
 /// less than a millisecond.
@@ -47,15 +46,20 @@ pub(crate) fn waits_for_end(uri: &Uri) -> bool {
 }
 
 /// Has the daemon end.
-pub(crate) async fn perform(state: &Arc<State>, when: When) -> api::Stopping {
-    let alone = state.core.call(async |e: Rc<Engine>| e.in_memory_alone().await);
+pub(crate) async fn perform(
+    core: &CoreHandle,
+    stop: &Notify,
+    unsettled: &watch::Sender<Unsettled>,
+    when: When,
+) -> api::Stopping {
+    let alone = core.call(async |e: Rc<Engine>| e.in_memory_alone().await);
     // A device that hangs keeps nobody from the end.
     let alone = tokio::time::timeout(LOOK, alone).await.ok().and_then(Result::ok);
-    state.stop.notify_one();
+    stop.notify_one();
     let unsettled = match when {
         When::Soon => None,
         When::AtTheEnd => {
-            let mut unsettled = state.unsettled.subscribe();
+            let mut unsettled = unsettled.subscribe();
             let told = unsettled.wait_for(Option::is_some).await;
             told.ok().and_then(|told| told.clone())
         }

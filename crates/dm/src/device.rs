@@ -17,7 +17,7 @@
 //! | `FlatSlot` | the flat mapping and its copies on other cores | `device/flat_slot.rs` |
 //! | `Waiting` | bios that came while the device was suspended | `device/waiting.rs` |
 //! | `Drain` | what is in flight below | `device/drain.rs` |
-//! | `Untold` | who must hear of losses of a table of before | `device/{untold,last_flush}.rs` |
+//! | `Untold` | who must hear of losses of a table of before | `device/untold.rs` |
 //! | `OpenCount` | how many handles there are | `device/open_count.rs` |
 //! | `EventCounter` | the event number | `device/events.rs` |
 //!
@@ -54,7 +54,6 @@ mod events;
 mod flat_slot;
 mod force;
 pub(crate) mod handles;
-mod last_flush;
 mod open_count;
 pub(crate) mod replace;
 pub(crate) mod resize;

@@ -15,7 +15,7 @@ impl Route {
             | Route::Metrics
             | Route::Config
             | Route::Upgrade
-            | Route::Stop(_)
+            | Route::Stop
             | Route::Clients => false,
             Route::Device(_, verb) => match verb {
                 DeviceVerb::Remove(_)

@@ -118,32 +118,8 @@ pub trait Base: BlockDevice {
         Box::pin(std::future::ready(()))
     }
 
-    /// What it knows now of acknowledged changes that no FLUSH has covered, and of lost ones, if it
-    /// can lose any.
-    fn losses(&self) -> Option<Box<dyn LostWrites>> {
-        None
-    }
-
     /// Reports bios that fail from now on to `watcher`, as long as that lives.
     fn watch(&self, watcher: Weak<dyn OnIoError>);
-}
-
-/// Acknowledged changes of a [`Base`] that is about to be closed, and who must hear of lost ones.
-///
-/// Lifecycle: taken when nothing is in flight; if some are not flushed, a last FLUSH and its
-/// result; then the FLUSHes of openers.
-pub trait LostWrites {
-    /// Whether a FLUSH would cover changes that none has covered yet.
-    fn has_unflushed(&self) -> bool;
-
-    /// The last FLUSH has ended. It was nobody's, so nobody has got its report.
-    fn last_flush_ended(&mut self, status: Status);
-
-    /// A FLUSH of `opener` comes: whether it must fail, which reports the losses to that opener.
-    fn tell(&mut self, opener: Opener) -> bool;
-
-    /// Whether all have got the report who were there, and all whose changes may be lost.
-    fn are_told(&self) -> bool;
 }
 
 /// Gets the failed bios of a [`Base`]. It may count and wake; it must not submit or complete.

@@ -76,11 +76,6 @@ impl Uses {
         self.mapped.iter().any(|o| minors.contains(&o.device().minor()))
     }
 
-    /// Whether it is one of `devices`.
-    pub(crate) fn has(&self, device: &Rc<dyn BlockDevice>) -> bool {
-        self.known.contains(&Rc::as_ptr(device).cast::<()>())
-    }
-
     /// Keeps a device.
     pub(crate) fn add(&mut self, device: &Rc<dyn BlockDevice>) {
         if self.known.insert(Rc::as_ptr(device).cast::<()>()) {

@@ -63,7 +63,7 @@ impl Opener {
 }
 
 /// The evicted openers (PO-ES3).
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Evicted {
     /// Number of those with changes at risk, and the last of those changes.
     at_risk: u64,
@@ -91,7 +91,7 @@ impl ErrSeqSample {
 }
 
 /// See the module. `K` identifies an opener. Changes are numbered in the order of the calls.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ErrSeq<K> {
     newest: u64,
     /// The newest error that was reported to any opener.
@@ -204,14 +204,6 @@ impl<K: Copy + Ord> ErrSeq<K> {
                 opener.is_replaced = false;
             }
         }
-    }
-
-    /// Whether every opener that was there has got the report itself: one in whose place another
-    /// has got it may still be there.
-    pub fn all_are_told(&self) -> bool {
-        let recent = self.recent.as_ref().map(|(_, opener)| opener);
-        let mut all = self.openers.values().chain(recent);
-        self.evicted.pending == 0 && all.all(|opener| opener.reported == self.newest)
     }
 
     /// Number of errors.

@@ -6,10 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{
-    Base, Bio, BlockDevice, Limits, LocalFuture, LostWrites, OnIoError, Op, Sector, Status,
-    ZeroRuns,
-};
+use block::{Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status, ZeroRuns};
 use reactor::FileId;
 
 use crate::flush_errors::{FlushErrors, SharedFlushErrors};
@@ -222,10 +219,6 @@ impl Base for FileLeaf {
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move { self.stats().requests().quiesced().await })
-    }
-
-    fn losses(&self) -> Option<Box<dyn LostWrites>> {
-        Some(Box::new(self.wbt.throttle().flush_errors.remember()))
     }
 
     fn watch(&self, watcher: Weak<dyn OnIoError>) {

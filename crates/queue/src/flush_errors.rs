@@ -26,7 +26,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use block::{Bio, Flags, LostWrites, Op, Opener, Status};
+use block::{Bio, Flags, Op, Opener, Status};
 use policy::{ErrSeq, ErrSeqSample};
 use slab::Slab;
 
@@ -122,12 +122,6 @@ impl FlushErrors {
 
     pub(crate) fn shared(&self) -> SharedFlushErrors {
         self.file.clone()
-    }
-
-    /// What is known now of changes and losses, for when the leaf is gone.
-    pub(crate) fn remember(&self) -> RememberedLosses {
-        self.learn();
-        RememberedLosses(self.openers().clone())
     }
 
     /// A bio is submitted.
@@ -277,36 +271,6 @@ impl FlushErrors {
         let all = openers.changes();
         openers.lose(all);
         openers.durable(all); // they are marked as lost: a later loss does not mark them again
-    }
-}
-
-/// What a leaf that is about to be closed knows of losses.
-pub(crate) struct RememberedLosses(ErrSeq<Opener>);
-
-impl LostWrites for RememberedLosses {
-    fn has_unflushed(&self) -> bool {
-        self.0.at_risk() > 0
-    }
-
-    fn last_flush_ended(&mut self, status: Status) {
-        let all = self.0.changes();
-        if status != Status::Ok {
-            self.0.lose(all);
-        }
-        self.0.durable(all);
-    }
-
-    fn tell(&mut self, opener: Opener) -> bool {
-        let sample = self.0.sample(opener);
-        let must_fail = self.0.must_report(sample);
-        if must_fail {
-            self.0.report(opener, sample);
-        }
-        must_fail
-    }
-
-    fn are_told(&self) -> bool {
-        self.0.all_are_told()
     }
 }
 

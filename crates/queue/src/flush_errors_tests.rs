@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
-use block::{Base, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Opener, Sector, Status};
+use block::{Buf, Bufs, Class, Flags, Limits, Nanos, Op, Opener, Sector, Status};
 use policy::wbt::Mode;
 use reactor::{BioFuture, FileId, io_by, sleep, spawn, yield_now};
 
@@ -324,30 +324,4 @@ fn a_flush_waits_for_all_pieces_of_a_fua_write() {
         assert!(script.seen().len() > 3, "the write went in pieces: {:?}", script.seen());
         assert_eq!(leaf.stats().in_flight(), 0);
     });
-}
-
-/// The leaf is closed after a last FLUSH that is no opener's.
-#[test]
-fn what_a_closed_leaf_has_lost_is_told_once_to_each_opener() {
-    for (status, told) in [(Status::Ok, false), (Status::Io, true)] {
-        keeping(|script| async move {
-            let leaf = leaf();
-            for opener in [1, 2] {
-                assert_eq!(end(&script, put(&leaf, opener, PLAIN)).await, OK);
-            }
-            assert_eq!(end(&script, flush(&leaf, 2)).await, OK);
-            assert!(!leaf.losses().is_some_and(|losses| losses.has_unflushed()));
-            assert_eq!(end(&script, put(&leaf, 1, PLAIN)).await, OK);
-            let mut losses = leaf.losses().expect("a file may lose something");
-            assert!(losses.has_unflushed());
-            losses.last_flush_ended(status);
-            drop(leaf);
-            for opener in [2, 1] {
-                assert_eq!(losses.are_told(), !told);
-                assert_eq!(losses.tell(Opener(opener)), told);
-                assert!(!losses.tell(Opener(opener)));
-            }
-            assert!(losses.are_told());
-        });
-    }
 }

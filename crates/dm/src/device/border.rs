@@ -4,7 +4,7 @@ use std::rc::{Rc, Weak};
 
 use block::runs::Runs;
 use block::{
-    Base, Bio, BlockDevice, CacheRecord, Limits, LocalFuture, MappedExtent, OnIoError, Op, Opener,
+    Base, Bio, BlockDevice, CacheRecord, Limits, LocalFuture, MappedExtent, OnIoError, Opener,
     Sector, Status, Target, ZeroRuns,
 };
 
@@ -102,9 +102,6 @@ impl MappedDevice {
         let Some(table) = &*live else { return bio.complete(Status::Io) };
         if self.lifecycle.holds_bios() {
             return self.wait(bio);
-        }
-        if bio.op == Op::Flush && self.tells(bio.opener) {
-            return bio.complete(Status::Io);
         }
         let bio = self.drain.live.borrow().track(bio);
         let bio = if self.account.is_on() { self.account.track(bio) } else { bio };

@@ -13,11 +13,11 @@
 //! - NB-L4 A change that is acknowledged after a loss, and of which a part was sent before, may be
 //!   lost, too: the server may have performed it before its flush failed, and have answered later.
 //!   A later flush covers only what was answered before. So the opener's next flush reports it.
-use block::{LostWrites, Opener, Status};
+use block::Opener;
 use policy::{ErrSeq, ErrSeqSample};
 
 /// See the module.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct UnflushedWrites {
     /// Counts changes that were acknowledged and are not durable by FUA.
     openers: ErrSeq<Opener>,
@@ -49,7 +49,7 @@ impl UnflushedWrites {
 
     /// Records a lost connection: the server may have lost unflushed changes.
     pub(crate) fn connection_lost(&mut self) {
-        if self.has_unflushed() {
+        if self.openers.changes() > self.settled {
             self.flush_failed();
         }
     }
@@ -79,33 +79,6 @@ impl UnflushedWrites {
     /// Records that a failed flush has reported the loss to the opener.
     pub(crate) fn tell(&mut self, opener: Opener, heard: ErrSeqSample) {
         self.openers.report(opener, heard);
-    }
-}
-
-impl LostWrites for UnflushedWrites {
-    fn has_unflushed(&self) -> bool {
-        self.openers.changes() > self.settled
-    }
-
-    fn last_flush_ended(&mut self, status: Status) {
-        if status == Status::Ok {
-            self.settle(self.covers());
-        } else {
-            self.flush_failed();
-        }
-    }
-
-    fn tell(&mut self, opener: Opener) -> bool {
-        let heard = self.known_to(opener);
-        let must_fail = self.concerns(heard);
-        if must_fail {
-            UnflushedWrites::tell(self, opener, heard);
-        }
-        must_fail
-    }
-
-    fn are_told(&self) -> bool {
-        self.openers.all_are_told()
     }
 }
 

@@ -301,11 +301,6 @@ impl Work {
         }
     }
 
-    /// The acknowledged changes and their losses, for a device that is about to be closed.
-    pub(crate) fn unflushed(&self) -> &UnflushedWrites {
-        &self.unflushed
-    }
-
     fn is_lost(&self, key: Key) -> bool {
         let whole = &self.bios[self.pieces[key].bio as usize];
         self.unflushed.concerns(whole.heard) && !self.planted.is(Fault::PretendFlush)

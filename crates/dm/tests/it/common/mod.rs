@@ -2,14 +2,14 @@
 //! A driver in virtual time with RAM disks, small enough to be obviously right: what these tests
 //! stand on. Latencies are drawn from a seed; data moves at the moment of submission.
 
-use std::cell::{RefCell, RefMut};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, LostWrites,
-    Nanos, OnIoError, Op, Opener, Sector, Status,
+    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos,
+    OnIoError, Op, Opener, Sector, Status,
 };
 use dm::{Dm, Resolver};
 use reactor::{
@@ -25,8 +25,6 @@ pub(crate) struct Disk {
     pub(crate) last: Option<(Op, Flags, Class, Sector, Sector, Bufs, Sector)>,
     /// Who sent what arrived.
     pub(crate) openers: Vec<Opener>,
-    /// How often a disk under `/lossy/` has lost what was acknowledged and not flushed.
-    pub(crate) losses: usize,
     /// Requests fail from now on.
     pub(crate) broken: bool,
     /// Requests do not end from now on, until [`State::release`].
@@ -160,71 +158,13 @@ impl Driver for TestDriver {
     }
 }
 
-/// Who has unflushed changes at a leaf, and who must hear that they are lost.
-#[derive(Clone, Default)]
-struct Unflushed {
-    writers: BTreeSet<Opener>,
-    losers: BTreeSet<Opener>,
-    losses: usize,
-}
-
-impl Unflushed {
-    fn lose(&mut self) {
-        self.losers.append(&mut self.writers);
-    }
-
-    fn see(&mut self, losses: usize) {
-        if losses != self.losses {
-            self.losses = losses;
-            self.lose();
-        }
-    }
-}
-
-impl LostWrites for Unflushed {
-    fn has_unflushed(&self) -> bool {
-        !self.writers.is_empty()
-    }
-
-    fn last_flush_ended(&mut self, status: Status) {
-        if status == Status::Ok {
-            self.writers.clear();
-        } else {
-            self.lose();
-        }
-    }
-
-    fn tell(&mut self, opener: Opener) -> bool {
-        self.losers.remove(&opener)
-    }
-
-    fn are_told(&self) -> bool {
-        self.losers.is_empty()
-    }
-}
-
-/// A RAM disk as a leaf; under `/opaque/` it is no base of flat mappings, and under `/lossy/` it
-/// tells of its losses.
+/// A RAM disk as a leaf; under `/opaque/` it is no base of flat mappings.
 pub(crate) struct Ram {
     name: String,
     file: FileId,
     limits: Limits,
     state: Shared,
     watch: Rc<Watch>,
-    unflushed: RefCell<Unflushed>,
-}
-
-impl Ram {
-    fn is_lossy(&self) -> bool {
-        self.name.starts_with("/lossy/")
-    }
-
-    fn unflushed(&self) -> RefMut<'_, Unflushed> {
-        let losses = self.state.borrow().disks[self.file.0 as usize].losses;
-        let mut unflushed = self.unflushed.borrow_mut();
-        unflushed.see(losses);
-        unflushed
-    }
 }
 
 /// Counts what is in flight and tells faults.
@@ -279,20 +219,7 @@ impl Base for Ram {
         self.watch.watchers.borrow_mut().push(watcher);
     }
 
-    fn losses(&self) -> Option<Box<dyn LostWrites>> {
-        self.is_lossy().then(|| Box::new(self.unflushed().clone()) as Box<dyn LostWrites>)
-    }
-
     fn submit_at(&self, sector: Sector, bio: Bio) {
-        if self.is_lossy() && bio.op == Op::Write {
-            self.unflushed().writers.insert(bio.opener);
-        }
-        if self.is_lossy() && bio.op == Op::Flush {
-            if self.unflushed().tell(bio.opener) {
-                return bio.complete(Status::Io);
-            }
-            self.unflushed().writers.clear();
-        }
         let flush = if bio.op == Op::Flush { FLUSH } else { 0 };
         let tag = flush | sector.0 << 1 | self.watch.requests.enter().tag();
         if self.state.borrow().logging {
@@ -343,7 +270,7 @@ impl Resolver for RamResolver {
                 LV => vec!["", "ram", "lv", "1024"],
                 word => word.split('/').collect(),
             };
-            let ["", kind @ ("ram" | "ram4k" | "opaque" | "lossy"), _, sectors] = parts[..] else {
+            let ["", kind @ ("ram" | "ram4k" | "opaque"), _, sectors] = parts[..] else {
                 return Err(Error::not_found("no such file or directory"));
             };
             let sectors: u64 = sectors.parse().expect("a number of sectors");
@@ -364,14 +291,7 @@ impl Resolver for RamResolver {
             }
             drop(s);
             let file = FileId(u32::try_from(index).expect("few disks"));
-            let ram = Ram {
-                name: word,
-                file,
-                limits,
-                state,
-                watch: Rc::default(),
-                unflushed: RefCell::default(),
-            };
+            let ram = Ram { name: word, file, limits, state, watch: Rc::default() };
             Ok(Rc::new(ram) as Rc<dyn BlockDevice>)
         })
     }

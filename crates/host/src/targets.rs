@@ -18,7 +18,6 @@ use crate::leaf_word::as_pmem;
 use crate::leaves::Leaves;
 use crate::log::BlockLog;
 use crate::object_volume;
-use crate::signed_areas::warn_of_signed_areas;
 use crate::zram_factory::{self, ZramFactory};
 
 /// What the constructors of engines need. Clones are the same.
@@ -90,30 +89,9 @@ pub(crate) fn register(
         let of = machine.clone();
         let constructor = move |ctx, args| construct(of.clone(), ctx, args);
         let kind = engine(manual, &machine.claims, constructor);
-        let kind = warning(kind, dm, &machine);
         dm.register(TargetType { whole: *whole, grows: *grows, ..kind });
     }
-    let maps = ["linear", "striped"];
-    for kind in dm::built_in().into_iter().filter(|kind| maps.contains(&kind.manual.name)) {
-        dm.register(warning(kind, dm, &machine));
-    }
     (machine.zram_factory, machine.claims)
-}
-
-/// The same target type, which names in the log what its targets may write over.
-fn warning(mut kind: TargetType, dm: &Rc<Dm>, machine: &Machine) -> TargetType {
-    let (dm, machine, construct) = (Rc::downgrade(dm), machine.clone(), kind.construct);
-    let warning = move |ctx: Context, args: Vec<String>| -> Constructing {
-        let made = construct(ctx.clone(), args);
-        let (dm, claims, leaves) = (dm.clone(), machine.claims.clone(), machine.leaves.clone());
-        Box::pin(async move {
-            let target = made.await?;
-            warn_of_signed_areas((dm, claims, leaves), &ctx, &target);
-            Ok(target)
-        })
-    };
-    kind.construct = Rc::new(warning);
-    kind
 }
 
 /// The length `-` of a write cache: whole blocks of its origin.

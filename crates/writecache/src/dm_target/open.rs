@@ -17,6 +17,7 @@ use crate::parts::flushes::{AfterFailure, Flushes, NO_PART, SharedDevice};
 use crate::parts::{Parts, Plan, divide};
 use crate::planted::Fault;
 use crate::probe::{Depth, probe};
+use crate::recovery::dm::NO_JOURNAL_BY_FORMAT;
 use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
@@ -219,8 +220,10 @@ impl WriteCache {
         if cache.store.journal.applied > 0 {
             cache.store.notify(CacheEvent::JournalApplied { changes: cache.store.journal.applied });
         }
-        // Of a process that has no memory for any cache the program tells once.
-        if cache.store.journal.memory.is_err() && reactor::shared_memory().is_some() {
+        // Of a process that has no memory for any cache the program tells once, and who chooses a
+        // format without a journal knows it.
+        let lacks = cache.store.journal.memory.as_ref().is_err_and(|w| w != NO_JOURNAL_BY_FORMAT);
+        if lacks && reactor::shared_memory().is_some() {
             cache.store.notify(CacheEvent::NoJournal);
         }
         if cache.store.journal.memory.as_ref().is_ok_and(|memory| memory.no_buffer.is_some()) {

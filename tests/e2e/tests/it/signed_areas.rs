@@ -175,30 +175,3 @@ fn a_zram_takes_a_cache_that_holds_nothing_of_its_own() {
     held.create("x", "0 262144 zram lz4 2 backing_dev ./c.img").ok().unwrap();
     held.warns(&["without dirty blocks"]);
 }
-
-#[test]
-fn what_maps_dirty_blocks_is_named_in_the_log() {
-    let held = RemovedCache::new("");
-    held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();
-    held.warns(&["WARN", "lin", "holds 256 dirty blocks"]);
-    held.remove("lin");
-    held.create("buf", "0 32768 buffered ./c.img").ok().unwrap();
-    held.warns(&["WARN", "buf", "holds 256 dirty blocks"]);
-    held.remove("buf");
-    held.bed.make_file("other.img", 16 * MIB);
-    held.create("over", "0 32768 writecache s ./c.img ./other.img 4096 0").ok().unwrap();
-    held.warns(&["WARN", "over", "holds 256 dirty blocks"]);
-}
-
-/// A cache above a mapping of its device is no reason to warn.
-#[test]
-fn a_cache_above_a_mapping_is_not_named() {
-    let held = RemovedCache::new("");
-    held.create("lin", "0 32768 linear ./c.img 0").ok().unwrap();
-    held.create("wc", "0 131072 writecache s ./o.img lin 4096 0").ok().unwrap();
-    held.bed.make_file("other.img", 16 * MIB);
-    held.create("other", "0 32768 linear ./other.img 0").ok().unwrap();
-    pause(Duration::from_secs(4));
-    let log = held.bed.daemon().log();
-    assert!(!log.contains("is written to lin"), "{log}");
-}

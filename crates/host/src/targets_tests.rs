@@ -369,7 +369,7 @@ fn a_cache_removed_by_force_holds_its_devices_until_settled() {
         dm.remove_forced("w", Remove::Force, None).await.unwrap();
         assert!(dm.get("w").is_err());
         let second = "0 32768 writecache s mem:16M,p slow 4096 0";
-        refused(&dm, "w2", second, &["cache device of w2", "cache device of w"]).await;
+        refused(&dm, "w2", second, &["mem:16M,c", "the table of w that was removed"]).await;
         let _ = writing.await;
         while let Err(e) = create(&dm, "w2", second).await {
             assert!(e.kind() == ErrorKind::Busy && now() < Nanos::from_secs(60), "{e}");

@@ -145,6 +145,9 @@ impl Machine {
     pub fn kill_process(&mut self, core: u16) {
         drop(self.reactors[usize::from(core)].take());
         self.world.borrow_mut().kill_process(CoreId(core));
+        if let Some(memories) = self.world.borrow().memories() {
+            memories.end_process(CoreId(core));
+        }
     }
 
     /// Cores that are awake look at their pollers, at times.

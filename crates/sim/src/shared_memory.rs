@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, LocalFuture, Status};
+use block::{CoreId, Error, LocalFuture, Status};
 use reactor::{SharedMemory, SharedMemoryStore};
 
 use crate::rng::Rng;
@@ -34,8 +34,8 @@ struct MemoryFile {
     /// What a disk may still have of it after a power cut: contents of some time before.
     older: Bytes,
     stores: Rc<Cell<u64>>,
-    /// Who has it locked.
-    owner: Rc<RefCell<Option<String>>>,
+    /// Who has it locked, and the core of its process.
+    owner: Rc<RefCell<Option<(String, CoreId)>>>,
 }
 
 /// How many stores lie between two moments that a disk may have. Chosen: a few in each life.
@@ -44,7 +44,8 @@ const STORES_UNSAVED: u64 = 29;
 struct Memory {
     file: MemoryFile,
     has_power: bool,
-    has_lock: Cell<bool>,
+    /// The core by which this one has the lock.
+    locked_by: Cell<Option<CoreId>>,
 }
 
 impl Memories {
@@ -109,6 +110,18 @@ impl Memories {
     }
 }
 
+impl Memories {
+    /// The process of this core has ended: its locks are free, as those of any process are.
+    pub fn end_process(&self, core: CoreId) {
+        for file in self.state.borrow().by_name.values() {
+            let mut owner = file.owner.borrow_mut();
+            if owner.as_ref().is_some_and(|(_, of)| *of == core) {
+                *owner = None;
+            }
+        }
+    }
+}
+
 impl SharedMemoryStore for Memories {
     fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>> {
         let len = usize::try_from(len_bytes).expect("fits in memory");
@@ -117,7 +130,7 @@ impl SharedMemoryStore for Memories {
             kept.bytes.borrow_mut().resize(len, 0);
         }
         let has_power = self.has_power;
-        let memory = Memory { file: kept, has_power, has_lock: Cell::new(false) };
+        let memory = Memory { file: kept, has_power, locked_by: Cell::new(None) };
         Box::pin(async move { Ok(Rc::new(memory) as Rc<dyn SharedMemory>) })
     }
 
@@ -155,17 +168,20 @@ impl SharedMemory for Memory {
     fn lock(&self, owner: &str) -> Result<(), String> {
         let mut now = self.file.owner.borrow_mut();
         match &*now {
-            Some(other) if !self.has_lock.get() => Err(other.clone()),
+            Some((other, _)) if self.locked_by.get().is_none() => Err(other.clone()),
             _ => {
-                *now = Some(owner.to_owned());
-                self.has_lock.set(true);
+                let core = reactor::core_id();
+                *now = Some((owner.to_owned(), core));
+                self.locked_by.set(Some(core));
                 Ok(())
             }
         }
     }
 
     fn unlock(&self) {
-        if self.has_lock.replace(false) {
+        let Some(core) = self.locked_by.take() else { return };
+        let is_own = self.file.owner.borrow().as_ref().is_some_and(|(_, of)| *of == core);
+        if is_own {
             self.file.owner.take();
         }
     }

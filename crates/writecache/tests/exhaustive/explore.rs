@@ -67,6 +67,8 @@ pub(crate) struct Counts {
 pub(crate) struct Samples {
     pub(crate) second_life_one_in: u64,
     pub(crate) settled_one_in: u64,
+    /// Which of the hashes that leave this remainder get a second life.
+    pub(crate) second_life_remainder: u64,
 }
 
 /// What a recovered cache reads, block by block.
@@ -313,8 +315,10 @@ impl<'a> Explorer<'a> {
         self.views.insert(view.clone());
         self.recovered.insert(key, view.clone());
         let life = Life { world, machine, devices, target };
-        let Samples { second_life_one_in, settled_one_in } = self.samples;
-        if generation == 0 && key.is_multiple_of(second_life_one_in) {
+        let Samples { second_life_one_in, settled_one_in, second_life_remainder } = self.samples;
+        let has_second_life =
+            key.checked_rem(second_life_one_in).is_some_and(|rest| rest == second_life_remainder);
+        if generation == 0 && has_second_life {
             self.second_life(life, &view).map_err(again)?;
         } else if generation == 0 && (key >> 32).is_multiple_of(settled_one_in) {
             self.settle(life, &view).map_err(again)?;

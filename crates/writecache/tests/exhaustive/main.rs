@@ -47,9 +47,11 @@ use sim::seeds;
 use start::{Alphabet, Start, Sym, sequence, sequences};
 
 /// Of the recovered images one in 16 is worked on until another crash, one in 16 written back.
-const SAMPLES: Samples = Samples { second_life_one_in: 16, settled_one_in: 16 };
+const SAMPLES: Samples =
+    Samples { second_life_one_in: 16, settled_one_in: 16, second_life_remainder: 0 };
 /// Of those of guarded origins, which are fewer.
-const GUARD_SAMPLES: Samples = Samples { second_life_one_in: 8, settled_one_in: 4 };
+const GUARD_SAMPLES: Samples =
+    Samples { second_life_one_in: 8, settled_one_in: 4, second_life_remainder: 0 };
 
 /// Operations of the longest sequences.
 #[derive(Clone, Copy)]
@@ -228,7 +230,7 @@ fn worn_dm_memory() -> Start {
 }
 
 fn worn(start: Start) -> Start {
-    start.filled().after(&[&[Sym::Write, Sym::Flush, Sym::Fua], &[Sym::Fua, Sym::Fua]])
+    start.filled().after(&[&[Sym::Write, Sym::Flush, Sym::Fua], &[Sym::Fua, Sym::Fua, Sym::Fua]])
 }
 
 /// Goes through all sequences of up to so many operations.

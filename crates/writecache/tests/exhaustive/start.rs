@@ -66,6 +66,7 @@ pub(crate) fn index(n: u64) -> usize {
 }
 
 /// Where sequences start.
+#[derive(Clone)]
 pub(crate) struct Start {
     pub(crate) config: Config,
     /// What the sequences are made of.
@@ -78,6 +79,8 @@ pub(crate) struct Start {
     pub(crate) is_kill: bool,
     /// The table of every second recovery, where it is another one.
     pub(crate) other: Option<Config>,
+    /// Which recoveries those are: of images with an even hash, or with an odd one.
+    pub(crate) other_parity: u64,
 }
 
 /// A machine with both devices, and the cache on them, not yet opened.
@@ -131,6 +134,7 @@ impl Start {
             oracle: Oracle::new(blocks, block_size as usize, 1),
             is_kill: false,
             other: None,
+            other_parity: 0,
         }
     }
 
@@ -232,7 +236,7 @@ impl Start {
     /// The table of a recovery.
     fn table_of(&self, state: &State) -> &Config {
         match &self.other {
-            Some(other) if state.hash().is_multiple_of(2) => other,
+            Some(other) if state.hash() % 2 == self.other_parity => other,
             Some(_) | None => &self.config,
         }
     }

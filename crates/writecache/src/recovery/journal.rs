@@ -170,8 +170,6 @@ pub(crate) async fn find(
         let why = format!("{place}: a part of it is lost ({status})");
         return none(place, why.clone(), Some(why));
     }
-    let boot_id = store.boot_id();
-    let next = Cell::new(1);
     let mut was_damaged = false;
     let (header, changes) = match Journal::decode(&bytes) {
         Ok(Journal { header, changes }) => (Some(header), changes),
@@ -194,28 +192,25 @@ pub(crate) async fn find(
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
     let old = header.as_ref().map_or(0, |header| header.frames);
-    let frames = match open_frames(config, superblock, old, &mut reservation).await {
-        Ok(frames) => Ok(frames),
+    let opened = open_frames(config, superblock, old, &mut reservation).await;
+    let (frames, no_buffer) = match opened {
+        Ok(frames) => (frames, None),
         // Tools find no memory where no process has made any.
-        Err(e) if e.kind() == ErrorKind::NoFile => Ok(None),
-        Err(e) if old == 0 || changes.is_empty() => Err(e.chain()),
+        Err(e) if e.kind() == ErrorKind::NoFile => (None, None),
+        Err(e) if old == 0 || changes.is_empty() => (None, Some(e.chain())),
         Err(e) => {
             let why = format!("the data of its changes can't be read: {}", e.chain());
             return Err(refused(config, &place, &why));
         }
-    };
-    let (frames, no_buffer) = match frames {
-        Ok(frames) => (frames, None),
-        Err(why) => (None, Some(why)),
     };
     let memory = JournalMemory {
         memory,
         frames,
         no_buffer,
         place: place.clone(),
-        boot_id,
+        boot_id: store.boot_id(),
         capacity,
-        next,
+        next: Cell::new(1),
         reservation,
     };
     Ok(FoundJournal {

@@ -73,6 +73,9 @@ pub struct Stopping {
     /// Blocks that are in memory alone, and what becomes of them: the daemon fails then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_memory_alone: Vec<String>,
+    /// Only in an answer at the end (`wait=true`): what is not settled. None: the end is in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsettled: Option<Vec<String>>,
 }
 
 /// Answer to `POST /v1/reload`.

@@ -429,7 +429,7 @@ impl Leaves {
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.persistent_identity).closed_by(closer(files));
-        let leaf = leaf.with_read_only(opened.read_only);
+        let leaf = leaf.with_read_only(opened.read_only).with_backing(opened.backing);
         let leaf = leaf.finding_holes(holes::finder(files, opened.file, path));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };

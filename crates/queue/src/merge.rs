@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, OnIoError, Op, Planted,
+    Backing, Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, OnIoError, Op, Planted,
     SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
@@ -350,6 +350,10 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
 
     fn identity(&self) -> Option<String> {
         self.0.leaf.identity()
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        self.0.leaf.backing()
     }
 
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {

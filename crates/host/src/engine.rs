@@ -30,6 +30,7 @@ use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server, TlsServer};
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
+use queue::Leaf;
 use uring::{Files, RemoteEnd};
 
 use crate::claims::Claims;
@@ -380,16 +381,17 @@ impl Engine {
     }
 
     pub(crate) fn devices(&self) -> Vec<api::Device> {
-        self.dm.list().into_iter().map(|info| self.described(info)).collect()
+        let refusing = self.leaves.refusing();
+        self.dm.list().into_iter().map(|info| self.described(info, &refusing)).collect()
     }
 
     pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
-        Ok(self.described(self.dm.info(name)?))
+        Ok(self.described(self.dm.info(name)?, &self.leaves.refusing()))
     }
 
-    fn described(&self, info: DeviceInfo) -> api::Device {
+    fn described(&self, info: DeviceInfo, refusing: &[Rc<dyn Leaf>]) -> api::Device {
         let owner = self.dm.get(&info.name).ok();
-        let problems = owner.map(|owner| self.problems_of(&owner)).unwrap_or_default();
+        let problems = owner.map(|owner| self.problems_of(&owner, refusing)).unwrap_or_default();
         let block_device = self.disk_of(&info.name);
         api::Device { problems, block_device, ..device(info) }
     }

@@ -400,6 +400,10 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
         self.0.leaf.is_read_only()
     }
 
+    fn has_become_read_only(&self) -> bool {
+        self.0.leaf.has_become_read_only()
+    }
+
     fn merges(&self) -> bool {
         true
     }

@@ -9,6 +9,7 @@
 mod attributes;
 mod crossing;
 mod disks;
+mod flush_worth;
 mod listen;
 mod obstacles;
 mod recache;
@@ -29,8 +30,8 @@ use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server, TlsServer};
-use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use queue::Leaf;
+use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use uring::{Files, RemoteEnd};
 
 use crate::claims::Claims;
@@ -386,7 +387,8 @@ impl Engine {
     }
 
     pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
-        Ok(self.described(self.dm.info(name)?, &self.leaves.refusing()))
+        let flush = self.flush_worth(&self.dm.get(name)?);
+        Ok(api::Device { flush, ..self.described(self.dm.info(name)?, &self.leaves.refusing()) })
     }
 
     fn described(&self, info: DeviceInfo, refusing: &[Rc<dyn Leaf>]) -> api::Device {

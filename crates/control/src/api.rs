@@ -316,6 +316,9 @@ pub struct Device {
     /// What keeps its engines from doing their work, each in one sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// What a FLUSH of its clients is worth, where something below it offers none. Not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flush: Option<String>,
     /// The path of its block device of the kernel, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_device: Option<String>,

@@ -75,7 +75,7 @@ impl Status {
             110 => Status::Timeout,
             6 | 19 => Status::NoDevice,
             11 => Status::Again,
-            // EPERM of a request: its disk was made read-only, or its file sealed, while it was open.
+            // EPERM of a request: its disk was made read-only, or its file sealed, after the open.
             1 | 30 => Status::ReadOnly,
             116 => Status::Stale,
             _ => Status::Io,

@@ -445,9 +445,7 @@ impl Summary {
             rows.push(("errors", errors.join(", ")));
         }
         rows.extend(self.problems.iter().map(|problem| ("problem", problem.clone())));
-        if let Some(error) = &self.last_error {
-            rows.push(("last error", error.clone()));
-        }
+        rows.extend(self.last_error.clone().map(|error| ("last error", error)));
         let mut out = format!("{}\n", self.name);
         for (label, value) in rows {
             let _ = writeln!(out, "  {label:<22}{value}");

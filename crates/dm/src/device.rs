@@ -300,7 +300,7 @@ impl MappedDevice {
         depths.contains_key(&other.minor())
     }
 
-    /// The leaves that the live tables of this device and of those below it use, below engines, too.
+    /// The leaves that the live tables of this device and of those below it use, engines' too.
     pub fn leaves_below(self: &Rc<Self>) -> Vec<Rc<dyn BlockDevice>> {
         let (mut seen, mut waiting) = (BTreeSet::new(), vec![self.clone()]);
         let mut leaves = Vec::new();

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A device is followed through its mappings, those of its inactive table too, down to a leaf or an
-//! engine: there its bios are no longer passed on as they are. Leaves on one file or disk, such as a
-//! file and a loop device over it, are compared by their bytes there.
+//! engine: there its bios are no longer passed on as they are. Leaves on one file or disk, such as
+//! a file and a loop device over it, are compared by their bytes there.
 //!
 //! Invariants
 //! - DM-O1 A sector at the bottom belongs to one line of one mapped device, as its origin, its
@@ -484,6 +484,8 @@ mod tests {
 
     use super::*;
 
+    type Leaf = Rc<dyn BlockDevice>;
+
     /// A leaf whose first sector is at this byte of a file.
     struct OnFile(&'static str, Option<(&'static str, u64)>);
 
@@ -502,16 +504,16 @@ mod tests {
         }
     }
 
-    fn bottom(leaves: &[(&Rc<dyn BlockDevice>, &[(u64, u64)])]) -> BottomRuns {
+    fn bottom(leaves: &[(&Leaf, (u64, u64))]) -> BottomRuns {
         let mut bottom = BottomRuns::default();
-        for (leaf, runs) in leaves {
-            bottom.add(leaf, runs);
+        for (leaf, run) in leaves {
+            bottom.add(leaf, &[*run]);
         }
         bottom.complete();
         bottom
     }
 
-    fn leaf(name: &'static str, on: Option<(&'static str, u64)>) -> Rc<dyn BlockDevice> {
+    fn leaf(name: &'static str, on: Option<(&'static str, u64)>) -> Leaf {
         Rc::new(OnFile(name, on))
     }
 
@@ -523,8 +525,8 @@ mod tests {
         let odd = leaf("loop2", Some(("file 1", 7)));
         let other = leaf("loop3", Some(("file 2", 0)));
         let (memory, more) = (leaf("mem:1M", None), leaf("mem:2M", None));
-        let shared = |a: &Rc<dyn BlockDevice>, of_a, b: &Rc<dyn BlockDevice>, of_b| {
-            first_shared(&bottom(&[(a, &[of_a])]), &bottom(&[(b, &[of_b])]))
+        let shared = |a: &Leaf, of_a, b: &Leaf, of_b| {
+            first_shared(&bottom(&[(a, of_a)]), &bottom(&[(b, of_b)]))
         };
         let found = shared(&file, (8, 16), &whole, (15, 32)).unwrap();
         let wanted = "bytes 7680 to 8191 of the file or disk on which both o.img and loop0 lie";
@@ -544,8 +546,8 @@ mod tests {
     fn all_leaves_on_a_file_are_compared() {
         let names = ["o.img", "loop0", "loop1"];
         let [file, first, second] = names.map(|name| leaf(name, Some(("file 1", 0))));
-        let a = bottom(&[(&file, &[(0, 8)]), (&first, &[(32, 40)])]);
-        let b = bottom(&[(&first, &[(16, 24)]), (&second, &[(39, 48)])]);
+        let a = bottom(&[(&file, (0, 8)), (&first, (32, 40))]);
+        let b = bottom(&[(&first, (16, 24)), (&second, (39, 48))]);
         let found = first_shared(&a, &b).unwrap();
         assert!(found.contains("both loop0 and loop1 lie"), "{found}");
     }

@@ -20,8 +20,8 @@ const MOST: Places =
 /// Descriptors that a queue of a virtual machine takes.
 const OF_GUEST_QUEUE: u64 = 4;
 
-/// Most places of clients, by the limit of descriptors. Each takes one descriptor, but for queues of
-/// virtual machines.
+/// Most places of clients, by the limit of descriptors. Each takes one descriptor, but for queues
+/// of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     /// Connections of NBD, and how many of them are for local sockets only.

@@ -10,8 +10,8 @@ use writecache::{SignedArea, find_signed_areas, foreign_contents};
 use crate::leaves::Leaves;
 
 /// The check of a backing device that a zram writes to: on it, and on the leaves below it, lies
-/// nothing of ours that would be lost. What others have there only gets a warning: the kernel's zram
-/// takes it without a word. `force` is the token that the operator gave.
+/// nothing of ours that would be lost. What others have there only gets a warning: the kernel's
+/// zram takes it without a word. `force` is the token that the operator gave.
 pub(crate) fn before_overwrite(
     dm: Weak<Dm>,
     leaves: Leaves,
@@ -46,8 +46,8 @@ async fn warn_of_foreign(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Resul
     if let Some(what) = foreign_contents(device).await? {
         let name = device.name();
         leaves.warn(format!(
-            "{name}: it holds {what}, which the first writeback of this zram destroys. If that is to \
-             be kept, remove the zram now"
+            "{name}: it holds {what}, which the first writeback of this zram destroys. If that is \
+             to be kept, remove the zram now"
         ));
     }
     Ok(())

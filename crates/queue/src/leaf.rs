@@ -36,8 +36,8 @@ pub trait Leaf: Base {
         false
     }
 
-    /// Whether it was opened for writes, and takes none any more: its disk was made read-only, or its
-    /// server has come back so.
+    /// Whether it was opened for writes, and takes none any more: its disk was made read-only, or
+    /// its server has come back so.
     fn has_become_read_only(&self) -> bool {
         !self.is_read_only() && self.stats().refuses_writes()
     }

@@ -43,43 +43,43 @@ fn of_device(devices: &Path, number: (u32, u32)) -> Backing {
         let Some((below, at)) = step else { break };
         start_bytes = start_bytes.saturating_add(at);
         match below {
-            Below::Device(device) => number = device,
-            Below::File(file) => return Backing { file: file.into(), start_bytes },
+            LowerDevice::Block(device) => number = device,
+            LowerDevice::File(file) => return Backing { file: file.into(), start_bytes },
         }
     }
     Backing { file: format!("block {}:{}", number.0, number.1).into(), start_bytes }
 }
 
 /// What is directly below a block device.
-enum Below {
+enum LowerDevice {
     /// The number of another one.
-    Device((u32, u32)),
+    Block((u32, u32)),
     /// The identity of a file.
     File(String),
 }
 
 /// The disk of a partition, and where that begins there.
-fn partition(dir: &Path) -> Option<(Below, u64)> {
+fn partition(dir: &Path) -> Option<(LowerDevice, u64)> {
     let sectors = text(&dir.join("partition")).and_then(|_| text(&dir.join("start")))?;
     let disk = text(&dir.join("../dev"))?;
     let (major, minor) = disk.split_once(':')?;
     let disk = (major.parse().ok()?, minor.parse().ok()?);
-    Some((Below::Device(disk), sectors.parse::<u64>().ok()?.checked_mul(512)?))
+    Some((LowerDevice::Block(disk), sectors.parse::<u64>().ok()?.checked_mul(512)?))
 }
 
 /// The file or device below a loop device, and where it begins there.
-fn loop_device(dir: &Path) -> Option<(Below, u64)> {
+fn loop_device(dir: &Path) -> Option<(LowerDevice, u64)> {
     let path = fs::read(dir.join("loop/backing_file")).ok()?;
     let path = path.strip_suffix(b"\n").unwrap_or(&path);
     let offset = text(&dir.join("loop/offset"))?.parse().ok()?;
     let below = match stat(Path::new(OsStr::from_bytes(path))) {
         Ok(stat) if type_of(&stat) == FileType::BlockDevice => {
-            Below::Device((stat.stx_rdev_major, stat.stx_rdev_minor))
+            LowerDevice::Block((stat.stx_rdev_major, stat.stx_rdev_minor))
         }
-        Ok(stat) => Below::File(identity_of(&stat)),
+        Ok(stat) => LowerDevice::File(identity_of(&stat)),
         // It was deleted, or lies in a file system that is not mounted here: then nobody can open
         // it by a path here, and other loop devices on it show the same.
-        Err(_) => Below::File(format!("loop on {}", String::from_utf8_lossy(path))),
+        Err(_) => LowerDevice::File(format!("loop on {}", String::from_utf8_lossy(path))),
     };
     Some((below, offset))
 }

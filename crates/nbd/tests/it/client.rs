@@ -18,16 +18,16 @@ use queue::Leaf;
 use reactor::{FileId, SqeOp, driver_io, io_by, now, read, sleep, spawn, write};
 use sim::{Machine, StreamFault, World, WorldRef};
 
-const ALL: ExportFlags = ExportFlags::HAS_FLAGS
+pub(crate) const ALL: ExportFlags = ExportFlags::HAS_FLAGS
     .union(ExportFlags::FLUSH)
     .union(ExportFlags::FUA)
     .union(ExportFlags::TRIM)
     .union(ExportFlags::WRITE_ZEROES);
-const NATURE: ServerTraits =
+pub(crate) const NATURE: ServerTraits =
     ServerTraits { flags: ALL, structured: true, slow_ns: 100_000, again_per_mille: 0 };
 const SIZE: usize = 1 << 20;
 
-fn run<F: Future<Output = ()> + 'static>(
+pub(crate) fn run<F: Future<Output = ()> + 'static>(
     nature: ServerTraits,
     test: impl FnOnce(WorldRef, Rc<Server>) -> F,
 ) {
@@ -38,18 +38,18 @@ fn run<F: Future<Output = ()> + 'static>(
     machine.block_on(test(world.clone(), server)).unwrap();
 }
 
-fn pattern(bytes: usize, of: u8) -> Bufs {
+pub(crate) fn pattern(bytes: usize, of: u8) -> Bufs {
     let buf = Buf::alloc(bytes);
     buf.write(|b| b.fill(of));
     buf.into()
 }
 
-async fn put(client: &Client, at: u64, of: u8) -> Result<(), Status> {
+pub(crate) async fn put(client: &Client, at: u64, of: u8) -> Result<(), Status> {
     let (flags, class, range) = (Flags::empty(), Class::Normal, (Sector(at), Sector(8)));
     io_by(Opener(1), client, Op::Write, flags, class, range, pattern(4096, of)).await
 }
 
-async fn flush_by(client: &Client, opener: u32) -> Result<(), Status> {
+pub(crate) async fn flush_by(client: &Client, opener: u32) -> Result<(), Status> {
     let none = (Sector::ZERO, Sector::ZERO);
     let opener = Opener(opener);
     io_by(opener, client, Op::Flush, Flags::empty(), Class::Normal, none, Bufs::new()).await
@@ -148,17 +148,6 @@ fn an_export_without_flush_is_sent_none() {
         assert_eq!(flush_by(&client, 1).await, Err(Status::Io));
         flush_by(&client, 1).await.unwrap();
         assert_eq!(server.flushes.get(), 0);
-    });
-}
-
-#[test]
-fn an_export_that_takes_no_writes_is_read() {
-    let nature = ServerTraits { flags: ALL | ExportFlags::READ_ONLY, ..NATURE };
-    run(nature, |_, server| async move {
-        let client = server.clone().open(Options::default()).await;
-        assert!(client.is_read_only());
-        assert_eq!(put(&client, 0, 1).await, Err(Status::ReadOnly));
-        read(&client, Class::Normal, Sector(0), pattern(512, 0)).await.unwrap();
     });
 }
 
@@ -297,43 +286,6 @@ fn an_export_that_changed_meanwhile_is_not_used_on() {
                     524288";
         assert_eq!(why, want);
         assert_eq!(said.len(), 2, "{said:?}");
-    });
-}
-
-/// It failed for ever, reads and all.
-#[test]
-fn an_export_that_comes_back_read_only_is_read_and_refuses_writes() {
-    let nature = ServerTraits { slow_ns: 1_000_000_000, ..NATURE };
-    run(nature, |_, server| async move {
-        let said: Rc<RefCell<Vec<LinkEvent>>> = Rc::default();
-        let (hear, door) = (said.clone(), Rc::new(Connector(server.clone())));
-        let tell = move |news: &LinkEvent| hear.borrow_mut().push(news.clone());
-        let client = Client::open("nbd", "disk", door, Options::default(), tell).await.unwrap();
-        let client = Rc::new(client);
-        put(&client, 0, 1).await.unwrap();
-        flush_by(&client, 1).await.unwrap();
-        let (first, refused) = (client.clone(), Rc::new(Cell::new(None)));
-        let note = refused.clone();
-        spawn(async move { note.set(Some(put(&first, 8, 1).await)) });
-        sleep(Nanos::from_millis(1)).await;
-        server.is_read_only.set(true);
-        server.restart(false);
-        let data = pattern(4096, 0);
-        read(&*client, Class::Normal, Sector(0), data.clone()).await.unwrap();
-        assert!(data.iter().all(|slice| slice.read(|b| b.iter().all(|byte| *byte == 1))));
-        assert_eq!(refused.get(), Some(Err(Status::ReadOnly)), "it was on its way");
-        for _ in 0..2 {
-            assert_eq!(put(&client, 0, 2).await, Err(Status::ReadOnly));
-        }
-        assert!(client.is_read_only() && client.has_become_read_only());
-        assert_eq!(said.borrow().last(), Some(&LinkEvent::BecameReadOnly));
-        // The way out: it takes writes again.
-        server.is_read_only.set(false);
-        server.restart(false);
-        read(&*client, Class::Normal, Sector(0), data).await.unwrap();
-        put(&client, 0, 3).await.unwrap();
-        assert!(!client.is_read_only() && !client.has_become_read_only());
-        assert_eq!(said.borrow().last(), Some(&LinkEvent::Reconnected));
     });
 }
 

@@ -138,11 +138,7 @@ impl Store {
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.
-    pub(super) async fn write_batch(
-        &self,
-        native: &Native,
-        batch: &mut Batch,
-    ) -> Result<(), Status> {
+    async fn write_batch(&self, native: &Native, batch: &mut Batch) -> Result<(), Status> {
         batch.follow(self.buffer.take_moves());
         let first = native.log.next.get();
         let records = self.begin_records(native, first, batch);

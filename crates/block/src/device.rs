@@ -11,7 +11,7 @@ use crate::attr::{self, Spec};
 use crate::runs::Runs;
 use crate::value::Value;
 use crate::{
-    Bio, CacheRecord, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks,
+    Backing, Bio, CacheRecord, Component, Error, Limits, Op, Opener, Sector, Status, UnsavedBlocks,
 };
 
 /// A future of the control path: boxed, on one core.
@@ -54,6 +54,12 @@ pub trait BlockDevice {
     /// An identity that no other device has, not even a copy of this one. It is the same after a
     /// restart of the machine. `None` when it is not known.
     fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// The file or disk on which it lies, of a leaf that is on one. A loop device and its file have
+    /// the same.
+    fn backing(&self) -> Option<Backing> {
         None
     }
 
@@ -209,6 +215,10 @@ impl BlockDevice for OpenDevice {
 
     fn identity(&self) -> Option<String> {
         self.device.identity()
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        self.device.backing()
     }
 
     fn cache_record(self: Rc<Self>) -> Option<Rc<dyn CacheRecord>> {

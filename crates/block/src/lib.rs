@@ -21,6 +21,7 @@
 #![warn(missing_docs)]
 
 pub mod attr;
+mod backing;
 mod bio;
 mod borrow;
 mod buf;
@@ -48,6 +49,7 @@ mod suggest;
 mod units;
 pub mod value;
 
+pub use backing::Backing;
 pub use bio::{Bio, Class, Flags, Opener};
 pub use buf::{Buf, PAGE, Slice};
 pub use bufs::Bufs;

@@ -75,7 +75,8 @@ impl Status {
             110 => Status::Timeout,
             6 | 19 => Status::NoDevice,
             11 => Status::Again,
-            30 => Status::ReadOnly,
+            // EPERM of a request: its disk was made read-only, or its file sealed, after the open.
+            1 | 30 => Status::ReadOnly,
             116 => Status::Stale,
             _ => Status::Io,
         }

@@ -238,8 +238,10 @@ pub(crate) async fn reload(client: &Client) -> Result<api::Reloaded, Failure> {
 }
 
 /// Asks the daemon to end; it has not ended yet when this returns.
-pub(crate) async fn stop(client: &Client) -> Result<api::Stopping, Failure> {
-    client.post(paths::STOP, &api::Empty {}).await
+/// Asks the daemon to end. An older one answers before its end, though it is waited for.
+pub(crate) async fn stop(client: &Client, waits: bool) -> Result<api::Stopping, Failure> {
+    let path = if waits { paths::STOP_AND_WAIT } else { paths::STOP };
+    client.post(path, &api::Empty {}).await
 }
 
 /// Prints the warnings of an answer on standard error.

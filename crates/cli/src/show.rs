@@ -68,6 +68,9 @@ pub(crate) struct Summary {
     last_error: Option<String>,
     /// Whether clients may not write.
     read_only: bool,
+    /// What a FLUSH is worth, where something below offers none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flush: Option<String>,
     /// What keeps its engines from doing their work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
@@ -166,6 +169,7 @@ pub(crate) async fn summary(
         figures,
         last_error: last_error(attributes),
         read_only: device.read_only,
+        flush: device.flush.clone(),
         problems: device.problems.clone(),
     })
 }
@@ -393,6 +397,7 @@ impl Summary {
         if !self.devices.is_empty() {
             rows.push(("devices", self.devices.join(", ")));
         }
+        rows.extend(self.flush.clone().map(|worth| ("FLUSH", worth)));
         let sizes = [
             ("cache", "cache_bytes"),
             ("clean", "clean_bytes"),
@@ -440,9 +445,7 @@ impl Summary {
             rows.push(("errors", errors.join(", ")));
         }
         rows.extend(self.problems.iter().map(|problem| ("problem", problem.clone())));
-        if let Some(error) = &self.last_error {
-            rows.push(("last error", error.clone()));
-        }
+        rows.extend(self.last_error.clone().map(|error| ("last error", error)));
         let mut out = format!("{}\n", self.name);
         for (label, value) in rows {
             let _ = writeln!(out, "  {label:<22}{value}");
@@ -494,6 +497,7 @@ mod tests {
             .collect();
         Summary {
             read_only: false,
+            flush: Some("it is worth little".into()),
             problems: Vec::new(),
             name: "wc".into(),
             size_bytes: 64 << 20,
@@ -518,6 +522,7 @@ wc
   target                writecache
   clients               read 0 bytes/s, written 4.0 KiB/s, 1 requests/s
   devices               /o.img, /c.img
+  FLUSH                 it is worth little
   dirty                 1.0 MiB (26 %)
   cache                 3.9 MiB
   clean                 40.0 KiB

@@ -378,20 +378,36 @@ async fn stop(client: &Client, a: &StopArgs) -> Done {
     let pid = requests::version(client).await?.pid;
     // Taken before, so that it is this process and no later one of the same number.
     let process = Process::open(pid)?;
-    let api::Stopping { in_memory_alone } = requests::stop(client).await?;
-    let outcome = match in_memory_alone.into_iter().next() {
-        None => Ok(()),
-        Some(first) => Err(Failure::new(ErrorKind::Io, format!("the daemon ends: {first}"))),
+    let stopped = async {
+        let answer = requests::stop(client, !a.no_wait).await;
+        let is_lost = answer.as_ref().is_err_and(Failure::is_lost_connection);
+        if (answer.is_ok() || is_lost) && !a.no_wait {
+            process.ended().await;
+        }
+        let api::Stopping { in_memory_alone, unsettled } = match answer {
+            Err(_) if is_lost && !a.no_wait => {
+                let text = format!(
+                    "the daemon (pid {pid}) has ended without saying that its devices are settled: \
+                     its log says more"
+                );
+                return Err(Failure::new(ErrorKind::Io, text));
+            }
+            answer => answer?,
+        };
+        let all: Vec<_> =
+            in_memory_alone.into_iter().chain(unsettled.unwrap_or_default()).collect();
+        match all.is_empty() {
+            true => Ok(()),
+            false => {
+                Err(Failure::new(ErrorKind::Io, format!("the daemon ends: {}", all.join("; "))))
+            }
+        }
     };
-    if a.no_wait {
-        return outcome;
-    }
-    let ended = process.ended();
-    tokio::pin!(ended);
+    tokio::pin!(stopped);
     let mut tick = interval_at(Instant::now() + QUIET, STOP_REPORT);
     loop {
         tokio::select! {
-            () = &mut ended => return outcome,
+            outcome = &mut stopped => return outcome,
             _ = tick.tick() => {
                 let what = "is settling its devices";
                 print_error(&format!("millpond: stop: the daemon (pid {pid}) {what}"));

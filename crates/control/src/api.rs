@@ -73,6 +73,9 @@ pub struct Stopping {
     /// Blocks that are in memory alone, and what becomes of them: the daemon fails then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_memory_alone: Vec<String>,
+    /// Only in an answer at the end (`wait=true`): what is not settled. None: the end is in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsettled: Option<Vec<String>>,
 }
 
 /// Answer to `POST /v1/reload`.
@@ -313,6 +316,9 @@ pub struct Device {
     /// What keeps its engines from doing their work, each in one sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// What a FLUSH of its clients is worth, where something below it offers none. Not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flush: Option<String>,
     /// The path of its block device of the kernel, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_device: Option<String>,

@@ -71,6 +71,11 @@ impl Failure {
         Failure { kind: "unreachable".into(), errno, message: message.into(), token: None }
     }
 
+    /// Whether the daemon was there and has closed the connection before its answer.
+    pub fn is_lost_connection(&self) -> bool {
+        self.kind().is_none() && unreachable_name(self.errno) == Some("ECONNRESET")
+    }
+
     /// A successor has the devices: the same request is to be sent again, to it.
     pub fn handed_over() -> Failure {
         let (kind, errno, _) = HANDED_OVER;

@@ -17,6 +17,8 @@ pub const UPGRADE: &str = "/v1/upgrade";
 pub const CONFIG: &str = "/v1/config";
 /// End the daemon.
 pub const STOP: &str = "/v1/stop";
+/// The same, answered at the end.
+pub const STOP_AND_WAIT: &str = "/v1/stop?wait=true";
 /// Counters, in Prometheus' text format.
 pub const METRICS: &str = "/metrics";
 

@@ -342,6 +342,7 @@ mod tests {
             event_nr: 0,
             targets: 1,
             problems: Vec::new(),
+            flush: None,
             block_device: None,
         }
     }

@@ -206,6 +206,7 @@ mod tests {
             event_nr: 2,
             targets: 1,
             problems: Vec::new(),
+            flush: None,
             block_device: None,
         }
     }

@@ -46,7 +46,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{Base, BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing};
+use block::{Base, BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing, same_device};
 
 mod border;
 mod drain;
@@ -307,6 +307,21 @@ impl MappedDevice {
         let mut depths = Depths::new();
         self.depth(&mut depths);
         depths.contains_key(&other.minor())
+    }
+
+    /// The leaves that the live tables of this device and of those below it use, engines' too.
+    pub fn leaves_below(self: &Rc<Self>) -> Vec<Rc<dyn BlockDevice>> {
+        let (mut seen, mut waiting) = (BTreeSet::new(), vec![self.clone()]);
+        let mut leaves = Vec::new();
+        while let Some(next) = waiting.pop() {
+            let Some(table) = next.live().filter(|_| seen.insert(next.minor())) else { continue };
+            let mapped = || table.uses.mapped.iter().map(|opened| opened.device());
+            let is_leaf =
+                |device: &&Rc<dyn BlockDevice>| !mapped().any(|m| same_device(m, *device));
+            leaves.extend(table.uses.devices.iter().filter(is_leaf).cloned());
+            waiting.extend(mapped().cloned());
+        }
+        leaves
     }
 
     /// Whether a table of this device names one of those with these minor numbers.

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A device is followed through its mappings, those of its inactive table too, down to a leaf or an
-//! engine: there its bios are no longer passed on as they are.
+//! engine: there its bios are no longer passed on as they are. Leaves on one file or disk, such as
+//! a file and a loop device over it, are compared by their bytes there.
 //!
 //! Invariants
 //! - DM-O1 A sector at the bottom belongs to one line of one mapped device, as its origin, its
@@ -26,7 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use block::{BlockDevice, Component, Error, Role, Sector};
+use block::{Backing, BlockDevice, Component, Error, Role, Sector};
 
 use crate::device::{Depths, MappedDevice};
 use crate::dm::Dm;
@@ -241,7 +242,8 @@ impl Dm {
     pub(crate) fn unsettled_leaves(&self, table: &Rc<Table>) -> Vec<Rc<dyn BlockDevice>> {
         let unsettled = self.unsettled.borrow();
         let found = unsettled.iter().find(|u| u.table == address(table));
-        let leaves = |u: &Unsettled| u.bottom.values().map(|(leaf, _)| leaf.clone()).collect();
+        let leaves =
+            |u: &Unsettled| u.bottom.devices.values().map(|(leaf, _)| leaf.clone()).collect();
         found.map(leaves).unwrap_or_default()
     }
 
@@ -277,7 +279,7 @@ impl Dm {
     pub fn at_the_bottom(&self, device: &Rc<dyn BlockDevice>) -> Vec<Rc<dyn BlockDevice>> {
         let (start, len) = (Sector::ZERO, device.limits().capacity);
         let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
-        self.bottom(&[whole], None).into_values().map(|(device, _)| device).collect()
+        self.bottom(&[whole], None).devices.into_values().map(|(device, _)| device).collect()
     }
 
     /// The same, with the sectors of each on which it lies.
@@ -287,7 +289,7 @@ impl Dm {
     ) -> Vec<(Rc<dyn BlockDevice>, Runs)> {
         let (start, len) = (Sector::ZERO, device.limits().capacity);
         let whole = Component { device: device.clone(), start, len, role: Role::Mapped };
-        self.bottom(&[whole], None).into_values().collect()
+        self.bottom(&[whole], None).devices.into_values().collect()
     }
 
     /// Whether `new` has a cache that keeps its blocks where the cache of `old` keeps them.
@@ -308,7 +310,7 @@ impl Dm {
             below.retain(|b| b.role == Role::Cache);
             let bottom = self.bottom(&below, None);
             let first = |(key, (_, runs)): (&usize, &(_, Runs))| Some((*key, runs.first()?.0));
-            bottom.iter().filter_map(first).collect()
+            bottom.devices.iter().filter_map(first).collect()
         };
         let kept = place(old);
         let mut lines = new.entries.iter().filter(|e| e.owns);
@@ -337,7 +339,7 @@ impl Dm {
             mapped: self.devices().into_iter().map(|d| (address(&d), d)).collect(),
             depths: Depths::new(),
             waiting: BTreeMap::new(),
-            bottom: BottomRuns::new(),
+            bottom: BottomRuns::default(),
         };
         if let Some(stop) = stop {
             walk.mapped.remove(&address(stop));
@@ -358,7 +360,7 @@ impl Dm {
                 }
             }
         }
-        walk.bottom.values_mut().for_each(|(_, runs)| merge(runs));
+        walk.bottom.complete();
         walk.bottom
     }
 }
@@ -375,14 +377,13 @@ struct Walk {
 
 impl Walk {
     fn reach(&mut self, device: &Rc<dyn BlockDevice>, run: (u64, u64)) {
-        let of = || (device.clone(), Runs::new());
         match self.mapped.get(&address(device)) {
             Some(mapped) => {
                 let key = (mapped.depth(&mut self.depths), mapped.minor());
                 let of = || (mapped.clone(), Runs::new());
                 self.waiting.entry(key).or_insert_with(of).1.push(run);
             }
-            None => self.bottom.entry(address(device)).or_insert_with(of).1.push(run),
+            None => self.bottom.add(device, &[run]),
         }
     }
 
@@ -390,14 +391,30 @@ impl Walk {
     fn enter(&mut self, entry: &Entry, (from, to): (u64, u64)) {
         if entry.owns {
             let engine = entry.target.clone() as Rc<dyn BlockDevice>;
-            let of = || (engine.clone(), Runs::new());
-            return self.bottom.entry(address(&engine)).or_insert_with(of).1.push((from, to));
+            return self.bottom.add(&engine, &[(from, to)]);
         }
         for below in entry.target.components() {
             let (at, len) = (below.start.0, below.len.0);
             // A linear line maps sector by sector; of a stripe the whole area is taken.
             let is_whole = len == entry.end.0 - entry.start.0;
             self.reach(&below.device, if is_whole { (at + from, at + to) } else { (at, at + len) });
+        }
+    }
+}
+
+impl BottomRuns {
+    fn add(&mut self, device: &Rc<dyn BlockDevice>, runs: &[(u64, u64)]) {
+        let of = || (device.clone(), Runs::new());
+        self.devices.entry(address(device)).or_insert_with(of).1.extend(runs);
+    }
+
+    /// Everything has been added.
+    fn complete(&mut self) {
+        self.devices.values_mut().for_each(|(_, runs)| merge(runs));
+        for (key, (device, _)) in &self.devices {
+            if let Some(Backing { file, .. }) = device.backing() {
+                self.files.entry(file).or_default().push(*key);
+            }
         }
     }
 }
@@ -420,17 +437,118 @@ fn merge(runs: &mut Runs) {
     *runs = merged;
 }
 
-/// The first run of sectors that both have.
+/// The first run of sectors that both have, in words.
 fn first_shared(a: &BottomRuns, b: &BottomRuns) -> Option<String> {
-    a.iter().find_map(|(key, (device, runs))| {
-        let (_, others) = b.get(key)?;
-        let mut others = others.iter().peekable();
-        let both = runs.iter().find_map(|&(start, end)| {
-            while others.next_if(|(_, other_end)| *other_end <= start).is_some() {}
-            let (other_start, other_end) = others.peek()?;
-            (*other_start < end).then(|| (start.max(*other_start), end.min(*other_end)))
-        });
-        let (start, end) = both?;
-        Some(format!("sectors {start} to {} of {}", end - 1, device.name()))
+    a.devices.iter().find_map(|(key, (device, runs))| {
+        if let Some((_, others)) = b.devices.get(key)
+            && let Some((start, end)) = first_common(runs, others)
+        {
+            return Some(format!("sectors {start} to {} of {}", end - 1, device.name()));
+        }
+        shared_file(device, runs, b)
     })
+}
+
+/// The same of one leaf, and of others on its file or disk.
+fn shared_file(device: &Rc<dyn BlockDevice>, runs: &Runs, others: &BottomRuns) -> Option<String> {
+    let here = device.backing()?;
+    let bytes = |backing: &Backing, runs: &Runs| -> Runs {
+        runs.iter().map(|&(start, end)| backing.bytes(Sector(start), Sector(end))).collect()
+    };
+    others.files.get(&here.file)?.iter().find_map(|key| {
+        let (other, other_runs) = others.devices.get(key)?;
+        if block::same_device(device, other) {
+            return None;
+        }
+        let there = bytes(&other.backing()?, other_runs);
+        let (start, end) = first_common(&bytes(&here, runs), &there)?;
+        let last = end - 1;
+        let (a, b) = (device.name(), other.name());
+        Some(format!("bytes {start} to {last} of the file or disk on which both {a} and {b} lie"))
+    })
+}
+
+/// The first run that both have, of numbers.
+fn first_common(a: &Runs, b: &Runs) -> Option<(u64, u64)> {
+    let mut others = b.iter().peekable();
+    a.iter().find_map(|&(start, end)| {
+        while others.next_if(|(_, other_end)| *other_end <= start).is_some() {}
+        let (other_start, other_end) = others.peek()?;
+        (*other_start < end).then(|| (start.max(*other_start), end.min(*other_end)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{Bio, Limits, Status};
+
+    use super::*;
+
+    type Leaf = Rc<dyn BlockDevice>;
+
+    /// A leaf whose first sector is at this byte of a file.
+    struct OnFile(&'static str, Option<(&'static str, u64)>);
+
+    impl BlockDevice for OnFile {
+        fn name(&self) -> &str {
+            self.0
+        }
+        fn limits(&self) -> Limits {
+            Limits::new(Sector(64))
+        }
+        fn submit(&self, bio: Bio) {
+            bio.complete(Status::Ok);
+        }
+        fn backing(&self) -> Option<Backing> {
+            self.1.map(|(file, start_bytes)| Backing { file: file.into(), start_bytes })
+        }
+    }
+
+    fn bottom(leaves: &[(&Leaf, (u64, u64))]) -> BottomRuns {
+        let mut bottom = BottomRuns::default();
+        for (leaf, run) in leaves {
+            bottom.add(leaf, &[*run]);
+        }
+        bottom.complete();
+        bottom
+    }
+
+    fn leaf(name: &'static str, on: Option<(&'static str, u64)>) -> Leaf {
+        Rc::new(OnFile(name, on))
+    }
+
+    #[test]
+    fn leaves_on_one_file_share_the_bytes_that_they_have_there() {
+        let file = leaf("o.img", Some(("file 1", 0)));
+        let whole = leaf("loop0", Some(("file 1", 0)));
+        let later = leaf("loop1", Some(("file 1", 16 * 512)));
+        let odd = leaf("loop2", Some(("file 1", 7)));
+        let other = leaf("loop3", Some(("file 2", 0)));
+        let (memory, more) = (leaf("mem:1M", None), leaf("mem:2M", None));
+        let shared = |a: &Leaf, of_a, b: &Leaf, of_b| {
+            first_shared(&bottom(&[(a, of_a)]), &bottom(&[(b, of_b)]))
+        };
+        let found = shared(&file, (8, 16), &whole, (15, 32)).unwrap();
+        let wanted = "bytes 7680 to 8191 of the file or disk on which both o.img and loop0 lie";
+        assert_eq!(found, wanted);
+        assert_eq!(shared(&file, (8, 16), &whole, (16, 32)), None, "they meet, and no more");
+        assert!(shared(&file, (16, 17), &later, (0, 1)).is_some());
+        assert!(shared(&later, (0, 1), &whole, (16, 17)).is_some());
+        assert_eq!(shared(&file, (0, 16), &later, (0, 64)), None);
+        assert!(shared(&file, (1, 2), &odd, (0, 1)).is_some(), "of its bytes seven");
+        assert_eq!(shared(&file, (0, 64), &other, (0, 64)), None);
+        assert_eq!(shared(&memory, (0, 64), &more, (0, 64)), None);
+        let same = shared(&whole, (0, 8), &whole, (7, 9)).unwrap();
+        assert_eq!(same, "sectors 7 to 7 of loop0");
+    }
+
+    #[test]
+    fn all_leaves_on_a_file_are_compared() {
+        let names = ["o.img", "loop0", "loop1"];
+        let [file, first, second] = names.map(|name| leaf(name, Some(("file 1", 0))));
+        let a = bottom(&[(&file, (0, 8)), (&first, (32, 40))]);
+        let b = bottom(&[(&first, (16, 24)), (&second, (39, 48))]);
+        let found = first_shared(&a, &b).unwrap();
+        assert!(found.contains("both loop0 and loop1 lie"), "{found}");
+    }
 }

@@ -3,14 +3,22 @@
 //! (DM-O4 of `overlap`).
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::BlockDevice;
 
 /// Half-open runs of sectors, ascending and apart.
 pub type Runs = Vec<(u64, u64)>;
 
-/// The sectors at the bottom on which areas lie, by the address of the leaf or engine.
-pub(crate) type BottomRuns = BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>;
+/// The sectors at the bottom on which areas lie.
+#[derive(Default)]
+pub(crate) struct BottomRuns {
+    /// By the address of the leaf or engine.
+    pub(crate) devices: BTreeMap<usize, (Rc<dyn BlockDevice>, Runs)>,
+    /// The addresses of the leaves, by the file or disk on which they lie: a file and a loop device
+    /// over it are two leaves.
+    pub(crate) files: BTreeMap<Arc<str>, Vec<usize>>,
+}
 
 /// See the module.
 pub(crate) struct Unsettled {

@@ -38,6 +38,7 @@ use crate::output::print;
 use crate::passed::{ListenerRole, ServiceManager};
 use crate::routes::State;
 use crate::rundir::{Lock, RunDir};
+use crate::stop;
 use crate::units::time;
 use crate::upgrade::Predecessor;
 use crate::vhost_user;
@@ -89,11 +90,13 @@ impl Daemon {
     /// Ends clients' requests, settles every device, and ends. Fails when one did not settle. Takes
     /// no longer than the user allows: what has not ended by then ends with the process.
     pub(crate) async fn stop(self) -> Result<(), Failure> {
-        let time = self.shutdown;
+        let (time, state) = (self.shutdown, self.state.clone());
+        let connections = self.connections.clone();
         // Not dropped when it is late: it would join threads that hang.
         let mut orderly = Box::pin(self.stop_orderly());
         let stopped = tokio::time::timeout(time, &mut orderly).await;
-        stopped.unwrap_or_else(|_| {
+        let is_late = stopped.is_err();
+        let outcome = stopped.unwrap_or_else(|_| {
             let seconds = time.as_secs();
             let message = format!(
                 "shutdown: not all has ended within {seconds} s (--shutdown-timeout): the rest is \
@@ -101,9 +104,15 @@ impl Daemon {
             );
             let failure = Failure::new(ErrorKind::Busy, message);
             print_error(&format!("millpond: {failure}"));
+            Err(failure)
+        });
+        stop::tell(&state.unsettled, outcome.as_ref().err().into_iter());
+        connections.drain_ending().await;
+        if is_late {
             // Not by returning: the runtime would wait for threads that hang.
             exit(EXIT_FAILED.into());
-        })
+        }
+        outcome
     }
 
     /// Exits: a successor has everything (HO-UP1). Answers leave before.
@@ -129,6 +138,9 @@ impl Daemon {
         let failures = failures.await?;
         for failure in &failures {
             tracing::error!(error = %failure, "a device did not settle");
+        }
+        if !failures.is_empty() {
+            stop::tell(&self.state.unsettled, failures.iter());
         }
         self.connections.drain().await;
         self.state.core.end().await;

@@ -13,9 +13,15 @@ const KEPT: u64 = 64;
 /// Places where descriptors are plenty, as by systemd's limit of 524288. Those of NBD are nbd's
 /// own; of the control API a waiting request has a task and a socket, and may have work in progress
 /// on core 0; of metrics there are more than a flood by one machine has threads.
-const MOST: Places = Places { nbd: 256, nbd_local: 64, control: 64, waiting: 512, metrics: 128 };
+/// Queues of virtual machines are those of 32 machines of 128 processors.
+const MOST: Places =
+    Places { nbd: 256, nbd_local: 64, control: 64, waiting: 512, metrics: 128, guest_queues: 4096 };
 
-/// Most places of clients, by the limit of descriptors. Each takes one descriptor.
+/// Descriptors that a queue of a virtual machine takes.
+const OF_GUEST_QUEUE: u64 = 4;
+
+/// Most places of clients, by the limit of descriptors. Each takes one descriptor, but for queues
+/// of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     /// Connections of NBD, and how many of them are for local sockets only.
@@ -25,6 +31,8 @@ pub(crate) struct Places {
     pub(crate) control: usize,
     pub(crate) waiting: usize,
     pub(crate) metrics: usize,
+    /// Queues of all virtual machines: [`OF_GUEST_QUEUE`] descriptors each.
+    pub(crate) guest_queues: usize,
 }
 
 impl Places {
@@ -44,6 +52,7 @@ impl Places {
             control: part(16, MOST.control),
             waiting: part(16, MOST.waiting),
             metrics: part(16, MOST.metrics),
+            guest_queues: part(6 * OF_GUEST_QUEUE, MOST.guest_queues),
         }
     }
 }
@@ -73,10 +82,12 @@ mod tests {
     #[test]
     fn clients_leave_descriptors_to_the_operator() {
         for limit in [128, 256, 1024, 4096, 1 << 19] {
-            let Places { nbd, nbd_local, control, waiting, metrics } = Places::by_limit(limit);
+            let Places { nbd, nbd_local, control, waiting, metrics, guest_queues } =
+                Places::by_limit(limit);
             // Local sockets and TCP have places of their own.
             let clients = nbd + 2 * (control + waiting) + metrics;
-            assert!(clients as u64 + KEPT / 2 <= limit, "{limit}: {clients}");
+            let all = clients as u64 + OF_GUEST_QUEUE * guest_queues as u64;
+            assert!(all + KEPT / 2 <= limit, "{limit}: {all}");
             assert!(nbd_local < nbd && control >= 4, "{limit}");
         }
         assert_eq!(Places::by_limit(1 << 19), MOST);

@@ -9,6 +9,7 @@
 mod attributes;
 mod crossing;
 mod disks;
+mod flush_worth;
 mod listen;
 mod obstacles;
 mod recache;
@@ -29,6 +30,7 @@ use block::{Class, CoreId, Error, ErrorKind, Nanos, Sector};
 use control::{Failure, api};
 use dm::{DeviceInfo, Dm, Remove};
 use nbd::{Options, Server, TlsServer};
+use queue::Leaf;
 use reactor::{FileId, WaitList, flush, now, sleep, spawn};
 use uring::{Files, RemoteEnd};
 
@@ -380,16 +382,18 @@ impl Engine {
     }
 
     pub(crate) fn devices(&self) -> Vec<api::Device> {
-        self.dm.list().into_iter().map(|info| self.described(info)).collect()
+        let refusing = self.leaves.refusing();
+        self.dm.list().into_iter().map(|info| self.described(info, &refusing)).collect()
     }
 
     pub(crate) fn device(&self, name: &str) -> Result<api::Device, Failure> {
-        Ok(self.described(self.dm.info(name)?))
+        let flush = self.flush_worth(&self.dm.get(name)?);
+        Ok(api::Device { flush, ..self.described(self.dm.info(name)?, &self.leaves.refusing()) })
     }
 
-    fn described(&self, info: DeviceInfo) -> api::Device {
+    fn described(&self, info: DeviceInfo, refusing: &[Rc<dyn Leaf>]) -> api::Device {
         let owner = self.dm.get(&info.name).ok();
-        let problems = owner.map(|owner| self.problems_of(&owner)).unwrap_or_default();
+        let problems = owner.map(|owner| self.problems_of(&owner, refusing)).unwrap_or_default();
         let block_device = self.disk_of(&info.name);
         api::Device { problems, block_device, ..device(info) }
     }

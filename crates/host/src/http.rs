@@ -15,6 +15,8 @@
 //! - HO-H2 Connections by TCP take no slots of local sockets, of either kind.
 //! - HO-H3 A request whose client disconnects before anything was changed changes nothing. Opening
 //!   the devices that a table names does not count as a change.
+//! - HO-H4 A request that waits for the daemon's end has a slot of a kind of its own: the end waits
+//!   for all others, and is told to these afterwards.
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener as StdTcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,6 +50,7 @@ use crate::io_failure::io_failure;
 use crate::passed::ListenerRole;
 use crate::routes::{self, ResponseBody, Route, State, shutdown};
 use crate::rundir::remove_stale_socket;
+use crate::stop;
 
 /// A request that takes longer is a waiting one.
 const SHORT_REQUEST_TIME: Duration = Duration::from_millis(100);
@@ -59,6 +62,8 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// At most one line of the log about them in this time.
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// How many requests may wait for the daemon's end.
+const ENDING: usize = 4;
 /// Time for answers to leave at shutdown.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
@@ -192,22 +197,33 @@ struct SlotPool {
     serving: Arc<Semaphore>,
     /// Of requests that take long (HO-H1).
     waiting: Arc<Semaphore>,
+    /// Of requests that wait for the daemon's end (HO-H4).
+    ending: Arc<Semaphore>,
 }
 
 impl SlotPool {
     fn new() -> SlotPool {
         let places = Places::of_process();
         let slots = |count| Arc::new(Semaphore::new(count));
-        SlotPool { serving: slots(places.control), waiting: slots(places.waiting), places }
+        SlotPool {
+            serving: slots(places.control),
+            waiting: slots(places.waiting),
+            ending: slots(ENDING),
+            places,
+        }
     }
 
     async fn all_free(&self) {
         let Places { control, waiting, .. } = self.places;
-        for (slots, count) in [(&self.serving, control), (&self.waiting, waiting)] {
-            let all = u32::try_from(count).expect("at most some hundred");
-            let _ = slots.acquire_many(all).await; // they are never closed
-        }
+        all_of(&self.serving, control).await;
+        all_of(&self.waiting, waiting).await;
     }
+}
+
+/// Waits until all of these slots are free.
+async fn all_of(slots: &Semaphore, count: usize) {
+    let all = u32::try_from(count).expect("at most some hundred");
+    let _ = slots.acquire_many(all).await; // they are never closed
 }
 
 impl Connections {
@@ -232,6 +248,15 @@ impl Connections {
         // Connections that do not read their response in time are dropped.
         let _ = tokio::time::timeout(DRAIN_TIME, free).await;
     }
+
+    /// The same for the requests that wait for the end, which they have been told now (HO-H4).
+    pub(crate) async fn drain_ending(&self) {
+        let free = async {
+            all_of(&self.local.ending, ENDING).await;
+            all_of(&self.tcp.ending, ENDING).await;
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME, free).await;
+    }
 }
 
 /// The place of a connection.
@@ -243,11 +268,11 @@ struct ConnectionSlot {
 
 impl ConnectionSlot {
     /// The request takes long: gives the place of the connection away (HO-H1). False when there is
-    /// none among those that wait.
-    fn move_to_waiting(&self) -> bool {
-        let waiting = self.slots.waiting.clone().try_acquire_owned().ok();
-        let found = waiting.is_some();
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    /// none of the other kind.
+    fn move_to(&self, others: &Arc<Semaphore>) -> bool {
+        let other = others.clone().try_acquire_owned().ok();
+        let found = other.is_some();
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = other;
         found
     }
 }
@@ -381,15 +406,18 @@ async fn respond(
 ) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = tokio::time::Instant::now();
+    let (slots, most) = match stop::waits_for_end(request.uri()) {
+        true => (&slot.slots.ending, ENDING),
+        false => (&slot.slots.waiting, slot.slots.places.waiting),
+    };
     let answer = handle(state, caller, request);
     tokio::pin!(answer);
     let soon = tokio::time::timeout(SHORT_REQUEST_TIME, &mut answer).await;
     let took_long = soon.is_err();
     let answer = match soon {
         Ok(answer) => answer,
-        Err(_) if slot.move_to_waiting() => answer.await,
+        Err(_) if slot.move_to(slots) => answer.await,
         Err(_) => {
-            let most = slot.slots.places.waiting;
             let message = format!(
                 "{most} requests wait already: this one is not waited for; what it has \
                  begun goes on"

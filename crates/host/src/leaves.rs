@@ -177,6 +177,11 @@ impl Leaves {
         self.0.open.borrow().iter().filter_map(|one| one.leaf.upgrade()).collect()
     }
 
+    /// The open leaves that were opened for writes and take none any more.
+    pub(crate) fn refusing(&self) -> Vec<Rc<dyn Leaf>> {
+        self.opened().into_iter().filter(|leaf| leaf.has_become_read_only()).collect()
+    }
+
     /// The leaf that is this base, for other cores. None when it is no leaf, or when it merges:
     /// that is done on this core only, and other cores send their bios here.
     pub(crate) fn share(&self, base: &Rc<dyn Base>) -> Option<SharedLeaf> {
@@ -429,7 +434,7 @@ impl Leaves {
             None => FileLeaf::new(name, opened.file, opened.limits),
         };
         let leaf = leaf.with_identity(opened.persistent_identity).closed_by(closer(files));
-        let leaf = leaf.with_read_only(opened.read_only);
+        let leaf = leaf.with_read_only(opened.read_only).with_backing(opened.backing);
         let leaf = leaf.finding_holes(holes::finder(files, opened.file, path));
         let leaf = if opened.in_page_cache { leaf.in_page_cache() } else { leaf };
         let place = Place { disk, lost_when: opened.in_memory.then_some("the machine stops") };

@@ -65,6 +65,7 @@ mod secondary;
 mod sessions;
 mod signed_areas;
 mod socket_access;
+mod stop;
 mod sysfs;
 mod table_args;
 mod targets;

@@ -184,7 +184,7 @@ impl NbdUri {
         let name = word.clone();
         let log = move |event: &LinkEvent| match event {
             LinkEvent::Reconnected => tracing::info!(device = name, "{event}"),
-            LinkEvent::Lost(_) | LinkEvent::ConnectFailed(_) => {
+            LinkEvent::Lost(_) | LinkEvent::ConnectFailed(_) | LinkEvent::BecameReadOnly => {
                 tracing::warn!(device = name, "{event}");
             }
             LinkEvent::Failed(_) => tracing::error!(device = name, "{event}"),

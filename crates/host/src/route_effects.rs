@@ -15,7 +15,7 @@ impl Route {
             | Route::Metrics
             | Route::Config
             | Route::Upgrade
-            | Route::Stop
+            | Route::Stop(_)
             | Route::Clients => false,
             Route::Device(_, verb) => match verb {
                 DeviceVerb::Remove(_)

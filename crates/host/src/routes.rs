@@ -2,7 +2,6 @@
 //! The REST API's paths, and what each does. docs/api.md is its manual.
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use block::{Error, ErrorKind};
 use control::api::TableSlot;
@@ -23,11 +22,8 @@ use crate::observe;
 use crate::reload::ConfigFile;
 use crate::route_effects::only_waits;
 use crate::saved_config;
+use crate::stop::{self, Unsettled, When};
 use crate::upgrade::{HandoverSource, upgrade};
-
-/// How long a stop looks for blocks that are in memory alone. Chosen: an answer of a core takes
-/// less than a millisecond.
-const STOP_LOOK: Duration = Duration::from_secs(1);
 
 /// State that all requests use.
 #[derive(Debug)]
@@ -41,6 +37,8 @@ pub(crate) struct State {
     pub(crate) stop: Notify,
     /// True when the daemon shuts down.
     pub(crate) closing: watch::Receiver<bool>,
+    /// How the daemon has ended: what is not settled. Sent at the end.
+    pub(crate) unsettled: watch::Sender<Unsettled>,
     /// True while listeners take no connection: a successor is about to have them.
     pub(crate) pause: watch::Sender<bool>,
     /// Who may change something (HO-UP4).
@@ -69,7 +67,7 @@ pub(crate) enum Route {
     Reload,
     Config,
     Upgrade,
-    Stop,
+    Stop(When),
     Clients,
     Disconnect(ClientChoice),
     Device(String, DeviceVerb),
@@ -138,7 +136,7 @@ impl Route {
             }
             ["v1", "reload"] if method == Method::POST => Ok(Route::Reload),
             ["v1", "upgrade"] if method == Method::POST => Ok(Route::Upgrade),
-            ["v1", "stop"] if method == Method::POST => Ok(Route::Stop),
+            ["v1", "stop"] if method == Method::POST => stop::when(query).map(Route::Stop),
             ["v1", "devices"] if get => Ok(Route::Devices),
             ["v1", "devices"] if method == Method::POST => Ok(Route::Create),
             ["v1", "devices", name, rest @ ..] => {
@@ -291,13 +289,9 @@ async fn perform(
             let upgraded = upgraded.await;
             json(&upgraded.map_err(|e| io_failure(&std::io::Error::other(e), "upgrade"))??)
         }
-        Route::Stop => {
+        Route::Stop(when) => {
             parse::<api::Empty>(body)?;
-            let alone = core.call(async |e: Rc<Engine>| e.in_memory_alone().await);
-            // A device that hangs keeps nobody from the end.
-            let alone = tokio::time::timeout(STOP_LOOK, alone).await.ok().and_then(Result::ok);
-            state.stop.notify_one();
-            json(&api::Stopping { in_memory_alone: alone.unwrap_or_default() })
+            json(&stop::perform(core, &state.stop, &state.unsettled, when).await)
         }
         Route::Clients => json(&core.call(async |e| e.clients()).await?),
         Route::Disconnect(choice) => {
@@ -514,7 +508,8 @@ mod tests {
             ),
             ("POST", "/v1/reload", "", Route::Reload),
             ("GET", "/v1/config", "", Route::Config),
-            ("POST", "/v1/stop", "", Route::Stop),
+            ("POST", "/v1/stop", "", Route::Stop(When::Soon)),
+            ("POST", "/v1/stop", "wait=true", Route::Stop(When::AtTheEnd)),
             ("GET", "/v1/devices/wc", "", of("wc", DeviceVerb::Info)),
             ("DELETE", "/v1/devices/wc", "", of("wc", DeviceVerb::Remove(RemoveMode::IfUnused))),
             ("DELETE", "/v1/devices/wc", "force=true", of("wc", remove(None))),

@@ -5,17 +5,21 @@ use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, LocalFuture, OpenDevice};
 use dm::Dm;
-use writecache::{SignedArea, find_signed_areas};
+use writecache::{SignedArea, find_signed_areas, foreign_contents};
+
+use crate::leaves::Leaves;
 
 /// The check of a backing device that a zram writes to: on it, and on the leaves below it, lies
-/// nothing that would be lost. `force` is the token that the operator gave.
+/// nothing of ours that would be lost. What others have there only gets a warning: the kernel's
+/// zram takes it without a word. `force` is the token that the operator gave.
 pub(crate) fn before_overwrite(
     dm: Weak<Dm>,
+    leaves: Leaves,
     force: Option<String>,
     persists: bool,
 ) -> zram::BeforeOverwrite {
     Rc::new(move |device| {
-        let (dm, force) = (dm.clone(), force.clone());
+        let (dm, leaves, force) = (dm.clone(), leaves.clone(), force.clone());
         let check: LocalFuture<Result<(), Error>> = Box::pin(async move {
             let mut found = Vec::new();
             found.extend(held_by(&device, &[(0, u64::MAX)]).await?);
@@ -29,11 +33,24 @@ pub(crate) fn before_overwrite(
             found.retain(|(_, held)| held.signature != format::Signature::Zram);
             match found.first() {
                 Some((name, held)) => refuse(name, held, force.as_deref(), persists),
-                None => Ok(()),
+                // One with `persist` refuses what is not blank.
+                None if persists => Ok(()),
+                None => warn_of_foreign(&leaves, &device).await,
             }
         });
         check
     })
+}
+
+async fn warn_of_foreign(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Result<(), Error> {
+    if let Some(what) = foreign_contents(device).await? {
+        let name = device.name();
+        leaves.warn(format!(
+            "{name}: it holds {what}, which the first writeback of this zram destroys. If that is \
+             to be kept, remove the zram now"
+        ));
+    }
+    Ok(())
 }
 
 fn refuse(name: &str, held: &SignedArea, force: Option<&str>, persists: bool) -> Result<(), Error> {

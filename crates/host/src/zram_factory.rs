@@ -127,7 +127,8 @@ pub(crate) async fn construct(
         None => Ok(()),
     }));
     let force = ctx.force().map(str::to_owned);
-    target.set_before_overwrite(before_overwrite(factory.dm.clone(), force, persists));
+    let (dm, leaves) = (factory.dm.clone(), factory.leaves.clone());
+    target.set_before_overwrite(before_overwrite(dm, leaves, force, persists));
     let device = ctx.device().to_owned();
     target.set_on_failure(Box::new(move |what| tracing::error!(device, "zram: {what}")));
     target.set_on_reset(Rc::new(move || Box::pin(reset(factory.clone(), owner.clone()))));

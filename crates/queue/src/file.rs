@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{
-    Base, Bio, BlockDevice, Limits, LocalFuture, LostWrites, OnIoError, Op, Sector, Status,
-    ZeroRuns,
+    Backing, Base, Bio, BlockDevice, Limits, LocalFuture, LostWrites, OnIoError, Op, Sector,
+    Status, ZeroRuns,
 };
 use reactor::FileId;
 
@@ -28,6 +28,7 @@ pub struct FileLeaf {
     /// How many sectors it has now, on all cores.
     capacity: Arc<AtomicU64>,
     identity: Option<String>,
+    backing: Option<Backing>,
     /// Its file or disk takes no writes.
     is_read_only: bool,
     wbt: Wbt,
@@ -72,14 +73,22 @@ impl FileLeaf {
         let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
         let capacity = Arc::new(AtomicU64::new(limits.capacity.0));
         let wbt = Wbt::new(throttle);
-        let (identity, is_read_only, find_holes, close) = (None, false, None, None);
-        FileLeaf { limits, capacity, identity, is_read_only, wbt, find_holes, close }
+        let (identity, backing) = (None, None);
+        let (is_read_only, find_holes, close) = (false, None, None);
+        FileLeaf { limits, capacity, identity, backing, is_read_only, wbt, find_holes, close }
     }
 
     /// The same with what tells its file from all others, as far as that is known.
     #[must_use]
     pub fn with_identity(mut self, identity: Option<String>) -> FileLeaf {
         self.identity = identity;
+        self
+    }
+
+    /// The same with the file or disk on which it lies in the end.
+    #[must_use]
+    pub fn with_backing(mut self, backing: Backing) -> FileLeaf {
+        self.backing = Some(backing);
         self
     }
 
@@ -191,6 +200,10 @@ impl BlockDevice for FileLeaf {
 
     fn identity(&self) -> Option<String> {
         self.identity.clone()
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        self.backing.clone()
     }
 
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {

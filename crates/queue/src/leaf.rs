@@ -36,6 +36,12 @@ pub trait Leaf: Base {
         false
     }
 
+    /// Whether it was opened for writes, and takes none any more: its disk was made read-only, or
+    /// its server has come back so.
+    fn has_become_read_only(&self) -> bool {
+        !self.is_read_only() && self.stats().refuses_writes()
+    }
+
     /// Whether it is in the memory of this process: its bios complete as they are submitted, and
     /// its content ends with the process.
     fn is_in_memory(&self) -> bool {

@@ -34,8 +34,8 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, LostWrites, OnIoError, Op,
-    Planted, SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
+    Backing, Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, LostWrites, OnIoError,
+    Op, Planted, SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
@@ -352,6 +352,10 @@ impl<D: BlockLeaf + 'static> BlockDevice for MergingLeaf<D> {
         self.0.leaf.identity()
     }
 
+    fn backing(&self) -> Option<Backing> {
+        self.0.leaf.backing()
+    }
+
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
         self.0.leaf.zero_runs(at, len)
     }
@@ -398,6 +402,10 @@ impl<D: BlockLeaf + 'static> Leaf for MergingLeaf<D> {
 
     fn is_read_only(&self) -> bool {
         self.0.leaf.is_read_only()
+    }
+
+    fn has_become_read_only(&self) -> bool {
+        self.0.leaf.has_become_read_only()
     }
 
     fn merges(&self) -> bool {

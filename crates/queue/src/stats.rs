@@ -154,6 +154,8 @@ pub struct Stats {
     in_flight: QuiesceCounter,
     last_error: RefCell<Option<IoError>>,
     failures: Cell<u64>,
+    /// The changes that had been done when one was refused by a device that takes no writes.
+    refused_after: Cell<Option<u64>>,
     on_failure: OnceCell<Rc<WaitList>>,
     watchers: RefCell<Vec<Weak<dyn OnIoError>>>,
 }
@@ -170,6 +172,7 @@ impl Stats {
             in_flight: QuiesceCounter::default(),
             last_error: RefCell::new(None),
             failures: Cell::new(0),
+            refused_after: Cell::new(None),
             on_failure: OnceCell::new(),
             watchers: RefCell::default(),
         }
@@ -230,6 +233,16 @@ impl Stats {
         self.failures.get()
     }
 
+    /// Whether the last change was refused because the device takes no writes.
+    pub fn refuses_writes(&self) -> bool {
+        self.refused_after.get().is_some_and(|changes| changes == self.changes())
+    }
+
+    /// Changes done, on all cores.
+    fn changes(&self) -> u64 {
+        Op::ALL.into_iter().filter(|op| op.is_write()).map(|op| self.of(op).ios).sum()
+    }
+
     /// Wakes `list` whenever [`Stats::failures`] grows. The first list stays.
     pub fn wake_on_failure(&self, list: Rc<WaitList>) {
         let _ = self.on_failure.set(list);
@@ -288,6 +301,9 @@ impl Stats {
         let errors = &self.errors[index(op)];
         errors.set(errors.get() + 1);
         let device = self.device.clone();
+        if cause == Status::ReadOnly {
+            self.refused_after.set(Some(self.changes()));
+        }
         *self.last_error.borrow_mut() = Some(IoError { device, op, sector, cause });
         if !matches!(cause, Status::NotSupported | Status::Invalid) {
             self.failures.set(self.failures.get() + 1);
@@ -343,6 +359,26 @@ mod tests {
         }
         leaf.count(Op::Read, Sector(0), Sector(8), Status::Io);
         assert_eq!((counter.0.get(), leaf.watchers.borrow().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_device_that_takes_writes_again_refuses_none() {
+        let leaf = Stats::new("disk".into());
+        let write = |status| leaf.count(Op::Write, Sector(0), Sector(8), status);
+        write(Status::Ok);
+        write(Status::Io);
+        assert!(!leaf.refuses_writes(), "that is no refusal");
+        write(Status::ReadOnly);
+        leaf.count(Op::Read, Sector(0), Sector(8), Status::Ok);
+        assert!(leaf.refuses_writes());
+        write(Status::Ok);
+        assert!(!leaf.refuses_writes());
+        leaf.failed_on_other_core(Op::Discard, Sector(0), Sector(8), Status::ReadOnly);
+        assert!(leaf.refuses_writes());
+        let other = Stats::new("disk".into());
+        other.count_for(&leaf.other_cores());
+        other.count(Op::WriteZeroes, Sector(0), Sector(8), Status::Ok);
+        assert!(!leaf.refuses_writes());
     }
 
     #[test]

@@ -58,6 +58,12 @@ pub trait SharedMemoryStore {
     /// # Errors
     /// When there is no room for it, or it can't be used; the text says why.
     fn open(&self, name: &str, len_bytes: u64) -> LocalFuture<Result<Rc<dyn SharedMemory>, Error>>;
+    /// Gives memory that is there another name, and drops what had that one. Nothing is done where
+    /// there is none. Does not block the core.
+    ///
+    /// # Errors
+    /// Those of the directory.
+    fn rename(&self, name: &str, to: &str) -> LocalFuture<Result<(), Error>>;
     /// The identity of this start of the machine (RE-M2).
     fn boot_id(&self) -> [u8; 16];
     /// Where the memory with this name is, for messages.

@@ -134,6 +134,14 @@ impl SharedMemoryStore for Memories {
         Box::pin(async move { Ok(Rc::new(memory) as Rc<dyn SharedMemory>) })
     }
 
+    fn rename(&self, name: &str, to: &str) -> LocalFuture<Result<(), Error>> {
+        let mut state = self.state.borrow_mut();
+        if let Some(file) = state.by_name.remove(&self.key(name)) {
+            state.by_name.insert(self.key(to), file);
+        }
+        Box::pin(async { Ok(()) })
+    }
+
     fn boot_id(&self) -> [u8; 16] {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&self.state.borrow().boots.to_le_bytes());

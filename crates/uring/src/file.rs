@@ -71,11 +71,11 @@ pub(crate) struct File {
     pub(crate) identity: String,
 }
 
-fn stat(path: &Path) -> Result<Statx, Errno> {
+pub(crate) fn stat(path: &Path) -> Result<Statx, Errno> {
     statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)
 }
 
-fn type_of(stat: &Statx) -> FileType {
+pub(crate) fn type_of(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn identity_of_open(fd: &OwnedFd) -> Result<String, Errno> {
     Ok(identity_of(&statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
 }
 
-fn identity_of(stat: &Statx) -> String {
+pub(crate) fn identity_of(stat: &Statx) -> String {
     let kind = type_of(stat);
     let device = |kind| format!("{kind} {}:{}", stat.stx_rdev_major, stat.stx_rdev_minor);
     if kind == FileType::BlockDevice {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Limits, Nanos, Sector};
+use block::{Backing, Error, ErrorKind, Limits, Nanos, Sector};
 use reactor::{FileId, now, sleep, yield_now};
 use rustix::net::sockopt::socket_acceptconn;
 
@@ -20,7 +20,7 @@ use crate::passed_files::PassedFiles;
 use crate::ring::Shared;
 use crate::socket::{self, RemoteEnd, SocketAccess};
 use crate::table::{Kind, SharedFile, ShorterFile};
-use crate::{device_id, helpers, limits};
+use crate::{backing, device_id, helpers, limits};
 
 /// How often a patient open tries: so often that the delay is not noticed, at a negligible cost.
 const RETRY_EVERY: Nanos = Nanos::from_millis(5);
@@ -38,6 +38,7 @@ const CLOSE_TIME: Duration = Duration::from_secs(10);
 struct Ready {
     file: File,
     persistent_identity: Option<String>,
+    backing: Backing,
     disk: Option<String>,
     in_memory: bool,
     read_only: bool,
@@ -52,7 +53,8 @@ impl Ready {
         let in_memory = limits::is_in_memory(&file.fd);
         let read_only = limits::is_read_only(&file.fd);
         let unserved_bytes = limits::unserved_bytes(&file.fd, file.limits.capacity);
-        Ok(Ready { file, persistent_identity, disk, in_memory, read_only, unserved_bytes })
+        let backing = backing::of(&file.fd, &file.identity);
+        Ok(Ready { file, persistent_identity, backing, disk, in_memory, read_only, unserved_bytes })
     }
 }
 
@@ -69,6 +71,8 @@ pub struct Opened {
     pub identity: String,
     /// Its persistent identity, valid also after a restart of the machine, if known.
     pub persistent_identity: Option<String>,
+    /// The file or disk on which it lies, if it is a loop device: that of its blocks.
+    pub backing: Backing,
     /// The disk on which it lies, whole, as the kernel calls it; nothing where that is no one disk.
     pub disk: Option<String>,
     /// Whether it takes no writes: it was opened for reads only, or is a disk that is read-only.
@@ -140,7 +144,15 @@ impl Files {
     }
 
     fn add(&self, ready: Ready) -> Opened {
-        let Ready { file, persistent_identity, disk, in_memory, read_only, unserved_bytes } = ready;
+        let Ready {
+            file,
+            persistent_identity,
+            backing,
+            disk,
+            in_memory,
+            read_only,
+            unserved_bytes,
+        } = ready;
         let File { fd, direct, is_regular, may_block, map, limits, warning, identity } = file;
         let table = &mut self.0.borrow_mut().table;
         let in_page_cache = map.is_none() && direct.is_none();
@@ -158,6 +170,7 @@ impl Files {
             warning,
             identity,
             persistent_identity,
+            backing,
             disk,
             read_only,
             unserved_bytes,

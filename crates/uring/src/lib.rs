@@ -59,6 +59,7 @@
 //!   socket lingers for as long as its owner has said. The kernel refuses descriptors on Unix
 //!   sockets by which a core receives (since Linux 6.16).
 
+mod backing;
 mod buffer_group;
 mod command_stream;
 mod connect;

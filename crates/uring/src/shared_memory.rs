@@ -26,7 +26,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use block::{Error, ErrorKind, LocalFuture, Status};
 use reactor::{SharedMemory, SharedMemoryStore};
-use rustix::fs::{CWD, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, openat};
+use rustix::fs::{
+    CWD, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, openat, renameat,
+};
+use rustix::io::Errno;
 
 use crate::files::Files;
 use crate::limits;
@@ -134,6 +137,18 @@ impl SharedMemoryStore for MemoryFiles {
             let what = path.to_string_lossy().into_owned();
             let mapped = files.away(&what, move || map(&path, len, may_create)).await?;
             Ok(Rc::new(mapped) as Rc<dyn SharedMemory>)
+        })
+    }
+
+    fn rename(&self, name: &str, to: &str) -> LocalFuture<Result<(), Error>> {
+        let (files, from, to) = (self.files.clone(), self.dir.join(name), self.dir.join(to));
+        Box::pin(async move {
+            let what = from.to_string_lossy().into_owned();
+            let work = move || match renameat(CWD, &from, CWD, &to) {
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(e) => Err(os_error(&from, "rename it", e)),
+            };
+            files.away(&what, work).await
         })
     }
 
@@ -247,6 +262,21 @@ mod tests {
             }
             assert_eq!(new.place_of("a"), dir.join("a").display().to_string());
             assert_eq!(new.boot_id(), old.boot_id());
+        });
+    }
+
+    #[test]
+    fn memory_that_is_renamed_replaces_what_had_the_name() {
+        with_memory("renamed", async |new: MemoryFiles, _: MemoryFiles, dir: PathBuf| {
+            for value in [1, 2] {
+                let memory = new.open("a", 4096).await.unwrap();
+                memory.write(0, &[value]).unwrap();
+                new.rename("a", "b").await.unwrap();
+                assert_eq!(fs::read(dir.join("b")).unwrap()[0], value);
+                assert!(!dir.join("a").exists());
+            }
+            new.rename("a", "b").await.unwrap();
+            assert!(dir.join("b").exists(), "there is none to rename");
         });
     }
 

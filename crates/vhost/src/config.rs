@@ -84,8 +84,14 @@ pub(crate) fn protocol_features(outlives_process: bool) -> u64 {
     if outlives_process { all | protocol::INFLIGHT_SHMFD } else { all }
 }
 
-/// The part of the configuration space from `offset` on, `len` bytes.
-pub(crate) fn config_space(limits: &Limits, read_only: bool, offset: u32, len: u32) -> Vec<u8> {
+/// The part of the configuration space from `offset` on, `len` bytes, of a device with so many
+/// queues.
+pub(crate) fn config_space(
+    limits: &Limits,
+    queues: u16,
+    read_only: bool,
+    (offset, len): (u32, u32),
+) -> Vec<u8> {
     let mut all = [0; CONFIG_BYTES];
     let mut put = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
     let block = limits.logical_block_bytes;
@@ -103,7 +109,7 @@ pub(crate) fn config_space(limits: &Limits, read_only: bool, offset: u32, len: u
         named => named,
     };
     put(28, &in_blocks(io_opt).to_le_bytes());
-    put(34, &QUEUES_MAX.to_le_bytes());
+    put(34, &queues.to_le_bytes());
     if !read_only {
         if limits.discard_granularity_bytes > 0 {
             put(36, &DISCARD_SECTORS_MAX.to_le_bytes());
@@ -139,25 +145,26 @@ mod tests {
             discard_granularity_bytes: 65536,
             ..Limits::new(Sector(0x1_0000_0001))
         };
-        let space = config_space(&limits, false, 0, 64);
+        let space = config_space(&limits, 6, false, (0, 64));
         assert_eq!(space.len(), 64);
         assert_eq!(space[..8], 0x1_0000_0001_u64.to_le_bytes());
         assert_eq!(
             (number(&space, 20), space[24], space[26], number(&space, 28)),
             (512, 3, 8, 2048)
         );
-        assert_eq!((space[34], number(&space, 44), space[56]), (128, 128, 1));
+        assert_eq!((space[34], number(&space, 44), space[56]), (6, 128, 1));
         assert_eq!(number(&space, 48), WRITTEN_ZEROES_SECTORS_MAX);
-        assert_eq!(config_space(&limits, false, 20, 4), space[20..24]);
-        assert_eq!(config_space(&limits, true, 36, 24), [0; 24]);
-        assert_eq!(config_space(&limits, false, 250, 6), [0; 6]);
+        assert_eq!(config_space(&limits, 6, false, (20, 4)), space[20..24]);
+        assert_eq!(config_space(&limits, 6, true, (36, 24)), [0; 24]);
+        assert_eq!(config_space(&limits, 6, false, (250, 6)), [0; 6]);
     }
 
     #[test]
     fn a_best_request_is_told_where_the_device_names_none() {
         for (io_min_bytes, blocks) in [(512, 256), (4096, 256), (96 << 10, 384), (1 << 20, 2048)] {
             let limits = Limits { io_min_bytes, io_opt_bytes: 0, ..Limits::new(Sector(1 << 20)) };
-            assert_eq!(number(&config_space(&limits, false, 0, 60), 28), blocks, "{io_min_bytes}");
+            let space = config_space(&limits, 1, false, (0, 60));
+            assert_eq!(number(&space, 28), blocks, "{io_min_bytes}");
         }
     }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The control socket, on a thread of its own: messages with descriptors come by it, one after the
 //! other, and answers go. Before each part of a message the thread looks whether it is to pause:
-//! then it ends, and returns the connection with what it has received of the next message.
+//! then it ends, and returns the connection with what it has received of the next message. A front
+//! end that takes no part of an answer for a second then has its connection ended.
 //!
 //! ```text
 //!   thread   recvmsg ─▶ decode ─▶ check and map descriptors ─▶ hand over, wait ─▶ note, sendmsg
@@ -19,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Error, ErrorKind};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -48,6 +49,10 @@ pub struct Descriptors<R> {
     /// A connected Unix socket.
     pub channel: Option<OwnedFd>,
 }
+
+/// How long a front end may take nothing of an answer while the thread is to pause: as NBD clients
+/// in a pause.
+const ANSWER_TIME: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The core, for the thread of a control socket.
 pub trait Core {
@@ -175,6 +180,59 @@ impl Stream<'_> {
         }
         Ok(Receipt::Whole)
     }
+
+    /// Waits until the front end may take more of an answer.
+    ///
+    /// # Errors
+    /// When the thread is to pause and the front end takes nothing for `ANSWER_TIME`: it would hold
+    /// all others up.
+    fn wait_to_send(&self) -> Result<(), Error> {
+        let mut is_told = false;
+        loop {
+            let pause = PollFd::from_borrowed_fd(self.pause.0.as_fd(), PollFlags::IN);
+            let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::OUT), pause];
+            let (watched, time) = match is_told {
+                true => (&mut fds[..1], Some(&ANSWER_TIME)),
+                false => (&mut fds[..], None),
+            };
+            match poll(watched, time) {
+                Err(Errno::INTR) => {}
+                Ok(0) => {
+                    let text = "the front end takes no answers, and a pause does not wait for it";
+                    return Err(Error::new(ErrorKind::Busy, text));
+                }
+                polled => {
+                    polled.map_err(socket_failed)?;
+                    if !fds[0].revents().is_empty() {
+                        return Ok(());
+                    }
+                    is_told = true;
+                }
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8], fd: Option<&OwnedFd>) -> Result<(), Error> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = fd.map(AsFd::as_fd).filter(|_| done == 0);
+            let rights = fds.as_slice();
+            if !rights.is_empty() {
+                let fits = control.push(SendAncillaryMessage::ScmRights(rights));
+                assert!(fits, "there is space for one");
+            }
+            let parts = [IoSlice::new(&bytes[done..])];
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(self.socket, &parts, &mut control, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_to_send()?,
+                sent => done += sent.map_err(socket_failed)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Takes what a socket by which no more is received still has: descriptors among it are closed
@@ -199,26 +257,6 @@ fn backend_channel(socket: &OwnedFd) -> Result<(), Error> {
         return Err(Error::invalid("the socket for requests to the front end is none"));
     }
     drain(socket);
-    Ok(())
-}
-
-fn send(socket: &OwnedFd, bytes: &[u8], fd: Option<&OwnedFd>) -> Result<(), Error> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(AsFd::as_fd).filter(|_| done == 0);
-        let rights = fds.as_slice();
-        if !rights.is_empty() {
-            let fits = control.push(SendAncillaryMessage::ScmRights(rights));
-            assert!(fits, "there is space for one");
-        }
-        let parts = [IoSlice::new(&bytes[done..])];
-        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => done += sent.map_err(socket_failed)?,
-        }
-    }
     Ok(())
 }
 
@@ -320,7 +358,7 @@ pub fn serve<C: Core>(
         let request = Request::decode(&header, &bytes[HEADER_BYTES..])?;
         if let Request::GetInflightFd(asked) = &request {
             let (info, file) = inflight_memory(asked)?;
-            send(socket, &Answer::Inflight(info).encode(&header), Some(&file))?;
+            stream.send(&Answer::Inflight(info).encode(&header), Some(&file))?;
             continue;
         }
         let handled = attach(core, &request, &fds)
@@ -328,7 +366,7 @@ pub fn serve<C: Core>(
             .inspect_err(|_| {
                 if header.needs_reply() && connection.acknowledges() {
                     // It may be gone; the cause is what is reported.
-                    let _ = send(socket, &Answer::Number(1).encode(&header), None);
+                    let _ = stream.send(&Answer::Number(1).encode(&header), None);
                 }
             });
         let answer = handled?;
@@ -337,7 +375,7 @@ pub fn serve<C: Core>(
             connection.note_stop(queue, base);
         }
         if answer != Answer::Done || header.needs_reply() && connection.acknowledges() {
-            send(socket, &answer.encode(&header), None)?;
+            stream.send(&answer.encode(&header), None)?;
         }
     }
 }

@@ -181,3 +181,45 @@ fn descriptors_that_nobody_takes_are_closed_by_the_thread() {
     drain(&socket);
     assert_eq!(ioctl_fionread(&socket), Ok(0));
 }
+
+/// Serves a front end that has sent requests until no more fit, and takes no answers. The thread is
+/// told to pause; then the front end does what `then` does.
+fn paused_while_it_sends(then: impl FnOnce(&OwnedFd)) -> Result<ServiceEnd, Error> {
+    let (front_end, socket) = pair();
+    let pause = PauseSignal::new().unwrap();
+    let signal = pause.clone();
+    let served = thread::Builder::new().spawn(move || {
+        serve(&socket, &signal, &TestCore::default(), Connection::default(), Vec::new())
+    });
+    let request = Request::GetFeatures.encode();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut full = 0;
+    while full < 100 {
+        match rustix::net::send(&front_end, &request, flags) {
+            Ok(sent) => assert_eq!(sent, request.len()),
+            Err(Errno::AGAIN) => {
+                full += 1;
+                let time = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+                poll(&mut [PollFd::new(&front_end, PollFlags::OUT)], Some(&time)).unwrap();
+            }
+            failed => panic!("{failed:?}"),
+        }
+    }
+    pause.give();
+    then(&front_end);
+    served.unwrap().join().unwrap()
+}
+
+/// It waited for ever for a front end that never takes an answer, and held all clients up with it.
+#[test]
+fn a_front_end_without_answers_delays_a_pause_for_a_second() {
+    let refused = paused_while_it_sends(|_| ()).unwrap_err();
+    assert!(refused.chain().contains("the front end takes no answers"), "{}", refused.chain());
+    let paused = paused_while_it_sends(|front_end| {
+        let mut bytes = vec![0; 1 << 20];
+        while recv(front_end, &mut bytes[..20], RecvFlags::empty()).unwrap().0 > 0
+            && ioctl_fionread(front_end).unwrap() > 0
+        {}
+    });
+    assert!(matches!(paused, Ok(ServiceEnd::Paused(_))), "{paused:?}");
+}

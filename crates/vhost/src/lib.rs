@@ -44,6 +44,7 @@ mod lives;
 pub mod memory;
 pub mod message;
 mod queue;
+mod queue_places;
 mod remote;
 pub mod request;
 mod resumption;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use reactor::{TaskPool, ZeroBuffer};
 
 use crate::export::Export;
+use crate::queue_places::QueuePlaces;
 use crate::remote::Place;
 use crate::request::DATA_BYTES_MAX;
 use crate::session::Session;
@@ -21,6 +22,14 @@ pub(crate) struct ServerShared {
     pub(crate) jobs: TaskPool<Job>,
     /// Source of zeroes for devices that can't make them.
     pub(crate) zeroes: ZeroBuffer,
+    pub(crate) queue_places: Rc<QueuePlaces>,
+}
+
+impl ServerShared {
+    /// Queues that one front end may have.
+    pub(crate) fn queues_max(&self) -> u16 {
+        self.queue_places.queues_max()
+    }
 }
 
 /// The sessions of one core. Clones are the same server.
@@ -31,9 +40,17 @@ impl Server {
     /// A server without sessions; `bytes_max`, at least 32 MiB, is the data of all of them in
     /// flight, apart from each one's reserve of 1 MiB.
     pub fn new(bytes_max: u64) -> Server {
+        Server::with_queue_places(bytes_max, usize::MAX)
+    }
+
+    /// The same, whose front ends may have so many queues together, and each fewer by two, but one
+    /// at least. A queue takes four descriptors.
+    pub fn with_queue_places(bytes_max: u64, queues: usize) -> Server {
         assert!(bytes_max >= u64::from(DATA_BYTES_MAX), "a server must hold one request");
         let (budget, zeroes) = (Budget::new(bytes_max), ZeroBuffer::default());
-        Server(Rc::new(ServerShared { budget, jobs: TaskPool::new(JOBS_MAX, work::wait), zeroes }))
+        let jobs = TaskPool::new(JOBS_MAX, work::wait);
+        let queue_places = Rc::new(QueuePlaces::new(queues));
+        Server(Rc::new(ServerShared { budget, jobs, zeroes, queue_places }))
     }
 
     /// Begins a session, on all cores that serve its queues: queue `n` is served at number

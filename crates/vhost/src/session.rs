@@ -23,6 +23,7 @@ use crate::inflight::Inflight;
 use crate::memory::Memory;
 use crate::message::{Answer, RegionInfo, Request, config_change};
 use crate::queue::Queue;
+use crate::queue_places::SessionPlaces;
 use crate::remote::{Place, RemoteQueues, Scope};
 use crate::request::{Command, STATUS_OK};
 use crate::ring::{QUEUE_SIZE_MAX, RingError};
@@ -93,6 +94,8 @@ pub struct Session {
     here: Rc<Shared>,
     /// Where queue `n` is served: number `n % len`. `None` is this core.
     places: Vec<Option<RemoteQueues>>,
+    /// Those of its queues that have descriptors.
+    queue_places: SessionPlaces,
 }
 
 impl Shared {
@@ -344,7 +347,7 @@ impl Shared {
                 let all = protocol_features(self.export.outlives_process());
                 return Ok(Answer::Number(all));
             }
-            Request::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
+            Request::GetQueueNum => return Ok(Answer::Number(self.server.queues_max().into())),
             Request::GetVringBase { queue } => {
                 let base = self.stop(self.queue(queue)?).await;
                 return Ok(Answer::Base { queue, base });
@@ -352,7 +355,8 @@ impl Shared {
             Request::GetConfig { offset, len } => {
                 let limits = self.device.limits();
                 self.capacity.set(limits.capacity);
-                let bytes = config_space(&limits, self.is_read_only(), offset, len);
+                let queues = self.server.queues_max();
+                let bytes = config_space(&limits, queues, self.is_read_only(), (offset, len));
                 return Ok(Answer::Config { offset, bytes });
             }
             Request::GetInflightFd(_) => {
@@ -454,7 +458,8 @@ impl Session {
                 None => None,
             });
         }
-        Session { here, places: begun }
+        let queue_places = SessionPlaces::new(&server.0.queue_places);
+        Session { here, places: begun, queue_places }
     }
 
     fn others(&self) -> impl Iterator<Item = &RemoteQueues> {
@@ -486,6 +491,11 @@ impl Session {
 
     /// Has each core handle a message that it is for (VH-Q2).
     async fn forward(&self, request: Request, given: Attachments) -> Result<Answer, Error> {
+        if let Request::SetVringKick { queue, .. } | Request::SetVringCall { queue, .. } = request
+            && queue < QUEUES_MAX.into()
+        {
+            self.queue_places.take(queue)?;
+        }
         match Scope::of(&request) {
             Scope::Queue(queue) => {
                 if let Some(place) = self.place_of(queue) {

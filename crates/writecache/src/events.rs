@@ -14,9 +14,24 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{Error, ErrorKind, Nanos, Sector, Status};
+use format::{FRAMES_PREFIX, JOURNAL_PREFIX};
 
 /// Sectors that the attribute `bad_block_list` shows at most.
 pub(crate) const BAD_LIST_MAX: usize = 256;
+
+/// What stands before the name of a journal, and of its buffer, that was set aside (WC-JR5).
+pub(crate) const DAMAGED_PREFIX: &str = "damaged-";
+
+fn write_damaged(f: &mut fmt::Formatter<'_>, uuid: [u8; 16]) -> fmt::Result {
+    let uuid = u128::from_be_bytes(uuid);
+    write!(
+        f,
+        "writecache: a journal in memory has a damaged header, and was ignored: writes that the \
+         process before had acknowledged and no FLUSH had followed may be lost. It is kept in the \
+         run directory as {DAMAGED_PREFIX}{JOURNAL_PREFIX}{uuid:032x}, and its write buffer as \
+         {DAMAGED_PREFIX}{FRAMES_PREFIX}{uuid:032x}, in place of those of a damage before"
+    )
+}
 
 /// Why a journal with changes was not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +44,11 @@ pub enum IgnoredJournal {
     Newer,
     /// It is of another cache.
     OtherCache,
+    /// Its header is damaged: what it had is not known.
+    Damaged {
+        /// Of the cache, or of the part, as in the name of the file.
+        uuid: [u8; 16],
+    },
 }
 
 impl fmt::Display for IgnoredJournal {
@@ -38,6 +58,7 @@ impl fmt::Display for IgnoredJournal {
             IgnoredJournal::Older => "the cache was opened since by a process without this journal",
             IgnoredJournal::Newer => "the cache device is older than it: a copy of an earlier time",
             IgnoredJournal::OtherCache => "it is of another cache",
+            IgnoredJournal::Damaged { .. } => "its header is damaged",
         })
     }
 }
@@ -283,6 +304,9 @@ impl fmt::Display for CacheEvent {
                  that the journal in memory names, and that no FLUSH covered: it has lost power, \
                  or the data are damaged. The versions before count"
             ),
+            CacheEvent::JournalIgnored { why: IgnoredJournal::Damaged { uuid }, .. } => {
+                write_damaged(f, *uuid)
+            }
             CacheEvent::JournalIgnored { changes, why } => write!(
                 f,
                 "writecache: a journal in memory with {changes} changes was ignored: {why}. What \

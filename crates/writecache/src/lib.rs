@@ -114,7 +114,7 @@ pub use parts::{DeviceFactory, ShareDevice};
 pub use planted::Fault;
 pub use probe::{
     Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
-    NativeCache, Occupancy, ProbeReport, SignedArea, find_signed_areas, probe,
+    NativeCache, Occupancy, ProbeReport, SignedArea, find_signed_areas, foreign_contents, probe,
 };
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.

@@ -292,10 +292,14 @@ pub enum Fault {
     ImageNotWritten,
     /// Guard, parts: a part on another core uses the ranges of the origin as if they had no guard.
     PartPastGuard,
+    /// Journal: one with a damaged header is overwritten without a word.
+    DamagedJournalLost,
     /// Growth: the new place of the log keeps what it had.
     GrownLogNotBlanked,
     /// Growth: records that follow the new checkpoint stay in the old log.
     GrownLogNotCopied,
+    /// Growth: no record of the new log tells of this opening.
+    GrownLogUnsaid,
     /// Growth: the superblock has the new layout before what it names is written.
     GrownSuperblockEarly,
     /// Growth: the superblock has the new layout before what it names is flushed.

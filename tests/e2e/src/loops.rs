@@ -23,9 +23,17 @@ impl Loop {
 
     /// The same with logical blocks of so many bytes.
     pub fn with_blocks(file: &Path, bytes: u32) -> Option<Loop> {
+        Loop::with(file, &["--sector-size", &bytes.to_string()])
+    }
+
+    /// The same on `len` bytes of a file from byte `at` on.
+    pub fn of_part(file: &Path, at: u64, len: u64) -> Option<Loop> {
+        Loop::with(file, &["--offset", &at.to_string(), "--sizelimit", &len.to_string()])
+    }
+
+    fn with(file: &Path, options: &[&str]) -> Option<Loop> {
         let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show", "--direct-io=on"]);
-        losetup.args(["--sector-size", &bytes.to_string()]).arg(file);
+        losetup.args(["--find", "--show", "--direct-io=on"]).args(options).arg(file);
         let ended = run(&mut losetup, LIMIT).unwrap_or_else(|e| panic!("{e}"));
         if ended.code != 0 {
             println!("skipped: needs loop devices, and root: {}", ended.complaint());

@@ -266,6 +266,7 @@ impl Daemon {
             options,
             stop: Notify::new(),
             closing: closed,
+            unsettled: watch::channel(None).0,
             pause: watch::channel(false).0,
             changes: Arc::default(),
             source,
@@ -276,10 +277,9 @@ impl Daemon {
         if let Some(serve) = serve_nbd {
             state.core.call(serve).await?;
         }
-        let run_dir = run_dir.clone();
         lock.begin_work();
         Ok(Daemon {
-            run_dir,
+            run_dir: run_dir.clone(),
             addrs,
             state,
             closing,

@@ -220,15 +220,26 @@ impl Engine {
         failures
     }
 
-    /// What an operator should look at.
-    pub(crate) fn problems_of(&self, device: &Rc<MappedDevice>) -> Vec<String> {
+    /// What an operator should look at. `refusing` are the leaves that have become read-only.
+    pub(crate) fn problems_of(
+        &self,
+        device: &Rc<MappedDevice>,
+        refusing: &[Rc<dyn Leaf>],
+    ) -> Vec<String> {
         let stuck = self.stuck.borrow().get(device.name()).map(|why| {
             format!(
                 "it is suspended since an upgrade failed, and is tried again each second: {why}"
             )
         });
+        // Nearly always there are none, and then no stack is looked through.
+        let leaves = if refusing.is_empty() { Vec::new() } else { device.leaves_below() };
+        let read_only = refusing
+            .iter()
+            .filter(|refusing| leaves.iter().any(|leaf| block::same_device(leaf, *refusing)))
+            .map(|leaf| format!("{} has become read-only, and refuses writes", leaf.name()));
         let engines = self.claims.of(device);
-        stuck.into_iter().chain(engines.iter().flat_map(|engine| engine.problems())).collect()
+        let of_engines = engines.iter().flat_map(|engine| engine.problems());
+        stuck.into_iter().chain(read_only).chain(of_engines).collect()
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) fn device(info: DeviceInfo) -> api::Device {
         event_nr: info.event_nr,
         targets: info.targets,
         problems: Vec::new(),
+        flush: None,
         block_device: None,
     }
 }

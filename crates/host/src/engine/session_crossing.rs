@@ -131,10 +131,10 @@ impl Engine {
     /// Requests that do not end wait for a device below, as for a store that refuses: its problem
     /// is the cause.
     fn explain(&self, failure: Failure) -> Failure {
-        let devices = self.dm.devices();
+        let (devices, refusing) = (self.dm.devices(), self.leaves.refusing());
         let problems = devices.iter().flat_map(|device| {
             let named = move |problem| format!("; {}: {problem}", device.name());
-            self.problems_of(device).into_iter().map(named)
+            self.problems_of(device, &refusing).into_iter().map(named)
         });
         let problems: String = problems.take(PROBLEMS_MAX).collect();
         Failure { message: format!("{}{problems}", failure.message), ..failure }

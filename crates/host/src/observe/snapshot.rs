@@ -6,8 +6,8 @@ use block::attr::Spec;
 use block::latency::LatencyCounts;
 use block::{Op, UnsavedBlocks};
 use dm::MappedDevice;
-use queue::Counts;
 use queue::wbt::Report;
+use queue::{Counts, Leaf};
 
 use crate::engine::Engine;
 use crate::fuse_host::{self, FuseStats};
@@ -125,7 +125,9 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
         engines.push(EngineState { kind, device, figures: target.metrics(), dirty_map });
     }
     // No await from here on: the rest is of one moment.
-    let devices = engine.dm.devices().iter().map(|device| state(engine, device)).collect();
+    let refusing = engine.leaves.refusing();
+    let devices = engine.dm.devices();
+    let devices = devices.iter().map(|device| state(engine, device, &refusing)).collect();
     let leaves = engine.leaves.opened().into_iter().map(|leaf| {
         let stats = leaf.stats();
         let is_timed = queue::requests_are_timed() && !leaf.is_in_memory();
@@ -144,7 +146,7 @@ pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
     Snapshot { nbd, fuse, ublk, devices, engines, leaves: leaves.collect() }
 }
 
-fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
+fn state(engine: &Engine, device: &Rc<MappedDevice>, refusing: &[Rc<dyn Leaf>]) -> DeviceState {
     let info = device.info();
     let engines = engine.claims.of(device);
     let unsaved = engines.iter().filter_map(|engine| engine.unsaved());
@@ -162,6 +164,6 @@ fn state(engine: &Engine, device: &Rc<MappedDevice>) -> DeviceState {
         events: info.event_nr,
         unsaved,
         latencies: OPS.map(|(op, _)| device.latencies().counts(op)),
-        problems: engine.problems_of(device),
+        problems: engine.problems_of(device, refusing),
     }
 }

@@ -38,6 +38,7 @@ use vhost::control::{Connection, Message, PauseSignal};
 use vhost::{Server, Session, Stats};
 
 use crate::core_thread::CoreHandle;
+use crate::descriptors::Places;
 use crate::engine::{Engine, door_bytes_max};
 use crate::io_failure::io_failure;
 use crate::rundir::{check_owner, remove_stale_socket};
@@ -295,13 +296,14 @@ impl VhostUser {
         let most = usize::try_from(bytes_max / CORE_BYTES_MIN).unwrap_or(usize::MAX);
         let cores = engine.places.count().min(most);
         let core_bytes_max = bytes_max / u64::try_from(cores).expect("at most 16");
+        let queue_places = Places::of_process().guest_queues;
         let door = Rc::new(VhostUser {
             dir: dir.to_owned(),
             access,
             engine: Rc::downgrade(engine),
             files: engine.files().clone(),
             core,
-            server: Server::new(core_bytes_max),
+            server: Server::with_queue_places(core_bytes_max, queue_places),
             cores,
             core_bytes_max,
             memory,

@@ -172,6 +172,13 @@ fn a_cache_over_an_origin_without_flush_has_one_of_its_own() {
     let text = warned(&created);
     assert!(text.contains("offers no FLUSH: a FLUSH of this device makes durable"), "{text}");
     assert_eq!(can_flush(&daemon, "wc"), (true, true));
+    daemon.create("above", "0 8192 linear wc 0");
+    for (name, holder) in [("wc", "the cache holds"), ("above", "the cache of wc holds")] {
+        let shown = daemon.cli(&["show", name]).ok();
+        let line = shown.lines().find(|line| line.starts_with("  FLUSH ")).expect("a line of it");
+        assert!(line.contains(holder) && line.contains("sock offers none"), "{line}");
+    }
+    daemon.cli(&["remove", "above"]).ok();
     daemon.qemu_io("wc", &["write -P 7 1M 64k", "flush"]).ok();
     daemon.cli(&["flush", "wc"]).ok();
     let origin = std::fs::read(path(&daemon, "origin.img")).unwrap();
@@ -194,6 +201,8 @@ fn a_cache_over_an_origin_without_flush_has_one_of_its_own() {
     }
     for name in ["a", "b"] {
         assert_eq!(can_flush(&daemon, name), (false, false), "{name}");
+        let shown = daemon.cli(&["show", name]).ok();
+        assert!(shown.contains("none is offered: what is written is gone"), "{shown}");
     }
 }
 

@@ -20,7 +20,7 @@ use crate::client::supervisor::{self, dial};
 use crate::client::work::{Key, Work};
 use crate::client::{Connect, LinkEvent, Options};
 use crate::planted::Fault;
-use crate::wire::{ExportFlags, NAME_BYTES_MAX};
+use crate::wire::NAME_BYTES_MAX;
 
 /// The shared state of a client's tasks.
 pub(crate) struct ClientState {
@@ -36,6 +36,8 @@ pub(crate) struct ClientState {
     links: Cell<LinkId>,
     /// Lost connections that are not closed yet, oldest first.
     pub(crate) closing_links: RefCell<VecDeque<Rc<Link>>>,
+    /// The server has come back read-only.
+    has_become_read_only: Cell<bool>,
     /// NB-C6: every request fails.
     pub(crate) failed: Cell<bool>,
     pub(crate) closing: Cell<bool>,
@@ -113,6 +115,7 @@ impl Client {
             link: RefCell::default(),
             links: Cell::new(0),
             closing_links: RefCell::default(),
+            has_become_read_only: Cell::new(false),
             failed: Cell::new(false),
             closing: Cell::new(false),
             resting: Cell::new(false),
@@ -132,9 +135,9 @@ impl Client {
         self.0.export_info
     }
 
-    /// Whether the export is read-only.
+    /// Whether the export is read-only now.
     pub fn is_read_only(&self) -> bool {
-        self.0.export_info.flags.contains(ExportFlags::READ_ONLY)
+        !self.0.export_info.is_writable() || self.0.has_become_read_only.get()
     }
 
     /// Its counters.
@@ -149,6 +152,13 @@ impl Client {
         inner.changed.wait_for(|| inner.closed.get()).await;
     }
 
+    /// Whether changes are refused without being sent. While there is no connection nobody knows
+    /// whether the next one takes them.
+    fn refuses_changes(&self) -> bool {
+        let is_connected = self.0.link.borrow().is_some();
+        !self.0.export_info.is_writable() || self.0.has_become_read_only.get() && is_connected
+    }
+
     fn refuse(&self, sector: Sector, bio: Bio, status: Status) {
         self.0.stats.count(bio.op, sector, bio.len, status);
         bio.complete(status);
@@ -160,15 +170,14 @@ impl Base for Client {
         let inner = &*self.0;
         let fits = bio.check_bufs();
         let knows = match bio.op {
-            Op::Read | Op::Flush => true,
-            Op::Write => !self.is_read_only(),
+            Op::Read | Op::Flush | Op::Write => true,
             Op::Discard => inner.limits.discard_granularity_bytes > 0,
             Op::WriteZeroes => inner.limits.write_zeroes,
         };
         let is_write = !matches!(bio.op, Op::Read | Op::Flush);
         let refused = match (fits, knows) {
             (Err(status), _) => Some(status),
-            _ if is_write && self.is_read_only() => Some(Status::ReadOnly),
+            _ if is_write && self.refuses_changes() => Some(Status::ReadOnly),
             (_, false) => Some(Status::NotSupported),
             _ if inner.failed.get() => Some(Status::Io),
             _ => None,
@@ -226,6 +235,10 @@ impl Leaf for Client {
 
     fn is_read_only(&self) -> bool {
         self.is_read_only()
+    }
+
+    fn has_become_read_only(&self) -> bool {
+        self.0.has_become_read_only.get()
     }
 
     fn has_connection(&self) -> bool {
@@ -300,6 +313,17 @@ impl ClientState {
         self.link.replace(Some(link));
         self.work.borrow_mut().connected();
         self.ready.wake_all();
+    }
+
+    /// Notes whether the server of the next connection takes writes. If it does not, and did when
+    /// the export was opened, the changes that wait are refused, and the answer is true.
+    pub(crate) fn set_writable(&self, is_writable: bool) -> bool {
+        let is_refused = self.export_info.is_writable() && !is_writable;
+        self.has_become_read_only.set(is_refused);
+        if is_refused {
+            self.work.borrow_mut().refuse_changes(&self.stats);
+        }
+        is_refused
     }
 
     /// Handles the answer to a request.

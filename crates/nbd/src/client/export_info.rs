@@ -42,7 +42,7 @@ impl ExportInfo {
             return Err(format!("its size is {} bytes: nothing to use", self.size));
         }
         let preferred = preferred.clamp(block, max) & !(block - 1);
-        let writable = !self.flags.contains(ExportFlags::READ_ONLY);
+        let writable = self.is_writable();
         let can = |flag| writable && self.flags.contains(flag);
         Ok(Limits {
             logical_block_bytes: block,
@@ -63,14 +63,24 @@ impl ExportInfo {
         })
     }
 
+    /// Whether it takes writes.
+    pub fn is_writable(&self) -> bool {
+        !self.flags.contains(ExportFlags::READ_ONLY)
+    }
+
     /// What is different in `other` that a device in use can't survive.
     pub(crate) fn difference(&self, other: &ExportInfo) -> Option<String> {
         if self.size != other.size {
             return Some(format!("its size was {} bytes and is {}", self.size, other.size));
         }
         // Flags that concern only the form of replies do not matter.
-        let of_replies = ExportFlags::DF | ExportFlags::CAN_MULTI_CONN | ExportFlags::FAST_ZERO;
-        let (was, is) = (self.flags - of_replies, other.flags - of_replies);
+        let mut of_none = ExportFlags::DF | ExportFlags::CAN_MULTI_CONN | ExportFlags::FAST_ZERO;
+        // Nor do those of changes, where there are none.
+        if !(self.is_writable() && other.is_writable()) {
+            of_none |= ExportFlags::READ_ONLY | ExportFlags::FUA;
+            of_none |= ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
+        }
+        let (was, is) = (self.flags - of_none, other.flags - of_none);
         if was != is {
             return Some(format!("its flags were {was:?} and are {is:?}"));
         }
@@ -109,6 +119,21 @@ mod tests {
         let bytes =
             export_info(4096, ExportFlags::empty(), Some([1, 1, 1 << 20])).limits().unwrap();
         assert_eq!((bytes.logical_block_bytes, bytes.io_min_bytes), (512, 512));
+    }
+
+    #[test]
+    fn an_export_that_becomes_read_only_is_the_same_one() {
+        let of_changes = ExportFlags::TRIM | ExportFlags::WRITE_ZEROES | ExportFlags::FUA;
+        let writable = export_info(1 << 20, ExportFlags::FLUSH | of_changes, None);
+        let read_only = export_info(1 << 20, ExportFlags::FLUSH | ExportFlags::READ_ONLY, None);
+        assert_eq!(writable.difference(&read_only), None);
+        assert_eq!(read_only.difference(&writable), None);
+        let without_trim = export_info(1 << 20, writable.flags - ExportFlags::TRIM, None);
+        assert!(writable.difference(&without_trim).is_some());
+        let without_flush = export_info(1 << 20, ExportFlags::READ_ONLY, None);
+        assert!(writable.difference(&without_flush).is_some());
+        let longer = export_info(2 << 20, read_only.flags, None);
+        assert!(writable.difference(&longer).is_some());
     }
 
     #[test]

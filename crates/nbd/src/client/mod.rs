@@ -57,7 +57,8 @@
 //!   failed, since the last loss that was reported to its opener before the flush was submitted. A
 //!   report does not cover changes that were acknowledged after the reporting flush was submitted.
 //! - NB-C6 The size and flags of the export never change while it is in use: if the server changes
-//!   them, every request fails.
+//!   them, every request fails. One that comes back read-only is still read: changes are refused,
+//!   those that were on their way, too, until it takes writes again.
 use std::fmt;
 
 use block::{Error, LocalFuture, Nanos};
@@ -137,6 +138,8 @@ pub enum LinkEvent {
     ConnectFailed(String),
     /// The client is connected again.
     Reconnected,
+    /// The export was writable, and is read-only since the last connection.
+    BecameReadOnly,
     /// The device has failed permanently (NB-C6).
     Failed(String),
 }
@@ -147,6 +150,9 @@ impl fmt::Display for LinkEvent {
             LinkEvent::Lost(why) => write!(f, "connection lost: {why}"),
             LinkEvent::ConnectFailed(why) => write!(f, "cannot connect again yet: {why}"),
             LinkEvent::Reconnected => f.write_str("connected again"),
+            LinkEvent::BecameReadOnly => {
+                f.write_str("connected again, and the export is read-only now: writes fail")
+            }
             LinkEvent::Failed(why) => write!(f, "device failed: {why}"),
         }
     }

@@ -176,9 +176,13 @@ pub(crate) async fn run(client: Rc<ClientState>) {
         match dial(&client.connect, &client.export, client.options.timeout).await {
             Ok((connection, export_info)) => match client.export_info.difference(&export_info) {
                 None => {
+                    let is_refused = client.set_writable(export_info.is_writable());
                     client.use_link(connection, export_info.structured);
                     client.resting.set(false);
-                    client.notify(&LinkEvent::Reconnected);
+                    client.notify(match is_refused {
+                        true => &LinkEvent::BecameReadOnly,
+                        false => &LinkEvent::Reconnected,
+                    });
                     client.changed.wait_for(|| replied() || !connected() || over()).await;
                     if replied() {
                         failures = 0;

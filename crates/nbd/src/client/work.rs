@@ -508,7 +508,18 @@ impl Work {
         self.fail(&all, stats);
     }
 
+    /// Fails all changes that are not in flight: the server takes none.
+    pub(crate) fn refuse_changes(&mut self, stats: &Stats) {
+        let waiting = self.queue.iter().chain(&self.held).copied();
+        let changes: Vec<Key> = waiting.filter(|key| self.pieces[*key].op.is_write()).collect();
+        self.end_all(&changes, Status::ReadOnly, stats);
+    }
+
     fn fail(&mut self, keys: &[Key], stats: &Stats) {
+        self.end_all(keys, Status::Io, stats);
+    }
+
+    fn end_all(&mut self, keys: &[Key], status: Status, stats: &Stats) {
         if keys.is_empty() {
             return;
         }
@@ -516,7 +527,7 @@ impl Work {
         self.queue.retain(|key| !keys.contains(key));
         self.held.retain(|key| !keys.contains(key));
         for key in keys {
-            self.end_piece(key, Status::Io, stats);
+            self.end_piece(key, status, stats);
         }
     }
 }

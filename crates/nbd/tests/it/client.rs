@@ -18,16 +18,16 @@ use queue::Leaf;
 use reactor::{FileId, SqeOp, driver_io, io_by, now, read, sleep, spawn, write};
 use sim::{Machine, StreamFault, World, WorldRef};
 
-const ALL: ExportFlags = ExportFlags::HAS_FLAGS
+pub(crate) const ALL: ExportFlags = ExportFlags::HAS_FLAGS
     .union(ExportFlags::FLUSH)
     .union(ExportFlags::FUA)
     .union(ExportFlags::TRIM)
     .union(ExportFlags::WRITE_ZEROES);
-const NATURE: ServerTraits =
+pub(crate) const NATURE: ServerTraits =
     ServerTraits { flags: ALL, structured: true, slow_ns: 100_000, again_per_mille: 0 };
 const SIZE: usize = 1 << 20;
 
-fn run<F: Future<Output = ()> + 'static>(
+pub(crate) fn run<F: Future<Output = ()> + 'static>(
     nature: ServerTraits,
     test: impl FnOnce(WorldRef, Rc<Server>) -> F,
 ) {
@@ -38,18 +38,18 @@ fn run<F: Future<Output = ()> + 'static>(
     machine.block_on(test(world.clone(), server)).unwrap();
 }
 
-fn pattern(bytes: usize, of: u8) -> Bufs {
+pub(crate) fn pattern(bytes: usize, of: u8) -> Bufs {
     let buf = Buf::alloc(bytes);
     buf.write(|b| b.fill(of));
     buf.into()
 }
 
-async fn put(client: &Client, at: u64, of: u8) -> Result<(), Status> {
+pub(crate) async fn put(client: &Client, at: u64, of: u8) -> Result<(), Status> {
     let (flags, class, range) = (Flags::empty(), Class::Normal, (Sector(at), Sector(8)));
     io_by(Opener(1), client, Op::Write, flags, class, range, pattern(4096, of)).await
 }
 
-async fn flush_by(client: &Client, opener: u32) -> Result<(), Status> {
+pub(crate) async fn flush_by(client: &Client, opener: u32) -> Result<(), Status> {
     let none = (Sector::ZERO, Sector::ZERO);
     let opener = Opener(opener);
     io_by(opener, client, Op::Flush, Flags::empty(), Class::Normal, none, Bufs::new()).await
@@ -148,17 +148,6 @@ fn an_export_without_flush_is_sent_none() {
         assert_eq!(flush_by(&client, 1).await, Err(Status::Io));
         flush_by(&client, 1).await.unwrap();
         assert_eq!(server.flushes.get(), 0);
-    });
-}
-
-#[test]
-fn an_export_that_takes_no_writes_is_read() {
-    let nature = ServerTraits { flags: ALL | ExportFlags::READ_ONLY, ..NATURE };
-    run(nature, |_, server| async move {
-        let client = server.clone().open(Options::default()).await;
-        assert!(client.is_read_only());
-        assert_eq!(put(&client, 0, 1).await, Err(Status::ReadOnly));
-        read(&client, Class::Normal, Sector(0), pattern(512, 0)).await.unwrap();
     });
 }
 

@@ -10,6 +10,7 @@ mod lossy;
 mod model;
 mod pauses;
 mod pieces;
+mod read_only;
 mod real_sockets;
 mod session;
 mod shares;

@@ -29,7 +29,7 @@ use roaring::RoaringTreemap;
 pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
 pub use self::native::NativeCache;
-pub use self::signed_area::{SignedArea, find_signed_areas};
+pub use self::signed_area::{SignedArea, find_signed_areas, foreign_contents};
 use crate::config::{Config, Mode};
 
 /// Most findings in a report; further ones are only counted.

@@ -9,12 +9,15 @@ use block::{BlockDevice, Buf, Class, Error, Sector};
 use format::{Geometry, SUPERBLOCK_COPIES, Signature};
 
 use super::{Contents, Depth, ProbeReport, probe};
+use crate::recovery::contents::contents_of;
 
 /// So far from the beginning of a device something may begin: the usual start of a partition, and
 /// the copies of a superblock behind it.
 const SCAN_BYTES: u64 = (1 << 20) + super::HEAD_BYTES;
 /// What one read asks for.
 const READ_BYTES: u64 = 256 << 10;
+/// Where file systems, swap space and partition tables of others are looked for.
+const FOREIGN_BYTES: u64 = 4096;
 
 /// Something of ours on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +59,15 @@ pub async fn find_signed_areas(device: &Rc<dyn BlockDevice>) -> Result<Vec<Signe
         at += len / 512;
     }
     Ok(found)
+}
+
+/// What of others `device` begins with, such as `an XFS file system`.
+///
+/// # Errors
+/// `EIO` if it can't be read.
+pub async fn foreign_contents(device: &Rc<dyn BlockDevice>) -> Result<Option<&'static str>, Error> {
+    let len = FOREIGN_BYTES.min(device.limits().capacity.bytes());
+    Ok(contents_of(&read(device, 0, len).await?))
 }
 
 async fn read(device: &Rc<dyn BlockDevice>, at: u64, len: u64) -> Result<Vec<u8>, Error> {

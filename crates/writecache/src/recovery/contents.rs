@@ -15,7 +15,7 @@ const SIGNATURES: [(usize, &[u8], &str); 8] = [
 ];
 
 /// What `head`, the first bytes of a device, is the beginning of.
-pub(super) fn contents_of(head: &[u8]) -> Option<&'static str> {
+pub(crate) fn contents_of(head: &[u8]) -> Option<&'static str> {
     let is_there = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
     SIGNATURES.iter().find(|(at, bytes, _)| is_there(*at, bytes)).map(|(.., what)| *what)
 }

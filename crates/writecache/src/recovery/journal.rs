@@ -26,6 +26,8 @@
 //!   other data.
 //! - WC-JR4 A journal has one user: it is locked from before it is read until the cache is
 //!   suspended. A copy of a cache device has the UUID of the original, and would share the memory.
+//! - WC-JR5 A journal with a damaged header is set aside, with its buffer, before another one
+//!   begins; the cache opens, as it has what was flushed. Each cache keeps the last at most.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -33,14 +35,14 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Error, ErrorKind, Flags, Planted, Reservation, Sector};
 use format::{
     Damage, Entry, FRAME_TAG_BYTES, FRAMES_PREFIX, FrameTag, JOURNAL_PREFIX, Journal,
-    JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, journal_bytes,
+    JournalChange, JournalHeader, Op, Superblock, UNIT, frame_offset, is_blank, journal_bytes,
 };
-use reactor::SharedMemory;
+use reactor::{SharedMemory, SharedMemoryStore};
 
 use super::area::{io_error, wait_all};
 use super::owner::hex;
 use crate::config::Config;
-use crate::events::IgnoredJournal;
+use crate::events::{DAMAGED_PREFIX, IgnoredJournal};
 use crate::map::Rebuild;
 use crate::map::journal::JournalWriter;
 use crate::planted::Fault;
@@ -83,6 +85,8 @@ pub(crate) struct FoundJournal {
     pub(crate) memory: Result<JournalMemory, String>,
     header: Option<JournalHeader>,
     changes: Vec<JournalChange>,
+    /// There was one with a damaged header (WC-JR5).
+    was_damaged: bool,
     /// Where it is, for messages.
     pub(crate) place: String,
     /// Why memory that is there can't be read.
@@ -128,11 +132,11 @@ pub(crate) async fn find(
 ) -> Result<FoundJournal, Error> {
     let capacity = config.journal_capacity;
     let none = |place, why, unreadable| {
-        let memory = Err(why);
         Ok(FoundJournal {
-            memory,
+            memory: Err(why),
             header: None,
             changes: Vec::new(),
+            was_damaged: false,
             place,
             unreadable,
             lost_blocks: 0,
@@ -143,7 +147,7 @@ pub(crate) async fn find(
         let why = "this process has no directory for memory that outlives it";
         return none(String::new(), why.to_owned(), None);
     };
-    let name = format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid));
+    let name = journal_name(superblock);
     let place = store.place_of(&name);
     let len = journal_bytes(capacity);
     let reserved = reactor::memory().reserve(len, format!("the journal {place}"));
@@ -151,7 +155,7 @@ pub(crate) async fn find(
         Ok(reservation) => store.open(&name, len).await.map(|memory| (memory, reservation)),
         Err(e) => Err(e),
     };
-    let (memory, mut reservation) = match opened {
+    let (mut memory, mut reservation) = match opened {
         Ok(opened) => opened,
         Err(e) => {
             let is_there = ![ErrorKind::NotFound, ErrorKind::NoFile].contains(&e.kind());
@@ -166,43 +170,54 @@ pub(crate) async fn find(
         let why = format!("{place}: a part of it is lost ({status})");
         return none(place, why.clone(), Some(why));
     }
-    let boot_id = store.boot_id();
-    let next = Cell::new(1);
+    let mut was_damaged = false;
     let (header, changes) = match Journal::decode(&bytes) {
         Ok(Journal { header, changes }) => (Some(header), changes),
-        // A header is written when there is no change.
+        Err(Damage::Magic) if is_blank(&bytes[..UNIT]) => (None, Vec::new()),
+        // The process died while it wrote the header, and has blanked the rest before.
+        Err(Damage::Magic | Damage::Checksum) if is_blank(&bytes[UNIT..]) => (None, Vec::new()),
+        Err(Damage::Magic | Damage::Checksum) if purpose == JournalUse::Look => {
+            let why = format!("{place}: its header is damaged");
+            return none(place, why.clone(), Some(why));
+        }
+        Err(Damage::Magic | Damage::Checksum) if !config.planted.is(Fault::DamagedJournalLost) => {
+            was_damaged = true;
+            set_aside(&*store, superblock).await?;
+            drop(memory);
+            memory = store.open(&name, len).await?;
+            lock(config, &*memory, &place)?;
+            (None, Vec::new())
+        }
         Err(Damage::Magic | Damage::Checksum) => (None, Vec::new()),
         Err(damage) => return Err(refused(config, &place, &damage.to_string())),
     };
     let old = header.as_ref().map_or(0, |header| header.frames);
-    let frames = match open_frames(config, superblock, old, &mut reservation).await {
-        Ok(frames) => Ok(frames),
+    let opened = open_frames(config, superblock, old, &mut reservation).await;
+    let (frames, no_buffer) = match opened {
+        Ok(frames) => (frames, None),
         // Tools find no memory where no process has made any.
-        Err(e) if e.kind() == ErrorKind::NoFile => Ok(None),
-        Err(e) if old == 0 || changes.is_empty() => Err(e.chain()),
+        Err(e) if e.kind() == ErrorKind::NoFile => (None, None),
+        Err(e) if old == 0 || changes.is_empty() => (None, Some(e.chain())),
         Err(e) => {
             let why = format!("the data of its changes can't be read: {}", e.chain());
             return Err(refused(config, &place, &why));
         }
-    };
-    let (frames, no_buffer) = match frames {
-        Ok(frames) => (frames, None),
-        Err(why) => (None, Some(why)),
     };
     let memory = JournalMemory {
         memory,
         frames,
         no_buffer,
         place: place.clone(),
-        boot_id,
+        boot_id: store.boot_id(),
         capacity,
-        next,
+        next: Cell::new(1),
         reservation,
     };
     Ok(FoundJournal {
         memory: Ok(memory),
         header,
         changes,
+        was_damaged,
         place,
         unreadable: None,
         lost_blocks: 0,
@@ -222,10 +237,26 @@ async fn open_frames(
     let most = old.max(count.into());
     let store = reactor::shared_memory().filter(|_| most > 0);
     let Some(store) = store else { return Ok(None) };
-    let name = format!("{FRAMES_PREFIX}{}", hex(&superblock.uuid));
+    let name = frames_name(superblock);
     let len = frame_offset(most, most, config.block_size.into());
     reservation.grow_to(reservation.bytes() + len, format!("the write buffer {name}"))?;
     Ok(Some(Frames { memory: store.open(&name, len).await?, count }))
+}
+
+/// WC-JR5.
+async fn set_aside(store: &dyn SharedMemoryStore, superblock: &Superblock) -> Result<(), Error> {
+    for name in [journal_name(superblock), frames_name(superblock)] {
+        store.rename(&name, &format!("{DAMAGED_PREFIX}{name}")).await?;
+    }
+    Ok(())
+}
+
+fn journal_name(superblock: &Superblock) -> String {
+    format!("{JOURNAL_PREFIX}{}", hex(&superblock.uuid))
+}
+
+fn frames_name(superblock: &Superblock) -> String {
+    format!("{FRAMES_PREFIX}{}", hex(&superblock.uuid))
 }
 
 /// WC-JR4.
@@ -295,6 +326,9 @@ impl FoundJournal {
         superblock: &Superblock,
         incarnation: u64,
     ) -> Option<IgnoredJournal> {
+        if self.was_damaged {
+            return Some(IgnoredJournal::Damaged { uuid: superblock.uuid });
+        }
         let header = self.header.as_ref().filter(|_| !self.changes.is_empty())?;
         if header.uuid != superblock.uuid {
             Some(IgnoredJournal::OtherCache)

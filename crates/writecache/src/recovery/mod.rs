@@ -18,7 +18,7 @@
 //! later record says that the unit was durable. Then it is bit rot, and the cache refuses to open,
 //! because acknowledged writes would be lost.
 pub(crate) mod area;
-mod contents;
+pub(crate) mod contents;
 pub(crate) mod dm;
 pub(crate) mod journal;
 pub(crate) mod owner;

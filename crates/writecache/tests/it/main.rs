@@ -26,6 +26,7 @@ mod guard;
 mod guard_damage;
 mod guard_parts;
 mod journal;
+mod journal_damage;
 mod limits;
 mod manual;
 mod media;

@@ -124,14 +124,14 @@ fn a_suspended_device_delays_sessions_on_every_core() {
         for _ in 0..10 {
             pause(Duration::from_millis(20));
             bed.verb(&["suspend", device]);
-            // Replies of before may be on their way.
-            pause(Duration::from_millis(20));
+            let suspended = written.load(Ordering::Relaxed);
+            pause(Duration::from_millis(40));
+            // One reply of before to each writer may have been on its way, however long.
             let before = written.load(Ordering::Relaxed);
-            pause(Duration::from_millis(20));
-            assert_eq!(written.load(Ordering::Relaxed), before, "{device}: it is suspended");
+            assert!(before - suspended <= 2, "{device}: {suspended} to {before} while suspended");
             bed.verb(&["resume", device]);
             let begun = clock();
-            while written.load(Ordering::Relaxed) == before {
+            while written.load(Ordering::Relaxed) <= suspended + 2 {
                 assert!(clock() - begun < 20.0, "{device}: resumed, and nobody writes");
                 pause(Duration::from_millis(2));
             }

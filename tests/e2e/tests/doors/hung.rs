@@ -184,6 +184,60 @@ fn a_second_signal_ends_a_shutdown_that_a_hung_device_delays() {
     }
 }
 
+/// `stop` waits for the end and tells what was left behind; it took its exit code before that.
+/// Found by the attack `degraded`, seed 755388087.
+#[test]
+fn a_stop_names_what_has_not_ended() {
+    if !fuse() {
+        return;
+    }
+    let server = Server::start();
+    let tables = [("free", MEMORY), ("hung", &*server.table())];
+    let bed = TestBed::start_with("shutdown_timeout = '6s'", &[], &tables);
+    let mut client = bed.connect("hung");
+    client.write(0, &[5; 4096]).unwrap();
+    server.signal(Signal::STOP);
+    let reader = std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
+    pause(Duration::from_millis(100));
+    let mut stop = bed.daemon().command(&["stop"]);
+    let stop = Job::start(&mut stop).unwrap().wait(LIMIT).unwrap();
+    assert!(!bed.daemon().is_running(), "it waits for the end");
+    assert_eq!(bed.daemon().exit_code(), Some(1), "{}", bed.daemon().log());
+    assert_eq!(stop.code, 1, "{}", stop.complaint());
+    let text = stop.complaint();
+    assert!(text.contains("hung has not ended in time") && !text.contains("free"), "{text}");
+    server.signal(Signal::CONT);
+    reader.join().unwrap();
+}
+
+/// The same where the daemon is killed while it ends, and where all is well.
+#[test]
+fn a_stop_tells_an_end_in_order_from_another_one() {
+    let bed = TestBed::start(&[], &[("free", MEMORY)]);
+    bed.verb(&["stop"]);
+    assert_eq!(bed.daemon().exit_code(), Some(0));
+    if !fuse() {
+        return;
+    }
+    let server = Server::start();
+    let bed = TestBed::start(&[], &[("hung", &server.table())]);
+    let mut client = bed.connect("hung");
+    server.signal(Signal::STOP);
+    let reader = std::thread::spawn(move || drop(client.read(0, &mut [0; 4096])));
+    pause(Duration::from_millis(100));
+    let stop = Job::start(&mut bed.daemon().command(&["stop"])).unwrap();
+    while !bed.daemon().log().contains("shutting down, by request") {
+        pause(Duration::from_millis(5));
+    }
+    bed.daemon().signal(Signal::KILL).unwrap();
+    let stop = stop.wait(LIMIT).unwrap();
+    assert_eq!(stop.code, 1, "{}", stop.complaint());
+    let text = stop.complaint();
+    assert!(text.contains("has ended without saying that its devices are settled"), "{text}");
+    server.signal(Signal::CONT);
+    reader.join().unwrap();
+}
+
 /// Found by a long run of a bench: the pipe of standard error was full after some hundred clients,
 /// core 0 waited in the write of a line, and every device stood still.
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::loops::Mounted;
+use e2e::loops::{Loop, Mounted};
 use e2e::mounted::{file, fuse};
 use e2e::process::{Process, run};
 use e2e::test_bed::{TestBed, clients};
@@ -103,16 +103,99 @@ fn a_read_only_export_is_read_only_at_every_door() {
         return;
     }
     let Some(bed) = bed() else { return };
+    let _server = serve(&bed, &["-r"]);
+    takes_no_writes(&bed, &far(&bed));
+}
+
+/// A server of `r.img`.
+fn serve(bed: &TestBed, options: &[&str]) -> Process {
     let socket = bed.path("nbdkit.sock");
+    let _ = fs::remove_file(&socket); // of the one before
     let mut nbdkit = Command::new("nbdkit");
-    nbdkit.args(["-f", "-r", "-U"]).arg(&socket).arg("file").arg(bed.path("r.img"));
-    let _server = Process::start(&mut nbdkit).unwrap();
+    nbdkit.arg("-f").args(options).arg("-U").arg(&socket).arg("file").arg(bed.path("r.img"));
+    let server = Process::start(&mut nbdkit).unwrap();
     let give_up = clock() + LIMIT.as_secs_f64();
     while !socket.exists() {
         assert!(clock() < give_up, "nbdkit does not start");
         pause(Duration::from_millis(20));
     }
-    takes_no_writes(&bed, &format!("nbd+unix:///?socket={}", socket.display()));
+    server
+}
+
+fn far(bed: &TestBed) -> String {
+    format!("nbd+unix:///?socket={}", bed.path("nbdkit.sock").display())
+}
+
+/// What is over `word`, of 16 MiB, learns of it, when `close` has made it read-only, and goes on
+/// after `open`.
+fn becomes_read_only(bed: &TestBed, word: &str, close: impl FnOnce(), open: impl FnOnce()) {
+    let create = |name: &str, table: &str| bed.verb(&["create", name, "--table", table]);
+    create("lin", &format!("0 16384 linear {word} 0"));
+    create("above", "0 8192 linear lin 64");
+    let cache = bed.path("c.img");
+    create("below", &format!("0 16384 linear {word} 16384"));
+    create("wc", &format!("0 16384 writecache s below {} 4096 0", cache.display()));
+    let names = ["lin", "above"];
+    let mut clients = names.map(|name| bed.connect(name));
+    let says = |name: &str| bed.verb(&["show", name]).contains("has become read-only");
+    clients.iter_mut().for_each(|client| client.write(0, &[1; 4096]).unwrap());
+    let mut cached = bed.connect("wc");
+    close();
+    for client in &mut clients {
+        let refused = client.write(0, &[2; 4096]).unwrap_err().to_string();
+        assert!(refused.ends_with("error 1"), "EPERM: {refused}");
+        let mut data = [0; 4096];
+        client.read(0, &mut data).unwrap();
+        assert_eq!(data, [1; 4096]);
+    }
+    // A write cache has what is written meanwhile.
+    cached.write(0, &[2; 4096]).unwrap();
+    cached.flush().unwrap();
+    let refused = bed.daemon().verb(&["flush", "wc"]).unwrap_err();
+    assert!(refused.contains("read-only device"), "{refused}");
+    for name in ["lin", "above", "below", "wc"] {
+        assert!(says(name), "{name}: {}", bed.verb(&["show", name]));
+    }
+    open();
+    // A client of a server that was started again has to notice that first.
+    let give_up = clock() + LIMIT.as_secs_f64();
+    while let Err(e) = bed.daemon().verb(&["flush", "wc"]) {
+        assert!(clock() < give_up, "{e}");
+        pause(Duration::from_millis(20));
+    }
+    clients.iter_mut().for_each(|client| client.write(0, &[3; 4096]).unwrap());
+    for name in ["lin", "above", "below", "wc"] {
+        assert!(!says(name), "{name}");
+    }
+}
+
+/// Its writes were I/O errors, and nothing said why.
+#[test]
+fn a_disk_that_is_made_read_only_while_it_is_open_is_named() {
+    let Some(bed) = bed() else { return };
+    let Some(device) = Loop::on(&bed.path("r.img")) else { return };
+    let set = |how: &str| {
+        run(Command::new("blockdev").arg(how).arg(device.device()), LIMIT).unwrap().ok().unwrap();
+    };
+    let word = device.device().display().to_string();
+    becomes_read_only(&bed, &word, || set("--setro"), || set("--setrw"));
+    drop(bed);
+    drop(device);
+}
+
+/// The device failed for ever, reads and all.
+#[test]
+fn an_export_that_comes_back_read_only_is_named_and_read() {
+    if !clients(&["nbdkit"]) {
+        return;
+    }
+    let Some(bed) = bed() else { return };
+    let server = std::cell::RefCell::new(Some(serve(&bed, &[])));
+    let restart = |options: &[&str]| {
+        drop(server.take());
+        server.replace(Some(serve(&bed, options)));
+    };
+    becomes_read_only(&bed, &far(&bed), || restart(&["-r"]), || restart(&[]));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use e2e::binary::{Build, millpond};
 use e2e::client::Client;
 use e2e::process::{Ended, Process, run};
 use e2e::test_bed::{TestBed, clients};
+use e2e::virtual_machine::VirtualMachine;
 use e2e::{clock, pause};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -183,6 +184,29 @@ fn clients_leave_descriptors_to_the_operator() {
     assert!(clients.len() > 200, "{}", clients.len());
     let failed = daemon.log().matches("accept on the").count();
     assert!(failed < 5, "{failed} lines about accepts:\n{}", daemon.log());
+}
+
+/// Queues of virtual machines take four each.
+#[test]
+fn virtual_machines_leave_descriptors_to_the_operator() {
+    let daemon = Limited::start("ulimit -n 256; exec", "--vhost-user ./vm");
+    let names: Vec<String> = (0..20).map(|n| format!("z{n}")).collect();
+    for name in &names {
+        daemon.verb(&["create", name, "--table", "0 8192 zero"]);
+    }
+    let machine = |name: &str, queues: u16| {
+        let mut machine = VirtualMachine::new(queues).unwrap();
+        machine.connect(&daemon.path(&format!("vm/{name}.sock"))).map(|()| machine)
+    };
+    assert_eq!(machine("z0", 7).unwrap_err(), "too few queues");
+    let machines: Vec<_> = names.iter().map(|name| machine(name, 6)).collect();
+    assert_eq!(machines.iter().filter(|machine| machine.is_ok()).count(), 1);
+    assert!(daemon.log().contains("may have 8 queues and no more"), "{}", daemon.log());
+    daemon.make_file("a.img", MIB);
+    daemon.verb(&["create", "a", "--table", "0 2048 linear ./a.img 0"]);
+    // The way out: the first one goes.
+    drop(machines);
+    wait_until("its places are free", || machine("z1", 6).is_ok());
 }
 
 /// A scrape that is slow to ask has its place among many that never do.

@@ -10,6 +10,7 @@ mod guard;
 mod guard_repair;
 mod journal;
 mod limits;
+mod loop_devices;
 mod objvol;
 mod objvol_away;
 mod objvol_check;

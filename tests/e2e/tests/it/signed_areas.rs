@@ -3,6 +3,7 @@
 //! a device by itself refuses it, by whatever way it gets there, and what maps it is named in the
 //! log.
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -163,6 +164,23 @@ fn a_zram_refuses_the_data_of_another_and_a_guarded_origin() {
     let plain = held.create("x", "0 262144 zram lz4 2 backing_dev ./p.img");
     assert!(plain.code != 0 && plain.stderr.contains("millpond wipe"), "{}", plain.stderr);
     held.create("p", persist).ok().unwrap();
+}
+
+/// The kernel's zram takes it without a word.
+#[test]
+fn a_zram_warns_of_the_file_system_that_it_will_write_over() {
+    let held = RemovedCache::new("");
+    held.bed.make_file("fs.img", 16 * MIB);
+    let file = fs::File::options().write(true).open(held.bed.path("fs.img")).unwrap();
+    file.write_all_at(b"XFSB", 0).unwrap();
+    let made = held.create("x", "0 262144 zram lz4 2 backing_dev ./fs.img");
+    assert_eq!(made.code, 0, "{}", made.complaint());
+    for part in ["fs.img: it holds an XFS file system", "destroys", "remove the zram now"] {
+        assert!(made.stderr.contains(part), "{part}: {}", made.stderr);
+    }
+    held.remove("x");
+    let kept = fs::read(held.bed.path("fs.img")).unwrap();
+    assert!(kept.starts_with(b"XFSB"), "nothing was written yet");
 }
 
 #[test]

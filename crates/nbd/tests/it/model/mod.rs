@@ -64,6 +64,8 @@ pub(crate) struct Server {
     pub(crate) listener: FileId,
     pub(crate) nature: ServerTraits,
     pub(crate) size: Cell<u64>,
+    /// From the next connection on.
+    pub(crate) is_read_only: Cell<bool>,
     now: RefCell<Vec<u8>>,
     durable: RefCell<Vec<u8>>,
     volatile: RefCell<BTreeSet<usize>>,
@@ -133,6 +135,7 @@ impl Server {
             listener,
             nature,
             size: Cell::new(size as u64),
+            is_read_only: Cell::new(false),
             now: RefCell::new(vec![0; size]),
             durable: RefCell::new(vec![0; size]),
             volatile: RefCell::default(),
@@ -300,8 +303,7 @@ impl Server {
                     reply(&mut out, option, rep::ACK, &[]);
                 }
                 opt::GO => {
-                    let flags = self.nature.flags.bits();
-                    reply_info_export(&mut out, option, self.size.get(), flags);
+                    reply_info_export(&mut out, option, self.size.get(), self.flags().bits());
                     reply_info_block_size(&mut out, option, self.block_sizes.get());
                     reply(&mut out, option, rep::ACK, &[]);
                     self.say(conn, out);
@@ -359,12 +361,24 @@ impl Server {
         conn.changed.wake_all();
     }
 
+    fn flags(&self) -> ExportFlags {
+        let of_changes = ExportFlags::FUA | ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
+        match self.is_read_only.get() {
+            true => (self.nature.flags - of_changes) | ExportFlags::READ_ONLY,
+            false => self.nature.flags,
+        }
+    }
+
     /// Does it and makes the reply.
     fn perform(&self, conn: &Conn, request: &Request, data: &[u8]) -> Vec<u8> {
         let Request { flags, kind, cookie, offset, len } = *request;
         let part = offset as usize..offset as usize + len as usize;
         let fua = flags & CommandFlags::FUA.bits() != 0;
         assert!(!fua || self.nature.flags.contains(ExportFlags::FUA), "FUA was not offered");
+        // An old process may be late.
+        let is_refused = self.is_read_only.get() && conn.process == self.process.get();
+        let is_change = !matches!(kind, cmd::READ | cmd::FLUSH);
+        assert!(!(is_change && is_refused), "a change was sent to a read-only export");
         let mut now = self.now.borrow_mut();
         let error = (part.end > now.len()).then_some(Errno::Invalid);
         assert_eq!(error, None, "the client keeps to the size: {request:?}");

@@ -13,4 +13,3 @@ mod stacks;
 mod suspended;
 mod targets;
 mod unconfigured;
-mod untold;

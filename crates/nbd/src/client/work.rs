@@ -10,7 +10,6 @@
 //! ```
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
-use std::rc::Rc;
 
 use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Planted, Sector, Status};
 use policy::ErrSeqSample;
@@ -151,7 +150,7 @@ pub(crate) struct Work {
     queue: VecDeque<Key>,
     held: VecDeque<Key>,
     guards: Guards,
-    unflushed: Rc<UnflushedWrites>,
+    unflushed: UnflushedWrites,
     /// When requests were last sent or checked.
     time: Nanos,
     serial: u32,
@@ -167,7 +166,7 @@ impl Work {
             queue: VecDeque::new(),
             held: VecDeque::new(),
             guards: Guards::default(),
-            unflushed: Rc::default(),
+            unflushed: UnflushedWrites::default(),
             time: Nanos::ZERO,
             serial: 0,
             flags,
@@ -300,11 +299,6 @@ impl Work {
             let cookie = u64::from(self.serial) << 32 | key as u64;
             return Some((key, request(&self.pieces[key], cookie, self.flags, self.planted)));
         }
-    }
-
-    /// The record of acknowledged changes and their losses.
-    pub(crate) fn unflushed(&self) -> &Rc<UnflushedWrites> {
-        &self.unflushed
     }
 
     fn is_lost(&self, key: Key) -> bool {

@@ -79,8 +79,6 @@ struct Version {
     uncertain: bool,
     /// A flush that should have covered it failed: later flushes of others do not cover it either.
     lost_flush: bool,
-    /// It is durable itself: not by another one that it may have followed.
-    durable: bool,
     /// Its client.
     by: Client,
     /// When a flush of its client failed that began after it.
@@ -186,7 +184,6 @@ impl Oracle {
             failed_below: false,
             uncertain: false,
             lost_flush: false,
-            durable: false,
             by: 0,
             flush_failed_at: NO_FAILURE,
             not_current: false,
@@ -289,7 +286,6 @@ impl Oracle {
                 failed_below: false,
                 uncertain: false,
                 lost_flush: false,
-                durable: false,
                 by,
                 flush_failed_at: NO_FAILURE,
                 not_current: false,
@@ -329,7 +325,6 @@ impl Oracle {
             version.failed_below = false;
             block.current = block.current.max(began);
             if fua {
-                version.durable = true;
                 block.durable = block.durable.max(began);
             }
             block.prune();
@@ -368,12 +363,11 @@ impl Oracle {
                 // the completion arrived later. A failure may concern all versions.
                 if !ok {
                     v.superseded = NEVER;
-                    v.lost_flush |= !v.durable;
+                    v.lost_flush |= v.began > block.durable;
                     if is_own && v.began < began {
                         v.flush_failed_at = v.flush_failed_at.min(now);
                     }
                 } else if covered && (proves && !v.lost_flush || is_own && v.flush_failed_at > at) {
-                    v.durable = true;
                     block.durable = block.durable.max(v.began);
                 }
             }

@@ -298,6 +298,8 @@ pub enum Fault {
     GrownLogNotBlanked,
     /// Growth: records that follow the new checkpoint stay in the old log.
     GrownLogNotCopied,
+    /// Growth: no record of the new log tells of this opening.
+    GrownLogUnsaid,
     /// Growth: the superblock has the new layout before what it names is written.
     GrownSuperblockEarly,
     /// Growth: the superblock has the new layout before what it names is flushed.

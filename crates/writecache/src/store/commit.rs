@@ -138,7 +138,11 @@ impl Store {
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.
-    async fn write_batch(&self, native: &Native, batch: &mut Batch) -> Result<(), Status> {
+    pub(super) async fn write_batch(
+        &self,
+        native: &Native,
+        batch: &mut Batch,
+    ) -> Result<(), Status> {
         batch.follow(self.buffer.take_moves());
         let first = native.log.next.get();
         let records = self.begin_records(native, first, batch);

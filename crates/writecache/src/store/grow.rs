@@ -35,6 +35,9 @@
 //!   In a smaller log it is a quarter at most: else the cache fails, and its device is as before.
 //! - WC-GR6 The slots that a smaller layout does not have are free before anything else is written
 //!   over them, and stay so: the durable log names none of them.
+//! - WC-GR7 The new log has a record of this opening, if need be an empty one: records before the
+//!   checkpoint are not copied, and a journal of an opening that no record tells of does not count
+//!   (WC-JR2).
 use std::rc::Rc;
 
 use block::{Buf, Class, Status};
@@ -42,6 +45,7 @@ use format::{CheckpointRef, Geometry, PartAreas, Superblock, UNIT};
 
 use super::Store;
 use super::media::{Media, Native, SlotArea};
+use crate::map::Batch;
 use crate::planted::Fault;
 
 /// Units that are blanked or copied at once: 1 MiB.
@@ -170,6 +174,10 @@ impl Store {
         let is_smaller = new.log_units < native.geometry.get().log_units;
         if is_smaller && follows > u64::from(new.log_units / 4) {
             return Err(Status::NoSpace); // WC-GR5
+        }
+        if follows == 0 && !self.has_fault(Fault::GrownLogUnsaid) {
+            // WC-GR7. The commit before has used none of its half of the reserve.
+            self.write_batch(native, &mut Batch::default()).await?;
         }
         if self.has_fault(Fault::GrownSuperblockEarly) {
             self.write_superblock(native, checkpoint, new).await?;

@@ -36,6 +36,10 @@ impl BlockDevice for Growable {
     }
 }
 
+/// Refusals in a row after which growth is given up: a workload that hangs must leave a simulator
+/// that has nothing to do, which is what ends its run. Chosen: far more than any suspend lasts.
+const REFUSED_MAX: u32 = 20_000;
+
 /// Makes the device of a seed larger now and then, at most as large as the disk below, and tells
 /// the cache; in every life again.
 #[derive(Clone)]
@@ -82,7 +86,8 @@ impl Growth {
     ) {
         let mut rng = Rng::new(world.borrow_mut().rng.next_u64());
         let most = rng.pick(&[100_000, 1_000_000, 5_000_000]);
-        loop {
+        let mut refused = 0;
+        while refused < REFUSED_MAX {
             reactor::sleep(Nanos(rng.below(most))).await;
             let operator = (*operator).as_ref();
             if operator.is_stopping() {
@@ -94,6 +99,7 @@ impl Growth {
             }
             let before = number(&cache, "total_blocks");
             let outcome = say(&cache, "grow").await;
+            refused = if outcome.is_ok() { 0 } else { refused + 1 };
             match outcome {
                 Ok(_) if number(&cache, "total_blocks") > before => {
                     self.grown.set(self.grown.get() + 1);

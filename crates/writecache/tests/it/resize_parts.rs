@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache in parts that grows while it is in use, and one that is made smaller: what it does to
 //! the cache device, when it is refused, and what is there after every power cut.
-use block::{Error, Sector, Target};
+use block::{Class, Error, Sector, Target};
 use format::{ADDED_AREAS_MAX, Superblock, UNIT};
 use sim::{Faults, Machine, PowerCut, World, WorldRef};
 use writecache::{Contents, Depth, Fault};
 
 use crate::common::{
-    BLOCK, BLOCK_SECTORS, Fixture, expect, fill, flush, number, pattern, say, suspend,
+    BLOCK, BLOCK_SECTORS, Fixture, at, expect, fill, flush, get, number, pattern, put, say, suspend,
 };
 use crate::grow::Growing;
 
@@ -350,4 +350,55 @@ fn parts_written_over_a_cache_that_counts_are_caught() {
 #[test]
 fn a_smaller_cache_that_counts_before_its_parts_is_caught() {
     assert!(is_refused(Fault::MadeEarly));
+}
+
+/// A discard that only the journal of a life before a shrink tells of; the lives since then had no
+/// memory. Returns whether what was flushed after the shrink is read.
+fn reads_what_followed_a_shrink(fault: Option<Fault>) -> bool {
+    let options = "parts 2 high_watermark 100 low_watermark 100 autocommit_time 3600000";
+    let mut growing = divided(None, LARGE, options);
+    growing.set_size(LARGE);
+    growing.fixture.config.set_journal_capacity(200);
+    growing.fixture.config.plant(fault);
+    let world = growing.fixture.world.clone();
+    // So that the second opening has the journal: the second one after the shrink is that which
+    // writes.
+    growing
+        .life(async |cache| {
+            put(&*cache, 3, 0).await.unwrap();
+            flush(&*cache).await;
+        })
+        .unwrap();
+    world.borrow_mut().use_memory(Some(0));
+    growing
+        .life(async |cache| {
+            put(&*cache, 3, 1).await.unwrap();
+            let len = Sector(BLOCK_SECTORS);
+            reactor::discard(&*cache, Class::Normal, at(3), len).await.unwrap();
+        })
+        .unwrap();
+    world.borrow_mut().use_memory(None);
+    let size = growing.size.clone();
+    growing
+        .life(async move |cache| {
+            cache.clone().shrink(SMALL).await.unwrap();
+            suspend(&cache).await;
+            size.set(Sector::from_bytes(SMALL));
+        })
+        .unwrap();
+    growing
+        .life(async |cache| {
+            put(&*cache, 3, 2).await.unwrap();
+            flush(&*cache).await;
+        })
+        .unwrap();
+    world.borrow_mut().use_memory(Some(0));
+    growing.life(async |cache| get(&*cache, 3).await.unwrap()).unwrap() == pattern(3, 2)
+}
+
+/// A journal of before counts again where the new logs count their openings from 1 on (WC-PS3).
+#[test]
+fn openings_that_are_counted_anew_after_a_shrink_are_caught() {
+    assert!(reads_what_followed_a_shrink(None));
+    assert!(!reads_what_followed_a_shrink(Some(Fault::IncarnationForgotten)));
 }

@@ -50,6 +50,9 @@ impl Opener {
     /// No opener: requests of an engine, or of code that opens no device. A mapped device puts an
     /// opener of its own in its place.
     pub const NONE: Opener = Opener(0);
+    /// Nobody: a FLUSH by it reports to no opener, so all of them have still to hear of what it
+    /// finds lost.
+    pub const NOBODY: Opener = Opener(u32::MAX);
 }
 
 /// One block request. Mappings rewrite its `sector` in place on the way to a leaf.

@@ -124,8 +124,28 @@ pub trait Base: BlockDevice {
         Box::pin(std::future::ready(()))
     }
 
+    /// Its record of acknowledged changes that no FLUSH has covered, and of lost ones, if it can
+    /// lose any.
+    fn losses(&self) -> Option<Rc<dyn LostWrites>> {
+        None
+    }
+
     /// Reports bios that fail from now on to `watcher`, as long as that lives.
     fn watch(&self, watcher: Weak<dyn OnIoError>);
+}
+
+/// The record that a [`Base`] keeps of acknowledged changes, and of who must hear of lost ones. It
+/// outlives the base. There is one, so that whoever tells an opener, it is told once.
+pub trait LostWrites {
+    /// Whether a FLUSH would cover changes that none has covered yet.
+    fn has_unflushed(&self) -> bool;
+
+    /// A FLUSH of `opener` is submitted. If it must fail: what has to be called when it has failed,
+    /// after which the opener has heard.
+    fn must_hear(self: Rc<Self>, opener: Opener) -> Option<Box<dyn FnOnce()>>;
+
+    /// Whether all have heard who were there, and all whose changes may be lost.
+    fn are_told(&self) -> bool;
 }
 
 /// Gets the failed bios of a [`Base`]. It may count and wake; it must not submit or complete.

@@ -17,6 +17,7 @@
 //! | `FlatSlot` | the flat mapping and its copies on other cores | `device/flat_slot.rs` |
 //! | `Waiting` | bios that came while the device was suspended | `device/waiting.rs` |
 //! | `Drain` | what is in flight below | `device/drain.rs` |
+//! | `Untold` | who must hear of losses of a table of before | `device/{untold,last_flush}.rs` |
 //! | `OpenCount` | how many handles there are | `device/open_count.rs` |
 //! | `EventCounter` | the event number | `device/events.rs` |
 //!
@@ -53,12 +54,14 @@ mod events;
 mod flat_slot;
 mod force;
 pub(crate) mod handles;
+mod last_flush;
 mod open_count;
 pub(crate) mod replace;
 pub(crate) mod resize;
 mod state;
 mod suspend;
 mod unsaved;
+mod untold;
 mod waiting;
 
 use crate::account::Account;
@@ -77,6 +80,7 @@ use events::EventCounter;
 use flat_slot::FlatSlot;
 use open_count::OpenCount;
 use state::Lifecycle;
+use untold::Untold;
 use waiting::Waiting;
 
 /// Major number that mapped devices show. Linux lets drivers of block devices have majors up to
@@ -104,6 +108,7 @@ pub struct MappedDevice {
     lifecycle: Lifecycle,
     waiting: Waiting,
     drain: Drain,
+    untold: Rc<Untold>,
     events: EventCounter,
     opens: OpenCount,
     lock: RefCell<Rc<ControlLock>>,
@@ -137,6 +142,8 @@ impl MappedDevice {
     pub(crate) fn new(dm: Weak<Dm>, name: String, uuid: Option<String>, minor: u32) -> Self {
         let waiting = Waiting::default();
         let drain = Drain::new(waiting.watcher());
+        let of = dm.clone();
+        let untold = Untold::new(move || MappedDevice::refresh_flats_later(of.clone(), minor));
         MappedDevice {
             identity: Identity { names: Names::new(name), uuid: RefCell::new(uuid), minor },
             opener: reactor::new_opener(),
@@ -149,6 +156,7 @@ impl MappedDevice {
             lifecycle: Lifecycle::new(),
             waiting,
             drain,
+            untold,
             events: EventCounter::default(),
             opens: OpenCount::default(),
             lock: RefCell::default(),
@@ -230,7 +238,8 @@ impl MappedDevice {
         let wait = self.lifecycle.holds_bios() || live.as_ref().is_some_and(|t| t.bios_may_wait());
         self.flat.set_bios_may_wait(wait);
         let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();
-        let new = live.filter(|_| in_place && !wait).and_then(|t| t.flatten());
+        let may_pass = in_place && !wait && self.untold.is_empty(); // DM-UT2
+        let new = live.filter(|_| may_pass).and_then(|t| t.flatten());
         self.flat.replace(new, &self.waiting.watcher());
     }
 
@@ -270,7 +279,7 @@ impl MappedDevice {
     /// be counted here. It does not lead past the engine, so it may stay while bios wait below.
     fn way_to_parts(&self) -> Option<MakeDevice> {
         let in_place = self.mapping() == Mapping::InPlace && !self.account.is_on();
-        if !in_place || self.lifecycle.holds_bios() {
+        if !in_place || self.lifecycle.holds_bios() || !self.untold.is_empty() {
             return None;
         }
         self.live()?.only_target()?.on_every_core()

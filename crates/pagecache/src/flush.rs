@@ -27,6 +27,8 @@
 //! - PC-FL2 One flush below is in flight at a time. A flush that fails may destroy the data that
 //!   another one, which succeeds, should have saved: the failure must be known before the next
 //!   begins.
+//! - PC-FL3 A FLUSH that could not write some pages flushes the device below all the same: what is
+//!   lost there by then is reported by this FLUSH, not by one more after it.
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -92,9 +94,11 @@ impl Writeback {
         self.write_out(store, &ALL, &ioends.sync, Purpose::Sync, of_round).await;
         ioends.wait_ended(|| store.is_planted(Fault::FlushWithoutWaiting)).await;
         let rest = self.write_rest(store, round, watch).await;
-        ioends.unwatch(watch)?;
-        rest?;
-        self.flush_below(store, flush_errors).await?; // PC-FL1
+        let written = ioends.unwatch(watch).and(rest);
+        // Also after an error: if something is lost below, this FLUSH reports that as well, and
+        // not the next one (PC-FL3).
+        let flushed = self.flush_below(store, flush_errors).await; // PC-FL1
+        written.and(flushed)?;
         store.errors.durable(changes);
         Ok(())
     }

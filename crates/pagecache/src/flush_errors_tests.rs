@@ -113,3 +113,23 @@ fn the_next_flush_reports_a_write_that_ends_during_a_failure() {
         assert_eq!(flush_by(&cache, 1).await, Ok(()));
     });
 }
+
+/// PC-FL3: a page can't be written, and the device below has lost something.
+#[test]
+fn one_flush_reports_a_failed_write_and_a_loss_below() {
+    Fixture::new(1, 8192).run(async |lab| {
+        let (disk, cache) = started(&lab, None).await;
+        disk.bad.borrow_mut().push(0..1);
+        disk.hold_ops.borrow_mut().push(Op::Flush);
+        write(&cache, 0..1, 1).await;
+        let first = flushing(&cache, 1);
+        sleep_ms(10).await;
+        assert_eq!(disk.held(), 1, "below it is asked all the same");
+        disk.fail_held_flush();
+        disk.release();
+        sleep_ms(10).await;
+        assert!(matches!(first.get(), Some(Status::Io | Status::Timeout)));
+        disk.bad.borrow_mut().clear();
+        assert_eq!(flush_by(&cache, 1).await, Ok(()), "it was told of both");
+    });
+}

@@ -169,6 +169,12 @@ impl<K: Copy + Ord> ErrSeq<K> {
         ErrSeqSample { reported: self.opener(opener).reported, changes }
     }
 
+    /// The sample of a FLUSH that is submitted now and is no opener's: it must fail by errors that
+    /// come later. Its failure is reported to nobody.
+    pub fn sample_of_nobody(&self) -> ErrSeqSample {
+        ErrSeqSample { reported: self.newest, changes: self.changes }
+    }
+
     /// Whether a FLUSH with this sample must fail.
     pub fn must_report(&self, sample: ErrSeqSample) -> bool {
         sample.reported < self.newest
@@ -204,6 +210,14 @@ impl<K: Copy + Ord> ErrSeq<K> {
                 opener.is_replaced = false;
             }
         }
+    }
+
+    /// Whether every opener that was there has got the report itself: one in whose place another
+    /// has got it may still be there.
+    pub fn all_are_told(&self) -> bool {
+        let recent = self.recent.as_ref().map(|(_, opener)| opener);
+        let mut all = self.openers.values().chain(recent);
+        self.evicted.pending == 0 && all.all(|opener| opener.reported == self.newest)
     }
 
     /// Number of errors.

@@ -294,3 +294,30 @@ fn forgotten_openers_are_told_when_they_come_again() {
         assert!(told <= 2, "once, and in the place of those two that came and sent no FLUSH");
     }
 }
+
+#[test]
+fn all_are_told_when_each_opener_of_before_is() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A);
+    errors.note(B);
+    assert!(errors.all_are_told(), "there is no error");
+    errors.lose(1);
+    assert!(fails(&mut errors, C), "in the place of A, which may still be there");
+    assert!(fails(&mut errors, B));
+    assert!(!errors.all_are_told());
+    assert!(fails(&mut errors, A));
+    assert!(errors.all_are_told());
+}
+
+#[test]
+fn a_flush_of_nobody_fails_by_later_errors_and_takes_no_report() {
+    let mut errors = ErrSeq::default();
+    errors.changed(A);
+    let before = errors.sample_of_nobody();
+    errors.lose(1);
+    assert!(errors.must_report(before));
+    assert!(!errors.must_report(errors.sample_of_nobody()));
+    assert!(fails(&mut errors, B), "in the place of A");
+    assert!(!fails(&mut errors, C));
+    assert!(fails(&mut errors, A));
+}

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{
-    Backing, Base, Bio, BlockDevice, Limits, LocalFuture, OnIoError, Op, Sector, Status, ZeroRuns,
+    Backing, Base, Bio, BlockDevice, Limits, LocalFuture, LostWrites, OnIoError, Op, Sector,
+    Status, ZeroRuns,
 };
 use reactor::FileId;
 
@@ -67,7 +68,7 @@ impl FileLeaf {
         wbt: &SharedWbt,
         errors: &SharedFlushErrors,
     ) -> FileLeaf {
-        let (stats, errors) = (Stats::new(name.into()), FlushErrors::new(errors));
+        let (stats, errors) = (Stats::new(name.into()), Rc::new(FlushErrors::new(errors)));
         let block_bytes = limits.logical_block_bytes;
         let throttle = Throttle::new(stats, errors, file, block_bytes, wbt.0.clone());
         let capacity = Arc::new(AtomicU64::new(limits.capacity.0));
@@ -234,6 +235,10 @@ impl Base for FileLeaf {
 
     fn quiesced(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move { self.stats().requests().quiesced().await })
+    }
+
+    fn losses(&self) -> Option<Rc<dyn LostWrites>> {
+        Some(self.wbt.throttle().flush_errors.clone())
     }
 
     fn watch(&self, watcher: Weak<dyn OnIoError>) {

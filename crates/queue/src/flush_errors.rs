@@ -23,10 +23,11 @@
 //! notified there.
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use block::{Bio, Flags, Op, Opener, Status};
+use block::{Bio, Flags, LostWrites, Op, Opener, Status};
 use policy::{ErrSeq, ErrSeqSample};
 use slab::Slab;
 
@@ -142,7 +143,7 @@ impl FlushErrors {
     fn begin_sync(&self, bio: &Bio) -> u32 {
         let kind = if bio.op == Op::Flush {
             self.learn();
-            SyncKind::Flush(self.openers().sample(bio.opener))
+            SyncKind::Flush(self.sample(bio.opener))
         } else {
             SyncKind::Fua(self.file.count())
         };
@@ -235,6 +236,21 @@ impl FlushErrors {
         openers
     }
 
+    fn sample(&self, opener: Opener) -> ErrSeqSample {
+        let mut openers = self.openers();
+        match opener {
+            Opener::NOBODY => openers.sample_of_nobody(),
+            _ => openers.sample(opener),
+        }
+    }
+
+    /// A FLUSH with this sample fails.
+    fn report(&self, opener: Opener, sample: ErrSeqSample) {
+        if opener != Opener::NOBODY {
+            self.openers().report(opener, sample);
+        }
+    }
+
     fn end_flush(&self, opener: Opener, sample: ErrSeqSample, status: Status) -> Status {
         self.learn();
         let mut openers = self.openers();
@@ -242,7 +258,8 @@ impl FlushErrors {
             openers.durable(sample.changes());
             return status;
         }
-        openers.report(opener, sample);
+        drop(openers);
+        self.report(opener, sample);
         if status == Status::Ok { Status::Io } else { status }
     }
 
@@ -271,6 +288,26 @@ impl FlushErrors {
         let all = openers.changes();
         openers.lose(all);
         openers.durable(all); // they are marked as lost: a later loss does not mark them again
+    }
+}
+
+/// Losses that other leaves on the file have noticed count, also when this leaf is gone.
+impl LostWrites for FlushErrors {
+    fn has_unflushed(&self) -> bool {
+        self.learn();
+        self.openers().at_risk() > 0
+    }
+
+    fn must_hear(self: Rc<Self>, opener: Opener) -> Option<Box<dyn FnOnce()>> {
+        self.learn();
+        let sample = self.sample(opener);
+        let must_fail = self.openers().must_report(sample);
+        must_fail.then(|| Box::new(move || self.report(opener, sample)) as Box<dyn FnOnce()>)
+    }
+
+    fn are_told(&self) -> bool {
+        self.learn();
+        self.openers().all_are_told()
     }
 }
 

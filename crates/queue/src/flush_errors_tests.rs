@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
-use block::{Buf, Bufs, Class, Flags, Limits, Nanos, Op, Opener, Sector, Status};
+use block::{Base, Buf, Bufs, Class, Flags, Limits, Nanos, Op, Opener, Sector, Status};
 use policy::wbt::Mode;
 use reactor::{BioFuture, FileId, io_by, sleep, spawn, yield_now};
 
@@ -323,5 +323,57 @@ fn a_flush_waits_for_all_pieces_of_a_fua_write() {
         assert_eq!((read.get(), fua.get(), mine.get()), (Some(OK), Some(OK), Some(OK)));
         assert!(script.seen().len() > 3, "the write went in pieces: {:?}", script.seen());
         assert_eq!(leaf.stats().in_flight(), 0);
+    });
+}
+
+/// The leaf is closed after a last FLUSH that is no opener's.
+#[test]
+fn what_a_closed_leaf_has_lost_is_told_once_to_each_opener() {
+    for fails in [false, true] {
+        keeping(|script| async move {
+            let leaf = leaf();
+            for opener in [1, 2] {
+                assert_eq!(end(&script, put(&leaf, opener, PLAIN)).await, OK);
+            }
+            assert_eq!(end(&script, flush(&leaf, 2)).await, OK);
+            let losses = leaf.losses().expect("a file may lose something");
+            assert!(!losses.has_unflushed());
+            assert_eq!(end(&script, put(&leaf, 1, PLAIN)).await, OK);
+            assert!(losses.has_unflushed());
+            let last = || flush(&leaf, Opener::NOBODY.0);
+            let last = if fails { failing(&script, last).await } else { last() };
+            assert_eq!(end(&script, last).await.is_err(), fails);
+            assert!(!losses.has_unflushed());
+            drop(leaf);
+            for opener in [2, 1] {
+                assert_eq!(losses.are_told(), !fails);
+                let told = losses.clone().must_hear(Opener(opener));
+                assert_eq!(told.is_some(), fails);
+                if let Some(told) = told {
+                    let beside = losses.clone().must_hear(Opener(opener));
+                    assert!(beside.is_some(), "a FLUSH before the first one has ended");
+                    told();
+                }
+                assert!(losses.clone().must_hear(Opener(opener)).is_none());
+            }
+            assert!(losses.are_told());
+        });
+    }
+}
+
+/// Who sends it tells no client. An opener that wrote and is gone is still to be replaced by the
+/// next one.
+#[test]
+fn a_flush_of_nobody_takes_no_report() {
+    keeping(|script| async move {
+        let leaf = leaf();
+        assert_eq!(end(&script, put(&leaf, 1, PLAIN)).await, OK);
+        let failed = failing(&script, || flush(&leaf, Opener::NOBODY.0)).await;
+        assert_eq!(end(&script, failed).await, Err(Status::Io));
+        assert_eq!(end(&script, flush(&leaf, Opener::NOBODY.0)).await, OK);
+        assert_eq!(end(&script, flush(&leaf, 2)).await, Err(Status::Io), "in the place of 1");
+        assert_eq!(end(&script, flush(&leaf, 2)).await, OK);
+        assert_eq!(end(&script, flush(&leaf, 1)).await, Err(Status::Io));
+        assert_eq!(end(&script, flush(&leaf, 1)).await, OK);
     });
 }

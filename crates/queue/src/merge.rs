@@ -34,8 +34,8 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Backing, Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, OnIoError, Op, Planted,
-    SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
+    Backing, Base, Bio, BlockDevice, Buf, Bufs, Edges, Limits, LocalFuture, LostWrites, OnIoError,
+    Op, Planted, SECTOR_SIZE, Sector, Status, ZeroRuns, block_end, block_start,
 };
 use reactor::{BioFuture, FileId, QuiesceCounter, WaitList, io_by, spawn};
 
@@ -380,6 +380,10 @@ impl<D: BlockLeaf + 'static> Base for MergingLeaf<D> {
             self.0.in_flight.quiesced().await;
             self.0.leaf.stats().requests().quiesced().await;
         })
+    }
+
+    fn losses(&self) -> Option<Rc<dyn LostWrites>> {
+        self.0.leaf.losses()
     }
 
     fn watch(&self, watcher: Weak<dyn OnIoError>) {

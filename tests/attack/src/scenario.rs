@@ -334,7 +334,6 @@ pub const ALL: &[Scenario] = &[
             "0 16384 linear DISK0 0",
             UPGRADE,
         ])),
-        known: Some("a swap forgets what an NBD server has lost"),
         ..LINEAR
     },
     Scenario { name: "upgrades", act: Some(Act::Verbs(&[Verb::Upgrade], OUTAGES)), ..DEGRADED },

@@ -4,12 +4,13 @@ use std::rc::{Rc, Weak};
 
 use block::runs::Runs;
 use block::{
-    Base, Bio, BlockDevice, CacheRecord, Limits, LocalFuture, MappedExtent, OnIoError, Opener,
+    Base, Bio, BlockDevice, CacheRecord, Limits, LocalFuture, MappedExtent, OnIoError, Op, Opener,
     Sector, Status, Target, ZeroRuns,
 };
 
 use super::MappedDevice;
 use crate::clone::clone_of;
+use crate::live::Table;
 use crate::mapping::Mapping;
 
 impl BlockDevice for MappedDevice {
@@ -103,8 +104,19 @@ impl MappedDevice {
         if self.lifecycle.holds_bios() {
             return self.wait(bio);
         }
+        if bio.op == Op::Flush
+            && let Some(report) = self.untold.must_hear(bio.opener)
+        {
+            return self.send(table, bio, |bio| self.untold.fail_at_end(bio, Some(report)));
+        }
+        self.send(table, bio, |bio| bio);
+    }
+
+    /// Sends a bio to the live table. What `on_its_way` hooks into it those see who watch.
+    fn send(&self, table: &Table, bio: Bio, on_its_way: impl FnOnce(Bio) -> Bio) {
         let bio = self.drain.live.borrow().track(bio);
         let bio = if self.account.is_on() { self.account.track(bio) } else { bio };
+        let bio = on_its_way(bio);
         match self.flat.mapping.get() {
             Mapping::Clone if table.is_pure() => {
                 let clones = &self.flat.clones;
@@ -119,7 +131,20 @@ impl MappedDevice {
         if self.dm.upgrade().is_some_and(|dm| dm.is_ending()) {
             return bio.complete(Status::NoDevice);
         }
-        self.waiting.push(bio);
+        self.waiting.push(bio, self.lifecycle.is_suspended());
+    }
+
+    /// Lets those go on that waited, in order. The device is active.
+    pub(super) fn send_waiting(&self) {
+        self.waiting.send(
+            &self.untold,
+            |bio| self.submit(bio),
+            |flush, report| {
+                let live = self.tables.live.borrow();
+                let Some(table) = &*live else { return flush.complete(Status::Io) };
+                self.send(table, flush, |flush| self.untold.fail_at_end(flush, report));
+            },
+        );
     }
 }
 

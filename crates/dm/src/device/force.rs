@@ -107,6 +107,10 @@ impl Replaced {
                 let _ = table.suspend().await;
             }
             if let Some(dm) = device.dm.upgrade() {
+                // The table of errors lets a FLUSH succeed.
+                device.must_tell(device.last_flushes(&dm, &table, None).await);
+            }
+            if let Some(dm) = device.dm.upgrade() {
                 for leaf in dm.unsettled_leaves(&table) {
                     if let Some(base) = leaf.as_base() {
                         base.late_writes_ended().await;

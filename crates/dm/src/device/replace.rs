@@ -282,6 +282,8 @@ impl MappedDevice {
         }
         let settled = self.suspend(guard).await;
         self.check_guard(guard)?;
+        let untold = self.last_flushes(dm, &live, Some(new)).await;
+        self.check_guard(guard)?;
         let opened = match settled {
             Ok(()) => self.open_new(dm, guard, &live, new).await,
             Err(e) => Err(e),
@@ -296,6 +298,7 @@ impl MappedDevice {
         }
         new.refresh_limits();
         let old = self.tables.live.replace(Some(new.clone()));
+        self.must_tell(untold);
         self.set_inactive(None);
         drop(old);
         self.unblock();

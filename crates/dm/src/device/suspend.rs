@@ -114,6 +114,11 @@ impl MappedDevice {
         self.drop_hidden_copies(&new).await;
         self.check_guard(guard)?;
         // DM-D2: suspended, so the old table has nothing in flight and has settled its state.
+        let untold = match (self.live(), self.dm.upgrade()) {
+            (Some(live), Some(dm)) => self.last_flushes(&dm, &live, Some(&new)).await,
+            _ => Vec::new(),
+        };
+        self.check_guard(guard)?;
         let resumed = new.resume_after(self.live()).await;
         if resumed.is_err() {
             self.reread_media(&new);
@@ -129,6 +134,7 @@ impl MappedDevice {
         new.refresh_limits();
         self.set_inactive(None);
         let old = self.tables.live.replace(Some(new));
+        self.must_tell(untold);
         drop(old);
         self.unblock();
         Ok(())
@@ -161,7 +167,7 @@ impl MappedDevice {
             dm.refresh_flats(self);
         }
         // No await from here on, so nothing can overtake the bios that waited.
-        self.waiting.send(|bio| self.submit(bio));
+        self.send_waiting();
     }
 
     /// Removes the device: gives the origins of empty caches back, suspends it and drops its

@@ -13,3 +13,4 @@ mod stacks;
 mod suspended;
 mod targets;
 mod unconfigured;
+mod untold;

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Error, Limits, LocalFuture, OnIoError, Op, Planted, Sector, Status,
-    crashing,
+    Base, Bio, BlockDevice, Error, Limits, LocalFuture, LostWrites, OnIoError, Op, Planted, Sector,
+    Status, crashing,
 };
 use queue::{BlockLeaf, Leaf, Stats};
 use reactor::{WaitList, now, spawn};
@@ -217,6 +217,10 @@ impl Base for Client {
             };
             client.changed.wait_for(is_over).await;
         })
+    }
+
+    fn losses(&self) -> Option<Rc<dyn LostWrites>> {
+        Some(self.0.work.borrow().unflushed().clone())
     }
 
     fn watch(&self, watcher: Weak<dyn OnIoError>) {

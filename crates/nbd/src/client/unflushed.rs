@@ -13,72 +13,98 @@
 //! - NB-L4 A change that is acknowledged after a loss, and of which a part was sent before, may be
 //!   lost, too: the server may have performed it before its flush failed, and have answered later.
 //!   A later flush covers only what was answered before. So the opener's next flush reports it.
-use block::Opener;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use block::{LostWrites, Opener};
 use policy::{ErrSeq, ErrSeqSample};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct UnflushedWrites {
     /// Counts changes that were acknowledged and are not durable by FUA.
-    openers: ErrSeq<Opener>,
+    openers: RefCell<ErrSeq<Opener>>,
     /// How many of those a flush has covered, or are recorded as lost.
-    settled: u64,
+    settled: Cell<u64>,
 }
 
 impl UnflushedWrites {
     /// Counts an acknowledged change, or a part of one.
-    pub(crate) fn acknowledge(&mut self, opener: Opener) {
-        self.openers.changed(opener);
+    pub(crate) fn acknowledge(&self, opener: Opener) {
+        self.openers.borrow_mut().changed(opener);
     }
 
     /// Records an acknowledged change of which a part was sent before the newest loss (NB-L4).
-    pub(crate) fn doubt(&mut self, opener: Opener) {
-        self.openers.doubt(opener);
+    pub(crate) fn doubt(&self, opener: Opener) {
+        self.openers.borrow_mut().doubt(opener);
     }
 
     /// The number of changes that a flush sent now covers.
     pub(crate) fn covers(&self) -> u64 {
-        self.openers.changes()
+        self.openers.borrow().changes()
     }
 
     /// Records a successful flush that covers `covers` changes.
-    pub(crate) fn settle(&mut self, covers: u64) {
-        self.settled = self.settled.max(covers);
-        self.openers.durable(self.settled);
+    pub(crate) fn settle(&self, covers: u64) {
+        let settled = self.settled.get().max(covers);
+        self.settled.set(settled);
+        self.openers.borrow_mut().durable(settled);
     }
 
     /// Records a lost connection: the server may have lost unflushed changes.
-    pub(crate) fn connection_lost(&mut self) {
-        if self.openers.changes() > self.settled {
+    pub(crate) fn connection_lost(&self) {
+        if self.has_unflushed() {
             self.flush_failed();
         }
     }
 
     /// Records a failed flush: all changes that were not durable may be lost.
-    pub(crate) fn flush_failed(&mut self) {
-        let all = self.openers.changes();
-        self.openers.lose(all);
+    pub(crate) fn flush_failed(&self) {
+        let all = self.covers();
+        self.openers.borrow_mut().lose(all);
         self.settle(all);
     }
 
     /// Number of losses.
     pub(crate) fn count(&self) -> u64 {
-        self.openers.count()
+        self.openers.borrow().count()
     }
 
     /// The losses that were reported to the opener of a submitted bio.
-    pub(crate) fn known_to(&mut self, opener: Opener) -> ErrSeqSample {
-        self.openers.sample(opener)
+    pub(crate) fn known_to(&self, opener: Opener) -> ErrSeqSample {
+        let mut openers = self.openers.borrow_mut();
+        match opener {
+            Opener::NOBODY => openers.sample_of_nobody(),
+            _ => openers.sample(opener),
+        }
     }
 
     /// Whether a flush must fail that was submitted with `heard` reported (NB-C5).
     pub(crate) fn concerns(&self, heard: ErrSeqSample) -> bool {
-        self.openers.must_report(heard)
+        self.openers.borrow().must_report(heard)
     }
 
     /// Records that a failed flush has reported the loss to the opener.
-    pub(crate) fn tell(&mut self, opener: Opener, heard: ErrSeqSample) {
-        self.openers.report(opener, heard);
+    pub(crate) fn tell(&self, opener: Opener, heard: ErrSeqSample) {
+        if opener != Opener::NOBODY {
+            self.openers.borrow_mut().report(opener, heard);
+        }
+    }
+}
+
+impl LostWrites for UnflushedWrites {
+    fn has_unflushed(&self) -> bool {
+        self.covers() > self.settled.get()
+    }
+
+    fn must_hear(self: Rc<Self>, opener: Opener) -> Option<Box<dyn FnOnce()>> {
+        let heard = self.known_to(opener);
+        let must_fail = self.concerns(heard);
+        must_fail.then(|| Box::new(move || self.tell(opener, heard)) as Box<dyn FnOnce()>)
+    }
+
+    fn are_told(&self) -> bool {
+        self.openers.borrow().all_are_told()
     }
 }
 
@@ -88,7 +114,7 @@ mod tests {
 
     #[test]
     fn each_opener_gets_one_report_of_a_loss() {
-        let mut losses = UnflushedWrites::default();
+        let losses = UnflushedWrites::default();
         let (a, b) = (Opener(1), Opener(2));
         for opener in [a, b] {
             losses.known_to(opener);
@@ -119,7 +145,7 @@ mod tests {
     /// connects again.
     #[test]
     fn a_new_opener_gets_the_report_of_a_gone_one() {
-        let mut losses = UnflushedWrites::default();
+        let losses = UnflushedWrites::default();
         let (a, b) = (Opener(1), Opener(2));
         for opener in [a, b] {
             losses.known_to(opener);
@@ -140,7 +166,7 @@ mod tests {
     /// More openers than are remembered; one of those that were there first goes on to write.
     #[test]
     fn an_active_opener_is_kept() {
-        let mut losses = UnflushedWrites::default();
+        let losses = UnflushedWrites::default();
         let active = Opener(1);
         for other in 0..10_000 {
             losses.acknowledge(active);

@@ -10,6 +10,7 @@
 //! ```
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::rc::Rc;
 
 use block::{Bio, Bufs, Completion, Flags, Limits, Nanos, Op, Opener, Planted, Sector, Status};
 use policy::ErrSeqSample;
@@ -150,7 +151,7 @@ pub(crate) struct Work {
     queue: VecDeque<Key>,
     held: VecDeque<Key>,
     guards: Guards,
-    unflushed: UnflushedWrites,
+    unflushed: Rc<UnflushedWrites>,
     /// When requests were last sent or checked.
     time: Nanos,
     serial: u32,
@@ -166,7 +167,7 @@ impl Work {
             queue: VecDeque::new(),
             held: VecDeque::new(),
             guards: Guards::default(),
-            unflushed: UnflushedWrites::default(),
+            unflushed: Rc::default(),
             time: Nanos::ZERO,
             serial: 0,
             flags,
@@ -299,6 +300,11 @@ impl Work {
             let cookie = u64::from(self.serial) << 32 | key as u64;
             return Some((key, request(&self.pieces[key], cookie, self.flags, self.planted)));
         }
+    }
+
+    /// The record of acknowledged changes and their losses.
+    pub(crate) fn unflushed(&self) -> &Rc<UnflushedWrites> {
+        &self.unflushed
     }
 
     fn is_lost(&self, key: Key) -> bool {

@@ -97,7 +97,7 @@ pub(crate) struct Throttle {
     file: FileId,
     me: Weak<Throttle>,
     pub(crate) stats: Stats,
-    pub(crate) flush_errors: FlushErrors,
+    pub(crate) flush_errors: Rc<FlushErrors>,
     pub(super) shared: Arc<Shared>,
     counters: Arc<Counters>,
     pub(super) block_bytes: u32,
@@ -114,7 +114,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     pub(crate) fn new(
         stats: Stats,
-        flush_errors: FlushErrors,
+        flush_errors: Rc<FlushErrors>,
         file: FileId,
         block_bytes: u32,
         shared: Arc<Shared>,

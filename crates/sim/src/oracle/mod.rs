@@ -79,6 +79,8 @@ struct Version {
     uncertain: bool,
     /// A flush that should have covered it failed: later flushes of others do not cover it either.
     lost_flush: bool,
+    /// It is durable itself: not by another one that it may have followed.
+    durable: bool,
     /// Its client.
     by: Client,
     /// When a flush of its client failed that began after it.
@@ -184,6 +186,7 @@ impl Oracle {
             failed_below: false,
             uncertain: false,
             lost_flush: false,
+            durable: false,
             by: 0,
             flush_failed_at: NO_FAILURE,
             not_current: false,
@@ -286,6 +289,7 @@ impl Oracle {
                 failed_below: false,
                 uncertain: false,
                 lost_flush: false,
+                durable: false,
                 by,
                 flush_failed_at: NO_FAILURE,
                 not_current: false,
@@ -325,6 +329,7 @@ impl Oracle {
             version.failed_below = false;
             block.current = block.current.max(began);
             if fua {
+                version.durable = true;
                 block.durable = block.durable.max(began);
             }
             block.prune();
@@ -363,11 +368,12 @@ impl Oracle {
                 // the completion arrived later. A failure may concern all versions.
                 if !ok {
                     v.superseded = NEVER;
-                    v.lost_flush |= v.began > block.durable;
+                    v.lost_flush |= !v.durable;
                     if is_own && v.began < began {
                         v.flush_failed_at = v.flush_failed_at.min(now);
                     }
                 } else if covered && (proves && !v.lost_flush || is_own && v.flush_failed_at > at) {
+                    v.durable = true;
                     block.durable = block.durable.max(v.began);
                 }
             }

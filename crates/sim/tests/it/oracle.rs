@@ -306,6 +306,33 @@ fn a_flush_of_another_covers_nothing_after_a_failed_one() {
     }
 }
 
+/// Two writes at a time; a flush that began before the first one had ended has covered the second
+/// one only. A read has shown that the first one came last, and a failed flush may have lost it.
+#[test]
+fn a_failed_flush_may_lose_what_came_after_a_durable_write() {
+    for fails in [false, true] {
+        let mut h = Hand::new();
+        h.oracle.expect_flush_errors();
+        let last = h.oracle.begin_change_by(1, 0..1, Change::Write, false);
+        let durable = h.write(0);
+        let covers = h.oracle.begin_flush_by(2, Nanos(1));
+        let mut data = vec![0; BLOCK];
+        h.oracle.fill(&last, &mut data);
+        h.oracle.end_write(last, true);
+        h.oracle.end_flush_at(covers, true, Nanos(2));
+        if fails {
+            h.flush(false);
+        }
+        h.accepts(0, &data);
+        h.flush(true);
+        h.oracle.crash();
+        match fails {
+            true => h.accepts(0, &durable),
+            false => h.refuses(0, &durable, "is not allowed"),
+        }
+    }
+}
+
 #[test]
 fn data_read_after_a_kill_need_a_flush_to_survive_a_crash() {
     let mut h = Hand::new();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Errors that clients of `buffered` get when the disk below fails a flush and loses its cache:
-//! each client gets one at every FLUSH that should have covered lost data. The disk is an NBD
-//! server in this file that delays a FLUSH until a test lets it fail.
+//! Errors that clients get when the disk below fails a flush and loses its cache: each client of
+//! `buffered` gets one at every FLUSH that should have covered lost data, and one of a mapping gets
+//! it when the table has left the disk meanwhile. The disk is an NBD server in this file that
+//! delays a FLUSH until a test lets it fail.
 #![expect(clippy::disallowed_methods, reason = "the disk is a server of this process")]
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -149,6 +151,13 @@ impl Disk {
         held.into_iter().for_each(|cookie| self.answer(cookie, EIO, &[]));
     }
 
+    /// The server is another one from now on, and has what was durable.
+    fn restart(&self) {
+        let mut media = self.media.lock().unwrap();
+        media.cached = media.durable.clone();
+        self.replies.lock().unwrap().as_ref().unwrap().shutdown(Shutdown::Both).unwrap();
+    }
+
     fn is_durable(&self, at: usize, data: &[u8]) -> bool {
         self.media.lock().unwrap().durable[at..at + data.len()] == *data
     }
@@ -228,4 +237,73 @@ fn failed_zeroes_with_fua_hide_no_loss_from_a_flush() {
     assert_eq!(client.receive().unwrap().error, EIO);
     assert!(client.flush().is_err(), "the write is lost");
     client.flush().unwrap();
+}
+
+/// `low` over the disk, and `top` over `low`: what their clients write goes straight to the disk.
+fn mapped(disk: &Disk) -> (TestBed, String) {
+    let sectors = BYTES / 512;
+    let low = format!("0 {sectors} linear {} 0", disk.word());
+    let top = format!("0 {sectors} linear low 0");
+    (TestBed::start(&[], &[("low", &low), ("top", &top)]), low)
+}
+
+fn swap(bed: &TestBed, table: &str) {
+    for words in [&["load", "low", "--table", table][..], &["suspend", "low"], &["resume", "low"]] {
+        bed.daemon().verb(words).unwrap();
+    }
+}
+
+/// Found by an attack from outside: the FLUSH succeeded after a swap away and back, though the
+/// server had lost what it should have covered.
+#[test]
+fn a_swap_of_tables_forgets_no_loss() {
+    let zero = format!("0 {} zero", BYTES / 512);
+    for back in [true, false] {
+        let disk = Disk::start();
+        let (bed, table) = mapped(&disk);
+        let mut clients = ["low", "low", "top"].map(|device| bed.connect(device));
+        for client in &mut clients {
+            client.write(0, &[0x58; 4096]).unwrap();
+        }
+        disk.restart();
+        swap(&bed, &zero);
+        if back {
+            swap(&bed, &table);
+        }
+        for client in &mut clients {
+            assert!(client.flush().is_err(), "back: {back}");
+            client.flush().unwrap();
+        }
+        if back {
+            clients[2].write(0, &[0x59; 4096]).unwrap();
+            clients[2].flush().unwrap();
+            assert!(disk.is_durable(0, &[0x59; 4096]));
+        }
+    }
+}
+
+/// What nobody has flushed yet is flushed before the table leaves the disk. Where that fails the
+/// clients hear of it; else nothing that happens to the disk later concerns them.
+#[test]
+fn a_table_leaves_nothing_unflushed_behind() {
+    for fails in [false, true] {
+        let disk = Disk::start();
+        let (bed, table) = mapped(&disk);
+        let mut client = bed.connect("top");
+        client.write(0, &[0x58; 4096]).unwrap();
+        if fails {
+            disk.hold_flushes();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| swap(&bed, &format!("0 {} zero", BYTES / 512)));
+            if fails {
+                disk.wait_until_held();
+                disk.fail_held();
+            }
+        });
+        assert_eq!(disk.is_durable(0, &[0x58; 4096]), !fails);
+        swap(&bed, &table);
+        assert_eq!(client.flush().is_err(), fails);
+        client.flush().unwrap();
+    }
 }

@@ -2,14 +2,14 @@
 //! A driver in virtual time with RAM disks, small enough to be obviously right: what these tests
 //! stand on. Latencies are drawn from a seed; data moves at the moment of submission.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::rc::{Rc, Weak};
 
 use block::{
-    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, Nanos,
-    OnIoError, Op, Opener, Sector, Status,
+    Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, LostWrites,
+    Nanos, OnIoError, Op, Opener, Sector, Status,
 };
 use dm::{Dm, Resolver};
 use reactor::{
@@ -25,6 +25,8 @@ pub(crate) struct Disk {
     pub(crate) last: Option<(Op, Flags, Class, Sector, Sector, Bufs, Sector)>,
     /// Who sent what arrived.
     pub(crate) openers: Vec<Opener>,
+    /// How often a disk under `/lossy/` has lost what was acknowledged and not flushed.
+    pub(crate) losses: usize,
     /// Requests fail from now on.
     pub(crate) broken: bool,
     /// Requests do not end from now on, until [`State::release`].
@@ -158,13 +160,89 @@ impl Driver for TestDriver {
     }
 }
 
-/// A RAM disk as a leaf; under `/opaque/` it is no base of flat mappings.
+/// Who has unflushed changes at a leaf, and who must hear that they are lost.
+#[derive(Default)]
+struct Unflushed {
+    writers: RefCell<BTreeSet<Opener>>,
+    losers: RefCell<BTreeSet<Opener>>,
+    losses: Cell<usize>,
+}
+
+impl Unflushed {
+    fn lose(&self) {
+        self.losers.borrow_mut().append(&mut self.writers.borrow_mut());
+    }
+
+    fn see(&self, losses: usize) {
+        if self.losses.replace(losses) != losses {
+            self.lose();
+        }
+    }
+
+    fn tell(&self, opener: Opener) -> bool {
+        opener != Opener::NOBODY && self.losers.borrow_mut().remove(&opener)
+    }
+}
+
+impl LostWrites for Unflushed {
+    fn has_unflushed(&self) -> bool {
+        !self.writers.borrow().is_empty()
+    }
+
+    fn must_hear(self: Rc<Self>, opener: Opener) -> Option<Box<dyn FnOnce()>> {
+        let must_hear = self.losers.borrow().contains(&opener);
+        must_hear.then(|| {
+            Box::new(move || {
+                self.tell(opener);
+            }) as Box<dyn FnOnce()>
+        })
+    }
+
+    fn are_told(&self) -> bool {
+        self.losers.borrow().is_empty()
+    }
+}
+
+/// A RAM disk as a leaf; under `/opaque/` it is no base of flat mappings, and under `/lossy/` it
+/// tells of its losses.
 pub(crate) struct Ram {
     name: String,
     file: FileId,
     limits: Limits,
     state: Shared,
     watch: Rc<Watch>,
+    unflushed: Rc<Unflushed>,
+}
+
+impl Ram {
+    fn is_lossy(&self) -> bool {
+        self.name.starts_with("/lossy/")
+    }
+
+    fn unflushed(&self) -> &Rc<Unflushed> {
+        self.unflushed.see(self.state.borrow().disks[self.file.0 as usize].losses);
+        &self.unflushed
+    }
+
+    /// Notes the bio. Whether it is a FLUSH that fails because of a loss before.
+    fn is_told(&self, bio: &Bio) -> bool {
+        let unflushed = self.unflushed();
+        match bio.op {
+            Op::Flush => {
+                let fails = self.state.borrow().disks[self.file.0 as usize].broken;
+                if fails {
+                    unflushed.lose();
+                }
+                unflushed.writers.borrow_mut().clear();
+                unflushed.tell(bio.opener)
+            }
+            Op::Write => {
+                unflushed.writers.borrow_mut().insert(bio.opener);
+                false
+            }
+            Op::Read | Op::Discard | Op::WriteZeroes => false,
+        }
+    }
 }
 
 /// Counts what is in flight and tells faults.
@@ -219,7 +297,14 @@ impl Base for Ram {
         self.watch.watchers.borrow_mut().push(watcher);
     }
 
+    fn losses(&self) -> Option<Rc<dyn LostWrites>> {
+        self.is_lossy().then(|| self.unflushed().clone() as Rc<dyn LostWrites>)
+    }
+
     fn submit_at(&self, sector: Sector, bio: Bio) {
+        if self.is_lossy() && self.is_told(&bio) {
+            return bio.complete(Status::Io);
+        }
         let flush = if bio.op == Op::Flush { FLUSH } else { 0 };
         let tag = flush | sector.0 << 1 | self.watch.requests.enter().tag();
         if self.state.borrow().logging {
@@ -270,7 +355,7 @@ impl Resolver for RamResolver {
                 LV => vec!["", "ram", "lv", "1024"],
                 word => word.split('/').collect(),
             };
-            let ["", kind @ ("ram" | "ram4k" | "opaque"), _, sectors] = parts[..] else {
+            let ["", kind @ ("ram" | "ram4k" | "opaque" | "lossy"), _, sectors] = parts[..] else {
                 return Err(Error::not_found("no such file or directory"));
             };
             let sectors: u64 = sectors.parse().expect("a number of sectors");
@@ -291,7 +376,14 @@ impl Resolver for RamResolver {
             }
             drop(s);
             let file = FileId(u32::try_from(index).expect("few disks"));
-            let ram = Ram { name: word, file, limits, state, watch: Rc::default() };
+            let ram = Ram {
+                name: word,
+                file,
+                limits,
+                state,
+                watch: Rc::default(),
+                unflushed: Rc::default(),
+            };
             Ok(Rc::new(ram) as Rc<dyn BlockDevice>)
         })
     }

@@ -109,6 +109,13 @@ impl Cache {
         self.scrub.start();
     }
 
+    /// Whether the journal has all changes that no commit has.
+    pub(crate) fn has_journal(&self) -> bool {
+        let store = &self.store;
+        let has_ended = store.health.journal_ended.get();
+        store.journal.memory.is_ok() && !has_ended && !store.slots.borrow().has_lost_journal()
+    }
+
     /// The attribute `journal`.
     pub(crate) fn journal_state(&self) -> String {
         match &self.store.journal.memory {

@@ -181,10 +181,11 @@ pub(crate) static FIGURES: [Figure; 84] = [
         |c| c.store.slots.borrow().buffered_count().into(),
     )
     .metric(Metric::GAUGE),
-    blocks("unwritten_blocks", "those that a cache device that fails has refused", |c| {
-        let is_failed = c.store.failure().is_some();
-        if is_failed { c.store.slots.borrow().buffered_count().into() } else { Value::Number(0) }
-    })
+    blocks(
+        "unwritten_blocks",
+        "blocks in memory alone since the cache has failed: refused by its device, or not committed",
+        |c| c.unwritten_blocks().into(),
+    )
     .metric(Metric::GAUGE),
     blocks("writes_buffered", "blocks whose writes were acknowledged from the buffer", |c| {
         count(&c.store.stats.writes_buffered)

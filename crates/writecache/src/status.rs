@@ -55,6 +55,20 @@ impl Cache {
         self.store.slots.borrow().zero_ranges().map(|range| range.end - range.start).sum()
     }
 
+    /// Blocks that are in memory alone: those that a cache device which fails has refused, and
+    /// without a journal also those that no commit has that succeeded.
+    pub(crate) fn unwritten_blocks(&self) -> u64 {
+        if self.store.failure().is_none() {
+            return 0;
+        }
+        let refused = self.store.slots.borrow().buffered_count().into();
+        if self.has_journal() {
+            refused
+        } else {
+            self.store.slots.borrow().uncommitted_count().max(refused)
+        }
+    }
+
     /// Runs of dirty sectors in a range, as (first, length).
     pub(crate) fn dirty_runs(
         &self,

@@ -311,7 +311,6 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "degraded-away",
         act: Some(Act::Verbs(VERBS, &[Outage::Away])),
-        known: Some("a cache whose device has failed a FLUSH is closed without a token"),
         ..DEGRADED
     },
     Scenario {

@@ -137,6 +137,18 @@ impl Slots {
         }
     }
 
+    /// The cache device has failed in the commit of the batch.
+    pub(crate) fn give_up_batch(&mut self, batch: &Batch) {
+        for entry in &batch.entries {
+            let blocks = match entry.op {
+                Op::Write | Op::WriteNext => 1,
+                Op::Zero => u64::from(entry.crc),
+                Op::Clean | Op::Evict | Op::Bad | Op::Epoch | Op::Drop => 0,
+            };
+            self.given_up.insert_range(entry.block..entry.block + blocks);
+        }
+    }
+
     /// Frees slots that a durable batch supersedes, `piece` at most. Returns whether all are free;
     /// then the batch is done with.
     pub(crate) fn free_superseded(&mut self, batch: &mut Batch, piece: usize) -> bool {

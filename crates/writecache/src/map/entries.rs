@@ -41,6 +41,13 @@ pub(crate) struct EntryVersions {
 }
 
 impl Slots {
+    /// The cache device has failed in the commit of the batch.
+    pub(crate) fn give_up_entries(&mut self, batch: &EntryBatch) {
+        for slot in &batch.named {
+            self.given_up.insert(self.slots[*slot as usize].block());
+        }
+    }
+
     /// Everything that a commit must write now.
     pub(crate) fn take_entries(&mut self) -> EntryBatch {
         let mut batch = EntryBatch::default();

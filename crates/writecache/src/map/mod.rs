@@ -102,6 +102,8 @@ pub(crate) struct Slots {
     bad: RoaringTreemap,
     unlogged: BlockSet,
     committing: BlockSet,
+    /// Blocks of a commit that has failed: the cache device need not have what it was about.
+    given_up: RoaringTreemap,
     limbo: Vec<u32>,
     zeroes: ZeroRanges,
     /// The last batch, emptied: the next one reuses its memory.

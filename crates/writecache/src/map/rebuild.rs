@@ -399,6 +399,7 @@ impl Rebuild {
             bad,
             unlogged: BlockSet::default(),
             committing: BlockSet::default(),
+            given_up: RoaringTreemap::new(),
             limbo: Vec::new(),
             zeroes: ZeroRanges::default(),
             spare: Default::default(),

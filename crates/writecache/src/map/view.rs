@@ -2,6 +2,8 @@
 //! View: read access to the map for tools and tests.
 use std::ops::Range;
 
+use roaring::RoaringTreemap;
+
 use super::{Counts, SlotRef, Slots, State};
 
 impl Slots {
@@ -44,6 +46,22 @@ impl Slots {
             });
         }
         runs
+    }
+
+    /// How many blocks the origin may not have, in a version that no durable commit has either.
+    pub(crate) fn uncommitted_count(&self) -> u64 {
+        let unlogged_zeroes = self.zero_ranges().filter(|z| self.is_zero_unlogged(z.start));
+        let mut changed: RoaringTreemap =
+            self.unlogged.iter().chain(self.committing.iter()).collect();
+        changed |= &self.given_up;
+        for range in unlogged_zeroes {
+            changed.insert_range(range);
+        }
+        let mut unsaved = self.dirty.clone();
+        for range in self.zero_ranges() {
+            unsaved.insert_range(range);
+        }
+        changed.intersection_len(&unsaved)
     }
 
     /// Checks WC-M1 and WC-M2 by counting everything; for tests.

@@ -94,7 +94,10 @@ impl Store {
                 self.slots.borrow_mut().forget_changes_of(&batch);
             }
         }
-        self.write_batch(native, &mut batch).await?;
+        if let Err(status) = self.write_batch(native, &mut batch).await {
+            self.slots.borrow_mut().give_up_batch(&batch);
+            return Err(status);
+        }
         self.slots.borrow_mut().end_batch(&batch);
         while !self.slots.borrow_mut().free_superseded(&mut batch, piece) {
             yield_now().await;

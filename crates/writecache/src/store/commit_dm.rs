@@ -48,7 +48,10 @@ impl Store {
         let batch = self.slots.borrow_mut().take_entries();
         let writing = EntryVersions { seq: dm.seq.get(), erased: false };
         if !batch.named.is_empty() {
-            self.commit_new(dm, &batch, writing).await?;
+            if let Err(status) = self.commit_new(dm, &batch, writing).await {
+                self.slots.borrow_mut().give_up_entries(&batch);
+                return Err(status);
+            }
             self.stats.commits.add(1);
         }
         if !batch.erased.is_empty() {

@@ -308,11 +308,7 @@ pub const ALL: &[Scenario] = &[
     LINEAR,
     Scenario { name: "lost-linear", faults: [CONNECTIONS, NO], ..LINEAR },
     DEGRADED,
-    Scenario {
-        name: "degraded-away",
-        act: Some(Act::Verbs(VERBS, &[Outage::Away])),
-        ..DEGRADED
-    },
+    Scenario { name: "degraded-away", act: Some(Act::Verbs(VERBS, &[Outage::Away])), ..DEGRADED },
     Scenario {
         name: "late-writes",
         table: "0 16384 writecache s low DISK1 4096 1 no_guard",

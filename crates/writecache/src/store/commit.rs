@@ -141,11 +141,7 @@ impl Store {
     }
 
     /// Writes the records of a batch and flushes. The batch is durable when this returns.
-    pub(super) async fn write_batch(
-        &self,
-        native: &Native,
-        batch: &mut Batch,
-    ) -> Result<(), Status> {
+    async fn write_batch(&self, native: &Native, batch: &mut Batch) -> Result<(), Status> {
         batch.follow(self.buffer.take_moves());
         let first = native.log.next.get();
         let records = self.begin_records(native, first, batch);
@@ -171,7 +167,7 @@ impl Store {
     }
 
     /// Begins to write the records of a batch, as number `first_seq` and later ones of the log.
-    fn begin_records(
+    pub(super) fn begin_records(
         &self,
         native: &Native,
         (first_seq, mut link): (u64, u32),

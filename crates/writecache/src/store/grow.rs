@@ -47,6 +47,7 @@ use super::Store;
 use super::media::{Media, Native, SlotArea};
 use crate::map::Batch;
 use crate::planted::Fault;
+use crate::recovery::area::wait_all;
 
 /// Units that are blanked or copied at once: 1 MiB.
 const UNITS_AT_ONCE: u64 = 256;
@@ -176,8 +177,9 @@ impl Store {
             return Err(Status::NoSpace); // WC-GR5
         }
         if follows == 0 && !self.has_fault(Fault::GrownLogUnsaid) {
-            // WC-GR7. The commit before has used none of its half of the reserve.
-            self.write_batch(native, &mut Batch::default()).await?;
+            // WC-GR7. The commit before has used none of its half of the reserve. The flush below
+            // (WC-GR2) takes the record with its copy.
+            wait_all(self.begin_records(native, native.log.next.get(), &Batch::default())).await?;
         }
         if self.has_fault(Fault::GrownSuperblockEarly) {
             self.write_superblock(native, checkpoint, new).await?;
@@ -187,6 +189,8 @@ impl Store {
         }
         if !self.has_fault(Fault::GrownUnflushed) {
             self.flush_device().await?; // WC-GR2
+            let (next_seq, link) = native.log.next.get();
+            native.log.durable.set((next_seq - 1, link));
         }
         if !self.has_fault(Fault::GrownSuperblockEarly) {
             self.write_superblock(native, checkpoint, new).await?;

@@ -21,10 +21,14 @@ ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test 
 LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_not_slow \
 	zeroes::four_gigabytes cost::a_full_cache_takes pacing::a_filling_cache_slows_writers \
 	files::random_operations writeback::blocks_of_pages_that_changed device::bios_across_parts_of_two
+# For a command that starts make: `make -n` runs a line that has MAKE itself.
+NESTED_MAKE := $(MAKE) --no-print-directory
+# Commands in Rust, built with what all tests are built with.
+XTASK := $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast test-s3 guest guest-or-skip lint fmt fuzz sanitize seeds kills soak soak-guest docs deny clean
+.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -96,11 +100,11 @@ attack: ## an adversary of the whole program: lossy disks, kill -9, a judge (ARG
 published: setup ## what others have published, run as they wrote it (root; ARGS='--only linear')
 	$(CARGO) run --release --locked -p e2e --bin published -- $(ARGS)
 
-test: setup ## all tests, end to end with real clients included; in CI a while of fuzzing, and a guest
-	$(if $(CI),@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(CI_FUZZ_SECONDS))
+test: setup ## all tests, end to end with real clients included; in CI also fuzzing and the guest, if their inputs are new
+	$(if $(CI),@$(MAKE) --no-print-directory fuzz-in-ci)
 	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast --tests
 	$(CARGO) test $(ALL) --no-fail-fast --doc
-	$(if $(CI),@$(MAKE) --no-print-directory guest-or-skip)
+	$(if $(CI),@$(MAKE) --no-print-directory guest-in-ci)
 
 test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs, no long tests
 	MILLPOND_SEEDS=5 RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) $(ENGINES) -- \
@@ -114,17 +118,36 @@ lint: ## formatting, clippy, room direction, circles of imports, style, licences
 	@scripts/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
+	@$(MAKE) --no-print-directory xtask
+	$(XTASK) arch tidy licences
+
+lint-plain: ## clippy of the program as it ships, without the faults planted for tests
 	$(CARGO) clippy -p millpond --locked -- -D warnings
-	$(CARGO) run --quiet --locked -p xtask -- arch tidy licences
 
 fmt: ## format everything
 	$(CARGO) fmt --all
 
-fuzz: ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
-	$(CARGO) run --quiet --locked -p xtask -- fuzz $(FUZZ_SECONDS)
+xtask:
+	@$(CARGO) build --quiet $(ALL) --bin xtask
 
-sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs nightly; ARGS=miri)
-	$(CARGO) run --quiet --locked -p xtask -- sanitize $(ARGS)
+# A pass of this length or more is recorded in tests/passed.toml.
+FUZZ_SECONDS_RECORDED := 30
+fuzz: xtask ## every fuzz target for FUZZ_SECONDS (needs the nightly toolchain)
+	$(if $(shell [ $(FUZZ_SECONDS) -lt $(FUZZ_SECONDS_RECORDED) ] || echo yes),$(XTASK) record fuzz) \
+		$(XTASK) fuzz $(FUZZ_SECONDS)
+
+fuzz-in-ci: xtask
+	$(XTASK) unless-recorded fuzz $(XTASK) fuzz --or-skip $(CI_FUZZ_SECONDS)
+
+sanitize: xtask ## tests under AddressSanitizer, ThreadSanitizer and Miri (needs nightly; ARGS=miri)
+	$(XTASK) sanitize $(ARGS)
+
+# Whatever is recorded; after a failure the others still run.
+NIGHT_FUZZ_SECONDS ?= 300
+NIGHT_SEEDS ?= 2000
+nightly: ## everything: lint, all tests, object stores, fuzzing, sanitizers, the guest, packages, more seeds (hours)
+	@$(MAKE) --no-print-directory --keep-going CI= FUZZ_SECONDS=$(NIGHT_FUZZ_SECONDS) SEEDS=$(NIGHT_SEEDS) \
+		lint lint-plain docs test test-s3 fuzz sanitize guest try-deb seeds
 
 seeds: ## simulation tests with SEEDS seeds each
 	MILLPOND_SEEDS=$(SEEDS) $(CARGO) test $(ALL) $(ENGINES)
@@ -136,12 +159,20 @@ GUEST_PARTS ?= ublk ublk-guard ublk-kills ublk-upgrades=$(GUEST_UPGRADES) publis
 	vhost-upgrades=$(GUEST_UPGRADES) vhost-user boot=3
 # qemu of another release of Debian, which has other rings than that of Debian 12.
 GUEST_QEMU_SUITE ?= trixie
-guest: ## block devices of the kernel, and a vhost-user disk, in a guest of Linux 7 under two versions of qemu (GUEST_KILLS=20 GUEST_UPGRADES=20)
+# Only the whole of it, with the numbers that stand here, is recorded in tests/passed.toml.
+GUEST_IS_USUAL := $(if $(filter-out file,$(foreach v,KILLS UPGRADES PARTS QEMU_SUITE,$(origin GUEST_$(v)))),,yes)
+guest: xtask ## block devices of the kernel, and a vhost-user disk, in a guest of Linux 7 under two versions of qemu (GUEST_KILLS=20 GUEST_UPGRADES=20)
+	$(if $(GUEST_IS_USUAL),$(XTASK) record guest) $(NESTED_MAKE) guest-all
+
+guest-all:
 	@scripts/setup.sh guest
 	$(CARGO) build --locked -p millpond
 	$(CARGO) build --locked -p e2e --bin power-cut
 	GUEST_SECONDS=1800 scripts/guest.sh $(MILLPOND) $(GUEST_KILLS) $(GUEST_PARTS)
 	GUEST_QEMU_SUITE=$(GUEST_QEMU_SUITE) scripts/guest.sh $(MILLPOND) 3 boot vhost-user
+
+guest-in-ci: xtask
+	$(XTASK) unless-recorded guest $(NESTED_MAKE) guest-or-skip
 
 # In CI: few kills, one boot. What is missing is named, and is no failure.
 guest-or-skip:

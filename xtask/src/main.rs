@@ -3,9 +3,12 @@
 //!
 //! `xtask arch` checks that a room sees only lower floors and that few files of a crate import each
 //! other, `xtask tidy` the style rules that a machine can check, `xtask licences` the licence and
-//! the documentation of every dependency, `xtask fuzz` runs every fuzz target for a while,
-//! `xtask sanitize` tests under sanitizers and Miri. Checks print one line for each finding; a
-//! circle of imports has one more for each import.
+//! the documentation of every dependency. Checks print one
+//! line for each finding; a circle of imports has one more for each import.
+//!
+//! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
+//! Miri. `xtask record` runs a long check and records its inputs; `xtask unless-recorded` runs it
+//! if it has others.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,19 +17,28 @@ mod arch;
 mod circles;
 mod fuzz;
 mod imports;
+mod inputs;
 mod labels;
 mod licences;
 mod metadata;
+mod passed;
 mod sanitize;
 mod sizes;
 mod source;
 mod tidy;
 mod words;
 
+use fuzz::Without;
+use inputs::Check;
+
 const USAGE: &str = "\
 usage: xtask CHECK...           any of: arch tidy licences
        xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each by default
+       xtask fuzz --or-skip [SECONDS]  the same; without a nightly toolchain that is no failure
        xtask sanitize [TOOL...] tests under address, thread, miri; all of them by default
+       xtask record CHECK COMMAND...           runs it; if it succeeds, records CHECK's inputs
+       xtask unless-recorded CHECK COMMAND...  runs it unless CHECK's inputs are recorded
+                                               (CHECK: fuzz guest)
 
 exit status: 0 nothing found, 1 something found or failed, 2 wrong usage";
 
@@ -38,13 +50,31 @@ fn main() -> ExitCode {
             println!("{USAGE}");
             if words.is_empty() { ExitCode::from(2) } else { ExitCode::SUCCESS }
         }
-        ["fuzz"] => fuzz::run(&root(), 60),
-        ["fuzz", seconds] => match seconds.parse() {
-            Ok(seconds) => fuzz::run(&root(), seconds),
-            Err(_) => usage_error(&format!("fuzz: '{seconds}' is not a number of seconds")),
+        ["fuzz", "--or-skip", rest @ ..] => run_fuzz(rest, Without::Skip),
+        ["fuzz", rest @ ..] => run_fuzz(rest, Without::Fail),
+        ["record", name, command @ ..] if !command.is_empty() => match Check::named(name) {
+            Some(check) => passed::record(&root(), check, command),
+            None => usage_error(&format!("no check '{name}': fuzz and guest are allowed")),
         },
+        ["unless-recorded", name, command @ ..] if !command.is_empty() => {
+            match Check::named(name) {
+                Some(check) => passed::run_unless_recorded(&root(), check, command),
+                None => usage_error(&format!("no check '{name}': fuzz and guest are allowed")),
+            }
+        }
         ["sanitize", tools @ ..] => sanitize::run(&root(), tools),
         checks => run_checks(checks),
+    }
+}
+
+fn run_fuzz(words: &[&str], without: Without) -> ExitCode {
+    match words {
+        [] => fuzz::run(&root(), 60, without),
+        [seconds] => match seconds.parse() {
+            Ok(seconds) => fuzz::run(&root(), seconds, without),
+            Err(_) => usage_error(&format!("fuzz: '{seconds}' is not a number of seconds")),
+        },
+        _ => usage_error("fuzz: one number of seconds is allowed"),
     }
 }
 

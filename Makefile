@@ -114,12 +114,12 @@ test-s3: setup ## volumes on object stores, against moto, and versitygw where Go
 	@scripts/setup.sh s3
 	@scripts/test-s3.sh $(STORES)
 
-lint: ## formatting, clippy, room direction, circles of imports, style, licences
+lint: ## formatting, clippy, room direction, circles of imports, style, licences, subjects of commits
 	@scripts/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
 	@$(MAKE) --no-print-directory xtask
-	$(XTASK) arch tidy licences
+	$(XTASK) arch tidy licences commits
 
 lint-plain: ## clippy of the program as it ships, without the faults planted for tests
 	$(CARGO) clippy -p millpond --locked -- -D warnings

@@ -3,7 +3,7 @@
 //!
 //! `xtask arch` checks that a room sees only lower floors and that few files of a crate import each
 //! other, `xtask tidy` the style rules that a machine can check, `xtask licences` the licence and
-//! the documentation of every dependency. Checks print one
+//! the documentation of every dependency, `xtask commits` the subjects of commits. Checks print one
 //! line for each finding; a circle of imports has one more for each import.
 //!
 //! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 mod arch;
 mod circles;
+mod commits;
 mod fuzz;
 mod imports;
 mod inputs;
@@ -32,7 +33,7 @@ use fuzz::Without;
 use inputs::Check;
 
 const USAGE: &str = "\
-usage: xtask CHECK...           any of: arch tidy licences
+usage: xtask CHECK...           any of: arch tidy licences commits
        xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each by default
        xtask fuzz --or-skip [SECONDS]  the same; without a nightly toolchain that is no failure
        xtask sanitize [TOOL...] tests under address, thread, miri; all of them by default
@@ -86,6 +87,7 @@ fn run_checks(names: &[&str]) -> ExitCode {
             "arch" => arch::check(&root),
             "tidy" => tidy::check(&root),
             "licences" => licences::check(&root),
+            "commits" => commits::check(&root),
             other => return usage_error(&format!("no command '{other}'")),
         };
         match result {

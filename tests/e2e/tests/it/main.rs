@@ -5,6 +5,7 @@
 
 mod bare_origin; // takes longest: tests begin in the order of their names
 mod buffered;
+mod demo;
 mod dmsetup;
 mod guard;
 mod guard_repair;

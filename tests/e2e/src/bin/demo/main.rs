@@ -4,15 +4,17 @@
 //! nothing was lost.
 //!
 //! ```text
-//!   main      options, folder, interruption, exit status
-//!   scene     the files and the areas in them
-//!   story     the phases, one function each
-//!   report    progress lines and the table
+//!   main         options, folder, interruption, exit status
+//!   scene        the files and the areas in them
+//!   story        the phases, one function each
+//!   own_client   what writes and reads where fio is not there
+//!   report       progress lines and the table
 //! ```
 //!
 //! Invariants
 //! - Whatever happens (error, panic, Ctrl-C), no process and no file is left behind.
 
+mod own_client;
 mod report;
 mod scene;
 mod story;
@@ -27,6 +29,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::scene::Sizes;
+use crate::story::Clients;
 
 /// A write cache at work, end to end: fill, kill -9, recover, verify, flush in order, compare
 #[derive(Debug, Parser)]
@@ -34,7 +37,9 @@ use crate::scene::Sizes;
     name = "demo",
     max_term_width = 100,
     after_help = "\
-Needs disk space of twice the origin's size. Times and rates are those of this machine's disk.
+Needs disk space of twice the origin's size, and touches nothing but a folder of its own, which it
+removes. Times and rates are those of this machine's disk. fio and nbdcopy write and read where they
+are there; else this program does.
 
 Examples:
   make demo
@@ -48,6 +53,9 @@ struct Args {
     /// Make the files in a folder of their own in here [default: $TMPDIR, else /tmp]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Write and read without fio and nbdcopy even if they are there
+    #[arg(long)]
+    own_client: bool,
 }
 
 fn size(text: &str) -> Result<Sizes> {
@@ -76,17 +84,38 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<()> {
-    let missing = e2e::process::missing(&["fio", "nbdcopy", "sha256sum"]);
-    if !missing.is_empty() {
-        return Err(format!("{} not installed: run scripts/setup.sh", missing.join(", ")));
+    if !e2e::process::missing(&["sha256sum"]).is_empty() {
+        return Err("there is no sha256sum, which is in coreutils and in busybox".into());
     }
+    let clients = clients(args.own_client);
     let base = args.dir.unwrap_or_else(std::env::temp_dir);
     let dir = tempfile::Builder::new().prefix("millpond-demo-").tempdir_in(&base);
     let dir = dir.map_err(|e| format!("folder in {}: {e}", base.display()))?;
     clean_up_on_signals(dir.path().to_owned())?;
     let program = e2e::binary::millpond(e2e::binary::Build::Alone)?;
     scene::check_space(dir.path(), args.size)?;
-    story::tell(&program, dir.path(), args.size)
+    println!("demo: {}; in {}", args.size.expectation(), dir.path().display());
+    story::tell(&program, dir.path(), args.size, clients)
+}
+
+/// Says why, if it is not those of others.
+fn clients(own: bool) -> Clients {
+    let missing = e2e::process::missing(&["fio", "nbdcopy"]);
+    if own {
+        return Clients::Own;
+    }
+    if !missing.is_empty() {
+        println!("demo: without {}: this program writes and reads", missing.join(" and "));
+        return Clients::Own;
+    }
+    // Some are built without it.
+    match e2e::process::output("fio", &["--enghelp"]) {
+        Ok(engines) if engines.lines().any(|line| line.trim() == "nbd") => Clients::Others,
+        _ => {
+            println!("demo: this fio has no engine for NBD: this program writes and reads");
+            Clients::Own
+        }
+    }
 }
 
 /// On Ctrl-C and its like: ends the children, removes the folder, and this process.

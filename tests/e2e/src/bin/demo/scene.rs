@@ -2,7 +2,7 @@
 //! The files of the demo, and who writes where.
 //!
 //! ```text
-//!   origin  │ fill: fio, verified, flushed before the kill          │ load   │ stamps │
+//!   origin  │ fill: verified, flushed before the kill               │ load   │ stamps │
 //!           │                                               31/32   │  1/64  │  1/64  │
 //!   cache     half the origin's size
 //! ```
@@ -43,15 +43,26 @@ impl Sizes {
     pub(crate) fn cache_bytes(self) -> u64 {
         self.origin_bytes / 2
     }
-    /// The area that fio fills, from the origin's beginning.
+    /// The disk space that everything takes: origin, cache, a copy of the cache, and notes.
+    pub(crate) fn space_bytes(self) -> u64 {
+        self.origin_bytes + 2 * self.cache_bytes() + (64 << 20)
+    }
+    /// What it will take, for who waits.
+    pub(crate) fn expectation(self) -> String {
+        // 134 s for 2 GiB on a busy disk, 2026-11: most of it is proportional.
+        let seconds = 5 + (self.origin_bytes >> 20) / 16;
+        let space = self.space_bytes() >> 20;
+        format!("takes about {seconds} s and {space} MiB of disk")
+    }
+    /// The area that is filled, from the origin's beginning.
     pub(crate) fn fill_area_bytes(self) -> u64 {
         self.origin_bytes / 32 * 31
     }
-    /// How much of it fio writes.
+    /// How much of it is written.
     pub(crate) fn fill_bytes(self) -> u64 {
         self.cache_bytes() * FILL_PERCENT / 100 / BLOCK * BLOCK
     }
-    /// Where a second fio writes while the daemon is killed.
+    /// Where the load writes while the daemon is killed.
     pub(crate) fn load(self) -> Range<u64> {
         self.fill_area_bytes()..self.fill_area_bytes() + self.origin_bytes / 64
     }
@@ -65,8 +76,7 @@ impl Sizes {
 pub(crate) fn check_space(dir: &Path, sizes: Sizes) -> Result<()> {
     let fs = rustix::fs::statvfs(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let free = fs.f_bavail * fs.f_frsize;
-    // Origin, cache, and a copy of the cache.
-    let need = sizes.origin_bytes + 2 * sizes.cache_bytes() + (64 << 20);
+    let need = sizes.space_bytes();
     if free < need {
         return Err(format!(
             "{}: {} MiB are free, {} MiB are needed: choose --dir or a smaller --size",
@@ -133,7 +143,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     })
 }
 
-/// What fio's load may have left of a range: each block its own pattern (the block's offset, over
+/// What the load may have left of a range: each block its own pattern (the block's offset, over
 /// and over) or what it was before. Returns how many are new.
 pub(crate) fn check_load(
     range: Range<u64>,

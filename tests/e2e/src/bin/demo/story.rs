@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use e2e::client::Client;
 use e2e::daemon::Daemon;
-use e2e::fio::{Fio, Measured};
+use e2e::fio::{Fio, Measured, Running};
 use e2e::process::{Process, run};
 use e2e::stamp::{Found, Stamps, Written};
 use e2e::{Result, clock, pause};
 
+use crate::own_client::{self, FillPlan};
 use crate::report::{Figures, Flush, Reporter};
 use crate::scene::{self, Sizes};
 
@@ -23,16 +24,61 @@ const BEFORE_KILL: Duration = Duration::from_secs(2);
 /// Same places, same data, every time.
 const SEED: u64 = 42;
 
+/// Who writes and reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clients {
+    /// fio and nbdcopy.
+    Others,
+    /// This program.
+    Own,
+}
+
+impl Clients {
+    fn name(self) -> &'static str {
+        match self {
+            Clients::Others => "fio",
+            Clients::Own => "own client",
+        }
+    }
+}
+
+/// The load at the time of the kill.
+enum Load<'scope> {
+    Fio(Running),
+    Own(std::thread::ScopedJoinHandle<'scope, Result<()>>),
+}
+
+impl Load<'_> {
+    fn is_running(&self) -> bool {
+        match self {
+            Load::Fio(fio) => fio.is_running(),
+            Load::Own(own) => !own.is_finished(),
+        }
+    }
+
+    /// Waits for its end after the server was killed, which has to be a failure: returns its words.
+    fn wait_failed(self) -> Result<String> {
+        match self {
+            Load::Fio(fio) => fio.wait_failed(PATIENCE),
+            Load::Own(own) => match own.join().expect("the load does not panic") {
+                Ok(()) => Err("the server was killed, but the load did not fail".into()),
+                Err(why) => Ok(why),
+            },
+        }
+    }
+}
+
 /// What all phases know.
 struct Stage<'a> {
     program: &'a Path,
     dir: &'a Path,
     sizes: Sizes,
+    clients: Clients,
     reporter: Reporter,
 }
 
-pub(crate) fn tell(program: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
-    let mut stage = Stage { program, dir, sizes, reporter: Reporter::new() };
+pub(crate) fn tell(program: &Path, dir: &Path, sizes: Sizes, clients: Clients) -> Result<()> {
+    let mut stage = Stage { program, dir, sizes, clients, reporter: Reporter::new() };
     stage.make_files()?;
     let daemon = stage.serve("cache.img", "sorted")?;
     let fill = stage.fill(&daemon)?;
@@ -84,7 +130,27 @@ impl Stage<'_> {
         Daemon::start(self.program, self.dir, &[("wc", &table)])
     }
 
-    /// The fill: fio's own verification follows the writes.
+    /// The fill of a device, and its verification.
+    fn write_fill(&self, daemon: &Daemon, device: &str) -> Result<Measured> {
+        match self.clients {
+            // Its own verification follows the writes.
+            Clients::Others => self.fio(&daemon.uri(device)).run(PATIENCE),
+            Clients::Own => {
+                let plan = self.fill_plan();
+                let mut client = daemon.connect(device)?;
+                let written = plan.write(&mut client, FIO_SECONDS).map_err(|e| e.to_string())?;
+                if written.writes < self.sizes.fill_bytes() / 4096 {
+                    return Ok(written); // a slow disk: there is no more to check
+                }
+                Ok(Measured { reads: plan.check(reads(&mut client))?, ..written })
+            }
+        }
+    }
+
+    fn fill_plan(&self) -> FillPlan {
+        FillPlan::new(self.sizes.fill_area_bytes(), self.sizes.fill_bytes(), SEED)
+    }
+
     fn fio(&self, uri: &str) -> Fio {
         self.filling(Fio::new(self.dir, uri))
     }
@@ -98,11 +164,12 @@ impl Stage<'_> {
 
     fn fill(&mut self, daemon: &Daemon) -> Result<Measured> {
         let what = format!(
-            "fio: {} MiB of random 4 KiB writes to the cache, flush, verify",
+            "{}: {} MiB of random 4 KiB writes to the cache, flush, verify",
+            self.clients.name(),
             mib(self.sizes.fill_bytes())
         );
         self.reporter.phase(&what);
-        let fill = self.fio(&daemon.uri("wc")).run(PATIENCE)?;
+        let fill = self.write_fill(daemon, "wc")?;
         let dirty = daemon.attribute("wc", "dirty_blocks")?;
         self.reporter.done(&format!(
             "{} writes at {:.0} IOPS, {} reads verified, {dirty} blocks dirty",
@@ -117,40 +184,53 @@ impl Stage<'_> {
         Ok(fill)
     }
 
-    /// Kills the daemon while fio writes, and beside it a writer that keeps books about what was
+    /// Kills the daemon while a load writes, and beside it a writer that keeps books about what was
     /// answered and what was flushed.
     fn kill_in_the_middle(&mut self, daemon: Daemon) -> Result<Stamps> {
-        self.reporter.phase("kill -9 in the middle of another fio run and of stamped writes");
-        let load = self.sizes.load();
-        let fio = Fio::new(self.dir, &daemon.uri("wc"))
-            .with(["--rw=randwrite", "--iodepth=32"])
-            .with(["--verify=pattern", "--verify_pattern=%o", "--do_verify=0"])
-            .with(["--time_based", "--runtime=600", "--fsync=256"])
-            .with([&format!("--offset={}", load.start)])
-            .with([&format!("--size={}", load.end - load.start)])
-            .start()?;
+        let name = self.clients.name();
+        self.reporter
+            .phase(&format!("kill -9 in the middle of writes of {name}, and stamped ones"));
         let mut stamps = Stamps::new(self.sizes.stamps(), SEED);
         let mut client = daemon.connect("wc")?;
+        let mut of_load = daemon.connect("wc")?;
         let mut written = Written::default();
         let stop_at = clock() + PATIENCE.as_secs_f64();
-        let (busy, broken) = std::thread::scope(|scope| {
+        let load = self.sizes.load();
+        let (busy, broken, load) = std::thread::scope(|scope| {
+            let load = match self.clients {
+                Clients::Others => Load::Fio(self.fio_load(&daemon).start()?),
+                Clients::Own => Load::Own(
+                    scope.spawn(|| own_client::overwrite(&mut of_load, load, SEED, stop_at)),
+                ),
+            };
             let writer = scope
                 .spawn(|| stamps.write(&mut client, &mut written, |_| clock() > stop_at).err());
             pause(BEFORE_KILL);
-            let busy = fio.is_running() && !writer.is_finished();
-            daemon.kill().map(|()| (busy, writer.join().expect("the writer does not panic")))
+            let busy = load.is_running() && !writer.is_finished();
+            daemon.kill()?;
+            let broken = writer.join().expect("the writer does not panic");
+            Ok::<_, String>((busy, broken, load.wait_failed()?))
         })?;
-        let fio = fio.wait_failed(PATIENCE)?;
         let broken = broken.map_or_else(|| "no error".to_owned(), |e| e.to_string());
         if !busy {
             let what = "load or stamps ended before the kill";
-            return Err(format!("{what}: stamps: {broken}; load: {fio}"));
+            return Err(format!("{what}: stamps: {broken}; load: {load}"));
         }
         self.reporter.done(&format!(
             "killed; {} stamped writes and {} flushes had been answered",
             written.writes, written.flushes
         ));
         Ok(stamps)
+    }
+
+    fn fio_load(&self, daemon: &Daemon) -> Fio {
+        let load = self.sizes.load();
+        Fio::new(self.dir, &daemon.uri("wc"))
+            .with(["--rw=randwrite", "--iodepth=32"])
+            .with(["--verify=pattern", "--verify_pattern=%o", "--do_verify=0"])
+            .with(["--time_based", "--runtime=600", "--fsync=256"])
+            .with([&format!("--offset={}", load.start)])
+            .with([&format!("--size={}", load.end - load.start)])
     }
 
     fn recover(&mut self) -> Result<Daemon> {
@@ -162,17 +242,22 @@ impl Stage<'_> {
     }
 
     fn verify(&mut self, daemon: &Daemon, stamps: &mut Stamps) -> Result<()> {
-        self.reporter.phase("verify through the cache: all of fio's fill, load, stamps");
-        let fill = self.fio(&daemon.uri("wc")).with(["--verify_only"]).run(PATIENCE)?;
-        if fill.reads < self.sizes.fill_bytes() / 4096 {
-            return Err(format!("fio verified only {} blocks", fill.reads));
-        }
+        self.reporter.phase("verify through the cache: all of the fill, load, stamps");
         let mut client = daemon.connect("wc")?;
+        let fill = match self.clients {
+            Clients::Others => {
+                self.fio(&daemon.uri("wc")).with(["--verify_only"]).run(PATIENCE)?.reads
+            }
+            Clients::Own => self.fill_plan().check(reads(&mut client))?,
+        };
+        if fill < self.sizes.fill_bytes() / 4096 {
+            return Err(format!("only {fill} blocks of the fill were verified"));
+        }
         let new = scene::check_load(self.sizes.load(), reads(&mut client))
             .map_err(|e| format!("load: {e}"))?;
         let found = stamps.check(reads(&mut client)).map_err(|e| format!("stamps: {e}"))?;
         let Found { newest, older, owed } = found;
-        self.reporter.done(&format!("{} blocks of the fill are intact", fill.reads));
+        self.reporter.done(&format!("{fill} blocks of the fill are intact"));
         self.reporter.done(&format!("load: {new} new blocks, the others are old, none is torn"));
         self.reporter.done(&format!(
             "stamps: {newest} blocks as last answered, {older} older as they may be (not flushed); \
@@ -226,8 +311,24 @@ impl Stage<'_> {
         Ok(flush)
     }
 
-    /// The origin's sum has to be that of what is served.
+    /// The origin has to hold what is served. Returns its sum.
     fn compare(&mut self, daemon: &Daemon) -> Result<String> {
+        let origin = match self.clients {
+            Clients::Others => self.compare_sums(daemon)?,
+            Clients::Own => {
+                self.reporter.phase("the origin file and the served device, byte by byte");
+                let mut client = daemon.connect("wc")?;
+                let origin = self.path("origin.img");
+                let file = scene::reader(&origin)?;
+                own_client::compare(self.sizes.origin_bytes, file, reads(&mut client))?;
+                self.sum_of_origin()?
+            }
+        };
+        self.reporter.done(&format!("equal: {origin}"));
+        Ok(origin)
+    }
+
+    fn compare_sums(&mut self, daemon: &Daemon) -> Result<String> {
         self.reporter.phase("sha256 of the origin file and of the served device");
         let mut copy = Command::new("nbdcopy");
         copy.arg(daemon.uri("wc")).arg("-").stdout(Stdio::piped());
@@ -243,7 +344,6 @@ impl Stage<'_> {
         if origin != served {
             return Err(format!("the origin is {origin}, but served is {served}"));
         }
-        self.reporter.done(&format!("equal: {origin}"));
         Ok(origin)
     }
 
@@ -256,13 +356,17 @@ impl Stage<'_> {
     fn verify_origin(&mut self, stamps: &mut Stamps) -> Result<()> {
         self.reporter.phase("verify the origin file itself");
         let origin = self.path("origin.img");
-        let fio = self.filling(Fio::on_file(self.dir, &origin));
-        let fill = fio.with(["--verify_only"]).run(PATIENCE)?;
+        let fill = match self.clients {
+            Clients::Others => {
+                let fio = self.filling(Fio::on_file(self.dir, &origin));
+                fio.with(["--verify_only"]).run(PATIENCE)?.reads
+            }
+            Clients::Own => self.fill_plan().check(scene::reader(&origin)?)?,
+        };
         scene::check_load(self.sizes.load(), scene::reader(&origin)?)
             .map_err(|e| format!("load: {e}"))?;
         stamps.check(scene::reader(&origin)?).map_err(|e| format!("stamps: {e}"))?;
-        self.reporter
-            .done(&format!("{} blocks of the fill, load and stamps are there", fill.reads));
+        self.reporter.done(&format!("{fill} blocks of the fill, load and stamps are there"));
         Ok(())
     }
 
@@ -290,11 +394,12 @@ impl Stage<'_> {
     }
 
     fn origin_alone(&mut self) -> Result<Measured> {
-        self.reporter.phase("fio: the same writes to the origin alone (linear)");
+        let name = self.clients.name();
+        self.reporter.phase(&format!("{name}: the same writes to the origin alone (linear)"));
         let sectors = self.sizes.origin_bytes / 512;
         let table = format!("0 {sectors} linear ./origin.img 0");
         let daemon = Daemon::start(self.program, self.dir, &[("origin", &table)])?;
-        let alone = self.fio(&daemon.uri("origin")).run(PATIENCE)?;
+        let alone = self.write_fill(&daemon, "origin")?;
         daemon.terminate()?;
         self.reporter.done(&format!("{} writes at {:.0} IOPS", alone.writes, alone.write_iops));
         Ok(alone)

@@ -21,6 +21,8 @@ ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test 
 LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_not_slow \
 	zeroes::four_gigabytes cost::a_full_cache_takes pacing::a_filling_cache_slows_writers \
 	files::random_operations writeback::blocks_of_pages_that_changed device::bios_across_parts_of_two
+# Programs that setup.sh takes out of packages that it does not install.
+export PATH := $(PATH):$(abspath $(or $(CARGO_TARGET_DIR),target)/tools)
 # For a command that starts make: `make -n` runs a line that has MAKE itself.
 NESTED_MAKE := $(MAKE) --no-print-directory
 # Commands in Rust, built with what all tests are built with.
@@ -28,13 +30,17 @@ XTASK := $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup build install uninstall deb try-deb demo attack test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
+.PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
-setup: ## install what the tests need and is missing (Debian-like systems)
+setup: ## install what the tests need and is missing, without a question (Debian-like systems)
+	@SETUP=yes scripts/setup.sh
+
+# What needs programs of others says which are missing, and asks; SETUP=yes is an answer, too.
+programs:
 	@scripts/setup.sh
 
 build: ## the program, optimised: target/release/millpond
@@ -90,17 +96,38 @@ try-deb: deb ## install, use, upgrade and purge that package in a Debian of its 
 	@scripts/setup.sh deb
 	scripts/try-deb.sh
 
-demo: setup ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS=--size ...)
-	$(CARGO) run --release --locked -p e2e --bin demo -- $(ARGS)
+# One build of both: what `make build` has built is not built again, and the other way round.
+demo: ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS='--size 256M', PROGRAM=...)
+	@scripts/setup.sh rust
+	@echo "demo: builds $(if $(BUILT),the program and the demo: 10 minutes of one core from nothing,the demo), once"
+	$(CARGO) build --release --locked -p e2e --bin demo $(if $(BUILT),-p millpond --bin millpond)
+	MILLPOND_BIN=$(abspath $(PROGRAM)) $(or $(CARGO_TARGET_DIR),target)/release/demo $(ARGS)
 
 attack: ## an adversary of the whole program: lossy disks, kill -9, a judge (ARGS='--seconds 3600')
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p attack -- $(ARGS)
 
-published: setup ## what others have published, run as they wrote it (root; ARGS='--only linear')
+published: programs ## what others have published, run as they wrote it (root; ARGS='--only linear')
 	$(CARGO) run --release --locked -p e2e --bin published -- $(ARGS)
 
-test: setup ## all tests, end to end with real clients included; in CI also fuzzing and the guest, if their inputs are new
+# A test for each engine and each door, by its name: kills, recoveries, real clients.
+SMOKE := doors:crash::fio_finds_each_write_that_was_answered_before_a_kill \
+	doors:crash::a_device_that_forgets_is_noticed \
+	doors:clients::nbdinfo_lists_every_export_with_size_flags_and_contexts \
+	doors:clients::qemu_io_reads_the_patterns_it_wrote_of_any_alignment \
+	doors:fuse::synchronous_and_fsynced_writes_survive_a_kill \
+	doors:vhost_user::kills_lose_no_request_of_a_guest_and_repeat_none \
+	doors:upgrade::devices_clients_and_settings_are_what_they_were \
+	e2e:offline::a_killed_cache_of_every_kind_recovers_all_writes \
+	e2e:zram::persistent_data_survive_restart_and_kill \
+	e2e:buffered::five_kills_lose_nothing_that_was_flushed \
+	e2e:objvol::kills_undo_nothing_flushed_in_a_directory \
+	e2e:demo::the_demo_passes_with_its_own_client
+smoke: ## a path through each engine and each door: create, write, kill -9, recover, read; under a minute once built
+	@scripts/setup.sh smoke
+	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) scripts/smoke.sh "$(CARGO) test $(ALL)" $(SMOKE)
+
+test: programs ## all tests, end to end with real clients included; in CI also fuzzing and the guest, if their inputs are new
 	$(if $(CI),@$(MAKE) --no-print-directory fuzz-in-ci)
 	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast --tests
 	$(CARGO) test $(ALL) --no-fail-fast --doc
@@ -110,7 +137,7 @@ test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no out
 	MILLPOND_SEEDS=5 RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) $(ENGINES) -- \
 		$(addprefix --skip ,$(LONG))
 
-test-s3: setup ## volumes on object stores, against moto, and versitygw where Go is there; or your bucket (MILLPOND_TEST_S3=s3://BUCKET/PREFIX)
+test-s3: programs ## volumes on object stores, against moto, and versitygw where Go is there; or your bucket (MILLPOND_TEST_S3=s3://BUCKET/PREFIX)
 	@scripts/setup.sh s3
 	@scripts/test-s3.sh $(STORES)
 
@@ -187,7 +214,7 @@ kills: ## the tests of doors::crash with KILLS kills each
 
 # Upgrades, and kills, of each door in the guest; 0: no guest.
 SOAK_GUEST ?= 100
-soak: setup ## live upgrades and kills under fio with verification; then in a guest (ARGS='--upgrades 1000 --kills 1000' SOAK_GUEST=100)
+soak: programs ## live upgrades and kills under fio with verification; then in a guest (ARGS='--upgrades 1000 --kills 1000' SOAK_GUEST=100)
 	$(CARGO) run --release --locked -p e2e --bin soak -- $(ARGS)
 	$(if $(filter-out 0,$(SOAK_GUEST)),@$(MAKE) --no-print-directory soak-guest)
 
@@ -222,11 +249,11 @@ bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted,
 bench-iomap: ## writeback of a page cache: the mapping called for each page, and once a run
 	$(CARGO) run --release --locked -p bench -- iomap $(ARGS)
 
-bench-nbd: setup ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
+bench-nbd: programs ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- nbd $(ARGS)
 
-bench-doors: setup ## NBD, FUSE and vhost-user beside qemu-storage-daemon's, ublk beside rublk: requests, CPU, system calls, wake-ups
+bench-doors: programs ## NBD, FUSE and vhost-user beside qemu-storage-daemon's, ublk beside rublk: requests, CPU, system calls, wake-ups
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- doors $(ARGS)
 	@$(MAKE) --no-print-directory bench-ublk
@@ -247,7 +274,7 @@ bench-kernel: ## beside the kernel's dm-writecache, zram, dm-linear and bcache, 
 bench-hop: ## a request to a device of another core and back, beside a local one, at depths 1 to 64
 	$(CARGO) run --release --locked -p bench -- hop
 
-bench-noclone: setup ## linear and striped in process and through FUSE, beside the raw device
+bench-noclone: programs ## linear and striped in process and through FUSE, beside the raw device
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- noclone $(ARGS)
 
@@ -256,7 +283,7 @@ bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel'
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- peers $(ARGS)
 
-bench-paths: setup ## what one operation takes on the hot paths of each engine, counted (ARGS=wc-write)
+bench-paths: programs ## what one operation takes on the hot paths of each engine, counted (ARGS=wc-write)
 	$(CARGO) run --release --locked -p bench -- paths $(ARGS)
 
 bench-pmem-copy: ## copies into persistent memory: past the caches, or written back line by line
@@ -272,7 +299,7 @@ bench-wbt: ## a reader by the clock beside a buffered writer on the local disk, 
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- wbt $(ARGS)
 
-bench-zram: setup ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
+bench-zram: programs ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
 	$(CARGO) build --release --locked -p millpond
 	$(CARGO) run --release --locked -p bench -- zram $(ARGS)
 

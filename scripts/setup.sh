@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 #
-# Brings a Debian-like machine to the point where `make demo` and `make test` run.
-# Idempotent: installs only what is missing, says what and why, and does nothing the second time.
+# Brings a Debian-like machine to the point where `make test` runs: says what is missing, where it
+# comes from and why, and asks. With SETUP=yes it installs without a question; where nobody can be
+# asked, nothing is installed, and the exit status is 1. It does nothing the second time.
 #
 #   scripts/setup.sh          programs for the end-to-end tests, compiler check
+#   scripts/setup.sh rust     a look at the compiler only, for make demo; installs nothing
+#   scripts/setup.sh smoke    for make smoke
 #   scripts/setup.sh lint     rustfmt and clippy only
 #   scripts/setup.sh deb      for make try-deb
 #   scripts/setup.sh guest    for make guest
@@ -15,11 +18,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Programs that are unpacked and not installed; the Makefile has this folder on its path, too.
+tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
 # mkfs.ext4 and losetup live in sbin, which is not on every user's path.
-PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin:$tools"
 
 # command | packages that may hold it, first choice first | why
 # (qemu-storage-daemon has moved between packages from one Debian release to the next.)
+# unpack:PACKAGE is downloaded, and the program taken out of it: its installation would start a
+# service, or hook into the boot.
 NEEDED='
 cc                  | gcc+libc6-dev                   | the linker of every Rust build
 fio                 | fio                             | load and verification over NBD
@@ -35,7 +42,7 @@ mkfs.ext4           | e2fsprogs                       | file systems on our devi
 mkfs.xfs            | xfsprogs                        | file systems on our devices
 mkfs.btrfs          | btrfs-progs                     | a guarded origin with it
 sgdisk              | gdisk                           | a guarded origin with a partition table
-mdadm               | mdadm                           | a guarded origin that is in a RAID
+mdadm               | unpack:mdadm                    | a guarded origin that is in a RAID
 curl                | curl                            | control API, as anyone would use it
 jq                  | jq                              | reading JSON in scripts
 python3             | python3                         | scripted protocol clients in tests
@@ -44,8 +51,17 @@ systemd-analyze     | systemd                         | the sandbox of the syste
 dpkg-shlibdeps      | dpkg-dev                        | make deb: what the program is linked with
 strip               | binutils                        | make deb: the program without symbols
 chromium            | chromium chromium-browser       | end-to-end tests: pages of HTML
-promtool            | prometheus                      | tests of the alerts for Prometheus
+promtool            | unpack:prometheus               | tests of the alerts for Prometheus
 tmux                | tmux                            | a terminal for the test of top
+'
+
+# Enough for `make smoke`.
+NEEDED_FOR_SMOKE='
+cc                  | gcc+libc6-dev                   | the linker of every Rust build
+fio                 | fio                             | load and verification over NBD
+qemu-io             | qemu-utils                      | a real NBD client
+nbdinfo             | libnbd-bin                      | what an export offers
+fusermount3         | fuse3                           | FUSE export for others than root
 '
 
 # Only `make try-deb`.
@@ -77,9 +93,9 @@ NEEDED_FOR_BENCH_KERNEL='
 make-bcache         | bcache-tools                    | a driver of the kernel to compare with
 '
 
-# Only `make bench-peers`. Its package may start a server of its own, which serves nothing.
+# Only `make bench-peers`.
 NEEDED_FOR_PEERS='
-nbd-server          | nbd-server                      | a peer to compare with
+nbd-server          | unpack:nbd-server               | a peer to compare with
 nbdfuse             | libnbd-bin                      | a peer to compare with
 '
 
@@ -132,26 +148,76 @@ choose() {
 # The choices after the first one, for a program that its usual package did not bring.
 later_choices() { case $1 in *' '*) printf '%s' "${1#* }" ;; esac; }
 
+# Ends the script unless somebody wants what $1 describes.
+consent() {
+    local answer
+    case "${SETUP:-}" in
+    yes) return ;;
+    '') ;;
+    *) die "SETUP is '$SETUP': yes is allowed, or nothing at all" ;;
+    esac
+    if [ ! -t 0 ]; then
+        die "nothing was installed: there is nobody to ask. Run it again with SETUP=yes, as in" \
+            "SETUP=yes scripts/setup.sh $part, or by hand: $1"
+    fi
+    read -r -p "setup: do this now: $1? [y/N] " answer
+    case $answer in
+    y | Y | yes) ;;
+    *) die "nothing was installed. With SETUP=yes nobody is asked; by hand: $1" ;;
+    esac
+}
+
+# Takes program $1 out of Debian's package $2, without installing it.
+unpack_program() {
+    local dir file
+    dir=$(mktemp -d)
+    (cd "$dir" && apt-get -q download "$2" >/dev/null) || die "could not download package $2"
+    dpkg-deb -x "$dir"/*.deb "$dir/root"
+    file=$(find "$dir/root" -path "*bin/$1" -type f -perm -u+x | head -n 1)
+    [ -n "$file" ] || die "package $2 has no program $1"
+    mkdir -p "$tools"
+    cp "$file" "$tools/$1"
+    rm -rf "$dir"
+    say "$1: in $tools, out of package $2, which is not installed"
+}
+
+# The words of the second column of $1, first choices only; those to unpack if $2 is unpack.
+first_choices() {
+    local command packages why package
+    while IFS='|' read -r command packages why; do
+        [ -n "$command" ] || continue
+        package=$(printf '%s' "$packages" | trim | sed 's/ .*//; s/+/ /g')
+        case $package in
+        unpack:*) [ "$2" != unpack ] || printf '%s\n' "${package#unpack:}" ;;
+        *) [ "$2" = unpack ] || printf '%s\n' $package ;;
+        esac
+    done <<<"$1" | sort -u | tr '\n' ' ' | trim
+}
+
 # Installs what is missing of $1.
 install_programs() {
-    local missing line command packages why list
+    local missing line command packages why list unpacked how
     missing=$(missing_programs "$1")
     if [ -z "$missing" ]; then
         return
     fi
     say "missing programs:"
     while IFS='|' read -r command packages why; do
+        packages=$(printf '%s' "$packages" | trim)
         say "  $(printf '%s' "$command" | trim) ($(printf '%s' "$why" | trim))," \
-            "from package $(printf '%s' "$packages" | trim)"
+            "from package ${packages#unpack:}"
     done <<<"$missing"
-    list=$(while IFS= read -r line; do
-        printf '%s' "$line" | cut -d'|' -f2 | trim | sed 's/ .*//; s/+/\n/g'
-        printf '\n'
-    done <<<"$missing" | sort -u | tr '\n' ' ')
+    list=$(first_choices "$missing" install)
+    unpacked=$(first_choices "$missing" unpack)
     if ! have apt-get; then
         die "no apt-get here: please install them with this system's package manager"
     fi
-    if [ "$(id -u)" != 0 ]; then
+    how=
+    [ -z "$list" ] || how="apt-get install --no-install-recommends $list"
+    [ -z "$unpacked" ] ||
+        how="${how:+$how, and }unpack, without installation, into $tools: $unpacked"
+    consent "$how"
+    if [ "$(id -u)" != 0 ] && [ -n "$list" ]; then
         have sudo || die "not root and no sudo: as root run: apt-get install $list"
         if ! sudo -n true 2>/dev/null && [ ! -t 0 ]; then
             die "sudo wants a password and there is no terminal: as root run: apt-get install $list"
@@ -159,9 +225,28 @@ install_programs() {
     fi
     say "apt-get update, then install (no recommended packages)"
     apt update >/dev/null || say "apt-get update failed; going on with the lists that are there"
+    [ -z "$list" ] || install_packages "$missing"
+    missing_programs "$1" | while IFS='|' read -r command packages why; do
+        packages=$(printf '%s' "$packages" | trim)
+        case $packages in
+        unpack:*) unpack_program "$(printf '%s' "$command" | trim)" "${packages#unpack:}" ;;
+        esac
+    done
+    missing=$(missing_programs "$1" | cut -d'|' -f1 | trim | tr '\n' ' ')
+    [ -z "$missing" ] || die "still missing after installation: $missing"
+    say "done: $how"
+}
+
+# Installs the packages of the lines $1.
+install_packages() {
+    local line command packages why list
     list=$(while IFS='|' read -r command packages why; do
-        choose "$(printf '%s' "$packages" | trim)"
-    done <<<"$missing" | sort -u | tr '\n' ' ')
+        packages=$(printf '%s' "$packages" | trim)
+        case $packages in
+        unpack:*) ;;
+        *) choose "$packages" ;;
+        esac
+    done <<<"$1" | sort -u | tr '\n' ' ')
     # shellcheck disable=SC2086 # a list of words
     apt install --no-install-recommends $list || die "could not install: $list"
     # A program may live elsewhere on this release: try the other packages named for it.
@@ -173,9 +258,6 @@ install_programs() {
             ! have "$(printf '%s' "$command" | trim)" || break
         done
     done
-    missing=$(missing_programs "$1" | cut -d'|' -f1 | trim | tr '\n' ' ')
-    [ -z "$missing" ] || die "still missing after installation: $missing"
-    say "installed: $list"
 }
 
 # Is version $1 at least version $2?
@@ -202,7 +284,8 @@ check_component() {
         return
     fi
     if have rustup; then
-        say "adding the toolchain's component $component (make lint needs it)"
+        say "missing: the toolchain's component $component (make lint needs it)"
+        consent "rustup component add $component"
         if rustup component add "$component"; then
             return
         fi
@@ -215,8 +298,10 @@ check_component() {
 install_stores() {
     if ! have moto_server && [ ! -x target/s3/moto/bin/moto_server ]; then
         say "moto: an environment of Python in target/s3/moto"
-        python3 -c 'import ensurepip' 2>/dev/null ||
+        if ! python3 -c 'import ensurepip' 2>/dev/null; then
+            consent "apt-get install --no-install-recommends python3-venv"
             apt install --no-install-recommends python3-venv
+        fi
         mkdir -p target/s3
         python3 -m venv target/s3/moto
         target/s3/moto/bin/pip install --quiet 'moto[s3,server]==5.2.*'
@@ -241,7 +326,17 @@ check_nightly() {
     install_programs "$NEEDED_TO_FUZZ"
 }
 
-case "${1:-all}" in
+part=${1:-all}
+case "$part" in
+rust)
+    check_rust
+    have cc || die "no C compiler, which links every Rust program: install gcc and libc6-dev"
+    exit 0 # says nothing: not everybody needs more
+    ;;
+smoke)
+    install_programs "$NEEDED_FOR_SMOKE"
+    check_rust
+    ;;
 all)
     install_programs "$NEEDED"
     check_rust
@@ -276,8 +371,9 @@ fuzz)
     check_nightly
     ;;
 *)
-    printf 'usage: scripts/setup.sh [all|lint|deb|guest|bench-kernel|s3|peers|fuzz]\n' >&2
+    printf 'usage: scripts/setup.sh [%s]\n' >&2 \
+        'all|rust|smoke|lint|deb|guest|bench-kernel|s3|peers|fuzz'
     exit 2
     ;;
 esac
-say "nothing (more) to do for '${1:-all}'"
+say "nothing (more) to do for '$part'"

@@ -30,7 +30,7 @@ XTASK := $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 # Tests at once in one program. Those that start programs wait more than they compute.
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
-.PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
+.PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain lint-workflows fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -147,6 +147,12 @@ lint: ## formatting, clippy, room direction, circles of imports, style, licences
 	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
 	@$(MAKE) --no-print-directory xtask
 	$(XTASK) arch tidy licences commits
+	@if command -v actionlint; then actionlint -shellcheck= -pyflakes=; \
+		else echo 'lint: no actionlint: workflows NOT checked (make lint-workflows does it)'; fi
+
+lint-workflows: ## .github/workflows by actionlint, which Go builds into target/tools if it is missing
+	@scripts/setup.sh workflows
+	actionlint -shellcheck= -pyflakes=
 
 lint-plain: ## clippy of the program as it ships, without the faults planted for tests
 	$(CARGO) clippy -p millpond --locked -- -D warnings
@@ -204,6 +210,7 @@ guest-in-ci: xtask
 # In CI: few kills, one boot. What is missing is named, and is no failure.
 guest-or-skip:
 	@scripts/setup.sh guest || true
+	$(CARGO) test $(ALL) --no-run --quiet --test program --test doors # MILLPOND and power-cut beside them
 	GUEST_SECONDS=600 scripts/guest.sh --or-skip $(MILLPOND) 3 ublk ublk-guard ublk-kills ublk-upgrades \
 		power-cut=2 vhost-upgrades vhost-user boot
 	GUEST_QEMU_SUITE=$(GUEST_QEMU_SUITE) GUEST_SECONDS=300 scripts/guest.sh --or-skip $(MILLPOND) 3 boot \

@@ -14,6 +14,7 @@
 #   scripts/setup.sh bench-kernel  the same, and what make bench-kernel needs besides
 #   scripts/setup.sh s3       what make test-s3 needs besides: moto; versitygw where Go is there
 #   scripts/setup.sh peers    what bench-peers compares with besides
+#   scripts/setup.sh workflows  actionlint, which make lint-workflows runs
 #   scripts/setup.sh fuzz     for make fuzz; exit status 3 where there is no nightly toolchain
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -317,6 +318,13 @@ install_stores() {
     fi
 }
 
+install_actionlint() {
+    ! have actionlint || return 0
+    have go || die "no actionlint, and no Go toolchain to build it: https://github.com/rhysd/actionlint"
+    say "actionlint: go install into $tools"
+    GOBIN="$tools" go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+}
+
 check_nightly() {
     if ! have rustup || ! rustup run nightly rustc --version >/dev/null 2>&1; then
         say "no nightly toolchain: fuzzing is not possible here" \
@@ -366,13 +374,16 @@ peers)
     install_programs "$NEEDED_FOR_PEERS"
     check_rust
     ;;
+workflows)
+    install_actionlint
+    ;;
 fuzz)
     check_rust
     check_nightly
     ;;
 *)
     printf 'usage: scripts/setup.sh [%s]\n' >&2 \
-        'all|rust|smoke|lint|deb|guest|bench-kernel|s3|peers|fuzz'
+        'all|rust|smoke|lint|deb|guest|bench-kernel|s3|peers|workflows|fuzz'
     exit 2
     ;;
 esac

@@ -129,8 +129,7 @@ smoke: ## a path through each engine and each door: create, write, kill -9, reco
 
 test: programs ## all tests, end to end with real clients included; in CI also fuzzing and the guest, if their inputs are new
 	$(if $(CI),@$(MAKE) --no-print-directory fuzz-in-ci)
-	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast --tests
-	$(CARGO) test $(ALL) --no-fail-fast --doc
+	MILLPOND_BIN=$(MILLPOND) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test $(ALL) --no-fail-fast
 	$(if $(CI),@$(MAKE) --no-print-directory guest-in-ci)
 
 test-fast: ## unit tests, and the simulation with a few seeds; no set-up, no outside programs, no long tests
@@ -146,7 +145,7 @@ lint: ## formatting, clippy, room direction, circles of imports, style, licences
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(ALL) --all-targets -- -D warnings
 	@$(MAKE) --no-print-directory xtask
-	$(XTASK) arch tidy licences commits
+	$(XTASK) arch tidy licences examples commits
 	@if command -v actionlint; then actionlint -shellcheck= -pyflakes=; \
 		else echo 'lint: no actionlint: workflows NOT checked (make lint-workflows does it)'; fi
 

@@ -3,8 +3,9 @@
 //!
 //! `xtask arch` checks that a room sees only lower floors and that few files of a crate import each
 //! other, `xtask tidy` the style rules that a machine can check, `xtask licences` the licence and
-//! the documentation of every dependency, `xtask commits` the subjects of commits. Checks print one
-//! line for each finding; a circle of imports has one more for each import.
+//! the documentation of every dependency, `xtask examples` that those of the documentation are
+//! tests, `xtask commits` the subjects of commits. Checks print one line for each finding; a circle
+//! of imports has one more for each import.
 //!
 //! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
 //! Miri. `xtask record` runs a long check and records its inputs; `xtask unless-recorded` runs it
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 mod arch;
 mod circles;
 mod commits;
+mod doc_examples;
 mod fuzz;
 mod imports;
 mod inputs;
@@ -33,7 +35,7 @@ use fuzz::Without;
 use inputs::Check;
 
 const USAGE: &str = "\
-usage: xtask CHECK...           any of: arch tidy licences commits
+usage: xtask CHECK...           any of: arch tidy licences examples commits
        xtask fuzz [SECONDS]     every target in fuzz/, 60 seconds each by default
        xtask fuzz --or-skip [SECONDS]  the same; without a nightly toolchain that is no failure
        xtask sanitize [TOOL...] tests under address, thread, miri; all of them by default
@@ -87,6 +89,7 @@ fn run_checks(names: &[&str]) -> ExitCode {
             "arch" => arch::check(&root),
             "tidy" => tidy::check(&root),
             "licences" => licences::check(&root),
+            "examples" => doc_examples::check(&root),
             "commits" => commits::check(&root),
             other => return usage_error(&format!("no command '{other}'")),
         };

@@ -83,7 +83,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-fn listed_files(root: &Path) -> Result<Vec<String>, String> {
+pub(crate) fn listed_files(root: &Path) -> Result<Vec<String>, String> {
     let out = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)

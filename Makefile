@@ -206,10 +206,11 @@ guest-all:
 guest-in-ci: xtask
 	$(XTASK) unless-recorded guest $(NESTED_MAKE) guest-or-skip
 
-# In CI: few kills, one boot. What is missing is named, and is no failure.
+# In CI: few kills, one boot. What is missing is named, and is no failure. MILLPOND and power-cut are
+# built beside these tests.
 guest-or-skip:
 	@scripts/setup.sh guest || true
-	$(CARGO) test $(ALL) --no-run --quiet --test program --test doors # MILLPOND and power-cut beside them
+	$(CARGO) test $(ALL) --no-run --quiet --test program --test doors
 	GUEST_SECONDS=600 scripts/guest.sh --or-skip $(MILLPOND) 3 ublk ublk-guard ublk-kills ublk-upgrades \
 		power-cut=2 vhost-upgrades vhost-user boot
 	GUEST_QEMU_SUITE=$(GUEST_QEMU_SUITE) GUEST_SECONDS=300 scripts/guest.sh --or-skip $(MILLPOND) 3 boot \

@@ -133,15 +133,16 @@ apt() {
     fi
 }
 
-# The first of "a b c" that apt knows; a choice may be several packages, joined by +.
+# The first of "a b c" that is one of the packages $2; a choice may be several, joined by +.
 choose() {
-    local choice first
+    local choice
     for choice in $1; do
-        first=${choice%%+*}
-        if apt-cache show "$first" >/dev/null 2>&1; then
+        case " $2 " in
+        *" ${choice%%+*} "*)
             printf '%s\n' "$choice" | tr '+' '\n'
             return
-        fi
+            ;;
+        esac
     done
     printf '%s\n' "${1%% *}" | tr '+' '\n'
 }
@@ -240,12 +241,16 @@ install_programs() {
 
 # Installs the packages of the lines $1.
 install_packages() {
-    local line command packages why list
+    local line command packages why list known
+    # Asked once: apt reads its lists anew each time.
+    # shellcheck disable=SC2046 # a list of words
+    known=$(apt-cache show $(printf '%s' "$1" | cut -d'|' -f2 | tr '+' ' ') 2>/dev/null |
+        sed -n 's/^Package: //p' | tr '\n' ' ') || true
     list=$(while IFS='|' read -r command packages why; do
         packages=$(printf '%s' "$packages" | trim)
         case $packages in
         unpack:*) ;;
-        *) choose "$packages" ;;
+        *) choose "$packages" "$known" ;;
         esac
     done <<<"$1" | sort -u | tr '\n' ' ')
     # shellcheck disable=SC2086 # a list of words

@@ -2,7 +2,7 @@
 //! One frame on a terminal of 80 columns and more: devices above, write caches, clients below.
 //!
 //! ```text
-//!   millpond 0.1.0 pid 42: 2 devices, 1 client; every 1s, by name
+//!   millpond 0.2.0 pid 42: 2 devices, 1 client; every 1s, by name
 //!   DEVICE         SIZE      STATE      READ/s  ...
 //!   wc             64.0 MiB  drain 45 % ...
 //!

@@ -214,7 +214,8 @@ fn an_upgrade_can_be_left_out_where_the_program_is_the_same() {
     let bed = bed();
     let before = pid(&bed);
     let said = bed.verb(&["upgrade", "--if-changed"]);
-    assert_eq!(said.trim(), format!("pid {before} (0.1.0) runs the program that is installed"));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(said.trim(), format!("pid {before} ({version}) runs the program that is installed"));
     assert_eq!(pid(&bed), before);
     if !is_root() {
         return;

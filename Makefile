@@ -56,21 +56,24 @@ BUILT = $(if $(filter file,$(origin PROGRAM)),build)
 SHARE = $(DESTDIR)$(PREFIX)/share
 LIB = $(DESTDIR)$(PREFIX)/lib
 DOC = $(SHARE)/doc/millpond
-# Pages for users link to each other: they keep their places.
-PAGES := $(wildcard docs/*.md) crates/writecache/writecache.md crates/zram/zram.md crates/pagecache/buffered.md crates/objvol/objvol.md
+# Pages link to each other: they keep their places.
+PAGES := $(wildcard *.md docs/*.md docs/format/*.md docs/decisions/*.md) crates/writecache/writecache.md crates/zram/zram.md \
+	crates/pagecache/buffered.md crates/objvol/objvol.md contrib/prometheus/alerts.yml
 MAN_PAGES := $(wildcard docs/man/*.[157])
 COMPLETIONS = $(SHARE)/bash-completion/completions/millpond $(SHARE)/zsh/site-functions/_millpond \
 	$(SHARE)/fish/vendor_completions.d/millpond.fish
 
 install: $(BUILT) ## program, man pages, completions, systemd unit, udev rule, documents (PREFIX=/usr DESTDIR=...)
 	$(INSTALL) -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/millpond
+	strip --strip-all $(DESTDIR)$(PREFIX)/bin/millpond
 	for page in $(MAN_PAGES); do \
 		$(INSTALL) -D -m 644 -t $(SHARE)/man/man$${page##*.} $$page || exit; \
 	done
 	for page in $(PAGES); do \
-		$(INSTALL) -D -m 644 -t $(DOC)/$${page%/*} $$page || exit; \
+		$(INSTALL) -D -m 644 $$page $(DOC)/$$page || exit; \
 	done
-	$(INSTALL) -m 644 README.md CHANGELOG.md packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(DOC)
+	$(INSTALL) -m 644 packaging/millpond.toml packaging/systemd/millpond.service.d/*.conf $(DOC)
+	sed -i 's|/usr/share/|$(PREFIX)/share/|' $(DOC)/millpond.toml
 	$(INSTALL) -D -m 644 -t $(LIB)/systemd/system packaging/systemd/millpond.service packaging/systemd/millpond.socket
 	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(LIB)/systemd/system/millpond.service
 	$(INSTALL) -D -m 644 packaging/millpond.sysusers $(LIB)/sysusers.d/millpond.conf

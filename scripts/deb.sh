@@ -18,25 +18,6 @@ root=$out/root
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
-# The libraries in the program, with the texts of their licences, and those of the C libraries in
-# them.
-libraries() {
-    local name number license
-    cargo tree --locked --offline -p millpond -e normal --prefix none -f '{p}|{l}' |
-        sed 's/ (\*)$//; s/ (proc-macro)//' | grep -v ' (/' | sort -u |
-        while IFS='|' read -r name license; do
-            number=${name#* v}
-            name=${name%% *}
-            printf '\n== %s %s: %s\n' "$name" "$number" "$license"
-            find "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$name-$number" -maxdepth 2 -type f \
-                -iregex '.*/\(licen[cs]e\|copying\|copyright\|notice\)[^/]*' |
-                sort | while IFS= read -r file; do
-                printf '\n-- %s\n' "${file#*"/$name-$number/"}"
-                cat "$file"
-            done
-        done
-}
-
 # What of the system the program is linked with.
 dependencies() {
     mkdir -p "$out/debian"
@@ -47,11 +28,10 @@ dependencies() {
 mkdir -p "$out"
 rm -rf "$root" "$out/debian"
 make --no-print-directory --silent install PROGRAM="$program" PREFIX=/usr DESTDIR="$root"
-strip --strip-unneeded "$root/usr/bin/millpond"
 install -D -m 644 packaging/millpond.toml "$root/etc/millpond.toml"
 doc=$root/usr/share/doc/millpond
 install -m 644 packaging/debian/copyright LICENSE-MIT "$doc"
-{ printf 'Libraries in millpond, and their licences\n' && libraries; } >"$doc/libraries.txt"
+scripts/libraries.sh >"$doc/libraries.txt"
 maintainer=$(git log -1 --format='%an <%ae>')
 date=$(date -u -R -d "@$SOURCE_DATE_EPOCH")
 {
@@ -64,7 +44,10 @@ mkdir "$root/DEBIAN"
 printf '/etc/millpond.toml\n' >"$root/DEBIAN/conffiles"
 install -m 755 packaging/debian/{postinst,prerm,postrm} "$root/DEBIAN"
 depends=$(dependencies)
-size=$(du -k -s --exclude=DEBIAN "$root" | cut -f 1)
+# Of each file whole KiB, and one of each folder, as dpkg-gencontrol counts: what a file system
+# makes of them differs from one to the next.
+size=$(find "$root" -path "$root/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '1\n' |
+    awk '{ kib += int(($1 + 1023) / 1024) } END { print kib }')
 sed -e "s|@VERSION@|$version|; s|@ARCH@|$arch|; s|@SIZE@|$size|; s|@MAINTAINER@|$maintainer|" \
     -e "s|@DEPENDS@|$depends|" packaging/debian/control.in >"$root/DEBIAN/control"
 dpkg-deb --root-owner-group --build "$root" "$out/millpond_${version}_$arch.deb"

@@ -73,10 +73,13 @@ fn install_puts_each_file_in_its_place() {
         let pages = docs("docs/man", &format!(".{section}"));
         expected.extend(pages.iter().map(|p| format!("644 usr/share/man/man{section}/{p}")));
     }
-    let pages = docs("docs", ".md").into_iter().map(|page| format!("docs/{page}"));
+    let folders = ["docs", "docs/format", "docs/decisions"];
+    let pages = folders.into_iter().flat_map(|folder| {
+        docs(folder, ".md").into_iter().map(move |page| format!("{folder}/{page}"))
+    });
+    let pages = pages.chain(docs("", ".md"));
     let others = [
-        "README.md",
-        "CHANGELOG.md",
+        "contrib/prometheus/alerts.yml",
         "millpond.toml",
         "disks.conf",
         "fuse.conf",
@@ -89,6 +92,51 @@ fn install_puts_each_file_in_its_place() {
     expected.extend(pages.map(|page| format!("644 usr/share/doc/millpond/{page}")));
     expected.sort();
     assert_eq!(files(root.path()), expected);
+}
+
+#[test]
+fn links_of_installed_pages_lead_to_installed_files() {
+    let root = folder();
+    make("install", root.path());
+    let doc = root.path().join("usr/share/doc/millpond");
+    let mut checked = 0;
+    let installed = files(&doc).into_iter().map(|file| file.split_once(' ').unwrap().1.to_owned());
+    for page in installed.filter(|name| name.ends_with(".md")) {
+        let text = std::fs::read_to_string(doc.join(&page)).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')) {
+            let to = link.0.split('#').next().unwrap();
+            if to.is_empty() || to.contains(':') || to.contains(char::is_whitespace) {
+                continue;
+            }
+            let file = doc.join(&page).parent().unwrap().join(to);
+            assert!(file.exists(), "{page}: {to} is not installed");
+            checked += 1;
+        }
+    }
+    assert!(checked > 150, "{checked} links");
+}
+
+#[test]
+fn the_installed_configuration_names_an_installed_page() {
+    for prefix in ["/usr", "/usr/local"] {
+        let root = folder();
+        make_with("install", root.path(), prefix);
+        let doc = root.path().join(&prefix[1..]).join("share/doc/millpond");
+        let config = std::fs::read_to_string(doc.join("millpond.toml")).unwrap();
+        let page = config.split_whitespace().find(|word| word.contains("/share/doc/")).unwrap();
+        let page = root.path().join(page[1..].trim_end_matches(['.', ',']));
+        assert!(page.exists(), "{}", page.display());
+    }
+}
+
+#[test]
+fn the_installed_program_has_no_debug_information() {
+    let root = folder();
+    make("install", root.path());
+    let program = root.path().join("usr/bin/millpond");
+    let sections = sh("objdump", &["-h", program.to_str().unwrap()]).ok();
+    assert!(sections.contains(".text") && !sections.contains(".debug_"), "{sections}");
+    assert_eq!(sh(program.to_str().unwrap(), &["version"]).ok(), sh(MILLPOND, &["version"]).ok());
 }
 
 #[test]

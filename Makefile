@@ -31,6 +31,7 @@ XTASK := $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain lint-workflows fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
+.PHONY: release release-build release-compare try-release
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -98,6 +99,29 @@ deb: build ## a Debian package: target/debian/millpond_VERSION_ARCH.deb
 try-deb: deb ## install, use, upgrade and purge that package in a Debian of its own (root)
 	@scripts/setup.sh deb
 	scripts/try-deb.sh
+
+# make release VERSION=0.2.0 KEY=FILE: what it makes is listed in xtask/src/release/mod.rs. KEY is a
+# private key of ssh-keygen. RELEASE_CHECKS= leaves out what has passed on this commit already.
+VERSION ?= $(error name a version, as in make release VERSION=0.2.0)
+RELEASE_CHECKS ?= lint test
+RELEASE = RELEASE_TOOLS=$(abspath target/release-tools) $(CARGO) run --quiet --locked -p xtask -- release
+release: ## all of a release, in target/release-VERSION: checked, built twice, packed, installed, upgraded (root; VERSION=0.2.0 KEY=FILE)
+	@$(RELEASE) check $(VERSION)
+	$(if $(RELEASE_CHECKS),$(MAKE) $(RELEASE_CHECKS))
+	@scripts/release-tools.sh
+	@$(RELEASE) build $(VERSION)
+	@$(RELEASE) compare $(VERSION)
+	@scripts/try-release.sh $(VERSION)
+
+release-build: ## only what a user downloads, in target/release-VERSION (VERSION=0.2.0)
+	@scripts/release-tools.sh
+	@$(RELEASE) build $(VERSION)
+
+release-compare: ## builds a clone elsewhere: are its bytes those of target/release-VERSION? (VERSION=0.2.0)
+	@$(RELEASE) compare $(VERSION)
+
+try-release: ## installs, uses, kills and upgrades each file of target/release-VERSION in a root of its own (root; VERSION=0.2.0)
+	@scripts/try-release.sh $(VERSION)
 
 # One build of both: what `make build` has built is not built again, and the other way round.
 demo: ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS='--size 256M', PROGRAM=...)

@@ -9,7 +9,7 @@
 //!
 //! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
 //! Miri. `xtask record` runs a long check and records its inputs; `xtask unless-recorded` runs it
-//! if it has others.
+//! if it has others. `xtask release` makes a release.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,6 +25,7 @@ mod labels;
 mod licences;
 mod metadata;
 mod passed;
+mod release;
 mod sanitize;
 mod sizes;
 mod source;
@@ -42,6 +43,7 @@ usage: xtask CHECK...           any of: arch tidy licences examples commits
        xtask record CHECK COMMAND...           runs it; if it succeeds, records CHECK's inputs
        xtask unless-recorded CHECK COMMAND...  runs it unless CHECK's inputs are recorded
                                                (CHECK: fuzz guest)
+       xtask release STEP VERSION   makes a release; `xtask release` lists the steps
 
 exit status: 0 nothing found, 1 something found or failed, 2 wrong usage";
 
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
             }
         }
         ["sanitize", tools @ ..] => sanitize::run(&root(), tools),
+        ["release", words @ ..] => release::run(&root(), words),
         checks => run_checks(checks),
     }
 }

@@ -28,6 +28,11 @@ pub(crate) struct Dependency {
 
 /// All packages of the workspace and what they need on Linux, as locked in Cargo.lock.
 pub(crate) fn read(root: &Path) -> Result<Vec<Package>, String> {
+    json(root).map(|json| packages(&json))
+}
+
+/// The answer of `cargo metadata` itself.
+pub(crate) fn json(root: &Path) -> Result<Value, String> {
     let out = Command::new(env!("CARGO"))
         .args(["metadata", "--locked", "--format-version=1"])
         // Others' platforms would only bring packages that we never build.
@@ -38,8 +43,7 @@ pub(crate) fn read(root: &Path) -> Result<Vec<Package>, String> {
     if !out.status.success() {
         return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&out.stderr).trim()));
     }
-    let json = serde_json::from_slice(&out.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
-    Ok(packages(&json))
+    serde_json::from_slice(&out.stdout).map_err(|e| format!("cargo metadata: {e}"))
 }
 
 /// The packages in the answer of `cargo metadata`.

@@ -37,13 +37,12 @@ base() {
     tar -xf "$try/$1.tar" -C "$try/system"
 }
 
-# Runs a command in the root, with a /run of its own; all its processes end with it.
+# Runs a command in the root; all its processes end with it.
 inside() {
     unshare --mount --pid --net --fork --kill-child sh -euc '
         root=$1; shift
         mount -t proc proc "$root/proc"
         mount --rbind /dev "$root/dev"
-        mount -t tmpfs tmpfs "$root/run"
         exec chroot "$root" "$@"' sh "$try/system" "$@"
 }
 
@@ -109,7 +108,8 @@ try_package() {
     # shellcheck disable=SC2086
     cp "$next"/$pattern "$try/system/try/next.$kind"
     cp scripts/try-release-inside.sh "$try/system/try"
-    inside sh /try/try-release-inside.sh "$kind" "$version"
+    inside sh -c 'mount -t tmpfs tmpfs /run && exec sh /try/try-release-inside.sh "$@"' sh \
+        "$kind" "$version"
 }
 
 # The words of a JSON array.
@@ -169,11 +169,11 @@ try_image() {
     local uri="nbd+unix:///data?socket=$try/kept/run/nbd.sock"
     say "image: each instruction of the Containerfile"
     make_image "$release"
+    # A named volume begins as a copy of what the image has there.
     rm -rf "$try/kept"
-    mkdir -p "$try/kept"
-    cp -a "$try/system/run/millpond" "$try/kept/run"
+    install -d -m 711 -o 970 -g 970 "$try/kept/run"
     cp -a "$try/system/var/lib/millpond" "$try/kept/state"
-    [ "$(stat -c %a "$try/kept/state")" = 700 ]
+    [ "$(stat -c '%a %u' "$try/kept/state")" = '700 970' ]
     truncate -s 64M "$try/kept/state/origin.img"
     truncate -s 16M "$try/kept/state/cache.img"
     chown --reference="$try/kept/state" "$try"/kept/state/*.img

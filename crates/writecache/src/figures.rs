@@ -183,7 +183,7 @@ pub(crate) static FIGURES: [Figure; 84] = [
     .metric(Metric::GAUGE),
     blocks(
         "unwritten_blocks",
-        "blocks in memory alone since the cache has failed: refused by its device, or not committed",
+        "blocks in memory alone since the cache failed: refused by its device, or not committed",
         |c| c.unwritten_blocks().into(),
     )
     .metric(Metric::GAUGE),

@@ -448,7 +448,7 @@ fn dirty_blocks_of_parts_that_are_laid_out_anew_are_caught() {
 }
 
 #[test]
-fn journals_in_another_directory_beside_shrinks_are_not_believed() {
+fn journals_elsewhere_beside_shrinks_are_not_believed() {
     seeds::run(10, |seed| simulate(seed, Plan { journal: JournalPlan::Moved, ..SHRINKS }));
 }
 

@@ -51,7 +51,7 @@ install_file first
 hash -r
 [ "$(command -v millpond)" = $prefix/bin/millpond ]
 echo "glibc $(ldd --version | sed -n '1s/.* //p'), $(stat -c %s $prefix/bin/millpond) bytes"
-millpond version | grep -F "$version"
+millpond version 2>/dev/null | grep -F "$version"
 [ "$(stat -c '%a %U' $state)" = '700 millpond' ]
 for file in lib/systemd/system/millpond.service lib/udev/millpond-export \
     lib/sysusers.d/millpond.conf share/bash-completion/completions/millpond \

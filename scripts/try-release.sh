@@ -81,10 +81,11 @@ check_rpm() {
     local file out=$try/rpm
     file=$(echo "$release"/*.rpm)
     rpm --checksig --nosignature "$file"
-    rpm -qp --queryformat '%{NAME} %{VERSION} %{LICENSE}\n' "$file" |
-        grep -qx "millpond $version Apache-2.0 OR MIT"
-    rpm -qp --configfiles "$file" | grep -qx /etc/millpond.toml
-    rpm -qp --requires "$file" | grep -q '^libc.so.6(GLIBC_2'
+    [ "$(rpm -qp --queryformat '%{NAME} %{VERSION} %{LICENSE}' "$file")" = \
+        "millpond $version Apache-2.0 OR MIT" ]
+    [ "$(rpm -qp --configfiles "$file")" = /etc/millpond.toml ]
+    rpm -qp --requires "$file" >"$try/requires"
+    grep -q '^libc.so.6(GLIBC_2' "$try/requires"
     rm -rf "$out"
     mkdir -p "$out"
     (cd "$out" && rpm2cpio "$file" | cpio --quiet -idm)
@@ -181,21 +182,29 @@ try_image() {
     say "image: serves as user $user, and is killed"
     run_image
     client version | grep -F "$version"
-    client create data --table '0 131072 writecache s origin.img cache.img 4096 0'
+    client create data --table '0 131072 writecache s ./origin.img ./cache.img 4096 0'
     nbdcopy "$try/data" "$uri"
     kill -KILL $container
     wait $container || true
     say "image: the next one has what no client flushed"
     make_image "$next"
     run_image
-    client create data --table '0 131072 writecache s origin.img cache.img 4096 0'
+    client create data --table '0 131072 writecache s ./origin.img ./cache.img 4096 0'
     nbdcopy "$uri" "$try/read"
     cmp -n 1048576 "$try/read" "$try/data"
     client stop
     wait $container
+    container=
 }
 
-trap 'status=$?; [ $status = 0 ] || say "FAILED"; exit $status' EXIT
+container=
+end() {
+    local status=$?
+    [ -z "$container" ] || kill -KILL "$container" 2>/dev/null || true
+    [ $status = 0 ] || say "FAILED"
+    exit $status
+}
+trap end EXIT
 check_sums
 make_next
 for kind in "${@:-tarball deb rpm image}"; do

@@ -34,6 +34,8 @@ pub(super) fn make(release: &Release, program: &Path) -> Result<(), String> {
     let name = format!("millpond-{}-1.{}.rpm", release.version, std::env::consts::ARCH);
     let mut cargo = release.command("cargo");
     cargo.args(["generate-rpm", "-p", "crates/millpond", "--source-date", &release.epoch]);
+    // Every rpm reads gzip. zstd takes half a minute more, for a quarter less.
+    cargo.args(["--payload-compress", "gzip"]);
     cargo.arg("--metadata-overwrite").arg(&metadata).arg("-o").arg(release.file(&name));
     call(&mut cargo)
 }
@@ -71,7 +73,7 @@ fn describe(
     paths: &[PathBuf],
     needed: &[(String, String)],
 ) -> String {
-    let mut text = format!("version = {:?}\nrelease = \"1\"\nauto-req = \"no\"\n", release.version);
+    let mut text = format!("version = {:?}\n", release.version);
     for (key, file) in [
         ("post_install_script", "post"),
         ("pre_uninstall_script", "preun"),
@@ -100,7 +102,6 @@ fn describe(
     for (library, version) in needed {
         let _ = writeln!(text, "\"{library}({version})(64bit)\" = \"*\"");
     }
-    text.push_str("[recommends]\nfuse3 = \"*\"\n");
     text
 }
 

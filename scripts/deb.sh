@@ -18,15 +18,26 @@ root=$out/root
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
-# What of the system the program is linked with.
+# The packages with the libraries that the program is linked with. dpkg-shlibdeps would take the
+# libraries of this machine, not those that the program needs: it names a newer glibc.
 dependencies() {
-    mkdir -p "$out/debian"
-    printf 'Source: millpond\n\nPackage: millpond\nArchitecture: any\n' >"$out/debian/control"
-    (cd "$out" && dpkg-shlibdeps -O root/usr/bin/millpond) | sed 's/^shlibs:Depends=//'
+    local program=$root/usr/bin/millpond library glibc='' others=''
+    for library in $(objdump -p "$program" | awk '$1 == "NEEDED" { print $2 }'); do
+        case $library in
+        ld-linux* | libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1)
+            glibc=$(objdump -p "$program" | sed -n 's/.* GLIBC_\([0-9.]*\)$/\1/p' | sort -V |
+                tail -n 1)
+            ;;
+        libgcc_s.so.1) others=', libgcc-s1' ;;
+        *) echo "deb: no package is known to have $library" >&2 && return 1 ;;
+        esac
+    done
+    [ -n "$glibc" ] || { echo "deb: $program needs no glibc" >&2 && return 1; }
+    printf 'libc6 (>= %s)%s' "$glibc" "$others"
 }
 
 mkdir -p "$out"
-rm -rf "$root" "$out/debian"
+rm -rf "$root"
 make --no-print-directory --silent install PROGRAM="$program" PREFIX=/usr DESTDIR="$root"
 install -D -m 644 packaging/millpond.toml "$root/etc/millpond.toml"
 doc=$root/usr/share/doc/millpond

@@ -24,7 +24,7 @@ dependencies() {
     local program=$root/usr/bin/millpond library glibc='' others=''
     for library in $(objdump -p "$program" | awk '$1 == "NEEDED" { print $2 }'); do
         case $library in
-        ld-linux* | libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1)
+        ld-linux* | lib[cm].so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1)
             glibc=$(objdump -p "$program" | sed -n 's/.* GLIBC_\([0-9.]*\)$/\1/p' | sort -V |
                 tail -n 1)
             ;;

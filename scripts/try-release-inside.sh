@@ -124,5 +124,6 @@ tarball) (cd /usr/local && tar -tf /try/next.tarball | grep -v '/$' | cut -d / -
 deb) dpkg -r millpond >/dev/null ;;
 rpm) rpm -e --nodeps millpond ;;
 esac
-[ -z "$(find /usr /etc -name '*millpond*' ! -name 'millpond.toml*' ! -type d)" ]
+# Until it is purged a Debian package leaves its configuration and the masks of its units, links.
+[ -z "$(find /usr /etc -name '*millpond*' ! -name 'millpond.toml*' -type f)" ]
 [ -e $state/origin.img ]

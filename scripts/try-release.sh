@@ -88,7 +88,9 @@ check_rpm() {
     grep -q '^libc.so.6(GLIBC_2' "$try/requires"
     rm -rf "$out"
     mkdir -p "$out"
-    (cd "$out" && rpm2cpio "$file" | cpio --quiet -idm)
+    # rpm2cpio compares the length with a field that this rpm need not have, and ends with 1 then.
+    # cpio ends with an error where the archive does.
+    (cd "$out" && { rpm2cpio "$file" || true; } | cpio --quiet -idm)
     cmp "$out/usr/bin/millpond" <(tar -xOf "$release"/millpond-*-linux.tar.gz \
         --wildcards '*/bin/millpond')
     (cd "$out" && find . -type f | sed 's/^\.//' | sort) >"$try/unpacked"
@@ -167,7 +169,9 @@ run_image() {
 client() { "$try/system/usr/local/bin/millpond" --run-dir "$try/kept/run" "$@"; }
 
 try_image() {
-    local uri="nbd+unix:///data?socket=$try/kept/run/nbd.sock"
+    local uri="nbd+unix:///data?socket=$try/kept/run/nbd.sock" state=/var/lib/millpond
+    # As the daemon sees them: a relative path would be the client's.
+    local table="0 131072 writecache s $state/origin.img $state/cache.img 4096 0"
     say "image: each instruction of the Containerfile"
     make_image "$release"
     # A named volume begins as a copy of what the image has there.
@@ -182,14 +186,14 @@ try_image() {
     say "image: serves as user $user, and is killed"
     run_image
     client version | grep -F "$version"
-    client create data --table '0 131072 writecache s ./origin.img ./cache.img 4096 0'
+    client create data --table "$table"
     nbdcopy "$try/data" "$uri"
     kill -KILL $container
     wait $container || true
     say "image: the next one has what no client flushed"
     make_image "$next"
     run_image
-    client create data --table '0 131072 writecache s ./origin.img ./cache.img 4096 0'
+    client create data --table "$table"
     nbdcopy "$uri" "$try/read"
     cmp -n 1048576 "$try/read" "$try/data"
     client stop

@@ -45,7 +45,7 @@ start() {
 is_intact() { nbdcopy "$uri" /run/read && cmp -n 1048576 /run/read /run/data; }
 
 step 'install'
-! command -v millpond >/dev/null
+! command -v millpond >/dev/null || exit 1
 install_file first
 [ $kind != tarball ] || prefix=/usr/local
 hash -r
@@ -99,7 +99,7 @@ sleep 1
 before=$(pid)
 cp $prefix/bin/millpond /run/former
 install_file next
-! cmp -s $prefix/bin/millpond /run/former
+! cmp -s $prefix/bin/millpond /run/former || exit 1
 [ "$(pid)" = "$before" ]
 [ $kind = tarball ] || tail -n 1 /etc/millpond.toml | grep -qx '# mine'
 millpond --run-dir $run upgrade

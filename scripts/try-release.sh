@@ -54,7 +54,7 @@ make_next() {
     printf next >"$next-work/section"
     objcopy --add-section .next="$next-work/section" "$next-work"/millpond-*/bin/millpond \
         "$next-work/millpond"
-    ! cmp -s "$next-work"/millpond-*/bin/millpond "$next-work/millpond"
+    ! cmp -s "$next-work"/millpond-*/bin/millpond "$next-work/millpond" || exit 1
     RELEASE_TOOLS=$target/release-tools cargo run --quiet --locked -p xtask -- release package \
         "$version+next" "$next" "$next-work/millpond" >"$next-work/log" 2>&1 ||
         { cat "$next-work/log"; exit 1; }
@@ -166,6 +166,14 @@ run_image() {
     done
 }
 
+# Kills the first process of the image, and all with it. The end of unshare would not: whoever
+# becomes another user is no longer killed with the parent.
+kill_image() {
+    kill -KILL "$(tr -d ' ' <"/proc/$container/task/$container/children")"
+    wait "$container" || true
+    container=
+}
+
 client() { "$try/system/usr/local/bin/millpond" --run-dir "$try/kept/run" "$@"; }
 
 try_image() {
@@ -188,8 +196,8 @@ try_image() {
     client version | grep -F "$version"
     client create data --table "$table"
     nbdcopy "$try/data" "$uri"
-    kill -KILL $container
-    wait $container || true
+    kill_image
+    ! client show >/dev/null 2>&1 || { say "a killed image serves"; exit 1; }
     say "image: the next one has what no client flushed"
     make_image "$next"
     run_image
@@ -204,7 +212,7 @@ try_image() {
 container=
 end() {
     local status=$?
-    [ -z "$container" ] || kill -KILL "$container" 2>/dev/null || true
+    [ -z "$container" ] || kill_image 2>/dev/null || true
     [ $status = 0 ] || say "FAILED"
     exit $status
 }

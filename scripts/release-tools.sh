@@ -15,7 +15,7 @@ GENERATE_RPM=0.21.1
 tools=$PWD/target/release-tools
 
 missing=
-for program in cc:gcc strip:binutils objcopy:binutils dpkg-deb:dpkg python3:python3-venv \
+for program in unshare:util-linux cc:gcc strip:binutils objcopy:binutils dpkg-deb:dpkg python3:python3-venv \
     rpm:rpm rpm2cpio:rpm2cpio cpio:cpio mmdebstrap:mmdebstrap nbdcopy:libnbd-bin; do
     command -v "${program%:*}" >/dev/null || missing="$missing ${program#*:}"
 done
@@ -23,13 +23,18 @@ if [ -n "$missing" ]; then
     echo "release-tools: missing on this machine: apt install$missing" >&2
     exit 2
 fi
-if ! "$tools/python/bin/pip" list --format=freeze 2>/dev/null | grep -qx "ziglang==$ZIG" ||
+if [ "$("$tools/bin/zig" version 2>/dev/null)" != "$ZIG" ] ||
     ! "$tools/bin/cargo-zigbuild" --version 2>/dev/null | grep -qF "$ZIGBUILD"; then
     echo "release-tools: cargo-zigbuild $ZIGBUILD and zig $ZIG, into $tools (100 MB)"
+    rm -rf "$tools/python" "$tools/packages"
     python3 -m venv "$tools/python"
-    "$tools/python/bin/pip" install --quiet "cargo-zigbuild==$ZIGBUILD" "ziglang==$ZIG"
+    # Not among the packages of this python: its version would be in the paths of sources that zig
+    # compiles, and with them in the program's debug information.
+    "$tools/python/bin/pip" install --quiet --target "$tools/packages" \
+        "cargo-zigbuild==$ZIGBUILD" "ziglang==$ZIG"
     mkdir -p "$tools/bin"
-    ln -sf ../python/bin/cargo-zigbuild "$tools/bin/cargo-zigbuild"
+    ln -sfn ../packages/bin/cargo-zigbuild "$tools/bin/cargo-zigbuild"
+    ln -sfn ../packages/ziglang/zig "$tools/bin/zig"
 fi
 if ! "$tools/bin/cargo-generate-rpm" --version 2>/dev/null | grep -qF "$GENERATE_RPM"; then
     echo "release-tools: cargo-generate-rpm $GENERATE_RPM, into $tools (minutes)"

@@ -23,10 +23,17 @@ pub(super) fn compare(root: &Path, version: &str) -> Result<(), String> {
         build.env_remove(name);
     }
     if let Some(tools) = std::env::var_os("RELEASE_TOOLS") {
-        build.env("RELEASE_TOOLS", root.join(tools));
+        // Where scripts/release-tools.sh would have brought them.
+        let theirs = clone.join("target/release-tools");
+        std::fs::create_dir(clone.join("target"))
+            .map_err(|e| format!("{}: {e}", clone.display()))?;
+        call(Command::new("cp").args(["-a", "--link"]).arg(root.join(tools)).arg(&theirs))?;
+        build.env("RELEASE_TOOLS", theirs);
     }
     call(&mut build)?;
-    let second = read(&folder_of(&clone, version).join("SHA256SUMS"))?;
+    // Not where CARGO_TARGET_DIR leads: the first one is there.
+    let second = clone.join("target").join(format!("release-{version}/SHA256SUMS"));
+    let second = read(&second)?;
     let different = differences(&first, &second);
     if different.is_empty() {
         println!("release: two builds in two folders: {} files, equal", first.lines().count());

@@ -45,7 +45,9 @@ impl Release {
     pub(super) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root).env("SOURCE_DATE_EPOCH", &self.epoch);
-        command.env("LC_ALL", "C").env("TZ", "UTC0").env("PATH", tools_path());
+        let path = std::env::join_paths(tools_path());
+        let path = path.expect("RELEASE_TOOLS is a folder without a colon in its name");
+        command.env("LC_ALL", "C").env("TZ", "UTC0").env("PATH", path);
         // The block size of xz, and with it the package, may depend on the number of threads.
         command.env("DPKG_DEB_THREADS_MAX", "1");
         command
@@ -60,13 +62,11 @@ pub(super) fn folder_of(root: &Path, version: &str) -> PathBuf {
     target(root).join(format!("release-{version}"))
 }
 
-/// The programs of scripts/release-tools.sh before those of the system.
-fn tools_path() -> std::ffi::OsString {
+/// The folders of programs: that of scripts/release-tools.sh before those of the system.
+pub(super) fn tools_path() -> Vec<PathBuf> {
+    let tools = std::env::var_os("RELEASE_TOOLS").map(|tools| Path::new(&tools).join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let Some(tools) = std::env::var_os("RELEASE_TOOLS").map(PathBuf::from) else { return path };
-    let all = [tools.join("python/bin"), tools.join("bin")];
-    std::env::join_paths(all.into_iter().chain(std::env::split_paths(&path)))
-        .expect("no colon is in a part of PATH, and RELEASE_TOOLS is a folder of this checkout")
+    tools.into_iter().chain(std::env::split_paths(&path)).collect()
 }
 
 pub(super) fn read(path: &Path) -> Result<String, String> {

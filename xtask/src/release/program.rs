@@ -3,21 +3,34 @@
 
 use std::path::{Path, PathBuf};
 
-use super::context::{Release, call, output, target};
+use super::context::{Release, call, output, target, tools_path};
 
 /// RL-P1: RHEL 8's, Debian 10's. zig has the symbols of every glibc.
 const GLIBC: [u32; 2] = [2, 28];
 /// RL-P1: chosen (issue 49).
 const PROGRAM_BYTES_MAX: u64 = 25_000_000;
 
+/// Where the checkout is while it is built, in a mount namespace (RL-B1). zig compiles a few sources
+/// of its own, and has no option to leave their paths out of debug information.
+const PLACE: &str = "/mnt";
+
+/// Mounts the checkout, $0, at $1, and runs the rest there.
+const IN_PLACE: &str = "mount --bind \"$0\" \"$1\" && cd \"$1\" && shift && exec \"$@\"";
+
 /// Builds the program; returns the stripped one. Its debug information is in the release.
 pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let mut cargo = release.command("cargo");
-    cargo.args(["zigbuild", "--release", "--locked", "-p", "millpond", "--target"]);
+    let mut cargo = release.command("unshare");
+    cargo.arg("--mount");
+    if output(release.command("id").arg("-u"), &release.root)?.trim() != "0" {
+        // Whoever is not root is it there, in a namespace of users.
+        cargo.arg("--map-root-user");
+    }
+    cargo.args(["sh", "-c", IN_PLACE]).arg(&release.root).arg(PLACE);
+    cargo.args(["cargo", "zigbuild", "--release", "--locked", "-p", "millpond", "--target"]);
     cargo.arg(format!("{triple}.{}.{}", GLIBC[0], GLIBC[1]));
     // RL-B1: these would be in file names of panics and of debug information.
-    let paths = [(release.root.display().to_string(), "/millpond"), (cargo_home(), "/cargo")];
+    let paths = [(PLACE.to_owned(), "/millpond"), (cargo_home(), "/cargo")];
     let remaps = paths.iter().map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
     let flags: Vec<String> = remaps.chain(["-Clink-arg=-Wl,--build-id=sha1".to_owned()]).collect();
     cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
@@ -25,6 +38,17 @@ pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
     let remaps = paths.iter().map(|(from, to)| format!("-ffile-prefix-map={from}={to}"));
     let c_flags: Vec<String> = remaps.collect();
     cargo.env(format!("CFLAGS_{}", triple.replace('-', "_")), c_flags.join(" "));
+    // What lies in the checkout, with its name from there. No cache of other builds is used.
+    let in_place = |path: &Path| match path.strip_prefix(&release.root) {
+        Ok(inside) => Path::new(PLACE).join(inside),
+        Err(_) => path.to_path_buf(),
+    };
+    for name in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR", "CARGO_ZIGBUILD_CACHE_DIR"] {
+        cargo.env(name, in_place(&release.work().join("caches").join(name)));
+    }
+    let path: Vec<PathBuf> = tools_path().iter().map(|folder| in_place(folder)).collect();
+    cargo.env("PATH", std::env::join_paths(path).expect("its parts are those of PATH"));
+    cargo.env("CARGO_TARGET_DIR", in_place(&target(&release.root)));
     // Settings of the developer's, as for fast builds of tests.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_PROFILE_") {
@@ -34,7 +58,7 @@ pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
     call(&mut cargo)?;
     let built = target(&release.root).join(&triple).join("release/millpond");
     let program = split(release, &built)?;
-    check(release, &program, &paths.map(|(from, _)| from))?;
+    check(release, &program, &[release.root.display().to_string(), cargo_home()])?;
     Ok(program)
 }
 

@@ -112,7 +112,8 @@ impl Client {
         Err(serde_json::from_slice(&bytes).unwrap_or_else(|e| misunderstood(status, &e)))
     }
 
-    async fn connect(&self) -> Result<UnixStream, Failure> {
+    /// A connection to the daemon.
+    pub(crate) async fn connect(&self) -> Result<UnixStream, Failure> {
         UnixStream::connect(&self.socket).await.map_err(|e| {
             if e.kind() == std::io::ErrorKind::PermissionDenied {
                 let message = format!(

@@ -82,6 +82,7 @@ pub(crate) async fn upgrade(client: &Client, a: &UpgradeArgs) -> Result<api::Upg
     }
     let (timeout, force) = (a.timeout.clone(), a.force.clone());
     let (dry_run, if_changed) = (a.dry_run, a.if_changed);
+    let namespace = requests::version(client).await?.pid_namespace;
     let request = api::Upgrade { binary, timeout, force, dry_run, if_changed };
     let upgraded: api::Upgraded = client.post(paths::UPGRADE, &request).await?;
     let Some(successor) = &upgraded.successor else { return Ok(upgraded) };
@@ -93,7 +94,7 @@ pub(crate) async fn upgrade(client: &Client, a: &UpgradeArgs) -> Result<api::Upg
         );
         Failure::new(ErrorKind::Io, text)
     };
-    let process = Process::open(pid).map_err(|_| ended())?;
+    let process = Process::open(client, pid, namespace.as_deref()).await.map_err(|_| ended())?;
     let give_up = Instant::now() + ANSWER;
     while !requests::version(client).await.is_ok_and(|v| v.pid == pid) {
         if process.has_ended() {

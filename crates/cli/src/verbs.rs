@@ -375,9 +375,9 @@ async fn upgrade(client: &Client, a: &UpgradeArgs) -> Done {
 const STOP_REPORT: Duration = Duration::from_secs(10);
 
 async fn stop(client: &Client, a: &StopArgs) -> Done {
-    let pid = requests::version(client).await?.pid;
+    let api::Version { pid, pid_namespace, .. } = requests::version(client).await?;
     // Taken before, so that it is this process and no later one of the same number.
-    let process = Process::open(pid)?;
+    let process = Process::open(client, pid, pid_namespace.as_deref()).await?;
     let stopped = async {
         let answer = requests::stop(client, !a.no_wait).await;
         let is_lost = answer.as_ref().is_err_and(Failure::is_lost_connection);

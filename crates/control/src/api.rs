@@ -404,6 +404,9 @@ pub struct Disconnected {
 pub struct Version {
     pub version: String,
     pub pid: u32,
+    /// Where that number is one: `pid:[4026531836]`. Another in a container than outside of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_namespace: Option<String>,
     pub cores: u32,
     /// Where NBD clients connect: `unix:PATH` or `HOST:PORT`.
     pub nbd: Vec<String>,

@@ -49,6 +49,7 @@ fn sample(at: Instant, devices: Vec<DeviceSample>, clients: Vec<api::Client>) ->
     let daemon = api::Version {
         version: "1.2.3".into(),
         pid: 42,
+        pid_namespace: None,
         cores: 1,
         nbd: Vec::new(),
         default_export: None,

@@ -311,6 +311,7 @@ fn version(options: &ServeArgs, nbd: &[NbdListener]) -> api::Version {
     api::Version {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: std::process::id(),
+        pid_namespace: crate::pid_namespace(),
         cores: options.cores.unwrap_or(1),
         nbd: nbd.iter().map(|listener| listener.addr.to_string()).collect(),
         default_export: options.default_export.clone(),

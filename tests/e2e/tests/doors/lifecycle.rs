@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tables change under a client that does not notice: suspend, load, resume while fio writes.
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::time::Duration;
 
+use e2e::binary::{Build, millpond};
+use e2e::daemon::Daemon;
 use e2e::fio::Fio;
-use e2e::pause;
+use e2e::process::run;
 use e2e::test_bed::{TestBed, clients};
+use e2e::{clock, pause};
+
+use crate::upgrade::is_root;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -77,6 +85,37 @@ fn suspend_and_resume_under_load_fail_no_request() {
     assert!(fio.is_running(), "the writes are not over yet");
     let done = fio.wait(LIMIT).unwrap();
     assert_eq!((done.writes, done.reads), (64 * MIB / 4096, 64 * MIB / 4096));
+}
+
+/// Outside of a container its process has another number, or none: `stop` sees its end all the same.
+#[test]
+fn a_daemon_in_a_container_is_stopped_from_outside() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
+    let program = millpond(Build::Workspace).unwrap();
+    let contained = dir.path().join("contained.sh");
+    let text = format!("exec unshare --pid --fork --kill-child {} \"$@\"", program.display());
+    std::fs::write(&contained, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&contained, Permissions::from_mode(0o755)).unwrap();
+    let daemon = Daemon::start(&contained, dir.path(), &[]).unwrap();
+    let run_dir = dir.path().join("run");
+    let of_here = |words: &[&str]| {
+        let mut verb = Command::new(&program);
+        verb.arg("--run-dir").arg(&run_dir).args(words);
+        run(&mut verb, LIMIT).unwrap().ok().unwrap()
+    };
+    let version: serde_json::Value =
+        serde_json::from_str(&of_here(&["version", "-o", "json"])).unwrap();
+    assert_eq!(version["pid"], 1, "{version}");
+    of_here(&["stop"]);
+    let give_up = clock() + 20.0;
+    while daemon.is_running() {
+        assert!(clock() < give_up, "it is not stopped");
+        pause(Duration::from_millis(5));
+    }
+    assert_eq!(daemon.exit_code(), Some(0));
 }
 
 #[test]

@@ -10,12 +10,15 @@ const GLIBC: [u32; 2] = [2, 28];
 /// RL-P1: chosen (issue 49).
 const PROGRAM_BYTES_MAX: u64 = 25_000_000;
 
-/// Where the checkout is while it is built, in a mount namespace (RL-B1). zig compiles a few sources
-/// of its own, and has no option to leave their paths out of debug information.
+/// Where the checkout and cargo's folder are while it is built, in a mount namespace (RL-B1). zig
+/// compiles a few sources of its own, and has no option to leave its paths and the folder that it is
+/// called in out of debug information.
 const PLACE: &str = "/mnt";
+const CARGO_PLACE: &str = "/media";
 
-/// Mounts the checkout, $0, at $1, and runs the rest there.
-const IN_PLACE: &str = "mount --bind \"$0\" \"$1\" && cd \"$1\" && shift && exec \"$@\"";
+/// Mounts the folders $0 and $1 there, and runs the rest.
+const IN_PLACE: &str = "mount --bind \"$0\" /mnt && mount --bind \"$1\" /media && cd /mnt && shift && \
+                        exec \"$@\"";
 
 /// Builds the program; returns the stripped one. Its debug information is in the release.
 pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
@@ -26,11 +29,12 @@ pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
         // Whoever is not root is it there, in a namespace of users.
         cargo.arg("--map-root-user");
     }
-    cargo.args(["sh", "-c", IN_PLACE]).arg(&release.root).arg(PLACE);
+    cargo.args(["sh", "-c", IN_PLACE]).arg(&release.root).arg(cargo_home());
+    cargo.env("CARGO_HOME", CARGO_PLACE);
     cargo.args(["cargo", "zigbuild", "--release", "--locked", "-p", "millpond", "--target"]);
     cargo.arg(format!("{triple}.{}.{}", GLIBC[0], GLIBC[1]));
     // RL-B1: these would be in file names of panics and of debug information.
-    let paths = [(PLACE.to_owned(), "/millpond"), (cargo_home(), "/cargo")];
+    let paths = [(PLACE, "/millpond"), (CARGO_PLACE, "/cargo")];
     let remaps = paths.iter().map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
     let flags: Vec<String> = remaps.chain(["-Clink-arg=-Wl,--build-id=sha1".to_owned()]).collect();
     cargo.env_remove("RUSTFLAGS").env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
@@ -55,8 +59,11 @@ pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
             cargo.env_remove(name);
         }
     }
+    // Nothing of a build before: what zig compiles has the folder of the first crate that is linked.
+    let folder = target(&release.root).join(&triple).join("release");
+    let _ = std::fs::remove_dir_all(&folder); // it may not be there
     call(&mut cargo)?;
-    let built = target(&release.root).join(&triple).join("release/millpond");
+    let built = folder.join("millpond");
     let program = split(release, &built)?;
     check(release, &program, &[release.root.display().to_string(), cargo_home()])?;
     Ok(program)

@@ -15,7 +15,8 @@ GENERATE_RPM=0.21.1
 tools=$PWD/target/release-tools
 
 missing=
-for program in unshare:util-linux cc:gcc strip:binutils objcopy:binutils dpkg-deb:dpkg python3:python3-venv \
+for program in unshare:util-linux cc:gcc strip:binutils objcopy:binutils dpkg-deb:dpkg \
+    python3:python3-venv \
     rpm:rpm rpm2cpio:rpm2cpio cpio:cpio mmdebstrap:mmdebstrap nbdcopy:libnbd-bin; do
     command -v "${program%:*}" >/dev/null || missing="$missing ${program#*:}"
 done

@@ -11,14 +11,14 @@ const GLIBC: [u32; 2] = [2, 28];
 const PROGRAM_BYTES_MAX: u64 = 25_000_000;
 
 /// Where the checkout and cargo's folder are while it is built, in a mount namespace (RL-B1). zig
-/// compiles a few sources of its own, and has no option to leave its paths and the folder that it is
-/// called in out of debug information.
+/// compiles a few sources of its own, and has no option to leave its paths and the folder that it
+/// is called in out of debug information.
 const PLACE: &str = "/mnt";
 const CARGO_PLACE: &str = "/media";
 
 /// Mounts the folders $0 and $1 there, and runs the rest.
-const IN_PLACE: &str = "mount --bind \"$0\" /mnt && mount --bind \"$1\" /media && cd /mnt && shift && \
-                        exec \"$@\"";
+const IN_PLACE: &str = "mount --bind \"$0\" /mnt && mount --bind \"$1\" /media && \
+                        cd /mnt && shift && exec \"$@\"";
 
 /// Builds the program; returns the stripped one. Its debug information is in the release.
 pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
@@ -59,7 +59,7 @@ pub(super) fn build(release: &Release) -> Result<PathBuf, String> {
             cargo.env_remove(name);
         }
     }
-    // Nothing of a build before: what zig compiles has the folder of the first crate that is linked.
+    // Nothing of a build before: what zig compiles has the folder of the first crate that it links.
     let folder = target(&release.root).join(&triple).join("release");
     let _ = std::fs::remove_dir_all(&folder); // it may not be there
     call(&mut cargo)?;

@@ -454,10 +454,8 @@ fn journals_elsewhere_beside_shrinks_are_not_believed() {
 
 /// Seeds that showed rare faults; another one is looked for if one of them no longer does.
 const SEEN_AT: &[(Fault, u64)] = &[
-    (Fault::FlushOfFirstPart, 17),
-    (Fault::PartsNotNotified, 12),
-    (Fault::GapOfOtherPart, 68),
-    (Fault::GuardFlushErrorKept, 834),
+    (Fault::FlushOfFirstPart, 44),
+    (Fault::PartsNotNotified, 9),
     (Fault::GuardedBeforeRecord, 1081),
 ];
 

@@ -50,9 +50,10 @@ const SECTORS: Plan = Plan { around: true, through: true, ..Plan::SECTORS };
 /// left out, a merge beside a write, and a write that was in flight at the switch need moments that
 /// seeds do not meet in a minute: `it/through.rs` makes them.
 const SEEN_AT: &[(Fault, u64)] = &[
-    (Fault::ThroughDropUnlogged, 119),
-    (Fault::ThroughDropsNewer, 39),
+    (Fault::ThroughDropUnlogged, 48),
+    (Fault::ThroughDropsNewer, 23),
     (Fault::ThroughUnlocked, 36),
+    (Fault::ThroughBeforeFlush, 42),
 ];
 
 fn is_caught_by(plan: Plan) {

@@ -73,8 +73,8 @@ const CASES: [Case; 48] = [
 ];
 
 /// Goes through sequences, and returns the first that shows something, and what. Each image lives
-/// on and is settled, and where recoveries have two tables it is recovered by both: which hashes are
-/// even is chance.
+/// on and is settled, and where recoveries have two tables it is recovered by both: which hashes
+/// are even is chance.
 fn find(
     start: &Start,
     pace: Pace,

@@ -87,7 +87,7 @@ fn suspend_and_resume_under_load_fail_no_request() {
     assert_eq!((done.writes, done.reads), (64 * MIB / 4096, 64 * MIB / 4096));
 }
 
-/// Outside of a container its process has another number, or none: `stop` sees its end all the same.
+/// Outside of a container its process has another number, or none: `stop` sees its end even so.
 #[test]
 fn a_daemon_in_a_container_is_stopped_from_outside() {
     if !is_root() {

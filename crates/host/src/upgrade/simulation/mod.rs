@@ -342,7 +342,12 @@ fn a_successor_that_is_dead_gets_no_commit() {
 }
 
 /// Seeds at which a rare fault has shown.
-const SEEN_AT: &[(Fault, u64)] = &[(Fault::NotOpenedAnew, 1480), (Fault::SuccessorLeftAlive, 53)];
+const SEEN_AT: &[(Fault, u64)] = &[
+    (Fault::NotOpenedAnew, 1480),
+    (Fault::SuccessorLeftAlive, 53),
+    (Fault::GoOnEarly, 541),
+    (Fault::ServeBeforeCommit, 88),
+];
 
 fn is_found(fault: Fault) {
     let plan = Plan { fault: Some(fault), ..Plan::default() };

@@ -17,7 +17,7 @@ pub enum StreamFault {
     TimedOut,
 }
 
-/// Number of events in a failure report.
+/// Number of events in a failure report, unless MILLPOND_EVENTS says another.
 const KEPT: usize = 50;
 
 /// One event; formatted only when a seed has failed.
@@ -69,6 +69,12 @@ impl fmt::Display for TraceEvent {
 thread_local! {
     /// Events of the newest world on this thread. They outlive it, for the failure report.
     static LAST: RefCell<VecDeque<(Nanos, TraceEvent)>> = const { RefCell::new(VecDeque::new()) };
+    static NUMBER: usize = number();
+}
+
+fn number() -> usize {
+    let asked = crate::seeds::variable("MILLPOND_EVENTS").map(usize::try_from);
+    asked.and_then(Result::ok).map_or(KEPT, |asked| asked.max(1))
 }
 
 /// Drops the events of the previous world.
@@ -78,7 +84,7 @@ pub(crate) fn clear() {
 
 pub(crate) fn record(at: Nanos, what: TraceEvent) {
     LAST.with_borrow_mut(|last| {
-        if last.len() == KEPT {
+        if last.len() == NUMBER.with(|number| *number) {
             last.pop_front();
         }
         last.push_back((at, what));

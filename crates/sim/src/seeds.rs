@@ -2,7 +2,7 @@
 //! Runs a simulation for many seeds, and prints how to replay a failed one.
 //!
 //! - `MILLPOND_SEEDS=N` runs N seeds instead of the test's own number.
-//! - `MILLPOND_SEED=S` runs seed S alone and prints its last events.
+//! - `MILLPOND_SEED=S` runs seed S alone and prints its last 50 events, or MILLPOND_EVENTS.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ pub struct Failure {
     pub why: String,
 }
 
-fn variable(name: &str) -> Option<u64> {
+pub(crate) fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}=`{text}`: not a number")))
 }

@@ -306,6 +306,8 @@ pub enum Fault {
     GrownUnflushed,
     /// Growth: slots of the new space are used before the superblock has them.
     GrownSlotsEarly,
+    /// Growth: it begins once more when the cache has failed.
+    GrownAfterFailure,
     /// Growth, parts: all of them have the area that the first one got.
     AddedAreaOfFirst,
     /// Growth, parts: the parts grow before the superblock of part 0 says what they got.

@@ -28,6 +28,11 @@
 //!   checkpoint.
 //! - WC-RB5 Zeroes end every earlier version in their range, whether the zeroes are pending or not.
 //!   Pending zeroes keep their slot; the slot of other zeroes is vacant.
+//! - WC-RB6 A journal tells again what the log has of the same writes, with the slots of before, if
+//!   a slot has refused its data since. Where it tells again of a version that was superseded and
+//!   is kept, that version is in the slot that the journal names, as for the version that counts.
+//!   It tells all to the end: a block whose last entry is of an earlier epoch than another is
+//!   damage.
 use block::Planted;
 use format::{BLOCK_LIMIT, Entry, Op};
 use roaring::{RoaringBitmap, RoaringTreemap};

@@ -169,6 +169,24 @@ fn two_versions_of_one_epoch_are_refused() {
     assert_eq!(rebuilt([1, 2, 1]).err(), Some(twice), "one has been superseded, one has not");
 }
 
+/// A journal tells of two versions again, which have other slots in the log since their own refused
+/// their data (WC-RB6).
+#[test]
+fn versions_that_are_told_again_take_the_place_of_those_before() {
+    let rebuilt = |epochs: &[u64]| {
+        let mut rebuild = Rebuild::new(8);
+        for (slot, &epoch) in (0..).zip(epochs) {
+            rebuild.apply([Entry::epoch(epoch, 1), entry(Op::Write, 5, slot)].into_iter());
+        }
+        rebuild.finish(8).map(|found| pending(&found).to_vec())
+    };
+    assert_eq!(rebuilt(&[1, 2, 1, 2]), Ok(vec![(1, 2), (2, 3)]));
+    assert_eq!(rebuilt(&[1, 2, 3, 1, 2, 3]), Ok(vec![(1, 3), (2, 4), (3, 5)]));
+    assert_eq!(rebuilt(&[1, 2, 3, 2, 3]), Ok(vec![(1, 0), (2, 3), (3, 4)]), "its beginning is cut");
+    let twice = Contradiction::Duplicate { block: 5, epoch: 1 };
+    assert_eq!(rebuilt(&[1, 2, 3, 1, 2]), Err(twice), "it tells all to the end");
+}
+
 /// What was written before the order of epochs was taken up is of the oldest, and the media do not
 /// say so yet.
 #[test]

@@ -38,6 +38,8 @@
 //! - WC-GR7 The new log has a record of this opening, if need be an empty one: records before the
 //!   checkpoint are not copied, and a journal of an opening that no record tells of does not count
 //!   (WC-JR2).
+//! - WC-GR8 Nothing is written beyond the end of a cache that has failed. It may have failed with
+//!   the superblock that names a new layout: whether that is durable, the next opening finds out.
 use std::rc::Rc;
 
 use block::{Buf, Class, Status};
@@ -73,6 +75,9 @@ impl Store {
         let blank = Buf::zeroed(usize::try_from(UNITS_AT_ONCE).expect("256") * UNIT);
         let mut at = 0;
         while at < units {
+            if !self.has_fault(Fault::GrownAfterFailure) {
+                self.health()?; // WC-GR8
+            }
             if self.life.is_about_to_stop() {
                 return Err(Status::Again);
             }

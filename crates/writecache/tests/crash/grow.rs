@@ -8,6 +8,7 @@ use sim::seeds;
 use writecache::Fault;
 
 const PLAN: Plan = Plan { resizes: Resizes::Grows, ..Plan::USUAL };
+const WITH_ERRORS: Plan = Plan { resizes: Resizes::Grows, ..Plan::GUARDED };
 
 fn run(seeds_of_test: u64, plan: Plan) {
     seeds::run(seeds_of_test, |seed| simulate(seed, plan));
@@ -31,7 +32,7 @@ fn growth_beside_kills_and_journals_loses_nothing() {
 #[test]
 fn growth_of_a_guarded_cache_that_reads_enter_loses_nothing() {
     run(40, Plan { resizes: Resizes::Grows, with_faults: false, ..Plan::GUARDED });
-    run(20, Plan { resizes: Resizes::Grows, ..Plan::GUARDED });
+    run(20, WITH_ERRORS);
     run(30, Plan { options: " read_cache 1 sequential_read_cutoff 0", ..PLAN });
 }
 
@@ -40,6 +41,7 @@ const SEEN_AT: &[(Fault, u64)] = &[
     (Fault::GrownSuperblockEarly, 19),
     (Fault::GrownUnflushed, 1411),
     (Fault::GrownSlotsEarly, 134),
+    (Fault::GrownAfterFailure, 38),
 ];
 
 fn is_caught_by(plan: Plan) {
@@ -54,6 +56,12 @@ fn records_left_behind_by_growth_are_caught() {
 #[test]
 fn a_grown_superblock_before_its_metadata_is_caught() {
     is_caught_by(Plan { fault: Some(Fault::GrownSuperblockEarly), ..PLAN });
+}
+
+/// A flush fails, and the superblock of the growth before is durable all the same.
+#[test]
+fn growth_of_a_cache_that_has_failed_is_caught() {
+    is_caught_by(Plan { fault: Some(Fault::GrownAfterFailure), ..WITH_ERRORS });
 }
 
 #[test]

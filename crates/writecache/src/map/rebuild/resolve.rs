@@ -206,6 +206,17 @@ fn each_version(slots: &[Slot], displaced: &[DisplacedVersion], mut each: impl F
     }
 }
 
+/// The versions of a block that were superseded and are kept.
+#[derive(Default)]
+struct Olds {
+    /// In the order of their epochs.
+    kept: SmallVec<[Version; 4]>,
+    /// Those of which a later entry tells again (WC-RB6).
+    told_again: SmallVec<[Version; 4]>,
+    /// The latest epoch that has come.
+    newest: Option<u32>,
+}
+
 impl Rebuild {
     /// Makes the index, and assigns each slot to the version that counts.
     pub(super) fn resolve(&mut self) -> (Index, Option<Conflict>) {
@@ -361,11 +372,12 @@ impl Rebuild {
         mut zeroes: Option<(Arrival, u32)>,
     ) -> Option<Version> {
         let mut current = None;
+        let mut olds = Olds::default();
         for version in versions {
             if let Some((_, epoch)) =
                 zeroes.take_if(|(arrival, _)| *arrival < self.arrival(version))
             {
-                self.end_by_zeroes(current.take(), epoch);
+                self.end_by_zeroes(current.take(), epoch, &mut olds);
             }
             let displaced =
                 version.is_displaced().then(|| &self.displaced.list[version.number() as usize]);
@@ -378,28 +390,46 @@ impl Rebuild {
                 Op::Write | Op::Clean | Op::Bad => {
                     let ended = current.replace(version);
                     let by = self.epoch(version);
+                    if olds.newest.is_none_or(|newest| is_before(newest, by)) {
+                        olds.newest = Some(by);
+                    }
                     (ended, ended.is_some_and(|ended| self.is_kept(ended, by)))
                 }
                 Op::WriteNext | Op::Epoch | Op::Zero => unreachable!("never displaced"),
             };
-            self.end(ended, kept);
+            self.end(ended, kept, &mut olds);
         }
         if let Some((_, epoch)) = zeroes {
-            self.end_by_zeroes(current.take(), epoch);
+            self.end_by_zeroes(current.take(), epoch, &mut olds);
+        }
+        let epoch = current.map(|current| self.epoch(current));
+        let is_told_to_the_end = !epoch
+            .zip(olds.newest)
+            .is_some_and(|(own, newest)| self.epochs.is_some() && is_before(own, newest));
+        if is_told_to_the_end {
+            let slots = olds.told_again.iter().map(|told| told.number() as usize);
+            slots.for_each(|slot| self.slots[slot].state = State::Free);
         }
         current
     }
 
-    fn end_by_zeroes(&mut self, ended: Option<Version>, epoch: u32) {
+    fn end_by_zeroes(&mut self, ended: Option<Version>, epoch: u32, olds: &mut Olds) {
         let kept = ended.is_some_and(|ended| self.is_kept(ended, epoch));
-        self.end(ended, kept);
+        self.end(ended, kept, olds);
     }
 
     /// A version is superseded or dropped.
-    fn end(&mut self, ended: Option<Version>, kept: bool) {
-        if let Some(ended) = ended.filter(|ended| !ended.is_displaced()) {
-            let state = if kept { State::Old } else { State::Free };
-            self.slots[ended.number() as usize].state = state;
+    fn end(&mut self, ended: Option<Version>, kept: bool, olds: &mut Olds) {
+        let Some(ended) = ended.filter(|ended| !ended.is_displaced()) else { return };
+        self.slots[ended.number() as usize].state = if kept { State::Old } else { State::Free };
+        if kept {
+            let own = self.epoch(ended);
+            let is_again = |told: &Version| !is_before(self.epoch(*told), own);
+            while olds.kept.last().is_some_and(is_again) {
+                let told = olds.kept.pop();
+                olds.told_again.extend(told);
+            }
+            olds.kept.push(ended);
         }
     }
 

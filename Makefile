@@ -31,7 +31,7 @@ XTASK := $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain lint-workflows fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
-.PHONY: release release-build release-compare try-release
+.PHONY: release release-build release-compare try-release previous
 .PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
@@ -122,6 +122,14 @@ release-compare: ## builds a clone elsewhere: are its bytes those of target/rele
 
 try-release: ## installs, uses, kills and upgrades each file of target/release-VERSION in a root of its own (root; VERSION=0.2.0)
 	@scripts/try-release.sh $(VERSION)
+
+# With each release, once its tag is set: README.md in that folder says why it is in the repository.
+previous: ## keeps the program of target/release-VERSION, and media that it leaves, for the tests of later versions (VERSION=0.2.0)
+	$(CARGO) build $(ALL) --bin previous
+	tar -xOf target/release-$(VERSION)/millpond-$(VERSION)-$$(uname -m)-linux.tar.gz \
+		--wildcards '*/bin/millpond' >target/previous-millpond
+	chmod +x target/previous-millpond
+	$(or $(CARGO_TARGET_DIR),target)/debug/previous target/previous-millpond
 
 # One build of both: what `make build` has built is not built again, and the other way round.
 demo: ## the main job: a write cache absorbs, survives kill -9, flushes in order (ARGS='--size 256M', PROGRAM=...)

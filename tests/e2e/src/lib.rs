@@ -2,7 +2,8 @@
 //! The whole program under real clients: what the tests and the demo share.
 //!
 //! ```text
-//!   tests/*.rs, bin/demo, bin/published, bin/soak, bin/power_cut
+//!   tests/*.rs, bin/demo, bin/previous, bin/published, bin/soak, bin/power_cut
+//!     ├─ previous  the release before: its program, and media that it left
 //!     ├─ published procedures that others have published
 //!     ├─ soak      upgrades and kills at random moments, under clients that verify
 //!     ├─ test_bed  a test's folder, files and daemon
@@ -33,6 +34,7 @@ pub mod fio;
 pub mod loops;
 pub mod mounted;
 pub mod origin;
+pub mod previous;
 pub mod process;
 pub mod published;
 pub mod soak;

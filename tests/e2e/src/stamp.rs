@@ -21,6 +21,7 @@ use std::ops::Range;
 
 use nbd::request::Request;
 use nbd::wire::cmd;
+use serde_json::{Value, json};
 
 use crate::Result;
 use crate::client::{Answer, Client};
@@ -70,23 +71,44 @@ pub fn fill_words(data: &mut [u8], mut next: impl FnMut() -> u64) {
     }
 }
 
+/// How many words of a block are equal, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grain {
+    /// None: nothing can compress it.
+    Word = 1,
+    /// Those of a sector: a torn block is noticed, and an archive of blocks is small.
+    Sector = 64,
+}
+
 /// Fills `data` with version `version` of block `block`.
 pub fn fill(data: &mut [u8], block: u64, version: u64) {
+    fill_grains(data, block, version, Grain::Word);
+}
+
+fn fill_grains(data: &mut [u8], block: u64, version: u64, grain: Grain) {
     assert_eq!(data.len(), BLOCK_BYTES);
     let mut word = (block ^ version.rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    data[..8].copy_from_slice(&block.to_le_bytes());
-    data[8..16].copy_from_slice(&version.to_le_bytes());
-    fill_words(&mut data[16..], || {
-        word = word.wrapping_mul(0xd129_0d3d_1d1c_3f45).wrapping_add(0x1405_7b7e_f767_814f);
+    let mut nth = 0;
+    fill_words(data, || {
+        if nth % grain as u32 == 0 {
+            word = word.wrapping_mul(0xd129_0d3d_1d1c_3f45).wrapping_add(0x1405_7b7e_f767_814f);
+        }
+        nth += 1;
         word
     });
+    data[..8].copy_from_slice(&block.to_le_bytes());
+    data[8..16].copy_from_slice(&version.to_le_bytes());
 }
 
 /// The version that `data` is of block `block`, if it is one, and whole.
 pub fn version_of(data: &[u8], block: u64) -> Option<u64> {
+    version_in_grains(data, block, Grain::Word)
+}
+
+fn version_in_grains(data: &[u8], block: u64, grain: Grain) -> Option<u64> {
     let version = u64::from_le_bytes(data[8..16].try_into().expect("eight bytes"));
     let mut whole = [0; BLOCK_BYTES];
-    fill(&mut whole, block, version);
+    fill_grains(&mut whole, block, version, grain);
     (data == whole).then_some(version)
 }
 
@@ -178,6 +200,7 @@ pub struct Stamps {
     random: Random,
     /// One request in so many is a flush; without, none is, and no write is FUA.
     flush_one_in: Option<u64>,
+    grain: Grain,
 }
 
 impl Stamps {
@@ -193,7 +216,41 @@ impl Stamps {
             fresh: Vec::new(),
             random: Random::new(seed),
             flush_one_in: FLUSH_ONE_IN,
+            grain: Grain::Word,
         }
+    }
+
+    /// Blocks that a compressor makes small, for media that are kept as files of the repository.
+    pub fn compressible(mut self) -> Stamps {
+        self.grain = Grain::Sector;
+        self
+    }
+
+    /// What has to be known to check media that a crash has left, for another process: see
+    /// [`Stamps::of_record`].
+    pub fn record(&self) -> Value {
+        let blocks: Vec<_> = self.known.iter().map(|k| [k.floor, k.answered, k.sent]).collect();
+        json!({
+            "first": self.first,
+            "compressible": self.grain == Grain::Sector,
+            "floor, answered, sent": blocks,
+        })
+    }
+
+    /// What [`Stamps::record`] has told, for one check by [`Stamps::check`].
+    pub fn of_record(record: &Value) -> Option<Stamps> {
+        let first = record["first"].as_u64()?;
+        let blocks = record["floor, answered, sent"].as_array()?;
+        let mut stamps = Stamps::new(first..first + blocks.len() as u64, 1);
+        if record["compressible"].as_bool()? {
+            stamps = stamps.compressible();
+        }
+        for (known, block) in stamps.known.iter_mut().zip(blocks) {
+            known.floor = block[0].as_u64()?;
+            known.answered = block[1].as_u64()?;
+            known.sent = block[2].as_u64()?;
+        }
+        Some(stamps)
     }
 
     /// How often [`Stamps::write`] flushes: one request in so many, or never; then no write is FUA
@@ -240,7 +297,7 @@ impl Stamps {
         let mut data = Vec::new();
         for run in self.runs() {
             let start = run.start;
-            stamp(&mut data, run, |_| 0);
+            stamp(&mut data, run, self.grain, |_| 0);
             client.write(start * BLOCK_BYTES as u64, &data)?;
         }
         client.flush()
@@ -310,7 +367,9 @@ impl Stamps {
         let blocks = self.idle_run();
         self.begin(blocks.clone());
         let mut data = Vec::new();
-        stamp(&mut data, blocks.clone(), |b| self.known[(b - self.first) as usize].sent);
+        stamp(&mut data, blocks.clone(), self.grain, |b| {
+            self.known[(b - self.first) as usize].sent
+        });
         let fua = self.flush_one_in.is_some() && self.random.below(FUA_ONE_IN) == 0;
         let offset = blocks.start * BLOCK_BYTES as u64;
         let len = u32::try_from(data.len()).expect("a few blocks");
@@ -384,7 +443,7 @@ impl Stamps {
             read(run.start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
             for (block, data) in run.zip(data.chunks_exact(BLOCK_BYTES)) {
                 let history = &self.history[(block - self.first) as usize];
-                let version = version_of(data, block);
+                let version = version_in_grains(data, block, self.grain);
                 let found = version.and_then(|v| history.iter().position(|e| e.version == v));
                 let behind = match (version, found) {
                     (Some(0), _) => history.first(),
@@ -431,8 +490,8 @@ impl Stamps {
             data.resize((run.end - run.start) as usize * BLOCK_BYTES, 0);
             read(run.start * BLOCK_BYTES as u64, &mut data).map_err(|e| format!("reading: {e}"))?;
             for (block, data) in run.zip(data.chunks_exact(BLOCK_BYTES)) {
+                let version = version_in_grains(data, block, self.grain);
                 let known = self.known(block);
-                let version = version_of(data, block);
                 let Some(version) = version.filter(|v| known.allows(*v)) else {
                     return Err(format!("block {block} holds {}: {known:?}", told(version, data)));
                 };
@@ -472,128 +531,13 @@ fn told(version: Option<u64>, data: &[u8]) -> String {
 }
 
 /// Makes `data` these blocks.
-fn stamp(data: &mut Vec<u8>, blocks: Range<u64>, version: impl Fn(u64) -> u64) {
+fn stamp(data: &mut Vec<u8>, blocks: Range<u64>, grain: Grain, version: impl Fn(u64) -> u64) {
     data.resize((blocks.end - blocks.start) as usize * BLOCK_BYTES, 0);
     for (block, data) in blocks.zip(data.chunks_exact_mut(BLOCK_BYTES)) {
-        fill(data, block, version(block));
+        fill_grains(data, block, version(block), grain);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A check of the blocks `held`, each (block, version).
-    fn check(stamps: &mut Stamps, held: &[(u64, u64)]) -> Result<Found> {
-        let mut media = vec![0; stamps.known.len() * BLOCK_BYTES];
-        for (block, data) in stamps.blocks().zip(media.chunks_exact_mut(BLOCK_BYTES)) {
-            let version = held.iter().find(|h| h.0 == block).map_or(0, |h| h.1);
-            fill(data, block, version);
-        }
-        stamps.check(|at, data| {
-            let at = at as usize;
-            data.copy_from_slice(&media[at..at + data.len()]);
-            Ok(())
-        })
-    }
-
-    fn sent(stamps: &mut Stamps, block: u64, fua: bool) {
-        stamps.begin(block..block + 1);
-        let asked = Sent::Write { blocks: block..block + 1, fua };
-        stamps.answered(asked, &mut Written::default());
-    }
-
-    /// Of blocks that hold these versions.
-    fn check_order(stamps: &Stamps, held: [u64; 4], order: Order) -> Result<()> {
-        let read = |_, data: &mut [u8]| {
-            for (block, data) in (0..).zip(data.chunks_exact_mut(BLOCK_BYTES)) {
-                fill(data, block, held[block as usize]);
-            }
-            Ok(())
-        };
-        stamps.check_order(read, order)
-    }
-
-    #[test]
-    fn a_whole_block_names_its_version_and_a_torn_one_none() {
-        let mut data = vec![0; BLOCK_BYTES];
-        fill(&mut data, 7, 3);
-        assert_eq!(version_of(&data, 7), Some(3));
-        assert_eq!(version_of(&data, 8), None);
-        let mut other = vec![0; BLOCK_BYTES];
-        fill(&mut other, 7, 4);
-        data[2048..].copy_from_slice(&other[2048..]);
-        assert_eq!(version_of(&data, 7), None);
-    }
-
-    #[test]
-    fn what_was_not_flushed_may_be_lost_or_kept() {
-        for held in [0, 1] {
-            let mut stamps = Stamps::new(0..4, 1);
-            sent(&mut stamps, 2, false);
-            check(&mut stamps, &[(2, held)]).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_was_flushed_or_fua_must_be_there() {
-        let mut stamps = Stamps::new(0..4, 1);
-        sent(&mut stamps, 2, true);
-        assert!(check(&mut stamps, &[]).unwrap_err().contains("block 2 holds version 0"));
-        let mut stamps = Stamps::new(0..4, 1);
-        sent(&mut stamps, 2, false);
-        let flush = Sent::Flush { answered: vec![(2, 1)], sent: stamps.now() };
-        stamps.answered(flush, &mut Written::default());
-        assert!(check(&mut stamps, &[]).is_err());
-    }
-
-    #[test]
-    fn a_version_that_was_lost_never_comes_back() {
-        let mut stamps = Stamps::new(0..4, 1);
-        sent(&mut stamps, 2, false);
-        check(&mut stamps, &[]).unwrap();
-        sent(&mut stamps, 2, false);
-        assert!(check(&mut stamps, &[(2, 1)]).is_err());
-        check(&mut stamps, &[(2, 2)]).unwrap();
-    }
-
-    #[test]
-    fn a_write_without_the_one_before_is_out_of_order() {
-        let mut stamps = Stamps::new(0..4, 1);
-        sent(&mut stamps, 0, false);
-        sent(&mut stamps, 1, false);
-        let flush = Sent::Flush { answered: Vec::new(), sent: stamps.now() };
-        stamps.answered(flush, &mut Written::default());
-        sent(&mut stamps, 1, false);
-        stamps.begin(2..4); // not answered
-        for held in [[0; 4], [1, 0, 0, 0], [1, 1, 0, 0], [1, 2, 0, 0], [1, 2, 1, 0]] {
-            check_order(&stamps, held, Order::Writes).unwrap();
-            check_order(&stamps, held, Order::Flushes).unwrap();
-        }
-        // Before a flush writes have no order; they have one over it.
-        for (held, is_torn) in [([0, 1, 0, 0], false), ([0, 2, 0, 0], true), ([1, 1, 1, 0], false)]
-        {
-            check_order(&stamps, held, Order::Writes).unwrap_err();
-            assert_eq!(check_order(&stamps, held, Order::Flushes).is_err(), is_torn, "{held:?}");
-        }
-        check_order(&stamps, [1, 3, 0, 0], Order::Flushes).unwrap_err();
-        // What a crash has left is older than what follows, and what it took never comes back.
-        check(&mut stamps, &[(0, 1), (1, 1)]).unwrap();
-        sent(&mut stamps, 0, false);
-        check_order(&stamps, [2, 0, 0, 0], Order::Flushes).unwrap_err();
-        check_order(&stamps, [2, 2, 0, 0], Order::Flushes).unwrap_err();
-        check_order(&stamps, [0, 1, 0, 0], Order::Flushes).unwrap();
-        check_order(&stamps, [2, 1, 0, 0], Order::Writes).unwrap();
-    }
-
-    #[test]
-    fn a_version_nobody_wrote_and_a_strange_block_are_found() {
-        let mut stamps = Stamps::new(0..4, 1);
-        assert!(check(&mut stamps, &[(0, 1)]).is_err());
-        let zeroes = stamps.check(|_, data| {
-            data.fill(0xff);
-            Ok(())
-        });
-        assert!(zeroes.unwrap_err().contains("no version"));
-    }
-}
+#[path = "stamp_tests.rs"]
+mod tests;

@@ -22,6 +22,7 @@ mod mount;
 mod nbd_origin;
 mod nbd_tcp;
 mod obstacles;
+mod previous;
 mod read_cache;
 mod readonly;
 mod readonly_media;

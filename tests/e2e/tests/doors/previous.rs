@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The release before, and this tree: media that its program has left are read, what it was killed
+//! with is recovered, and it hands over under clients, or goes on where that fails.
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use e2e::binary::{Build, millpond};
+use e2e::daemon::Daemon;
+use e2e::previous::{After, DEVICE, FEATURES, Feature, archives, folder, program, sum, version};
+use e2e::stamp::{Random, Stamps};
+use e2e::{clock, pause};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Whether there is a program of the previous release for this machine.
+fn has_program() -> bool {
+    let has = cfg!(target_arch = "x86_64");
+    if !has {
+        println!("skipped: the program of the previous release is one for x86-64");
+    }
+    has
+}
+
+fn feature(name: &str) -> &'static Feature {
+    FEATURES.iter().find(|f| f.name == name).unwrap()
+}
+
+/// The process that has the run directory: after an upgrade another one than was started.
+fn pid(dir: &Path) -> Option<Pid> {
+    let lock = std::fs::read_to_string(dir.join("run/lock")).unwrap();
+    lock.trim().parse().ok().and_then(Pid::from_raw)
+}
+
+fn kill(dir: &Path) {
+    let pid = pid(dir).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    // A child of ours that has ended is there until its owner is dropped.
+    let stat = format!("/proc/{}/stat", pid.as_raw_pid());
+    let give_up = clock() + 20.0;
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(clock() < give_up, "it is not killed");
+        pause(Duration::from_millis(2));
+    }
+}
+
+/// What the device has is what a kill may leave; then it is used, killed and read once more.
+/// Returns how many blocks had to be there.
+fn check_and_go_on(feature: &Feature, daemon: Daemon, dir: &Path, stamps: &mut Stamps) -> u64 {
+    let case = feature.name;
+    let mut client = daemon.connect(DEVICE).unwrap();
+    let found = stamps.check(|at, data| client.read(at, data));
+    let found = found.unwrap_or_else(|e| panic!("{case}: {e}\n{}", daemon.log()));
+    stamps.flush_one_in(Some(8));
+    let mut written = e2e::stamp::Written::default();
+    stamps.write(&mut client, &mut written, |written| written.writes > 60).unwrap();
+    client.flush().unwrap();
+    stamps.all_durable();
+    let program = daemon.command(&[]).get_program().to_owned();
+    kill(dir);
+    drop(daemon);
+    let daemon = Daemon::restart(program.as_ref(), dir).unwrap();
+    let mut client = daemon.connect(DEVICE).unwrap();
+    stamps.check(|at, data| client.read(at, data)).unwrap_or_else(|e| panic!("{case}: {e}"));
+    daemon.terminate().unwrap();
+    found.owed
+}
+
+/// Media that the previous release has left on another machine: its journals in memory are gone.
+fn reads_images_of(name: &str, number: usize) {
+    let feature = feature(name);
+    let program = millpond(Build::Workspace).unwrap();
+    let all = archives(feature).unwrap();
+    assert_eq!(all.len(), number, "{all:?}");
+    let mut owed = 0;
+    for archive in all {
+        println!("{}", archive.display());
+        let dir = tempfile::tempdir().unwrap();
+        let mut stamps = feature.unpack(&archive, dir.path()).unwrap();
+        let daemon = feature.start(&program, dir.path(), true).unwrap();
+        owed += check_and_go_on(feature, daemon, dir.path(), &mut stamps);
+    }
+    assert!(owed > 0, "{name}: nothing had to be there: that proves nothing");
+}
+
+#[test]
+fn the_previous_release_is_the_one_that_its_page_names() {
+    let page = std::fs::read_to_string(folder().join("README.md")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = program(dir.path()).unwrap();
+    let named = |what: &str, value: &str| page.contains(&format!("| {what} | {value} |\n"));
+    assert!(named("SHA-256 of the program", &sum(&program).unwrap()), "{page}");
+    if has_program() {
+        assert!(named("version", &version(&program).unwrap()), "{page}");
+    }
+}
+
+#[test]
+fn caches_are_read() {
+    for name in ["plain", "sectors", "mapped", "ordered", "guarded", "reads", "parts", "grown"] {
+        reads_images_of(name, 1);
+    }
+}
+
+#[test]
+fn a_cache_of_the_kernels_format_is_read() {
+    reads_images_of("kernel", 1);
+}
+
+#[test]
+fn a_zram_device_is_read() {
+    reads_images_of("zram", 1);
+}
+
+#[test]
+fn a_volume_is_read() {
+    reads_images_of("volume", 1);
+}
+
+#[test]
+fn all_features_together_killed_at_twenty_points_are_read() {
+    reads_images_of("together", 20);
+}
+
+/// The previous release at work on new media, with its program where this tree's can replace it.
+struct Previous {
+    feature: &'static Feature,
+    program: PathBuf,
+    unpacked: PathBuf,
+    daemon: Daemon,
+    stamps: Stamps,
+    dir: TempDir,
+}
+
+impl Previous {
+    fn start(feature: &'static Feature, unpacked: &Path, seed: u64) -> Previous {
+        let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
+        let program = dir.path().join("millpond");
+        std::fs::hard_link(unpacked, &program).unwrap();
+        feature.make_files(dir.path()).unwrap();
+        let daemon = feature.start(&program, dir.path(), false).unwrap();
+        let stamps = Feature::stamps(seed);
+        stamps.lay(&mut daemon.connect(DEVICE).unwrap()).unwrap();
+        Previous { feature, program, unpacked: unpacked.into(), daemon, stamps, dir }
+    }
+
+    /// Puts another program where the daemon was started from. Nothing that a test has open for
+    /// writing can be run: so it is no copy.
+    fn replace(program: &Path, put: impl FnOnce(&Path) -> std::io::Result<()>) {
+        let new = program.with_extension("new");
+        put(&new).unwrap();
+        std::fs::rename(&new, program).unwrap();
+    }
+
+    /// Writes; `act` is called after so many answers, with requests in flight.
+    fn write(&mut self, writes: u64, mut act: impl FnMut(&Daemon, &Path) -> After) {
+        let (daemon, dir) = (&self.daemon, self.dir.path());
+        let written =
+            self.feature.write(daemon, dir, &mut self.stamps, writes, || Ok(act(daemon, dir)));
+        written.unwrap_or_else(|e| panic!("{e}\n{}", self.daemon.log()));
+    }
+
+    /// Kills whoever serves, and has this tree's program recover.
+    fn kill_and_read(mut self) {
+        self.write(40, |_, dir| {
+            kill(dir);
+            After::Killed
+        });
+        self.read();
+    }
+
+    fn read(mut self) {
+        if self.feature.keeps_all {
+            self.stamps.all_durable();
+        }
+        let (dir, feature) = (self.dir.path(), self.feature);
+        drop(self.daemon);
+        let program = millpond(Build::Workspace).unwrap();
+        let daemon = Daemon::restart(&program, dir).unwrap();
+        let owed = check_and_go_on(feature, daemon, dir, &mut self.stamps);
+        assert!(owed > 0 || !feature.keeps_all, "nothing had to be there: that proves nothing");
+    }
+}
+
+/// Whether the process runs the file that has its program's name.
+fn runs_what_is_installed(dir: &Path) -> bool {
+    let exe = std::fs::read_link(format!("/proc/{}/exe", pid(dir).unwrap().as_raw_pid())).unwrap();
+    !exe.to_string_lossy().ends_with("(deleted)")
+}
+
+/// A successor that is killed so many ms after its start.
+fn script(dir: &Path, ms: u64, program: &Path) -> PathBuf {
+    let text = format!("(sleep 0.{ms:03}; kill -9 $$) & exec {} \"$@\"", program.display());
+    let path = dir.join("successor.sh");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Each feature with two seeds, at a moment that the seed draws.
+fn each_feature(mut work: impl FnMut(Previous, u64)) {
+    if !has_program() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = program(folder.path()).unwrap();
+    let mut random = Random::new(17);
+    for feature in &FEATURES {
+        for seed in [1, 2] {
+            let writes = 20 + random.below(200);
+            println!("{}, seed {seed}, {writes} writes", feature.name);
+            work(Previous::start(feature, &unpacked, seed), writes);
+        }
+    }
+}
+
+#[test]
+fn what_the_previous_release_was_killed_with_is_recovered() {
+    each_feature(|mut old, writes| {
+        old.write(writes, |_, dir| {
+            kill(dir);
+            After::Killed
+        });
+        old.read();
+    });
+}
+
+#[test]
+fn the_previous_release_hands_over_under_a_client() {
+    each_feature(|mut old, writes| {
+        let (program, before) = (old.program.clone(), pid(old.dir.path()));
+        old.write(writes, |daemon, dir| {
+            Previous::replace(&program, |new| symlink(millpond(Build::Workspace).unwrap(), new));
+            daemon.verb(&["upgrade"]).unwrap();
+            assert!(pid(dir) != before && runs_what_is_installed(dir));
+            After::Enough
+        });
+        old.kill_and_read();
+    });
+}
+
+#[test]
+fn the_previous_release_goes_on_when_its_successor_fails() {
+    let mut random = Random::new(23);
+    let mut number_going_on = 0;
+    each_feature(|mut old, writes| {
+        let (program, before) = (old.program.clone(), pid(old.dir.path()));
+        let (this, unpacked) = (millpond(Build::Workspace).unwrap(), old.unpacked.clone());
+        // From the start of the program to the opening of devices.
+        let ms = random.below(40);
+        let mut went_on = true;
+        old.write(writes, |_, dir| {
+            let successor = script(dir, ms, &this);
+            Previous::replace(&program, |new| symlink(successor, new));
+            let mut verb = std::process::Command::new(&this);
+            verb.args(["--run-dir", dir.join("run").to_str().unwrap(), "upgrade"]);
+            let ended = e2e::process::run(&mut verb, Duration::from_secs(60)).unwrap();
+            went_on = ended.code != 0 && pid(dir) == before;
+            Previous::replace(&program, |new| std::fs::hard_link(&unpacked, new));
+            if went_on { After::Enough } else { After::Killed }
+        });
+        if went_on {
+            number_going_on += 1;
+            old.kill_and_read();
+        } else {
+            old.read();
+        }
+    });
+    println!("{number_going_on} went on");
+    assert!(number_going_on > 0 || !has_program(), "no successor failed before it had all");
+}

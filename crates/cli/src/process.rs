@@ -23,6 +23,12 @@ pub(crate) enum Process {
     Elsewhere(UnixStream),
 }
 
+/// Whether the numbers of processes of `namespace` are those of here; a daemon that does not tell
+/// is taken for one of here.
+pub(crate) fn is_here(namespace: Option<&str>) -> bool {
+    namespace.is_none_or(|theirs| pid_namespace().is_none_or(|ours| theirs == ours))
+}
+
 impl Process {
     /// The process of the daemon, which has the number `pid` now in its namespace, as it says.
     pub(crate) async fn open(
@@ -30,7 +36,7 @@ impl Process {
         pid: u32,
         namespace: Option<&str>,
     ) -> Result<Process, Failure> {
-        if namespace.is_some_and(|theirs| pid_namespace().is_some_and(|ours| theirs != ours)) {
+        if !is_here(namespace) {
             return client.connect().await.map(Process::Elsewhere);
         }
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);

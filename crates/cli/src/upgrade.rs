@@ -10,7 +10,7 @@ use host::Listing;
 use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
-use crate::process::Process;
+use crate::process::{Process, is_here};
 use crate::requests;
 
 /// How long the successor may take until it answers. It serves the devices before.
@@ -94,10 +94,15 @@ pub(crate) async fn upgrade(client: &Client, a: &UpgradeArgs) -> Result<api::Upg
         );
         Failure::new(ErrorKind::Io, text)
     };
-    let process = Process::open(client, pid, namespace.as_deref()).await.map_err(|_| ended())?;
+    // In a container only its answers tell of it: the daemon before it may take a connection, and
+    // ends.
+    let process = match is_here(namespace.as_deref()) {
+        true => Some(Process::open(client, pid, None).await.map_err(|_| ended())?),
+        false => None,
+    };
     let give_up = Instant::now() + ANSWER;
     while !requests::version(client).await.is_ok_and(|v| v.pid == pid) {
-        if process.has_ended() {
+        if process.as_ref().is_some_and(Process::has_ended) {
             return Err(ended());
         }
         if Instant::now() > give_up {

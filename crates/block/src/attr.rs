@@ -314,14 +314,36 @@ pub fn names(specs: &[&'static Spec]) -> Vec<&'static str> {
     specs.iter().map(|spec| spec.name).collect()
 }
 
+/// An option that earlier versions had. Tables with it are refused by its name for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct GoneOption {
+    /// Its word in a table line.
+    pub name: &'static str,
+    /// How to get at what a device with it holds.
+    pub way_out: &'static str,
+}
+
+impl GoneOption {
+    /// The error for `word`, if it is one of these options.
+    pub fn refusal(gone: &[GoneOption], word: &str) -> Option<Error> {
+        let GoneOption { name, way_out } =
+            gone.iter().find(|gone| gone.name.eq_ignore_ascii_case(word))?;
+        Some(Error::invalid(format!(
+            "{name}: millpond 0.2 was the last version with this option. If a device was made with \
+             it, {way_out}; for a new one, leave the option out"
+        )))
+    }
+}
+
 /// Goes through the option words of a table line, names in any case, and has `give` called with
-/// each option and its value.
+/// each option and its value. Options that are `gone` are refused by name.
 ///
 /// # Errors
 /// `EINVAL` for a name that is no option, and for an option without its value; and what `give`
 /// returns.
 pub fn options<'w, T: 'static, S: 'static>(
     table: &'static [Attr<T, S>],
+    gone: &[GoneOption],
     words: &[&'w str],
     mut give: impl FnMut(&'static Attr<T, S>, Option<&'w str>) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -330,6 +352,9 @@ pub fn options<'w, T: 'static, S: 'static>(
     while let Some(word) = words.next() {
         let known = options().find(|attr| attr.spec.name.eq_ignore_ascii_case(word));
         let attr = known.ok_or_else(|| {
+            if let Some(refusal) = GoneOption::refusal(gone, word) {
+                return refusal;
+            }
             let names: Vec<&str> = options().map(|attr| attr.spec.name).collect();
             let hint = crate::name_hint(word, &names);
             Error::invalid(format!("unknown option `{word}`: {hint}"))

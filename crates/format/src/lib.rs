@@ -29,6 +29,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 mod damage;
 pub mod dm;
 mod geometry;
+mod gone;
 mod guard;
 mod journal;
 pub mod objvol;
@@ -45,6 +46,7 @@ pub use damage::Damage;
 pub use geometry::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, MovedMetadata, SLOTS_MIN,
 };
+pub use gone::Gone;
 pub use guard::{
     GUARD_HEAD_BYTES, GUARD_RANGES, GUARD_RECORD_BYTES, GUARD_TAIL_BYTES, GuardRange, GuardRecord,
     GuardSlot, GuardState, guard_record_offset, sector_crcs,

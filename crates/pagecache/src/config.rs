@@ -249,7 +249,7 @@ impl Config {
         let mut config = Config::default();
         let Some((count_word, words)) = args.split_first() else { return Ok(config) };
         attr::check_count(count_word, words, 2 * OPTIONS.len())?;
-        attr::options(&OPTIONS, words, |option, word| {
+        attr::options(&OPTIONS, &[], words, |option, word| {
             let value = option.spec.parse(word.unwrap_or_default())?;
             match option.set {
                 Some(set) => set(&config, &value),

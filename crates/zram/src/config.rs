@@ -105,7 +105,7 @@ impl Config {
         let mut params = Vec::new();
         let mut packed = None;
         let mut limit = None;
-        attr::options(&ATTRIBUTES, words, |option, value| {
+        attr::options(&ATTRIBUTES, &[], words, |option, value| {
             let name = option.spec.name;
             let Some(value) = value else {
                 self.persist = true;

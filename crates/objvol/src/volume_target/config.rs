@@ -184,7 +184,7 @@ impl TargetConfig {
             let text = format!("`{word}`: the table of a snapshot, here {name}, takes no options");
             return Err(Error::invalid(text));
         }
-        attr::options(&OPTIONS, words, |option, word| {
+        attr::options(&OPTIONS, &[], words, |option, word| {
             let value = match option.spec.form {
                 OptionForm::Name => Value::Flag(true),
                 OptionForm::Value | OptionForm::Never => {

@@ -154,7 +154,7 @@ SMOKE := doors:crash::fio_finds_each_write_that_was_answered_before_a_kill \
 	doors:vhost_user::kills_lose_no_request_of_a_guest_and_repeat_none \
 	doors:upgrade::devices_clients_and_settings_are_what_they_were \
 	e2e:offline::a_killed_cache_of_every_kind_recovers_all_writes \
-	e2e:zram::persistent_data_survive_restart_and_kill \
+	e2e:zram::two_cores_share_a_device \
 	e2e:buffered::five_kills_lose_nothing_that_was_flushed \
 	e2e:objvol::kills_undo_nothing_flushed_in_a_directory \
 	e2e:demo::the_demo_passes_with_its_own_client

@@ -2,6 +2,8 @@
 //! Which of our formats begins at a sector, by its magic alone: what overwrites a device by itself
 //! looks for all of them first, those of versions that it does not know included.
 
+use crate::Gone;
+
 /// A format that begins with a magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signature {
@@ -9,8 +11,8 @@ pub enum Signature {
     WriteCache,
     /// The superblock of the kernel's write cache.
     KernelWriteCache,
-    /// A superblock of a persistent zram.
-    Zram,
+    /// What only an earlier version could open.
+    Gone(Gone),
     /// A slot of the guard of an origin.
     Guard,
 }
@@ -19,12 +21,12 @@ impl Signature {
     /// What begins with these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Signature> {
-        if bytes.starts_with(&crate::superblock::MAGIC) {
+        if let Some(gone) = Gone::of(bytes) {
+            Some(Signature::Gone(gone))
+        } else if bytes.starts_with(&crate::superblock::MAGIC) {
             Some(Signature::WriteCache)
         } else if crate::dm::has_magic(bytes) {
             Some(Signature::KernelWriteCache)
-        } else if bytes.starts_with(&crate::zram::SUPERBLOCK_MAGIC) {
-            Some(Signature::Zram)
         } else if crate::GuardSlot::owner(bytes).is_some() {
             Some(Signature::Guard)
         } else {
@@ -46,7 +48,8 @@ mod tests {
         };
         assert_eq!(of(b"MPWCSUPR"), Some(Signature::WriteCache));
         assert_eq!(of(&[0x21, 0x93, 0x48, 0x23]), Some(Signature::KernelWriteCache));
-        assert_eq!(of(b"MPZRSUPR"), Some(Signature::Zram));
+        assert_eq!(of(b"MPZRSUPR"), Some(Signature::Gone(Gone::PersistentZram)));
+        assert_eq!(of(b"MPWCSUPR\x02"), Some(Signature::Gone(Gone::DividedCache)));
         assert_eq!(of(b"MPWCGRDO"), Some(Signature::Guard));
         assert_eq!(of(b"MPWCGONE"), None, "a replaced cache holds nothing");
         assert_eq!(of(&[]), None);

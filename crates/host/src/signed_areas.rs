@@ -16,7 +16,6 @@ pub(crate) fn before_overwrite(
     dm: Weak<Dm>,
     leaves: Leaves,
     force: Option<String>,
-    persists: bool,
 ) -> zram::BeforeOverwrite {
     Rc::new(move |device| {
         let (dm, leaves, force) = (dm.clone(), leaves.clone(), force.clone());
@@ -29,12 +28,8 @@ pub(crate) fn before_overwrite(
                     found.extend(held_by(&leaf, &runs).await?);
                 }
             }
-            // The zram itself knows what is its own.
-            found.retain(|(_, held)| held.signature != format::Signature::Zram);
             match found.first() {
-                Some((name, held)) => refuse(name, held, force.as_deref(), persists),
-                // One with `persist` refuses what is not blank.
-                None if persists => Ok(()),
+                Some((name, held)) => refuse(name, held, force.as_deref()),
                 None => warn_of_foreign(&leaves, &device).await,
             }
         });
@@ -53,7 +48,7 @@ async fn warn_of_foreign(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Resul
     Ok(())
 }
 
-fn refuse(name: &str, held: &SignedArea, force: Option<&str>, persists: bool) -> Result<(), Error> {
+fn refuse(name: &str, held: &SignedArea, force: Option<&str>) -> Result<(), Error> {
     let Some(loss) = &held.loss else {
         tracing::warn!(
             device = name,
@@ -61,7 +56,7 @@ fn refuse(name: &str, held: &SignedArea, force: Option<&str>, persists: bool) ->
         );
         return Ok(());
     };
-    if force == Some(&held.token) && !persists {
+    if force == Some(&held.token) {
         return Ok(());
     }
     let at = match held.sectors.start {
@@ -71,10 +66,7 @@ fn refuse(name: &str, held: &SignedArea, force: Option<&str>, persists: bool) ->
     let error = Error::busy(format!(
         "{name}: it {loss}. A zram would write over that; `millpond wipe {name}{at}` gives it up"
     ));
-    Err(match persists {
-        true => error,
-        false => error.unless_forced(held.token.clone(), "writes over it"),
-    })
+    Err(error.unless_forced(held.token.clone(), "writes over it"))
 }
 
 /// What would be lost in these sectors of a device.

@@ -118,7 +118,6 @@ pub(crate) async fn construct(
         Some(word) => Some(ctx.lookup(word).await?),
         None => None,
     };
-    let persists = config.persist;
     let target = Zram::new(ctx.device(), config, backing, factory.cores.to_vec())?;
     let owner = Rc::downgrade(&factory.claims.owner(&ctx)?);
     let (of_device, device) = (factory.clone(), owner.clone());
@@ -128,7 +127,7 @@ pub(crate) async fn construct(
     }));
     let force = ctx.force().map(str::to_owned);
     let (dm, leaves) = (factory.dm.clone(), factory.leaves.clone());
-    target.set_before_overwrite(before_overwrite(dm, leaves, force, persists));
+    target.set_before_overwrite(before_overwrite(dm, leaves, force));
     let device = ctx.device().to_owned();
     target.set_on_failure(Box::new(move |what| tracing::error!(device, "zram: {what}")));
     target.set_on_reset(Rc::new(move || Box::pin(reset(factory.clone(), owner.clone()))));
@@ -144,8 +143,7 @@ fn check_no_page_is_lost(factory: &ZramFactory, owner: &Rc<MappedDevice>) -> Res
         let engine: Rc<dyn Any> = engine;
         if engine.downcast_ref::<Zram>().is_some_and(Zram::would_lose_pages) {
             return Err(Error::busy(
-                "the device has pages that are in its present table only: reset or remove it \
-                 first; with `persist` they would survive",
+                "the device has pages that are in its present table only: reset or remove it first",
             ));
         }
     }
@@ -281,14 +279,13 @@ mod tests {
                 let dm = Dm::new(Rc::new(leaves.clone()));
                 let (factory, _) = crate::targets::register(&dm, &leaves, &[CoreId(0)]);
                 let below = dm.create("below", None, Some("0 65536 linear mem:32M 0")).await;
-                // It is no device of a zram, so the start fails once it can be read.
-                let page = Buf::copy_of(&[7; 4096]);
+                // It holds what went with `persist`, so the start fails once it can be read.
+                let page = Buf::copy_of(&[&b"MPZRSUPR\x01\0"[..], &[7; 4086]].concat());
                 let (flags, class) = (Flags::empty(), Class::Foreground);
                 let data = page.all().into();
                 write(&*below.unwrap(), flags, class, Sector::ZERO, data).await.unwrap();
                 dm.create_unconfigured("z", None, None, factory.unconfigured()).unwrap();
                 dm.set_attribute("z", "backing_dev", "below").await.unwrap();
-                dm.set_attribute("z", "persist", "1").await.unwrap();
                 dm.suspend("below").await.unwrap();
                 let (starting, started) = (dm.clone(), Rc::new(Cell::new(None)));
                 let ended = started.clone();
@@ -319,22 +316,6 @@ mod tests {
                 assert_eq!((started.get(), kept), (Some(false), true), "{by_force}");
             });
         }
-    }
-
-    #[test]
-    fn persist_on_a_volatile_device_keeps_nothing() {
-        let core = Reactor::enter(CoreId(0), Box::new(Uring::new().unwrap()));
-        core.block_on(async {
-            let leaves = Leaves::in_memory();
-            let dm = Dm::new(Rc::new(leaves.clone()));
-            crate::targets::register(&dm, &leaves, &[CoreId(0)]);
-            dm.create("ram", None, Some("0 65536 zram lz4")).await.unwrap();
-            for (backing, keeps) in [("ram", false), ("mem:32M", true)] {
-                let table = format!("0 64 zram lz4 3 backing_dev {backing} persist");
-                let device = dm.create(&format!("on-{keeps}"), None, Some(&table)).await.unwrap();
-                assert_eq!(device.limits().keeps, keeps, "{backing}");
-            }
-        });
     }
 
     #[test]

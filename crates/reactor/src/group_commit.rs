@@ -16,9 +16,7 @@ use crate::wait::WaitList;
 
 /// The runs of one piece of work. The first caller that finds no run under way executes the next.
 ///
-/// It does not fit where a run must know its callers: a commit of zram writes the union of their
-/// slots (`zram::persist::commit`), and the flush queues of devices in parts end bios of other
-/// cores.
+/// It does not fit where a run must know its callers.
 #[derive(Default)]
 pub struct GroupCommit {
     begun: Cell<u64>,

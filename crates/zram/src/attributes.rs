@@ -3,12 +3,12 @@
 //!
 //! Names and the order of numbers are those of Linux; numbers are separated by one blank, where
 //! the kernel pads them to columns.
-use block::attr::{self, Attr, Kind, Manual, OptionForm, Spec};
+use block::attr::{self, Attr, GoneOption, Kind, Manual, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::IdleOrder;
 
-use crate::config::{BATCH_PAGES_MAX, Config, INFLIGHT_MAX, PARTS_MAX};
+use crate::config::{BATCH_PAGES_MAX, Config, GONE, INFLIGHT_MAX, PARTS_MAX};
 
 /// Bytes of a page and of a block of the backing device.
 const PAGE: u64 = block::PAGE as u64;
@@ -55,7 +55,7 @@ fn parsed<T: TryFrom<u64>>(value: &Value) -> T {
 }
 
 /// All attributes: first those of the kernel, then the others.
-pub(crate) static ATTRIBUTES: [Setting; 33] = [
+pub(crate) static ATTRIBUTES: [Setting; 32] = [
     Attr {
         spec: Spec::new("disksize", SIZE, "its size, which makes it a device")
             .access(Access::ReadWrite),
@@ -152,10 +152,10 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
         setting(
             "compressed_writeback",
             Kind::Flag,
-            "0; 1 with persist",
+            "0",
             "whether objects share the blocks of the backing device",
         ),
-        |c| c.packs().into(),
+        |c| c.compressed_writeback.into(),
         |c, v| c.compressed_writeback = *v == Value::Flag(true),
     ),
     report("io_stat", "4 numbers", "failed_reads failed_writes invalid_io notify_free"),
@@ -179,12 +179,6 @@ pub(crate) static ATTRIBUTES: [Setting; 33] = [
         |c, v| c.writeback_inflight = parsed(v),
     ),
     report("writeback_progress", "DONE TOTAL", "pages of the command that runs"),
-    Attr::new(
-        setting("persist", Kind::Flag, "0", "whether what is flushed survives")
-            .option(OptionForm::Name),
-        |c| c.persist.into(),
-        |c, v| c.persist = *v == Value::Flag(true),
-    ),
     Attr::new(
         setting(
             "shards",
@@ -275,7 +269,6 @@ pub(crate) fn is_fixed(name: &str) -> bool {
             | "algorithm_params"
             | "backing_dev"
             | "compressed_writeback"
-            | "persist"
             | "shards"
     )
 }
@@ -290,6 +283,9 @@ pub(crate) fn not_settable(name: &str) -> Error {
 
 /// The error for an attribute that is not there.
 pub(crate) fn unknown(name: &str) -> Error {
+    if let Some(refusal) = GoneOption::refusal(&GONE, name) {
+        return refusal;
+    }
     attr::unknown("zram", name, &attr::names(&specs()))
 }
 

@@ -78,7 +78,7 @@ async fn run(zram: Weak<Zram>, generation: u64) {
 }
 
 fn next_action(zram: &Zram) -> IdleAction {
-    let packed = zram.config.borrow().packs();
+    let packed = zram.config.borrow().compressed_writeback;
     zram.auto.policy.borrow_mut().next_action(now().0, memory_bytes(zram), packed)
 }
 
@@ -100,7 +100,7 @@ async fn round(zram: &Rc<Zram>, generation: u64) {
         clock = clock.min(*at);
         ages.merge(of_part);
     }
-    let packed = zram.config.borrow().packs();
+    let packed = zram.config.borrow().compressed_writeback;
     let memory = memory_bytes(zram);
     let steps = zram.auto.policy.borrow_mut().steps(now().0, memory, packed, &ages);
     let mut planned: u64 = steps.iter().map(|step| step.max_pages).sum();

@@ -5,9 +5,10 @@
 //! Invariants
 //! - ZR-CF1 [`Config::table`] names what differs from the defaults, and parses to the same config.
 //! - ZR-CF2 A config that was parsed, or has been checked, is one that a device can be made of.
-use block::attr;
+use block::attr::{self, GoneOption};
 use block::value::{Value, number};
 use block::{Error, Planted, Sector};
+use format::Gone;
 use policy::IdleRules;
 
 use crate::algorithms::{Choice, Files};
@@ -30,6 +31,10 @@ pub const PARTS_MAX: u32 = 64;
 /// each priority, twice.
 const OPT_ARGS_MAX: usize = 80;
 
+/// What earlier versions took.
+pub(crate) const GONE: [GoneOption; 1] =
+    [GoneOption { name: Gone::PersistentZram.option(), way_out: Gone::PersistentZram.way_out() }];
+
 /// What a device is made of.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -37,14 +42,12 @@ pub struct Config {
     pub len: Sector,
     /// The backing device, as the table names it.
     pub backing_dev: Option<String>,
-    /// Whether flushed data survive.
-    pub persist: bool,
     /// How many parts are wanted; otherwise as many as there are cores for it.
     pub parts: Option<u32>,
     pub(crate) choice: Choice,
     /// Bytes of memory, whole pages; 0 for no limit.
     pub(crate) mem_limit: u64,
-    /// As it was set; see [`Config::packs`].
+    /// Whether several objects are packed into one block of the backing device.
     pub(crate) compressed_writeback: bool,
     pub(crate) writeback_batch_size: u32,
     pub(crate) writeback_inflight: u32,
@@ -60,7 +63,6 @@ impl Default for Config {
         Config {
             len: Sector::ZERO,
             backing_dev: None,
-            persist: false,
             parts: None,
             choice: Choice::default(),
             mem_limit: 0,
@@ -103,14 +105,10 @@ impl Config {
 
     fn options(&mut self, words: &[&str], files: &dyn Files) -> Result<(), Error> {
         let mut params = Vec::new();
-        let mut packed = None;
         let mut limit = None;
-        attr::options(&ATTRIBUTES, &[], words, |option, value| {
+        attr::options(&ATTRIBUTES, &GONE, words, |option, value| {
             let name = option.spec.name;
-            let Some(value) = value else {
-                self.persist = true;
-                return Ok(());
-            };
+            let value = value.expect("every option of zram has one");
             match name {
                 // After all algorithms are known.
                 "algorithm_params" => params.push(value),
@@ -118,7 +116,6 @@ impl Config {
                 _ => self.set(name, value)?,
             }
             match name {
-                "compressed_writeback" => packed = Some(self.compressed_writeback),
                 "writeback_limit" => limit = limit.or(Some(true)),
                 "writeback_limit_enable" => limit = Some(self.writeback_limit_enable),
                 _ => {}
@@ -129,11 +126,6 @@ impl Config {
             self.choice.set_params(value.split(','), files)?;
         }
         self.writeback_limit_enable = limit.unwrap_or(false);
-        if self.persist && packed == Some(false) {
-            return Err(Error::invalid(
-                "compressed_writeback 0: persist packs what it writes; leave one of them out",
-            ));
-        }
         Ok(())
     }
 
@@ -167,7 +159,6 @@ impl Config {
         }
         if self.backing_dev.is_none() {
             let wants = [
-                ("persist", self.persist),
                 ("auto_writeback_idle", self.auto.idle_secs.is_some()),
                 ("auto_writeback_watermark", self.auto.watermark_bytes.is_some()),
             ];
@@ -188,7 +179,7 @@ impl Config {
         if self.mem_limit > 0 {
             give("mem_limit", self.mem_limit.to_string());
         }
-        if self.compressed_writeback && !self.persist {
+        if self.compressed_writeback {
             give("compressed_writeback", "1".to_owned());
         }
         if self.writeback_batch_size != BATCH_PAGES {
@@ -216,9 +207,6 @@ impl Config {
             }
         }
         self.choice.options(&mut give);
-        if self.persist {
-            options.push("persist".to_owned());
-        }
         let mut words = vec![self.choice.primary().name().to_owned()];
         if !options.is_empty() {
             words.push(options.len().to_string());
@@ -246,11 +234,6 @@ impl Config {
     /// The primary algorithm.
     pub fn algorithm(&self) -> Algorithm {
         self.choice.primary()
-    }
-
-    /// Whether several objects are packed into one block of the backing device.
-    pub(crate) fn packs(&self) -> bool {
-        self.compressed_writeback || self.persist
     }
 
     /// The limit of memory in pages, `u64::MAX` for none.

@@ -34,7 +34,7 @@ fn an_algorithm_is_a_whole_line() {
     assert_eq!((config.algorithm().name(), config.slots()), ("zstd", 1000));
     assert_eq!((config.writeback_batch_size, config.writeback_inflight), (32, 16));
     assert_eq!(config.mem_limit_pages(), u64::MAX);
-    assert!(!config.writeback_limit_enable && !config.packs());
+    assert!(!config.writeback_limit_enable && !config.compressed_writeback);
     assert_eq!(config.table(), "zstd");
     assert_eq!(parse("lz4 0").unwrap().table(), "lz4");
 }
@@ -54,8 +54,10 @@ fn lines_come_back_with_their_options_in_order() {
             "lz4 4 writeback_limit_enable 0 writeback_limit 7",
             "lz4 4 writeback_limit 7 writeback_limit_enable 0",
         ),
-        ("lz4 3 persist backing_dev img", "lz4 3 backing_dev img persist"),
-        ("lz4 5 compressed_writeback 1 persist backing_dev img", "lz4 3 backing_dev img persist"),
+        (
+            "lz4 4 compressed_writeback 1 backing_dev img",
+            "lz4 4 backing_dev img compressed_writeback 1",
+        ),
         (
             "lz4 6 writeback_inflight 1 writeback_batch_size 256 shards 2",
             "lz4 6 writeback_batch_size 256 writeback_inflight 1 shards 2",
@@ -92,9 +94,14 @@ fn a_limit_alone_is_on_and_may_be_switched_off() {
 }
 
 #[test]
-fn persist_packs() {
-    let config = parse("lz4 3 backing_dev b persist").unwrap();
-    assert!(config.persist && config.packs());
+fn an_option_that_went_is_refused_with_its_way_out() {
+    for line in ["lz4 3 backing_dev b persist", "lz4 1 PERSIST"] {
+        let refusal = parse(line).unwrap_err().to_string();
+        for part in ["persist: millpond 0.2 was the last", "open it with millpond 0.2", "copy"] {
+            assert!(refusal.contains(part), "{line}: {refusal}");
+        }
+    }
+    assert!(parse("lz4 2 backing_dev persist").is_ok(), "a value may be that word");
 }
 
 #[test]
@@ -125,8 +132,6 @@ fn bad_lines_are_refused_and_name_the_word() {
         ("lz4 2 shards 65", "from 0 to 64"),
         ("lz4 2 auto_writeback_order hottest", "huge or coldest"),
         ("lz4 2 auto_writeback_idle 60", "auto_writeback_idle needs a backing_dev"),
-        ("lz4 1 persist", "persist needs a backing_dev"),
-        ("lz4 5 persist backing_dev b compressed_writeback 0", "persist packs"),
         ("lz4 2 recomp_algorithm zstd", "`zstd`"),
         ("lz4 2 recomp_algorithm priority=1", "no algo=NAME"),
         ("lz4 2 recomp_algorithm algo=zstd,priority=0", "from 1 to 3"),
@@ -161,7 +166,6 @@ fn a_device_has_whole_pages_and_as_many_as_can_be_counted() {
 fn names_and_values_are_taken_as_every_target_takes_them() {
     let table = [
         ("lz4 2 MEM_LIMIT 64MiB", "lz4 2 mem_limit 67108864"),
-        ("lz4 3 PERSIST backing_dev b", "lz4 3 backing_dev b persist"),
         ("lz4 2 writeback_limit_enable yes", "lz4 2 writeback_limit_enable 1"),
         ("lz4 2 writeback_limit_enable 7", "lz4 2 writeback_limit_enable 1"),
         (
@@ -220,7 +224,6 @@ fn option() -> impl Strategy<Value = Vec<String>> {
         pair("auto_writeback_order", "huge|coldest"),
         pair("recomp_algorithm", "algo=(zstd|lz4|deflate),priority=[1-3]"),
         pair("algorithm_params", "priority=[0-3],level=[1-9]"),
-        Just(vec!["persist".to_owned()]),
     ]
 }
 
@@ -241,7 +244,7 @@ proptest! {
             let again = Config::parse(&shown, Sector(8000), &OneFile).unwrap();
             prop_assert_eq!(again.table(), config.table());
             let known = |c: &Config| (
-                (c.packs(), c.persist, c.parts, c.mem_limit, c.auto, c.backing_dev.clone()),
+                (c.compressed_writeback, c.parts, c.mem_limit, c.auto, c.backing_dev.clone()),
                 (c.writeback_limit, c.writeback_limit_enable, c.writeback_batch_size),
                 (c.writeback_inflight, format!("{:?}", c.choice)),
             );

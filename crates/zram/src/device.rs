@@ -24,19 +24,15 @@ use crate::failures::OnFailure;
 use crate::layout::{Layout, PAGE_SECTORS, SLOTS_MAX};
 use crate::part::{self, Part, Plan};
 use crate::parts::Parts;
-use crate::persist::{self, FlushQueue};
 use crate::shared::Shared;
 use crate::slot::PAGE;
 use crate::store::Memory;
 
 /// Memory of the table, for each slot.
 const SLOT_BYTES: u64 = 16;
-/// In addition with `persist`: its image, and two bits (dirty, dirty to be moved).
-const IMAGE_BYTES: u64 = 11;
 /// Memory for each block of the backing device: the count of objects in it, and whether it is
-/// taken; while a persistent device is opened also the count that was found.
+/// taken.
 const BLOCK_BYTES: u64 = 2;
-const COUNT_BYTES: u64 = 1;
 
 /// Turns a live device into an unconfigured one; given by the program.
 pub type OnReset = Rc<dyn Fn() -> LocalFuture<Result<(), Error>>>;
@@ -48,14 +44,11 @@ pub type BeforeOverwrite = Rc<dyn Fn(Rc<dyn BlockDevice>) -> LocalFuture<Result<
 
 /// The zram target: a compressed RAM disk.
 ///
-/// Lifecycle: made from a parsed table line. The first `resume` makes the parts, and opens a
-/// persistent device. The data live as long as the target, through any number of `suspend` and
-/// `resume`.
+/// Lifecycle: made from a parsed table line. The first `resume` makes the parts. The data live as
+/// long as the target, through any number of `suspend` and `resume`.
 pub struct Zram {
     pub(crate) name: String,
     pub(crate) config: RefCell<Config>,
-    /// Flushed data survive a crash.
-    persist: bool,
     backing: Option<Rc<dyn BlockDevice>>,
     pub(crate) layout: Layout,
     limits: Limits,
@@ -142,19 +135,13 @@ impl Zram {
             }
         }
         let memory = Arc::new(Memory::new());
-        // The media of a persistent device may have any number of parts.
-        let most = if config.persist { crate::config::PARTS_MAX.max(parts) } else { parts };
-        let shared = Shared::new(memory, most as usize);
+        let shared = Shared::new(memory, parts as usize);
         shared.budget.set_left(config.writeback_limit);
         apply(&config, &shared);
-        let persist = config.persist;
-        let keeps = persist && backing.as_ref().is_some_and(|device| device.limits().keeps);
-        let loses_all = !persist || backing.as_ref().is_none_or(|b| b.limits().loses_all);
-        let limits = Limits { volatile_cache: persist, keeps, loses_all, ..part::limits(sectors) };
+        let limits = Limits { keeps: false, loses_all: true, ..part::limits(sectors) };
         Ok(Rc::new(Zram {
             name: name.into(),
             config: RefCell::new(config),
-            persist,
             backing,
             layout,
             limits,
@@ -174,7 +161,7 @@ impl Zram {
 
     /// Whether it has pages that are lost when it is dropped.
     pub fn would_lose_pages(&self) -> bool {
-        !self.persist && self.shared.totals().orig_pages > 0
+        self.shared.totals().orig_pages > 0
     }
 
     /// Sets the check that may refuse the first start.
@@ -204,11 +191,8 @@ impl Zram {
     /// Bytes of memory that the tables take when every slot has a page.
     fn table_bytes(&self) -> u64 {
         let blocks = self.backing.as_ref().map_or(0, |d| d.limits().capacity.0 / PAGE_SECTORS);
-        let (slot, block) = match self.persist {
-            false => (SLOT_BYTES, BLOCK_BYTES),
-            true => (SLOT_BYTES + IMAGE_BYTES, BLOCK_BYTES + COUNT_BYTES),
-        };
-        (self.layout.slots.saturating_mul(slot)).saturating_add(blocks.saturating_mul(block))
+        let slots = self.layout.slots.saturating_mul(SLOT_BYTES);
+        slots.saturating_add(blocks.saturating_mul(BLOCK_BYTES))
     }
 
     /// A description of the tables, for errors.
@@ -275,30 +259,16 @@ impl Zram {
             let algorithms = self.config.borrow().algorithms();
             // Before anything is written to the backing device.
             let memory = reactor::memory().reserve(self.table_bytes(), self.tables())?;
-            let mut layout = self.layout;
-            let (mut backing, mut media) = (self.backing.clone(), None);
-            if let (false, Some(device)) = (self.persist, &backing) {
-                persist::refuse_persistent(device).await?;
-            }
-            if self.persist {
-                let device = backing.take().expect("checked with the options");
-                let queue: Rc<dyn BlockDevice> =
-                    Rc::new(FlushQueue::new(device, self.config.borrow().planted));
-                let found = persist::prepare(&queue, layout, &algorithms).await?;
-                layout = found.layout;
-                (backing, media) = (Some(queue), Some(found));
-            }
             let plan = Plan {
                 device: self.name.clone(),
                 nth: 0,
-                layout,
+                layout: self.layout,
                 algorithms,
                 shared: self.shared.clone(),
-                packed: self.config.borrow().packs(),
-                media,
+                packed: self.config.borrow().compressed_writeback,
                 planted: self.config.borrow().planted,
             };
-            let parts = Parts::make(&plan, &self.cores, backing, make).await?;
+            let parts = Parts::make(&plan, &self.cores, self.backing.clone(), make).await?;
             self.started.replace(Some(Started { parts: Rc::new(parts), _memory: memory }));
         }
         self.next_generation();
@@ -314,27 +284,18 @@ impl Zram {
         changed.wake_all();
         changed.wait_for(|| !busy.get()).await;
         let Some(parts) = self.parts() else { return Ok(()) };
-        for outcome in parts.ask(|part| async move { part.quiesce().await }).await {
-            outcome.map_err(|e| e.within(&self.name))?;
-        }
+        parts.ask(|part| async move { part.quiesce().await }).await;
         Ok(())
     }
 }
 
 /// Makes a part. Runs on the core of the part.
 async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Part>, Error> {
-    if let (Some(media), Some(device)) = (plan.media, device.clone()) {
-        let opened = persist::open(device, &media, plan.nth, &plan.algorithms, plan.planted);
-        let (persist, backing) = opened.await?;
-        let part = Part::new(plan, Some(backing), Some(persist))?;
-        part.adopt_images();
-        return Ok(part);
-    }
     let backing = device.map(|device| {
         let region = plan.layout.region(plan.nth, device.limits().capacity);
         Backing::new(device, region, plan.packed).with_planted(plan.planted)
     });
-    Part::new(plan, backing, None)
+    Part::new(plan, backing)
 }
 
 /// The right to run a command; ends when dropped.

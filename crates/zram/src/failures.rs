@@ -22,17 +22,14 @@ pub(crate) enum FailureKind {
     ReadBack,
     /// A page could not be written back.
     Writeback,
-    /// A FLUSH could not be kept, and none can be from then on (ZR-PS5).
-    Persist,
 }
 
 impl FailureKind {
-    const ALL: [FailureKind; 5] = [
+    const ALL: [FailureKind; 4] = [
         FailureKind::MemLimit,
         FailureKind::Damaged,
         FailureKind::ReadBack,
         FailureKind::Writeback,
-        FailureKind::Persist,
     ];
 
     fn problem(self) -> &'static str {
@@ -41,7 +38,6 @@ impl FailureKind {
             FailureKind::Damaged => "reads fail: pages in memory are damaged",
             FailureKind::ReadBack => "reads fail: pages can't be read back from the backing device",
             FailureKind::Writeback => "writeback fails: the pages stay in memory",
-            FailureKind::Persist => "persist has failed: nothing more is made durable",
         }
     }
 }
@@ -74,8 +70,7 @@ impl Failures {
     pub(crate) fn problems(&self, now: Nanos, auto: IdleState) -> Vec<String> {
         let is_failing = |kind: &FailureKind| {
             let last = self.last_ns[*kind as usize].load(Relaxed);
-            let is_recent = now.0 < last.saturating_add(FAILURE_TIME.0);
-            last > 0 && (is_recent || *kind == FailureKind::Persist)
+            last > 0 && now.0 < last.saturating_add(FAILURE_TIME.0)
         };
         let failing = FailureKind::ALL.into_iter().filter(is_failing).map(FailureKind::problem);
         let full = (auto == IdleState::Full)
@@ -89,14 +84,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_a_problem_for_a_minute_of_persist_for_ever() {
+    fn a_failure_is_a_problem_for_a_minute() {
         let failures = Failures::default();
         let count = |at| failures.problems(Nanos::from_secs(at), IdleState::Off).len();
         assert_eq!(count(1), 0);
         failures.note(FailureKind::MemLimit, "no memory", Nanos::from_secs(10));
         assert_eq!((count(69), count(70)), (1, 0));
-        failures.note(FailureKind::Persist, "no disk", Nanos::from_secs(10));
-        assert_eq!((count(69), count(700)), (2, 1));
+        failures.note(FailureKind::ReadBack, "no disk", Nanos::from_secs(20));
+        assert_eq!((count(69), count(79), count(80)), (2, 1, 0));
     }
 
     #[test]

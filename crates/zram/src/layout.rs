@@ -8,13 +8,16 @@
 //! ```
 use std::ops::Range;
 
-use block::{Bio, Sector, block_end};
-use format::zram::REGION_BLOCKS_MAX;
+use block::{Bio, Sector};
 
 use crate::slot::PAGE;
 
 /// Slots that lie on one part in a row.
 const CHUNK: u64 = 256;
+
+/// Most blocks of a region: a multiple of 64, so that in a bitmap of 64-bit words the index after
+/// the last word is still a block number.
+const REGION_BLOCKS_MAX: u32 = u32::MAX / 64 * 64;
 
 /// Slots a part has at most.
 pub(crate) const SLOTS_MAX: u64 = 1 << 31;
@@ -26,11 +29,6 @@ pub(crate) const PAGE_SECTORS: u64 = (PAGE as u64) >> block::SECTOR_SHIFT;
 #[inline]
 pub(crate) fn is_whole(bio: &Bio) -> bool {
     (bio.sector.0 | bio.len.0) & (PAGE_SECTORS - 1) == 0
-}
-
-/// The slots of its part that a bio touches.
-pub(crate) fn slots_of_any(bio: &Bio) -> Range<u32> {
-    slot(bio.sector)..slot(block_end(bio.end(), PAGE_SECTORS))
 }
 
 /// The slots of a bio of whole pages.

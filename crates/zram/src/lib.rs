@@ -13,7 +13,6 @@
 //!   │   └──▶ backing: runs of blocks, batches in flight, read-back
 //!   └─────────────────────────────┘
 //! ```
-//! The option of a table line, and the media, call a part a part.
 //!
 //! Invariants (each part of the code has its own)
 //! - ZR-Z1 A read returns the page as it was last written, whatever happened to it since:
@@ -47,7 +46,6 @@ mod merge;
 mod pack;
 mod part;
 mod parts;
-mod persist;
 mod planted;
 mod read;
 mod readback;

@@ -2,8 +2,8 @@
 //! Packing: compressed objects one after the other in a unit, which is one write to the device.
 //!
 //! ```text
-//!  │ reserved front │ object │ object │ object │ object │ zeroes │
-//!  └───── block ──────────┴────── block ───────────┴── block ────┘
+//!  │ object │ object │ object │ object │ object │ zeroes │
+//!  └───── block ──┴────── block ───────────┴── block ────┘
 //! ```
 //!
 //! Invariants
@@ -11,7 +11,7 @@
 //! - ZR-P2 Objects may cross blocks but not units.
 
 use block::Buf;
-use format::zram::{OBJECT_ALIGN, Object, encode_with, object_bytes};
+use format::zram::{encode_object, object_bytes};
 
 pub(crate) use format::zram::{OBJECT_HEADER, verify};
 
@@ -43,15 +43,11 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    /// An empty unit of at most `max_bytes` (whole blocks, at most [`UNIT_BYTES_MAX`]), the first
-    /// `reserve_front` of which (a multiple of 8) the caller fills in the end. All its objects
-    /// carry `generation`, which distinguishes them from older objects in the same place.
-    pub(crate) fn new(max_bytes: usize, reserve_front: usize, generation: u32) -> Packer {
+    /// An empty unit of at most `max_bytes` (whole blocks, at most [`UNIT_BYTES_MAX`]). All its
+    /// objects carry `generation`, which distinguishes them from older objects in the same place.
+    pub(crate) fn new(max_bytes: usize, generation: u32) -> Packer {
         assert!(max_bytes.is_multiple_of(BLOCK) && (1..=UNIT_BYTES_MAX).contains(&max_bytes));
-        assert!(reserve_front.is_multiple_of(OBJECT_ALIGN) && reserve_front < max_bytes);
-        let buf = Buf::alloc(max_bytes);
-        buf.write(|b| b[..reserve_front].fill(0));
-        Packer { buf, at: reserve_front, generation }
+        Packer { buf: Buf::alloc(max_bytes), at: 0, generation }
     }
 
     /// Whether an object of `len` bytes still fits.
@@ -59,21 +55,9 @@ impl Packer {
         self.at + object_bytes(len) <= self.buf.len()
     }
 
-    /// Bytes used so far, the reserved front included.
-    pub(crate) fn bytes(&self) -> usize {
-        self.at
-    }
-
     /// Blocks used so far.
     pub(crate) fn blocks(&self) -> usize {
         self.at.div_ceil(BLOCK)
-    }
-
-    /// Appends an object, which must fit.
-    pub(crate) fn push(&mut self, slot: u32, object: &Object<'_>) -> Offset {
-        let (at, generation) = (self.at, self.generation);
-        let check = self.buf.write(|b| object.encode(slot, generation, &mut b[at..]));
-        self.advance(object.len(), check)
     }
 
     /// Appends a page of `len` bytes, which must fit; `fill` puts them in their place.
@@ -85,13 +69,8 @@ impl Packer {
         fill: impl FnOnce(&mut [u8]),
     ) -> Offset {
         let (at, generation) = (self.at, self.generation);
-        let encode = |b: &mut [u8]| encode_with(slot, priority, generation, len, b, fill);
+        let encode = |b: &mut [u8]| encode_object(slot, priority, generation, len, b, fill);
         let check = self.buf.write(|b| encode(&mut b[at..]));
-        self.advance(len, check)
-    }
-
-    fn advance(&mut self, len: usize, check: u32) -> Offset {
-        let at = self.at;
         self.at += object_bytes(len);
         Offset { at, check }
     }
@@ -112,13 +91,14 @@ mod tests {
     fn packed_objects_are_found_again_and_the_tail_is_zero() {
         // A pooled buffer that holds something else.
         Buf::alloc(4 * BLOCK).write(|b| b.fill(0xa5));
-        let mut packer = Packer::new(4 * BLOCK, 64, 9);
+        let mut packer = Packer::new(4 * BLOCK, 9);
         let pages: Vec<Vec<u8>> = (0..6).map(|n| vec![n + 1; 100 + 795 * usize::from(n)]).collect();
         let mut placed = Vec::new();
         for (slot, bytes) in (10..).zip(&pages) {
             if packer.fits(bytes.len()) {
                 let priority = 1;
-                placed.push((slot, bytes, packer.push(slot, &Object::Page { priority, bytes })));
+                let fill = |to: &mut [u8]| to.copy_from_slice(bytes);
+                placed.push((slot, bytes, packer.push_page(slot, priority, bytes.len(), fill)));
             }
         }
         let (buf, blocks) = packer.finish();
@@ -126,8 +106,7 @@ mod tests {
         buf.read(|b| {
             for (slot, bytes, offset) in &placed {
                 let found = verify(&b[offset.at..], *slot, offset.check).unwrap();
-                assert_eq!(found.object, Object::Page { priority: 1, bytes });
-                assert_eq!(found.generation, 9);
+                assert_eq!((found.priority, found.bytes, found.generation), (1, &bytes[..], 9));
                 // The blocks that its address leads to are enough.
                 let first = offset.at / BLOCK * BLOCK;
                 let end = first + blocks_of(offset.at, bytes.len()) * BLOCK;
@@ -135,18 +114,17 @@ mod tests {
             }
             let (last, bytes, offset) = placed.last().map(|(s, b, o)| (s, b, o)).unwrap();
             assert_eq!(*last, 15);
-            assert!(b[..64].iter().all(|byte| *byte == 0));
             assert!(b[offset.at + object_bytes(bytes.len())..].iter().all(|byte| *byte == 0));
         });
     }
 
     #[test]
     fn a_unit_takes_no_more_than_it_was_made_for() {
-        let mut packer = Packer::new(BLOCK, 64, 0);
-        assert!(!packer.fits(BLOCK - 64 - OBJECT_HEADER + 1));
-        assert!(packer.fits(BLOCK - 64 - OBJECT_HEADER));
-        packer.push_page(3, 0, BLOCK - 64 - OBJECT_HEADER, |out| out.fill(1));
-        assert_eq!((packer.bytes(), packer.blocks()), (BLOCK, 1));
+        let mut packer = Packer::new(BLOCK, 0);
+        assert!(!packer.fits(BLOCK - OBJECT_HEADER + 1));
+        assert!(packer.fits(BLOCK - OBJECT_HEADER));
+        packer.push_page(3, 0, BLOCK - OBJECT_HEADER, |out| out.fill(1));
+        assert_eq!(packer.blocks(), 1);
         assert!(!packer.fits(1));
     }
 

@@ -12,17 +12,13 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use block::{
-    Bio, BlockDevice, Error, Flags as BioFlags, Limits, Nanos, Op, Planted, Sector, Status,
-};
+use block::{Bio, BlockDevice, Error, Limits, Nanos, Op, Planted, Sector, Status};
 use reactor::{TaskPool, now};
 
 use crate::backing::{Address, Backing};
 use crate::codecs::{Algorithms, Codecs};
 use crate::failures::FailureKind;
-use crate::layout::{Layout, PAGE_SECTORS, is_whole, slots_of_any};
-use crate::persist::Media;
-use crate::persist::state::Persist;
+use crate::layout::{Layout, PAGE_SECTORS, is_whole};
 use crate::planted::Fault;
 use crate::shared::{Counters, Shared};
 use crate::slot::{Flags, PAGE, Slot, Slots};
@@ -42,8 +38,6 @@ pub(crate) struct Plan {
     pub(crate) shared: Arc<Shared>,
     /// Whether objects are written back compressed, several to a block.
     pub(crate) packed: bool,
-    /// The metadata of a persistent device.
-    pub(crate) media: Option<Media>,
     pub(crate) planted: Planted<Fault>,
 }
 
@@ -56,8 +50,6 @@ pub(crate) struct Part {
     pub(crate) shared: Arc<Shared>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) backing: Option<Backing>,
-    /// Only of a persistent device, which has a backing.
-    pub(crate) persist: Option<Persist>,
     made: Nanos,
     /// Counts objects that were stored.
     pub(crate) stored: Cell<u32>,
@@ -67,11 +59,7 @@ pub(crate) struct Part {
 
 impl Part {
     /// An empty part. To be called on the core that will own it.
-    pub(crate) fn new(
-        plan: Plan,
-        backing: Option<Backing>,
-        persist: Option<Persist>,
-    ) -> Result<Rc<Part>, Error> {
+    pub(crate) fn new(plan: Plan, backing: Option<Backing>) -> Result<Rc<Part>, Error> {
         let slots = plan.layout.slots_of(plan.nth);
         let store = Store::new(plan.shared.memory.clone(), slots)?;
         let codecs = Codecs::new(&plan.algorithms)?;
@@ -86,7 +74,6 @@ impl Part {
                 shared,
                 counters,
                 backing,
-                persist,
                 made: now(),
                 stored: Cell::new(0),
                 last_error: RefCell::default(),
@@ -146,9 +133,6 @@ impl Part {
         self.release_old(old);
         self.count_new(new);
         self.slots.borrow_mut().set(nth, new);
-        if let Some(persist) = &self.persist {
-            persist.changed(nth);
-        }
     }
 
     /// As `replace`, when the object of `new` lies in the place of the old one (ZR-ZS3).
@@ -157,15 +141,6 @@ impl Part {
         self.counters.compr_bytes.sub(old.size() as u64);
         self.counters.compr_bytes.add(new.size() as u64);
         self.slots.borrow_mut().set(nth, new);
-        if let Some(persist) = &self.persist {
-            persist.changed(nth);
-        }
-    }
-
-    /// Sets a slot, which is empty, to what an open has found.
-    pub(crate) fn adopt(&self, nth: u32, slot: Slot) {
-        self.count_new(slot);
-        self.slots.borrow_mut().set(nth, slot);
     }
 
     /// The page of a slot is at `place` on the backing device: frees its memory.
@@ -189,11 +164,8 @@ impl Part {
         } else if old.has(Flags::BACKED) {
             counters.backed_pages.sub(1);
             let backing = self.backing.as_ref().expect("there is one: a page is on it");
-            // A persistent page stays until the unit that supersedes it is durable.
-            if self.persist.is_none() {
-                let gone = backing.release(Address(old.place), old.size());
-                counters.bd_count.sub(u64::from(gone));
-            }
+            let gone = backing.release(Address(old.place), old.size());
+            counters.bd_count.sub(u64::from(gone));
         } else {
             self.store.borrow_mut().remove(Handle(old.place));
             counters.compr_bytes.sub(old.size() as u64);
@@ -263,20 +235,15 @@ impl Part {
         self.codecs.borrow_mut().decompress(priority, object, out)
     }
 
-    /// Makes everything durable on a persistent device, and waits until no request is in flight
-    /// below.
-    pub(crate) async fn quiesce(self: Rc<Self>) -> Result<(), Error> {
-        let saved = if self.persist.is_some() { self.save_all().await } else { Ok(()) };
+    /// Waits until no request is in flight below.
+    pub(crate) async fn quiesce(self: Rc<Self>) {
         if let Some(backing) = &self.backing {
             backing.quiesce().await;
         }
-        saved
     }
 
     async fn handle(self: Rc<Self>, bio: &mut Bio) -> Status {
         let mut is_left = true;
-        // Before the edges are merged, which shortens the bio.
-        let slots = slots_of_any(bio);
         if !is_whole(bio) {
             // Boxed: few bios need it, and every one would carry its state.
             is_left = match Box::pin(self.merge_edges(bio)).await {
@@ -284,17 +251,13 @@ impl Part {
                 Err(status) => return status,
             };
         }
-        let done = match bio.op {
+        match bio.op {
             _ if !is_left => Status::Ok,
             Op::Read => self.read(bio).await,
             Op::Write => self.write(bio).await,
             Op::Discard | Op::WriteZeroes => self.discard(bio).await,
             Op::Flush => Status::Ok,
-        };
-        if done == Status::Ok && self.waits_for_media(bio) {
-            return self.commit_bio(bio.op, slots).await;
         }
-        done
     }
 
     /// The slots of the device from `first` to before `end` that are here and read as zeroes.
@@ -303,12 +266,6 @@ impl Part {
         let slots = self.slots.borrow();
         let zero = layout.part_of(nth, first, end).filter(|local| slots.get(*local).is_zero());
         zero.map(|local| layout.global(nth, local)).collect()
-    }
-
-    /// Whether a bio completes only when data are durable.
-    pub(crate) fn waits_for_media(&self, bio: &Bio) -> bool {
-        let fua = bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
-        self.persist.is_some() && (fua || bio.op == Op::Flush)
     }
 }
 

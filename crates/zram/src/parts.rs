@@ -64,7 +64,7 @@ impl Parts {
         let elsewhere = cores.iter().take(layout.parts as usize).any(|core| *core != here);
         let exported = backing.as_ref().filter(|_| elsewhere).map(|device| export(device.clone()));
         // Dropped with the parts so far when a later one fails.
-        let router = Router { layout, keeps: plan.media.is_some(), devices: SmallVec::new() };
+        let router = Router { layout, devices: SmallVec::new() };
         let mut made = Parts { router, parts: Vec::new(), exported };
         for nth in 0..layout.parts {
             let core = cores[nth as usize % cores.len()];
@@ -148,12 +148,12 @@ impl Parts {
             Some(SharedDeviceName { core: part.core, local: part.local, export: part.export? })
         };
         let parts: Vec<SharedDeviceName> = self.parts.iter().map(part).collect::<Option<_>>()?;
-        let way = (self.router.layout, self.router.keeps, name.to_owned(), limits.clone());
+        let way = (self.router.layout, name.to_owned(), limits.clone());
         Some(Arc::new(move || {
-            let (layout, keeps, name, limits) = way.clone();
+            let (layout, name, limits) = way.clone();
             let devices: Option<_> =
                 parts.iter().map(|part| part.device::<Part>(&name, &limits)).collect();
-            let router = Router { layout, keeps, devices: devices? };
+            let router = Router { layout, devices: devices? };
             Some(Rc::new(RoutedDevice { router, name, limits }) as Rc<dyn BlockDevice>)
         }))
     }

@@ -6,26 +6,6 @@
 #[cfg_attr(not(feature = "planted"), expect(unreachable_pub, reason = "only tests see it"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A commit skips the flush of the device.
-    SkipFlush,
-    /// A FUA write completes without a commit.
-    IgnoreFua,
-    /// An object's block is free before the unit that supersedes the object is durable.
-    FreeBeforeDurable,
-    /// The blocks of a unit are free although the chain still leads through it.
-    FreeUnitBeforeCheckpoint,
-    /// Replay takes units and objects without checking their checksums.
-    SkipReplayChecksum,
-    /// A unit names a wrong place for the next unit.
-    WrongNext,
-    /// A superblock names a checkpoint before its map and units are durable.
-    SuperblockBeforeData,
-    /// A page leaves memory before the unit that contains it is durable.
-    EvictBeforeDurable,
-    /// A slot goes to a moved object before that is durable.
-    MoveBeforeDurable,
-    /// A failed flush of the device is forgotten.
-    ForgetFailedFlush,
     /// Writeback: a page leaves memory although it changed while it was written.
     EvictChangedPage,
     /// Writeback: a page leaves memory although its write failed.

@@ -22,7 +22,7 @@ const PAGES_AT_ONCE: u64 = 8;
 impl Part {
     /// Serves a bio as it is submitted, if it is short and needs no wait.
     pub(crate) fn at_once(&self, bio: &Bio) -> Option<Status> {
-        if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS || self.waits_for_media(bio) {
+        if bio.len.0 > PAGES_AT_ONCE * PAGE_SECTORS {
             return None;
         }
         let slots = slots_of(bio);

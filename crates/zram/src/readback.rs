@@ -20,7 +20,6 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::{Buf, Bufs, Class, Status};
-use format::zram::Object;
 use reactor::{BioFuture, read};
 use smallvec::SmallVec;
 
@@ -175,11 +174,8 @@ impl Part {
         let blocks = (page.end - page.first) as usize * PAGE;
         let found = verify(&bytes[page.at.offset()..blocks], page.nth, page.at.object_check())
             .map_err(|damaged| Failure::Check(damaged.to_string()))?;
-        let Object::Page { priority, bytes } = found.object else {
-            return Err(Failure::Check("the object there is no page".into()));
-        };
         let mut scratch = std::mem::take(&mut self.codecs.borrow_mut().page);
-        let unpacked = self.unpack(priority, bytes, &mut scratch);
+        let unpacked = self.unpack(found.priority, found.bytes, &mut scratch);
         if unpacked.is_ok() {
             bufs.put_at(page.to, &scratch);
         }

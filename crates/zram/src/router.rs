@@ -18,8 +18,6 @@ use crate::slot::PAGE;
 /// Sends bios to the parts, here or on other cores.
 pub(crate) struct Router {
     pub(crate) layout: Layout,
-    /// Whether the parts keep anything that a FLUSH makes durable.
-    pub(crate) keeps: bool,
     /// Each part as a device of this core.
     pub(crate) devices: SmallVec<[Rc<dyn BlockDevice>; 8]>,
 }
@@ -48,7 +46,8 @@ impl BlockDevice for RoutedDevice {
 impl Router {
     /// Sends a bio, which has been checked, to its parts.
     pub(crate) fn submit(&self, mut bio: Bio) {
-        if bio.op == Op::Flush && !self.keeps {
+        // The parts keep nothing that a FLUSH could make durable.
+        if bio.op == Op::Flush {
             return bio.complete(Status::Ok);
         }
         if let [only] = &self.devices[..] {
@@ -58,7 +57,7 @@ impl Router {
             return self.submit_sectors(bio);
         }
         let (slot, pages) = (bio.sector.0 / PAGE_SECTORS, bio.len.0 / PAGE_SECTORS);
-        if bio.op != Op::Flush && self.layout.run(slot, pages) == pages {
+        if self.layout.run(slot, pages) == pages {
             let (part, local) = self.layout.local(slot);
             bio.sector = Sector(u64::from(local) * PAGE_SECTORS);
             return self.devices[part as usize].submit(bio);
@@ -124,7 +123,7 @@ impl Router {
         let mut sent: SmallVec<[BioFuture; 8]> = SmallVec::new();
         for ((nth, part), bufs) in (0..).zip(&self.devices).zip(gathered) {
             let slots = self.layout.part_of(nth, slot, slot + pages);
-            if !slots.is_empty() || op == Op::Flush {
+            if !slots.is_empty() {
                 let sector = |local: u32| Sector(u64::from(local) * PAGE_SECTORS);
                 let range = (sector(slots.start), sector(slots.end - slots.start));
                 sent.push(io(&**part, op, flags, class, range, bufs));

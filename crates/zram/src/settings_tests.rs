@@ -94,8 +94,6 @@ fn disksize_makes_a_table_line_of_what_was_set() {
             ("writeback_batch_size", "1"),
             ("mem_used_max", "0"),
             ("auto_writeback_idle", "600"),
-            ("persist", "1"),
-            ("persist", "0"),
         ],
     );
     assert_eq!(settings.get("mm_stat").unwrap(), "0 0 0 67108864 0 0 0 0 0");
@@ -202,7 +200,7 @@ fn an_age_of_idle_pages_is_taken_before_disksize() {
 #[test]
 fn what_only_shows_together_is_told_at_disksize() {
     let table: [(&[(&str, &str)], &str); 4] = [
-        (&[("persist", "1")], "persist needs a backing_dev"),
+        (&[("auto_writeback_idle", "60")], "auto_writeback_idle needs a backing_dev"),
         (&[("auto_writeback_watermark", "1G")], "auto_writeback_watermark needs a backing_dev"),
         (&[("algorithm_params", "priority=1 level=3")], "no recomp_algorithm of this priority"),
         (

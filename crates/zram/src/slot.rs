@@ -13,8 +13,8 @@
 //!   it.
 //! - ZR-SL2 SAME and BACKED exclude each other. A slot has a page when it has one of them or a
 //!   size.
-//! - ZR-SL3 Every access clears IDLE and PICKED; every change clears CLEANING too. This is how an
-//!   I/O in flight finds out that its page is not cold any more, or has changed.
+//! - ZR-SL3 Every access clears IDLE and PICKED. This is how an I/O in flight finds out that its
+//!   page is not cold any more.
 use bitflags::bitflags;
 
 /// Bytes of a page: the unit of everything here.
@@ -39,10 +39,6 @@ bitflags! {
         const IDLE = 1 << 17;
         /// All algorithms of the device have failed on it. [n]
         const INCOMPRESSIBLE = 1 << 18;
-        /// Differs from its durable image; only with `persist`.
-        const DIRTY = 1 << 19;
-        /// Its content is being written to the backing device; only with `persist`.
-        const CLEANING = 1 << 20;
     }
 }
 
@@ -173,7 +169,7 @@ mod tests {
     fn the_table_returns_the_slot_that_was_set() {
         let mut slots = Slots::new(2);
         assert!(slots.get(1).is_empty());
-        let slot = Slot::object(u64::MAX, PAGE, 3, u32::MAX).with(Flags::IDLE | Flags::CLEANING);
+        let slot = Slot::object(u64::MAX, PAGE, 3, u32::MAX).with(Flags::IDLE | Flags::PICKED);
         slots.set(1, slot);
         assert_eq!(slots.get(1), slot);
         assert_eq!((slot.size(), slot.priority()), (PAGE, 3));

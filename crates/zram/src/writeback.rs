@@ -164,10 +164,6 @@ impl Part {
         let mut candidates = Candidates::new(selection.clone(), self.slots.borrow().len());
         self.counters.done.set(0);
         self.counters.to_do.set(candidates.slots());
-        if self.persist.is_some() {
-            let found = candidates.all(self, backing).await;
-            return self.evict(found).await;
-        }
         job.run(&mut candidates).await;
         job.wait_in_flight(0).await;
         self.counters.done.set(self.counters.to_do.get());
@@ -255,19 +251,6 @@ impl Candidates {
             }
         }
         part.counters.done.set(u64::from(self.looked_at));
-    }
-
-    /// All candidates.
-    async fn all(&mut self, part: &Part, backing: &Backing) -> Vec<u32> {
-        let mut all = Vec::new();
-        loop {
-            self.gather(part, backing, 256).await;
-            if self.found.is_empty() {
-                return all;
-            }
-            all.extend(self.found.drain(..));
-            self.bytes = 0;
-        }
     }
 
     /// Counts the candidates that are left.

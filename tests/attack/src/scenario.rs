@@ -157,13 +157,6 @@ const OF_CACHE: &[&[&str]] = &[
     &["set dev max_age 100"],
     &["set dev max_age none"],
 ];
-const OF_ZRAM: &[&[&str]] = &[
-    SUSPEND,
-    RELOAD,
-    &["set dev idle all", "-", "set dev writeback idle"],
-    &["set dev writeback huge"],
-    &["set dev compact 1"],
-];
 const OF_PAGES: &[&[&str]] = &[
     SUSPEND,
     RELOAD,
@@ -280,21 +273,6 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "lost-origin", faults: [CONNECTIONS, NO], rules: PASSES, ..PLAIN },
     Scenario { name: "lost-cache", faults: [NO, CONNECTIONS], rules: STOPS, ..PLAIN },
     Scenario { name: "files", files: true, ..PLAIN },
-    Scenario {
-        name: "zram",
-        table: "0 16384 zram lz4 3 backing_dev DISK0 persist",
-        disks: &[24 * MIB],
-        orders: OF_ZRAM,
-        ..PLAIN
-    },
-    Scenario {
-        name: "zram-cores",
-        table: "0 16384 zram zstd 3 backing_dev DISK0 persist",
-        disks: &[24 * MIB],
-        cores: 2,
-        orders: OF_ZRAM,
-        ..PLAIN
-    },
     BUFFERED,
     Scenario { name: "lost-buffered", faults: [CONNECTIONS, NO], ..BUFFERED },
     Scenario {

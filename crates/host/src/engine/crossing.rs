@@ -29,9 +29,6 @@ use crate::config::of_device;
 use crate::leaf_word::PMEM;
 use crate::saved_config::SavedDevice;
 
-/// The target type of compressed RAM disks, and its option by which they survive.
-pub(super) const ZRAM: &str = zram::MANUAL.name;
-pub(super) const PERSIST: &str = "persist";
 /// What is wrong with a device that is not held in time.
 const REQUESTS: &str = "its requests do not end";
 
@@ -311,17 +308,11 @@ async fn give_up_connection(leaf: &dyn Leaf, is_late: &Cell<bool>) -> Result<(),
 
 /// Resumes a device. `anew`: what another process may have written to its media is read again.
 pub(crate) async fn go_on(dm: &Rc<Dm>, name: &str, table: &str, anew: bool) -> Result<(), Error> {
-    let is_on_media = |line: &dm::TargetLine| {
-        line.kind == writecache::MANUAL.name || line.kind == ZRAM && has_word(line, PERSIST)
-    };
+    let is_on_media = |line: &dm::TargetLine| line.kind == writecache::MANUAL.name;
     if anew && dm.table(name)?.iter().any(is_on_media) {
         // What was permitted when it was loaded is so still.
         let force = dm.get(name)?.forced_by();
         dm.load_forced(name, table, force.as_deref(), &|| true).await?;
     }
     dm.resume(name).await
-}
-
-pub(super) fn has_word(line: &dm::TargetLine, word: &str) -> bool {
-    line.params.split_whitespace().any(|found| found == word)
 }

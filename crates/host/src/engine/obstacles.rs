@@ -19,7 +19,6 @@ use control::api::UpgradeProblem;
 use dm::{DeviceInfo, MappedDevice};
 
 use super::Engine;
-use super::crossing::{PERSIST, ZRAM, has_word};
 use super::removal::unsaved_warning;
 use crate::claims::Claims;
 use crate::leaf_word::{LeafWord, parse};
@@ -68,7 +67,7 @@ impl Engine {
             }
         }
         let lines = self.dm.table(name)?;
-        let pages = lines.iter().any(|line| line.kind == ZRAM && !has_word(line, PERSIST));
+        let pages = lines.iter().any(|line| line.kind == zram::MANUAL.name);
         if pages && self.has_pages(name).await? {
             let why = "its pages are in the memory of this process: they end".to_owned();
             found.push(UpgradeProblem::new(name, why, true));

@@ -71,7 +71,11 @@ const TABLES: &[Row] = &[
     ("create z --table '0 8192 zram lzo'", 1, "'lzo'|lz4, lz4hc, zstd, deflate"),
     ("create z --table '0 8193 zram lz4'", 1, "length 8193: a multiple of 8 sectors"),
     ("create z --table '0 8192 zram lz4 2 mem_limit -5'", 1, "mem_limit: `-5`|bytes"),
-    ("create z --table '0 8192 zram zstd 1 persist'", 1, "persist needs a backing_dev"),
+    (
+        "create z --table '0 8192 zram zstd 1 persist'",
+        1,
+        "line 1: |persist: millpond 0.2 was the last version|open it with millpond 0.2",
+    ),
     ("create b --table '0 8 buffered ./o.img 2 memory 1M'", 1, "memory: `1M`: 8M to 1T"),
     ("create b --table '0 8 buffered ./o.img 2 dirty_seconds 0'", 1, "0.001 to 3600 seconds"),
     ("create n --table '0 8 linear nbd://127.0.0.1:1/x 0'", 1, "127.0.0.1:1: cannot connect"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a device holds that must not be overwritten by accident: write caches, a persistent zram,
-//! the origin of a guarded cache. Whatever formats a device by itself, or overwrites it, asks
-//! first.
+//! What a device holds that must not be overwritten by accident: write caches, what earlier
+//! versions have left, the origin of a guarded cache. Whatever formats a device by itself, or
+//! overwrites it, asks first.
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -94,7 +94,7 @@ async fn look(
         Signature::WriteCache | Signature::KernelWriteCache => {
             cache_of(device, signature, sector).await
         }
-        Signature::Zram => Ok(held("holds the data of a persistent zram")),
+        Signature::Gone(gone) => Ok(held(&format!("holds {gone}; {}", gone.way_out()))),
         // A slot elsewhere is the rest of a guard.
         Signature::Guard if sector == 0 => {
             Ok(held("is the origin of a write cache, which guards it; `millpond inspect` names it"))

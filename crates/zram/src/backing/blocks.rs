@@ -55,11 +55,6 @@ impl Blocks {
         self.live[block as usize] > 0
     }
 
-    /// Objects that lie in a block, wholly or in part.
-    pub(crate) fn lie_in(&self, block: u32) -> u8 {
-        self.live[block as usize]
-    }
-
     /// Takes a run of at most `want` blocks: the next one that is long enough, or the longest of
     /// those visited. `None` only when no block is free.
     pub(crate) fn take(&mut self, want: u32) -> Option<Range<u32>> {

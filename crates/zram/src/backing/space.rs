@@ -36,8 +36,7 @@ pub(crate) struct Space {
     retired: RefCell<Vec<Range<u32>>>,
     /// The task that makes them free runs.
     reclaiming: Cell<bool>,
-    /// How many rounds it has made, and how often blocks were freed.
-    rounds: Cell<u64>,
+    /// How often blocks were freed.
     freed: Cell<u64>,
     /// Tasks that wait for blocks, or for the end of the reclaim.
     waiting: Cell<u32>,
@@ -69,7 +68,6 @@ impl Space {
             reads: QuiesceCounter::default(),
             retired: RefCell::default(),
             reclaiming: Cell::new(false),
-            rounds: Cell::new(0),
             freed: Cell::new(0),
             waiting: Cell::new(0),
             changed: WaitList::new(),
@@ -150,15 +148,6 @@ impl Space {
         }
     }
 
-    /// Waits until all blocks are free that are retired when this is called.
-    pub(crate) async fn reclaimed(&self) {
-        self.waiting.set(self.waiting.get() + 1);
-        // The blocks may be too late for the running round.
-        let round = self.rounds.get() + 2;
-        self.changed.wait_for(|| self.rounds.get() >= round || !self.reclaiming.get()).await;
-        self.waiting.set(self.waiting.get() - 1);
-    }
-
     /// Waits until no read and no discard is in flight.
     pub(crate) async fn quiesce(&self) {
         self.waiting.set(self.waiting.get() + 1);
@@ -206,8 +195,6 @@ async fn reclaim(space: Rc<Space>) {
             space.freed.set(space.freed.get() + 1);
             space.changed.wake_all();
         }
-        space.rounds.set(space.rounds.get() + 1);
-        space.changed.wake_all();
         runs.clear();
     }
     space.reclaiming.set(false);

@@ -88,7 +88,7 @@ impl Batch {
         let content = if backing.is_packed() {
             let generation = backing.generation.get().wrapping_add(1);
             backing.generation.set(generation);
-            Content::Packed(Packer::new(bytes, 0, generation))
+            Content::Packed(Packer::new(bytes, generation))
         } else {
             Content::Raw(Buf::alloc(bytes))
         };

@@ -12,7 +12,6 @@
 use std::ops::Range;
 
 use block::{Buf, Class};
-use format::zram::Object;
 use reactor::{read, yield_now};
 
 use super::{Candidates, Job, WALK_RUN};
@@ -178,7 +177,7 @@ impl Part {
         let Ok(found) = verify(&blocks[at.offset()..], nth, at.object_check()) else {
             return RestoreOutcome::Damaged;
         };
-        let Object::Page { priority, bytes } = found.object else { return RestoreOutcome::Damaged };
+        let (priority, bytes) = (found.priority, found.bytes);
         if (bytes.len(), priority) != (slot.size(), slot.priority()) {
             return RestoreOutcome::Damaged; // Another object with the same checksum.
         }

@@ -3,17 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod background;
-mod common;
 mod costs;
-mod crafted;
 mod device;
-mod failed_flush;
 mod fixture;
 mod golden;
 mod manual;
 mod memory;
-mod persist;
-mod persist_media;
 mod policy;
 mod races;
 mod session;

@@ -532,7 +532,7 @@ fn a_restored_page_that_changes_meanwhile_is_read_as_changed() {
 fn forged(slot: u32, len: usize, there: &[u8]) -> Vec<u8> {
     let encode = |generation| {
         let mut block = vec![0; PAGE];
-        format::zram::encode_with(slot, 0, generation, len, &mut block, |bytes| bytes.fill(7));
+        format::zram::encode_object(slot, 0, generation, len, &mut block, |bytes| bytes.fill(7));
         block
     };
     let crc = |block: &[u8]| u32::from_le_bytes(block[..4].try_into().expect("four bytes"));

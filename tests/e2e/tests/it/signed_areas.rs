@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A device that holds dirty blocks of a write cache, or data of a persistent zram: what overwrites
+//! A device that holds dirty blocks of a write cache, or what went with an option: what overwrites
 //! a device by itself refuses it, by whatever way it gets there, and what maps it is named in the
 //! log.
 use std::fs;
@@ -101,8 +101,6 @@ impl RemovedCache {
 fn a_zram_refuses_a_backing_device_with_dirty_blocks() {
     let held = RemovedCache::new("");
     held.refuses("0 262144 zram lz4 2 backing_dev ./c.img");
-    let persist = held.create("x", "0 65536 zram zstd 3 backing_dev ./c.img persist");
-    assert!(persist.code != 0, "{}", persist.complaint());
     // By attributes.
     held.verb(&["create", "z", "--zram"]).ok().unwrap();
     let path = held.cache();
@@ -153,17 +151,10 @@ fn a_zram_refuses_dirty_blocks_on_a_loop_device() {
 }
 
 #[test]
-fn a_zram_refuses_the_data_of_another_and_a_guarded_origin() {
+fn a_zram_refuses_a_guarded_origin() {
     let held = RemovedCache::new("guard_origin");
     let guarded = held.create("x", "0 262144 zram lz4 2 backing_dev ./o.img");
     assert!(guarded.code != 0 && guarded.stderr.contains("guards it"), "{}", guarded.stderr);
-    held.bed.make_file("p.img", 16 * MIB);
-    let persist = "0 65536 zram zstd 3 backing_dev ./p.img persist";
-    held.create("p", persist).ok().unwrap();
-    held.remove("p");
-    let plain = held.create("x", "0 262144 zram lz4 2 backing_dev ./p.img");
-    assert!(plain.code != 0 && plain.stderr.contains("millpond wipe"), "{}", plain.stderr);
-    held.create("p", persist).ok().unwrap();
 }
 
 /// The kernel's zram takes it without a word.

@@ -467,12 +467,12 @@ fn memory_goes_back_to_the_system_after_a_writeback() {
     assert!(full - after > 60 * MIB, "{base} empty, {full} full, {after} written back");
 }
 
-const PERSISTENT: &str = "0 65536 zram zstd 3 backing_dev ./back.img persist";
-
 #[test]
 fn only_what_keeps_offers_flushes() {
-    let devices = [("ram", "0 65536 zram lz4"), ("kept", PERSISTENT), ("on", "0 8 linear ram 0")];
-    let bed = TestBed::start(&[("back.img", 64 * MIB)], &devices);
+    let kept = "0 65536 writecache s ./origin.img ./cache.img 4096 0";
+    let devices = [("ram", "0 65536 zram lz4"), ("kept", kept), ("on", "0 8 linear ram 0")];
+    let files = [("origin.img", 32 * MIB), ("cache.img", 16 * MIB)];
+    let bed = TestBed::start(&files, &devices);
     let flags = |name| ExportFlags::from_bits_retain(bed.connect(name).flags());
     let flush = ExportFlags::FLUSH | ExportFlags::FUA;
     assert!(!flags("ram").intersects(flush));
@@ -482,56 +482,6 @@ fn only_what_keeps_offers_flushes() {
     assert!(flags("ram").contains(trim));
     // A client that flushes all the same is not turned away.
     bed.connect("ram").flush().unwrap();
-}
-
-/// Writes and reads pages over NBD.
-fn write_all(bed: &TestBed, pages: std::ops::Range<u64>, round: u64) {
-    let mut client = bed.connect("kept");
-    for nth in pages {
-        client.write(nth * PAGE as u64, &page(nth, round)).unwrap();
-    }
-}
-
-fn read_all(bed: &TestBed, pages: std::ops::Range<u64>, round: u64) {
-    let mut client = bed.connect("kept");
-    let mut found = vec![0; PAGE];
-    for nth in pages {
-        client.read(nth * PAGE as u64, &mut found).unwrap();
-        assert!(found == page(nth, round), "page {nth} of round {round}");
-    }
-}
-
-fn persists(options: &str) {
-    let mut bed = TestBed::start_with(options, &[("back.img", 64 * MIB)], &[("kept", PERSISTENT)]);
-    write_all(&bed, 0..2000, 0);
-    bed.terminate();
-    bed.start_again();
-    read_all(&bed, 0..2000, 0);
-    // Killed: what was flushed is there.
-    write_all(&bed, 500..1500, 1);
-    bed.connect("kept").flush().unwrap();
-    write_all(&bed, 0..10, 2);
-    bed.kill();
-    bed.start_again();
-    read_all(&bed, 10..500, 0);
-    read_all(&bed, 500..1500, 1);
-    read_all(&bed, 1500..2000, 0);
-    // And without a flush, by FUA alone.
-    bed.connect("kept").write_fua(0, &page(0, 3)).unwrap();
-    bed.kill();
-    bed.start_again();
-    read_all(&bed, 0..1, 3);
-    bed.terminate();
-}
-
-#[test]
-fn persistent_data_survive_restart_and_kill() {
-    persists("");
-}
-
-#[test]
-fn persistent_data_on_two_cores_survive_restart_and_kill() {
-    persists("cores = 2");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //!
 //! `xtask fuzz` runs every fuzz target for a while, `xtask sanitize` tests under sanitizers and
 //! Miri. `xtask record` runs a long check and records its inputs; `xtask unless-recorded` runs it
-//! if it has others. `xtask release` makes a release.
+//! if it has others. `xtask release` makes a release. `xtask lines` counts lines of code.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +23,7 @@ mod imports;
 mod inputs;
 mod labels;
 mod licences;
+mod lines;
 mod metadata;
 mod passed;
 mod release;
@@ -43,6 +44,7 @@ usage: xtask CHECK...           any of: arch tidy licences examples commits
        xtask record CHECK COMMAND...           runs it; if it succeeds, records CHECK's inputs
        xtask unless-recorded CHECK COMMAND...  runs it unless CHECK's inputs are recorded
                                                (CHECK: fuzz guest)
+       xtask lines [REVISION]   lines of code by crate; what has changed since REVISION
        xtask release STEP VERSION   makes a release; `xtask release` lists the steps
 
 exit status: 0 nothing found, 1 something found or failed, 2 wrong usage";
@@ -67,6 +69,8 @@ fn main() -> ExitCode {
                 None => usage_error(&format!("no check '{name}': fuzz and guest are allowed")),
             }
         }
+        ["lines"] => lines::run(&root(), None),
+        ["lines", since] => lines::run(&root(), Some(since)),
         ["sanitize", tools @ ..] => sanitize::run(&root(), tools),
         ["release", words @ ..] => release::run(&root(), words),
         checks => run_checks(checks),

@@ -6,19 +6,27 @@
 
 /// `text` with every comment, string and character literal replaced by spaces.
 pub(crate) fn code_only(text: &str) -> String {
+    blanked(text, |_| true)
+}
+
+/// `text` with every comment replaced by spaces.
+pub(crate) fn without_comments(text: &str) -> String {
+    blanked(text, |first| first == '/')
+}
+
+/// `text` with spaces for comments and literals, if `is_blanked` says so of their first character.
+fn blanked(text: &str, is_blanked: impl Fn(char) -> bool) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
     while at < chars.len() {
         let len = skipped(&chars, at);
-        if len == 0 {
-            out.push(chars[at]);
-            at += 1;
-        } else {
-            let end = (at + len).min(chars.len());
-            out.extend(chars[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
-            at = end;
+        let end = (at + len.max(1)).min(chars.len());
+        match len > 0 && is_blanked(chars[at]) {
+            true => out.extend(chars[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' })),
+            false => out.extend(&chars[at..end]),
         }
+        at = end;
     }
     out
 }

@@ -2,8 +2,6 @@
 //! `make bench-read-cache`: the read cache of a write cache in virtual time: reads in the shapes of
 //! published traces, over a disk that spins. How often the cache has the block, beside LRU and
 //! S3-FIFO of as many blocks; what the cache device is written for that; how long a read takes.
-mod stream;
-
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -314,7 +312,6 @@ fn bench(args: &Args) -> Result<Section, String> {
         "the same again: reads by zipf 1.1 of blocks that fit; the second pass counts".to_owned(),
     );
     section.notes.push("off: the mean of a read without the read cache".to_owned());
-    stream::add(&mut section)?;
     Ok(section)
 }
 

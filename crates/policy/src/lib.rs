@@ -18,7 +18,6 @@ mod idle;
 mod pacer;
 mod rate;
 mod read_admission;
-mod read_ahead_trust;
 mod readahead;
 mod request_costs;
 mod sweep;
@@ -38,8 +37,7 @@ pub use idle::{Ages, IdleAction, IdleOrder, IdlePolicy, IdleRules, IdleState, Id
 pub use pacer::{DELAY_MAX_NS, Pacer};
 pub use rate::RateLimit;
 pub use read_admission::{DailyBudget, Ghosts, ReadAdmission, Refusal, Room, UseCounts};
-pub use read_ahead_trust::ReadAheadTrust;
-pub use readahead::{GAPS_MIN, ORDER_MAX, STREAMS_MAX, Streams, StreamsWithin};
+pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, StreamsWithin};
 pub use request_costs::{RequestCost, RequestCosts};
 pub use sweep::{Run, Sweep};
 pub use tail_limit::TailLimit;

@@ -11,8 +11,7 @@
 //! or quadruple up to the limit (`get_init_ra_size`, `get_next_ra_size`).
 //!
 //! Invariants
-//! - PO-RA1 Two adjacent reads make a stream, and where streams may have gaps also a read and
-//!   [`GAPS_MIN`] after it, each a little behind the one before; random reads cause no read-ahead.
+//! - PO-RA1 Two adjacent reads make a stream; random reads cause no read-ahead.
 //! - PO-RA2 Windows of a stream do not overlap, and each begins at the end of the previous one, or
 //!   after the last read.
 //! - PO-RA3 No window is larger than the limit, and the table has [`STREAMS_MAX`] rows at most.
@@ -22,9 +21,6 @@ use std::ops::Range;
 pub const STREAMS_MAX: usize = 64;
 /// Streams of one opener, so that random reads do not evict all other streams.
 const STREAMS_OF_OPENER: usize = 16;
-/// So many gaps in a row make a stream of reads that lie apart. Chosen: of random reads on a small
-/// device one in some hundred is a little behind another, and one in some million four times.
-pub const GAPS_MIN: u8 = 3;
 /// Largest folio: 2 MiB.
 pub const ORDER_MAX: u8 = 9;
 
@@ -35,10 +31,8 @@ struct Stream {
     next: u64,
     /// Pages in order up to `next`.
     run: u64,
-    /// Whether a second read went on where the first one ended, or some did behind gaps.
+    /// Whether a second read went on where the first one ended.
     goes_on: bool,
-    /// Reads behind gaps.
-    gaps: u8,
     /// The last window; 0 while there was none.
     window: u32,
     /// Where a request begins that goes on with it: from here on, and no more than `span` behind.
@@ -52,15 +46,10 @@ struct Stream {
 }
 
 impl Stream {
-    /// Works out anew which requests go on with it, behind gaps of up to `reach` pages.
-    fn settle(&mut self, reorder_pages: u64, reach: u64) {
+    /// Works out anew which requests go on with it.
+    fn settle(&mut self, reorder_pages: u64) {
         let behind = if self.goes_on { reorder_pages } else { 1 };
-        let ahead = match self.window {
-            0 => reach,
-            // Streams that may have gaps: far ahead of one begins another.
-            _ if reach > 0 => reach.max(self.ahead_end.saturating_sub(self.next)),
-            _ => reorder_pages,
-        };
+        let ahead = if self.window == 0 { 0 } else { reorder_pages };
         self.from = self.next.saturating_sub(behind);
         self.span = self.next.saturating_add(ahead) - self.from;
     }
@@ -81,8 +70,6 @@ pub type Streams = StreamsWithin<1024>;
 pub struct StreamsWithin<const REORDER_PAGES: u64> {
     rows: Vec<Stream>,
     clock: u64,
-    /// The longest gap, pages.
-    reach: u64,
 }
 
 impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
@@ -90,12 +77,6 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// None yet. Each of them may have gaps of up to `reach` pages.
-    #[must_use]
-    pub fn with_gaps(reach: u64) -> Self {
-        Self { reach, ..Self::default() }
     }
 
     /// `opener` reads `pages`: what to read ahead now, in windows of at most `max_pages`. It may
@@ -106,20 +87,8 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
         pages: Range<u64>,
         max_pages: u32,
     ) -> Option<Range<u64>> {
-        self.on_read_after(0, opener, pages, max_pages)
-    }
-
-    /// The same for streams of `run_min` pages or more.
-    pub fn on_read_after(
-        &mut self,
-        run_min: u64,
-        opener: u32,
-        pages: Range<u64>,
-        max_pages: u32,
-    ) -> Option<Range<u64>> {
-        let reach = self.reach;
         let (stream, is_ahead) = self.follow(opener, &pages)?;
-        if max_pages == 0 || !is_ahead || (stream.window == 0 && stream.run < run_min) {
+        if max_pages == 0 || !is_ahead {
             return None;
         }
         if stream.window == 0 {
@@ -134,7 +103,7 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
         let from = stream.ahead_end.max(stream.next); // PO-RA2
         stream.marker = from;
         stream.ahead_end = from + u64::from(stream.window);
-        stream.settle(REORDER_PAGES, reach);
+        stream.settle(REORDER_PAGES);
         Some(from..stream.ahead_end)
     }
 
@@ -142,7 +111,7 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
     /// to make. Writes into existing folios are not reported here, so the stream's next write is
     /// expected behind the folio.
     pub fn on_write(&mut self, opener: u32, pages: &Range<u64>) -> u8 {
-        let (left, reach) = (pages.end - pages.start, self.reach);
+        let left = pages.end - pages.start;
         let Some(stream) = self.writer(opener, pages) else {
             return folio_order(pages.start, left, 0);
         };
@@ -151,7 +120,7 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
         if end > stream.next {
             stream.run += end - stream.next;
             stream.next = end;
-            stream.settle(REORDER_PAGES, reach);
+            stream.settle(REORDER_PAGES);
         }
         order
     }
@@ -207,18 +176,17 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
             self.start(opener, pages, own);
             return None;
         };
-        let (nth, reach) = (self.going_on(nth, pages.start), self.reach);
+        let nth = self.going_on(nth, pages.start);
         let stream = &mut self.rows[nth];
         stream.used_at = self.clock;
         let is_ahead = pages.end > stream.next;
         if is_ahead {
             let asked = pages.end - pages.start;
             let has_gap = pages.start > stream.next;
-            stream.gaps = stream.gaps.saturating_add(u8::from(has_gap));
             stream.run += (pages.end - stream.next).min(asked);
             stream.next = pages.end;
-            stream.goes_on |= !has_gap || stream.gaps >= GAPS_MIN;
-            stream.settle(REORDER_PAGES, reach);
+            stream.goes_on |= !has_gap;
+            stream.settle(REORDER_PAGES);
         }
         if stream.goes_on { Some((stream, is_ahead)) } else { None } // PO-RA1
     }
@@ -242,7 +210,6 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
             next: pages.end,
             run: pages.end - pages.start,
             goes_on: false,
-            gaps: 0,
             window: 0,
             from: 0,
             span: 0,
@@ -250,7 +217,7 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
             marker: 0,
             used_at: self.clock,
         };
-        stream.settle(REORDER_PAGES, self.reach);
+        stream.settle(REORDER_PAGES);
         let mut of = own;
         if of.rows < STREAMS_OF_OPENER && self.rows.len() >= STREAMS_MAX {
             of = Oldest::NONE;

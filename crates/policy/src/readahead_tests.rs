@@ -191,35 +191,3 @@ proptest! {
         prop_assert!(1 << order <= left.max(run).max(1));
     }
 }
-
-#[test]
-fn reads_behind_gaps_make_a_stream_where_gaps_are_allowed() {
-    for reach in [0, 16] {
-        let mut streams = Streams::with_gaps(reach);
-        // A page in nine, in ascending order.
-        let read = |nth: u64| streams.on_read(1, 9 * nth..9 * nth + 1, MAX);
-        let got: Vec<_> = (0..5).map(read).collect();
-        match reach {
-            0 => assert_eq!(got, [const { None }; 5]),
-            _ => assert_eq!(got, [None, None, None, Some(28..32), Some(37..53)]),
-        }
-        // Too far apart, and two gaps only.
-        let mut streams = Streams::with_gaps(reach);
-        let read = |nth: u64| streams.on_read(1, 18 * nth..18 * nth + 1, MAX);
-        assert!((0..20).map(read).all(|ahead| ahead.is_none()));
-        let mut streams = Streams::with_gaps(reach);
-        let read = |page: u64| streams.on_read(1, page..page + 1, MAX);
-        assert!([0, 9, 18, 1000, 1009, 1018].map(read).iter().all(Option::is_none));
-    }
-}
-
-#[test]
-fn a_stream_may_have_to_be_longer_before_it_is_read_ahead() {
-    let mut streams = Streams::new();
-    let mut windows = (0..40).filter_map(|page| {
-        let ahead = streams.on_read_after(16, 1, page..page + 1, MAX);
-        ahead.map(|range| (page, range))
-    });
-    assert_eq!(windows.next(), Some((15, 16..20)));
-    assert_eq!(windows.next(), Some((16, 20..36)));
-}

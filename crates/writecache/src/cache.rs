@@ -50,7 +50,7 @@ impl Cache {
         let limits = crate::device_limits::limits(&config, &*origin, &*device, capacity);
         let store =
             Rc::new_cyclic(|this| Store::new(config, device, media, slots, journal, this.clone()));
-        let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin, blocks)));
+        let writeback = Rc::new(Writeback::new(store.clone(), Origin::new(origin)));
         if let Some(guard) = &guard {
             guard.set_writeback(&writeback);
         }
@@ -172,9 +172,6 @@ impl Cache {
         if !store.has_fault(Fault::SuspendInFlight) {
             life.tasks.ended.wait_for(|| life.tasks.count() == 0).await;
             store.waits.writes_ended.wait_for(|| wb.in_flight_runs() == 0).await;
-        }
-        if !store.has_fault(Fault::AheadOutlivesSuspend) {
-            wb.drop_segments(); // WC-AH5
         }
         let mut outcome = Ok(());
         // An earlier failure was reported when it happened; this commit may report one.

@@ -32,9 +32,6 @@ const WRITEBACK_BUFFER_DEFAULT: u32 = 256 << 20;
 /// Default length of a stream of reads that is not admitted to the read cache. Chosen: a disk that
 /// spins reads it in the time of one way of its head.
 const SEQUENTIAL_READ_CUTOFF_DEFAULT: u64 = 1 << 20;
-/// Default memory for what is read ahead. Chosen: four windows over an origin that does not rotate,
-/// two of each of two streams.
-const READ_AHEAD_DEFAULT: u64 = 16 << 20;
 /// Slots of the smallest cache that takes blocks at their first read. Chosen: 16 MiB of 4 KiB
 /// blocks; a smaller one is full at once, and does better with what is read again.
 const FIRST_READS_SLOTS_MIN: u32 = 4096;
@@ -158,8 +155,6 @@ pub struct ReadTuning {
     pub sequential_cutoff: u64,
     /// At most so many bytes of them in any 24 hours; 0: no limit.
     pub bytes_per_day: u64,
-    /// Memory for what is read ahead of streams, bytes; 0: none is. With `enter` only.
-    pub ahead_bytes: u64,
     /// Slots of the smallest cache that takes blocks at their first read while it has ample room.
     pub(crate) first_slots_min: u32,
 }
@@ -304,7 +299,6 @@ impl Config {
                     enter: false,
                     sequential_cutoff: SEQUENTIAL_READ_CUTOFF_DEFAULT,
                     bytes_per_day: 0,
-                    ahead_bytes: READ_AHEAD_DEFAULT,
                     first_slots_min: FIRST_READS_SLOTS_MIN,
                 },
             },
@@ -373,6 +367,10 @@ impl Config {
     fn options(&mut self, words: &[&str]) -> Result<(), Error> {
         let mut words = words.iter().copied();
         while let Some(word) = words.next() {
+            if crate::options::is_without_effect(word) {
+                words.next();
+                continue;
+            }
             let option = crate::options::find(word)?;
             let value = match option.spec.form {
                 OptionForm::Value => Some(words.next().ok_or_else(|| {
@@ -503,13 +501,6 @@ impl Config {
         let chunk = |block| block * self.block_sectors() / u64::from(part.chunk_sectors);
         let (first, last) = (chunk(blocks.start), chunk(blocks.end - 1));
         first == last && first % u64::from(part.of) == u64::from(part.nth)
-    }
-
-    /// For a part: the first block behind the chunk in which `block` lies.
-    pub(crate) fn chunk_end(&self, block: u64) -> Option<u64> {
-        let PartOf { part, .. } = self.part?;
-        let blocks = u64::from(part.chunk_sectors) / self.block_sectors();
-        Some((block / blocks + 1) * blocks)
     }
 
     /// The arguments as a table line shows them: only the options that were given.

@@ -27,6 +27,14 @@ fn of_a_repeated_option_the_last_wins() {
 }
 
 #[test]
+fn an_option_that_only_made_it_faster_is_taken_and_dropped() {
+    let config = parse("s o c 4096 4 READ_AHEAD 16M read_cache 1").unwrap();
+    assert_eq!(config.table(), "s o c 4096 2 read_cache 1");
+    assert!(parse("s o c 4096 1 read_ahead").is_ok(), "its value may be missing: nobody reads it");
+    assert!(config.with_option("read_ahead", "1M").is_err(), "there is no such attribute");
+}
+
+#[test]
 fn values_within_the_kernels_ranges_only_are_taken() {
     for (option, limit, beyond) in [
         ("high_watermark", "100", "101"),

@@ -88,7 +88,7 @@ fn count(counter: &Counter) -> Value {
 }
 
 /// All figures.
-pub(crate) static FIGURES: [Figure; 84] = [
+pub(crate) static FIGURES: [Figure; 80] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
@@ -272,21 +272,6 @@ pub(crate) static FIGURES: [Figure; 84] = [
         "those that lost to a write, or for which there was no slot",
         |c| count(&c.store.stats.read_admissions_lost),
     )
-    .metric(Metric::COUNTER),
-    text("read_ahead_state", "on, or off, and why", "whether the origin is read ahead", |c| {
-        c.writeback.read_ahead.state().into()
-    }),
-    number("read_ahead_bytes", "bytes", "bytes of the origin that were read ahead", |c| {
-        count(&c.store.stats.read_ahead_bytes)
-    })
-    .metric(Metric::COUNTER),
-    number("read_ahead_used_bytes", "bytes", "those of them that clients have read", |c| {
-        count(&c.store.stats.read_ahead_used_bytes)
-    })
-    .metric(Metric::COUNTER),
-    number("read_ahead_wasted_bytes", "bytes", "those of them that nobody read in time", |c| {
-        count(&c.store.stats.read_ahead_wasted_bytes)
-    })
     .metric(Metric::COUNTER),
     number("data_write_bytes", "bytes", "bytes of clients' writes on the cache device", |c| {
         let (stats, installs) = (&c.store.stats, c.writeback.pacing.installs.get());

@@ -21,7 +21,6 @@
 //!   cache                serves bios; starts and ends the background tasks
 //!   writer, reader       clients' requests
 //!   admission            blocks that are read enter the cache
-//!   read_ahead           streams of reads that miss it
 //!   writeback            dirty blocks to the origin
 //!   store                the cache device: commit, checkpoint
 //!   map                  which block is in which slot: pure, no I/O
@@ -57,7 +56,6 @@
 //!   and are written again (`writeback::retry`); with `fail_mode kernel` the cache fails stop.
 //! - A block that is read enters the cache only as the origin has it: WC-RA1 to WC-RA5 in
 //!   `admission`.
-//! - What was read ahead of clients is as the origin has it: WC-AH1 to WC-AH5 in `read_ahead`.
 //! - A request may have any sectors: part of a block is merged (`writer::merge`, WC-MG1 to
 //!   WC-MG4).
 //!
@@ -86,7 +84,6 @@ mod pacing;
 mod parts;
 mod planted;
 mod probe;
-mod read_ahead;
 mod read_cache;
 mod reader;
 mod recovery;

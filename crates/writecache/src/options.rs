@@ -67,7 +67,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 34] = [
+pub(crate) static OPTIONS: [Opt; 33] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -377,17 +377,16 @@ pub(crate) static OPTIONS: [Opt; 34] = [
         |c| c.tuning.reads.bytes_per_day.into(),
         |c, v| c.tuning.reads.bytes_per_day = given(v),
     ),
-    Attr::new(
-        value(
-            "read_ahead",
-            Kind::Size { min: 0, max: 1 << 30, unit: 1, or: None },
-            "16M",
-            "with read_cache: memory for what is read of the origin ahead of streams; 0 for none",
-        ),
-        |c| c.tuning.reads.ahead_bytes.into(),
-        |c, v| c.tuning.reads.ahead_bytes = given(v),
-    ),
 ];
+
+/// Options of earlier versions that only made something faster. A table with one is as good as one
+/// without, so it is taken, with its value.
+const WITHOUT_EFFECT: [&str; 1] = ["read_ahead"];
+
+/// Whether an option of this name is taken and does nothing.
+pub(crate) fn is_without_effect(word: &str) -> bool {
+    WITHOUT_EFFECT.iter().any(|name| name.eq_ignore_ascii_case(word))
+}
 
 /// The option of this name, in any case.
 pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {

@@ -10,8 +10,6 @@ use reactor::GroupCommit;
 pub(crate) struct Origin {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) limits: Limits,
-    /// Blocks of it that are served.
-    pub(crate) blocks: u64,
     pub(crate) flush: GroupCommit,
     /// When a client last read from it.
     pub(crate) last_read_ns: Cell<Option<u64>>,
@@ -19,11 +17,10 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn new(device: Rc<dyn BlockDevice>, blocks: u64) -> Origin {
+    pub(crate) fn new(device: Rc<dyn BlockDevice>) -> Origin {
         Origin {
             limits: device.limits(),
             device,
-            blocks,
             flush: GroupCommit::default(),
             last_read_ns: Cell::default(),
             around: WriteAround::default(),

@@ -44,14 +44,6 @@ pub enum Fault {
     AdmitLastSlots,
     /// A block that is admitted keeps its ghost.
     GhostKept,
-    /// What was read ahead counts though the origin has changed since.
-    AheadOutlivesChange,
-    /// What was read ahead counts though a flush of the origin has failed since.
-    AheadOutlivesFlushError,
-    /// A read-ahead that has failed counts.
-    AheadErrorKept,
-    /// What was read ahead counts after a suspend.
-    AheadOutlivesSuspend,
     /// A block that changes between two pieces of a batch is not logged again.
     ChangedBetweenPieces,
     /// A commit does not wait for data that are in the write buffer.

@@ -18,7 +18,6 @@ use smallvec::SmallVec;
 use crate::admission::AdmittedRead;
 use crate::map::{CurrentVersion, SlotRef, Slots, State};
 use crate::planted::Fault;
-use crate::read_ahead::AheadOrigin;
 use crate::store::Store;
 use crate::writeback::Writeback;
 
@@ -55,28 +54,16 @@ pub(crate) enum BlockRead {
 pub(crate) struct Reader {
     store: Rc<Store>,
     writeback: Rc<Writeback>,
-    ahead: AheadOrigin,
 }
 
 impl Reader {
     pub(crate) fn new(writeback: Rc<Writeback>) -> Reader {
-        let ahead = AheadOrigin(writeback.clone());
-        Reader { store: writeback.store.clone(), writeback, ahead }
+        Reader { store: writeback.store.clone(), writeback }
     }
 
-    /// The origin, or what was read ahead of it.
     #[inline]
     fn origin(&self) -> &dyn BlockDevice {
-        if self.writeback.read_ahead.has_any() {
-            return &self.ahead;
-        }
         &*self.writeback.origin.device
-    }
-
-    /// A client reads `blocks`, and its own requests are under way.
-    #[inline]
-    pub(crate) fn read_ahead(&self, opener: Opener, blocks: &Range<u64>, class: Class) {
-        self.writeback.read_ahead(opener, blocks, class);
     }
 
     pub(crate) async fn read(&self, bio: &Bio) -> Result<(), Status> {
@@ -101,9 +88,6 @@ impl Reader {
                     done += 1;
                 }
             }
-        }
-        if admits.is_some() {
-            self.read_ahead(bio.opener, &(first..first + count as u64), bio.class);
         }
         // By reference: a piece is large, and moving it out costs 70 instructions.
         for piece in &mut pieces {

@@ -76,11 +76,6 @@ fn notes(engine: &EngineState) -> Vec<[String; 2]> {
             if number("read_admitted") > 0 {
                 all.push(note("admitted", of(number("read_admitted"), missed, "blocks missed")));
             }
-            let ahead = number("read_ahead_bytes");
-            if ahead > 0 {
-                let text = of(number("read_ahead_used_bytes"), ahead, "bytes read ahead");
-                all.push(note("used", text));
-            }
             if number("drain_active") > 0 {
                 let done = of(number("drain_done_blocks"), number("drain_total_blocks"), "blocks");
                 all.push(note("drain", done));

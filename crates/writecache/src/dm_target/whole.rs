@@ -101,8 +101,7 @@ impl WholeCache {
     fn read_block(self: &Rc<Self>, bio: Bio) {
         let (store, reader) = (&self.cache.store, &self.cache.writer.reader);
         let block = bio.sector.0 / store.config.block_sectors();
-        let is_plain = store.plain_reads.get();
-        let start = match is_plain {
+        let start = match store.plain_reads.get() {
             true => reader.begin_block(block, &bio.bufs),
             false => reader.begin_counted(block, bio.opener, &bio.bufs),
         };
@@ -122,9 +121,6 @@ impl WholeCache {
         let done = self.chain(done, InFlight::Read(read, rest));
         let (flags, no_opener, sector) = (Flags::empty(), Opener::NONE, at);
         device.submit(Bio { op, flags, class, opener: no_opener, sector, len, bufs, done });
-        if !is_plain {
-            reader.read_ahead(opener, &(block..block + 1), class);
-        }
     }
 
     /// The completion of the request that serves a bio of a client.

@@ -102,7 +102,6 @@ pub(crate) fn tuning_of_part(whole: Tuning, parts: u8) -> Tuning {
         scrub_rate: share_of_rate(whole.scrub_rate, parts),
         reads: ReadTuning {
             bytes_per_day: share_of_rate(whole.reads.bytes_per_day, parts),
-            ahead_bytes: whole.reads.ahead_bytes / u64::from(parts),
             ..whole.reads
         },
         ..whole

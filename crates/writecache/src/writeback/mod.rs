@@ -73,7 +73,6 @@ use crate::map::SlotRef;
 use crate::ordered_queue::OrderedQueue;
 use crate::origin::Origin;
 use crate::pacing::{Pacing, reclaim_reserve};
-use crate::read_ahead::ReadAhead;
 use crate::read_cache::ReadCache;
 use crate::store::Store;
 
@@ -208,7 +207,6 @@ pub(crate) struct Writeback {
     slot_reads: SlotReads,
     pub(crate) fills: Fills,
     pub(crate) read_cache: ReadCache,
-    pub(crate) read_ahead: ReadAhead,
 }
 
 impl Writeback {
@@ -221,7 +219,6 @@ impl Writeback {
             settling: Settling::new(batch_max, store.config.block_size),
             destage: Destage::new(store.config.assumed_costs, origin.limits.rotational),
             read_cache: ReadCache::new(store.config.planted),
-            read_ahead: ReadAhead::new(store.config.block_size),
             store,
             origin,
             pacing,
@@ -243,7 +240,6 @@ impl Writeback {
             self.set_batch_max(batch_max);
         }
         self.read_cache.tune(&tuning, self.store.slot_count(), self.store.config.block_size);
-        self.tune_read_ahead(&tuning);
         self.store.count_reads(self.read_cache.is_on());
         if self.store.set_tuning(tuning).limits.rate_max != tuning.limits.rate_max {
             self.limits.reset();

@@ -12,7 +12,6 @@ mod lost_writes;
 mod native;
 mod ordered;
 mod parts;
-mod read_ahead;
 mod read_cache;
 mod recover_killed;
 mod reload;

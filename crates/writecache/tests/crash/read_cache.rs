@@ -8,7 +8,7 @@ use sim::seeds;
 use writecache::Fault;
 
 /// Streams are short here, and reads of any length are admitted.
-const READS: &str = " read_cache 1 sequential_read_cutoff 0 read_ahead 0";
+const READS: &str = " read_cache 1 sequential_read_cutoff 0";
 
 const PLAN: Plan = Plan { options: READS, ..Plan::USUAL };
 

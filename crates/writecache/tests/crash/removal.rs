@@ -44,7 +44,7 @@ impl Scene {
                 "format native ordered",
                 "format native parts 2",
                 "format dm",
-                "format native read_cache 1 sequential_read_cutoff 0 read_ahead 0",
+                "format native read_cache 1 sequential_read_cutoff 0",
             ]);
             let high = w.rng.pick(&[0, 10, 100]);
             let words = format!("{kind} high_watermark {high} low_watermark 0 autocommit_time 1");

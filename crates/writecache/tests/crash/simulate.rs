@@ -31,8 +31,6 @@ thread_local! {
     pub(crate) static SCRUBBED_BLOCKS: Cell<u64> = const { Cell::new(0) };
     /// Blocks that entered the cache because they were read.
     pub(crate) static READ_ADMITTED: Cell<u64> = const { Cell::new(0) };
-    /// Bytes that were read ahead, and then by clients.
-    pub(crate) static AHEAD_USED: Cell<u64> = const { Cell::new(0) };
     /// Reads of spans.
     pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
     /// How often the cache has grown.
@@ -142,7 +140,7 @@ impl Plan {
         Plan { options: " guard_origin", block_sizes: &[4096], ..Plan::FAULTS };
     /// Blocks that are read once enter a cache with ample room, however small it is.
     pub(crate) const FIRST_READS: Plan = Plan {
-        options: " read_cache 1 sequential_read_cutoff 0 read_ahead 0 read_admit_bytes_per_day 0",
+        options: " read_cache 1 sequential_read_cutoff 0 read_admit_bytes_per_day 0",
         ..Plan::USUAL
     };
     /// Gaps are filled wherever there are some, and failed writes leave rubbish: one life, for what
@@ -380,7 +378,6 @@ impl Engine for Lives {
         AROUND.set(AROUND.get() + number(&cache, "writes_around"));
         SCRUBBED_BLOCKS.set(SCRUBBED_BLOCKS.get() + number(&cache, "scrubbed_blocks"));
         READ_ADMITTED.set(READ_ADMITTED.get() + number(&cache, "read_admitted"));
-        AHEAD_USED.set(AHEAD_USED.get() + number(&cache, "read_ahead_used_bytes"));
         SLOT_READS.set(SLOT_READS.get() + number(&cache, "slot_reads"));
         GROWN.set(GROWN.get() + setup.growth.as_ref().map_or(0, |growth| growth.grown.take()));
         EMPTIED.set(EMPTIED.get() + self.mode.emptied.get());

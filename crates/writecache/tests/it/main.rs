@@ -37,7 +37,6 @@ mod pacing;
 mod parts;
 mod planted;
 mod probe;
-mod read_ahead;
 mod read_cache;
 mod read_cache_parts;
 mod recorded;

@@ -386,7 +386,7 @@ fn a_write_beats_the_admission_of_its_block() {
 
 #[test]
 fn a_discard_and_a_writeback_beat_the_admission_too() {
-    let fixture = fixture("read_ahead 0", None);
+    let fixture = fixture("", None);
     held(&fixture, async |cache, origin, _| {
         // The origin has answered nothing yet when the blocks change there.
         origin.hold(|bio| bio.op == Op::Read);

@@ -32,7 +32,7 @@ TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain lint-workflows fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
 .PHONY: release release-build release-compare try-release previous
-.PHONY: bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
+.PHONY: reproduce bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -271,6 +271,10 @@ docs: ## API documentation of all rooms: target/doc
 
 deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is installed
 	$(CARGO) deny --locked check licenses bans sources
+
+reproduce: ## published results on this machine, or on models in virtual time (ARGS='--sim', ARGS='--html page.html')
+	$(CARGO) build --release --locked -p millpond
+	$(CARGO) run --release --locked -p reproduce -- $(ARGS)
 
 bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
 	$(CARGO) run --release --locked -p bench -- cache-scale $(ARGS)

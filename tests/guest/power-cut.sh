@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # Power cuts of the disk below a volume in a directory (file://), alone and below a write cache: the
-# page cache is lost. The program power-cut does it (tests/e2e). Sourced by run.sh.
+# page cache is lost. The program power-cut does it (lab/e2e). Sourced by run.sh.
 for module in dm_mod ext4 xfs overlay; do
     guest-modprobe $module || bad "no module $module"
 done

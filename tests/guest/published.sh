@@ -8,7 +8,7 @@ ln -sf $program dmsetup
 mkdir -p mnt
 start --ublk --cores 2 || return
 
-# The write cache: fill it by random writes, flush it, compare (tests/e2e/src/published/cache.rs).
+# The write cache: fill it by random writes, flush it, compare (lab/e2e/src/published/cache.rs).
 mib=64
 truncate -s ${mib}M origin.img
 truncate -s 34M cache.img
@@ -32,7 +32,7 @@ check "dmsetup remove" ./dmsetup remove mycache
 check "fio verifies the origin" procedure origin.img --verify_only
 rm origin.img cache.img
 
-# Linear (tests/e2e/src/published/linear.rs): what is written to either is what the other reads;
+# Linear (lab/e2e/src/published/linear.rs): what is written to either is what the other reads;
 # then reads of 512 bytes by 12 jobs, on each in turns. A block device of the memory itself is a
 # linear one, too.
 check "dmsetup create raw" ./dmsetup create raw --table "0 65536 linear mem:32M 0"
@@ -60,7 +60,7 @@ done
 check "dmsetup remove linear" ./dmsetup remove linear
 check "dmsetup remove raw" ./dmsetup remove raw
 
-# File systems on a stack (tests/e2e/src/published/filesystem.rs); then the cache goes, while the
+# File systems on a stack (lab/e2e/src/published/filesystem.rs); then the cache goes, while the
 # disk stays: all data must be on the stripes.
 tree_sums() { (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum --); }
 disk=/dev/millpond/disk

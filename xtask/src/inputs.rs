@@ -67,7 +67,7 @@ const LEFT_OUT_OF_GUEST: &[LeftOut] = &[
     ("fuzz/", "a workspace of its own"),
     ("contrib/", "files for other programs"),
     ("scripts/test-s3.sh", "other tests"),
-    ("tests/e2e/tests/", "other tests"),
+    ("lab/e2e/tests/", "other tests"),
 ];
 
 impl Check {
@@ -88,7 +88,7 @@ impl Check {
     fn built(self) -> &'static [&'static str] {
         match self {
             Check::Fuzz => &["fuzz/Cargo.toml"],
-            Check::Guest => &["crates/millpond/Cargo.toml", "tests/e2e/Cargo.toml"],
+            Check::Guest => &["crates/millpond/Cargo.toml", "lab/e2e/Cargo.toml"],
         }
     }
 

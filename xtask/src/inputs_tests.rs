@@ -20,20 +20,21 @@ impl Checkout {
             format!("[package]\nname = \"{name}\"\nversion = \"1.0.0\"\n{rest}")
         };
         let members = "[workspace]\nresolver = \"3\"\nexclude = [\"fuzz\"]\n\
-                       members = [\"crates/*\", \"tests/e2e\", \"bench\", \"xtask\"]\n";
+                       members = [\"crates/*\", \"lab/*\", \"xtask\"]\n";
         let needs = |path: &str| format!("[dependencies]\nformat = {{ path = \"{path}\" }}\n");
-        let of_tests = "[dev-dependencies]\nbench = { path = \"../../bench\" }\n";
+        let of_tests = "[dev-dependencies]\nbench = { path = \"../../lab/bench\" }\n";
         let fuzz = format!("[workspace]\n{}", needs("../crates/format"));
         checkout.write("Cargo.toml", members);
         checkout.write(".gitignore", "/target\n");
         checkout.write("crates/format/Cargo.toml", &package("format", ""));
         let program = package("millpond", &(needs("../format") + of_tests));
         checkout.write("crates/millpond/Cargo.toml", &program);
-        checkout.write("tests/e2e/Cargo.toml", &package("e2e", ""));
-        checkout.write("bench/Cargo.toml", &package("bench", ""));
+        checkout.write("lab/e2e/Cargo.toml", &package("e2e", ""));
+        checkout.write("lab/bench/Cargo.toml", &package("bench", ""));
         checkout.write("xtask/Cargo.toml", &package("xtask", ""));
         checkout.write("fuzz/Cargo.toml", &package("fuzz", &fuzz));
-        for folder in ["crates/format", "crates/millpond", "tests/e2e", "bench", "xtask", "fuzz"] {
+        for folder in ["crates/format", "crates/millpond", "lab/e2e", "lab/bench", "xtask", "fuzz"]
+        {
             checkout.write(&format!("{folder}/src/lib.rs"), "");
         }
         checkout.write("scripts/guest.sh", "");
@@ -77,7 +78,7 @@ fn a_changed_input_changes_the_hash() {
         ("crates/millpond/src/lib.rs", [false, true]),
         ("fuzz/src/lib.rs", [true, false]),
         ("fuzz/seeds/format/new", [true, false]),
-        ("tests/e2e/src/lib.rs", [false, true]),
+        ("lab/e2e/src/lib.rs", [false, true]),
         ("scripts/guest.sh", [false, true]),
         ("Cargo.toml", [true, true]),
         ("Cargo.lock", [true, true]),
@@ -87,7 +88,7 @@ fn a_changed_input_changes_the_hash() {
         (".cargo/config.toml", [true, true]),
         ("somewhere/new", [true, true]),
         // Not built, or not read.
-        ("bench/src/lib.rs", [false, false]),
+        ("lab/bench/src/lib.rs", [false, false]),
         ("xtask/src/lib.rs", [false, false]),
         ("docs/testing.md", [false, false]),
         ("tests/passed.toml", [false, false]),
@@ -116,8 +117,8 @@ fn modes_names_and_deletions_count() {
 fn a_new_dependency_of_what_is_built_counts() {
     let checkout = Checkout::new();
     let fuzz = std::fs::read_to_string(checkout.0.join("fuzz/Cargo.toml")).unwrap();
-    checkout.write("fuzz/Cargo.toml", &(fuzz + "bench = { path = \"../bench\" }\n"));
-    let changed = checkout.changed_by(|| checkout.write("bench/src/lib.rs", "// more\n"));
+    checkout.write("fuzz/Cargo.toml", &(fuzz + "bench = { path = \"../lab/bench\" }\n"));
+    let changed = checkout.changed_by(|| checkout.write("lab/bench/src/lib.rs", "// more\n"));
     assert_eq!(changed, [true, false]);
 }
 
@@ -146,7 +147,7 @@ fn the_sources_of_this_checkout_count() {
         (
             Check::Fuzz,
             &["crates/writecache/src/lib.rs", "crates/nbd/Cargo.toml", "fuzz/Cargo.lock"][..],
-            &["crates/cli/src/lib.rs", "bench/Cargo.toml", "README.md"][..],
+            &["crates/cli/src/lib.rs", "lab/bench/Cargo.toml", "README.md"][..],
         ),
         (
             Check::Guest,
@@ -154,12 +155,12 @@ fn the_sources_of_this_checkout_count() {
                 "crates/format/src/lib.rs",
                 "crates/cli/src/lib.rs",
                 "tests/guest/ublk.sh",
-                "tests/e2e/src/bin/power_cut.rs",
-                "bench/Cargo.toml",
+                "lab/e2e/src/bin/power_cut.rs",
+                "lab/bench/Cargo.toml",
                 "Makefile",
                 ".ci/run",
             ],
-            &["bench/src/main.rs", "fuzz/Cargo.lock", "tests/attack/src/main.rs"],
+            &["lab/bench/src/main.rs", "fuzz/Cargo.lock", "lab/attack/src/main.rs"],
         ),
     ] {
         let unbuilt = unbuilt_members(&root, check).unwrap();

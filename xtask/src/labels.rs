@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 
 /// The prefix of each room, and the folder that defines its labels.
 const ROOMS: &[(&str, &str)] = &[
-    ("AT", "tests/attack/"),
-    ("BE", "bench/"),
+    ("AT", "lab/attack/"),
+    ("BE", "lab/bench/"),
     ("BL", "crates/block/"),
     ("CL", "crates/cli/"),
     ("CT", "crates/control/"),
     ("DM", "crates/dm/"),
-    ("EE", "tests/e2e/"),
+    ("EE", "lab/e2e/"),
     ("FM", "crates/format/"),
     ("FU", "crates/fuse/"),
     ("HO", "crates/host/"),
@@ -32,7 +32,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("PO", "crates/policy/"),
     ("QU", "crates/queue/"),
     ("RE", "crates/reactor/"),
-    ("RP", "crates/reproduce/"),
+    ("RP", "lab/reproduce/"),
     ("SI", "crates/sim/"),
     ("UB", "crates/ublk/"),
     ("UR", "crates/uring/"),

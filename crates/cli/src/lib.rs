@@ -6,7 +6,6 @@
 //!           dmsetup ─┴─▶ requests ─▶ client ═══ control.sock ═══▶ the daemon
 //!                            └ progress
 //!   inspect, recover, wipe, mkvol, check ──▶ offline: a core of their own, on images; no daemon
-//!   reproduce ──▶ the scenarios of the room `reproduce`, on a thread of their own
 //! ```
 //!
 //! Invariants
@@ -30,7 +29,6 @@ mod progress;
 mod rates;
 mod recache;
 mod recover;
-mod reproduce;
 mod requests;
 mod resize;
 mod save;
@@ -55,7 +53,6 @@ pub use client::{Client, runtime};
 pub use inspect::InspectArgs;
 pub use mkvol::MkvolArgs;
 pub use recover::RecoverArgs;
-pub use reproduce::{ReproduceArgs, run as reproduce};
 pub use shrink::ShrinkCacheArgs;
 pub use ublk_verb::UblkArgs;
 pub use verbs::run as control_daemon;

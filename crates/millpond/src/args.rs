@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cli::{
-    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ReproduceArgs, ShrinkCacheArgs,
-    UblkArgs, WipeArgs,
+    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ShrinkCacheArgs, UblkArgs,
+    WipeArgs,
 };
 use host::{RunArgs, ServeArgs};
 use loadgen::BenchArgs;
@@ -47,7 +47,6 @@ pub(crate) enum Verb {
     Daemon(Box<DaemonArgs>),
     Run(RunArgs),
     Bench(Box<BenchArgs>),
-    Reproduce(ReproduceArgs),
     Inspect(InspectArgs),
     Recover(RecoverArgs),
     ShrinkCache(ShrinkCacheArgs),

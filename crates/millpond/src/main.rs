@@ -54,7 +54,6 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Daemon(_) => Some(Level::INFO),
         Verb::Run(_)
         | Verb::Bench(_)
-        | Verb::Reproduce(_)
         | Verb::Recover(_)
         | Verb::ShrinkCache(_)
         | Verb::Mkvol(_)
@@ -78,9 +77,6 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             runtime()?.block_on(command).map_err(|f| f.within("run"))
         }
         Verb::Bench(args) => loadgen::run(&args).map(|()| EXIT_DONE),
-        Verb::Reproduce(args) => {
-            runtime()?.block_on(cli::reproduce(args)).map_err(|f| f.within("reproduce"))
-        }
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::ShrinkCache(args) => cli::shrink_cache(args, run_dir),

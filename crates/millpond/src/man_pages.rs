@@ -17,7 +17,7 @@ const RELATED: [&str; 10] = [
     "get set",
     "inspect recover wipe",
     "mkvol check inspect",
-    "bench reproduce",
+    "bench",
 ];
 
 const SOURCE: &str = concat!("millpond ", env!("CARGO_PKG_VERSION"));

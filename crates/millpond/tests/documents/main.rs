@@ -8,4 +8,3 @@ mod common;
 mod docs;
 mod package;
 mod page;
-mod reproduce;

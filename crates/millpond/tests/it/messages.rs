@@ -189,9 +189,6 @@ const PROGRAM: &[Row] = &[
     ("run -- true", 2, "--table <TABLE>|--table-file <FILE>"),
     ("bench --uri nbd://127.0.0.1:1/x --runtime 1s", 1, "127.0.0.1:1: cannot connect"),
     ("bench --raw mem:1G --rw foo", 2, "'foo'|read, write, randread, randwrite, rw, randrw"),
-    ("reproduce foo", 2, "'foo'|writecache, wbt, iomap, zram, noclone and all"),
-    ("reproduce --dir /nonexist", 3, "/nonexist: No such file|ENOENT"),
-    ("reproduce writecache --size 1K", 2, "'1K'|4 MiB to 64 GiB are allowed"),
     ("recover --cache c.img --origin other.img", 1, "other.img|nothing was changed|`--force "),
 ];
 

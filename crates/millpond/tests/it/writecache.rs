@@ -221,7 +221,7 @@ fn live(daemon: &Daemon, mode: &str) -> String {
 }
 
 /// Options with a value: two that are accepted, one that is not, and its error.
-const VALUES: [(&str, [&str; 2], &str, &str); 21] = [
+const VALUES: [(&str, [&str; 2], &str, &str); 20] = [
     ("high_watermark", ["70", "100"], "101", "0 to 100 percent"),
     ("low_watermark", ["0", "50"], "x", "0 to 100 percent"),
     ("writeback_jobs", ["16", "0"], "4294967296", "0 to 4294967295 blocks"),
@@ -241,7 +241,6 @@ const VALUES: [(&str, [&str; 2], &str, &str); 21] = [
     ("read_cache", ["1", "0"], "2", "0 or 1"),
     ("sequential_read_cutoff", ["0", "1048576"], "long", "0 and more bytes"),
     ("read_admit_bytes_per_day", ["1000000", "0"], "many", "0 and more bytes"),
-    ("read_ahead", ["8388608", "0"], "1073741825", "0 to 1G bytes"),
     ("high_watermark", ["60", "60"], "", "0 to 100 percent"),
 ];
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What each answer of a server means: a server that gives one answer to every request.
 //!
-//! The tests of whole volumes have a server that is an object store (`tests/e2e/src/bucket`).
+//! The tests of whole volumes have a server that is an object store (`lab/e2e/src/bucket`).
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;

@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond reproduce`: the published results on this machine, or on models in virtual time, as
+//! The program `reproduce`: the published results on this machine, or on models in virtual time, as
 //! tables, JSON and one page.
 //!
 //! The scenarios run on a thread of their own; this one waits for them and for signals. Their files
 //! have no names, so an interrupted run leaves nothing behind.
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use block::ErrorKind;
-use clap::Args;
+use clap::Parser;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, parse_size};
-use host::{flush_log, io_failure, print, print_error};
+use host::{
+    abort_on_panic, flush_log, ignore_file_size_signal, io_failure, print, print_error, start_log,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use reproduce::machine;
 use reproduce::report::{Report, Section};
 use reproduce::scenario::{Plan, SIZES, Scenario};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
+use tracing::Level;
 
 /// The name of all scenarios together.
 const ALL: &str = "all";
@@ -30,18 +34,23 @@ const PARTS: u64 = 1000;
 /// published and beside the limit that no method can pass. Files in DIR have no names: nothing is
 /// left behind, however the run ends. With --sim everything runs in virtual time on models of
 /// disks: the same bytes on every machine. Progress is on standard error.
-#[derive(Clone, Debug, Args)]
-#[command(after_help = "\
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "reproduce",
+    version,
+    max_term_width = 100,
+    after_help = "\
 Examples:
-  millpond reproduce
-  millpond reproduce --sim
-  millpond reproduce writecache zram --dir /srv --size 1G
-  millpond reproduce --html page.html --json figures.json
-  millpond reproduce --markdown > figures.md
+  reproduce
+  reproduce --sim
+  reproduce writecache zram --dir /srv --size 1G
+  reproduce --html page.html --json figures.json
+  reproduce --markdown > figures.md
 
 Exit codes: 0 done; 1 a scenario could not be run (the others were), interrupted, or no room for the
-files; 2 usage; 3 a directory is not there.")]
-pub struct ReproduceArgs {
+files; 2 usage; 3 a directory is not there."
+)]
+struct ReproduceArgs {
     /// What to run: writecache, wbt, iomap, zram, noclone or all [default: all]
     #[arg(value_name = "SCENARIO", value_parser = scenario)]
     scenarios: Vec<Choice>,
@@ -101,7 +110,7 @@ impl ReproduceArgs {
     fn described(&self) -> Vec<(&'static str, String)> {
         let names: Vec<&str> = self.chosen().into_iter().map(Scenario::name).collect();
         let all = names.len() == Scenario::ALL.len();
-        let mut command = "millpond reproduce".to_owned();
+        let mut command = "reproduce".to_owned();
         if !all {
             command = format!("{command} {}", names.join(" "));
         }
@@ -184,10 +193,42 @@ fn can_be_written(file: &Path) -> std::io::Result<()> {
     if was_there { Ok(()) } else { std::fs::remove_file(file) }
 }
 
-/// Runs the verb; returns its exit code.
-pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
+fn main() -> ExitCode {
+    ignore_file_size_signal();
+    let args = ReproduceArgs::parse();
+    start_log(Level::WARN);
+    abort_on_panic();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.map_err(|e| io_failure(&e, "runtime")).and_then(|r| r.block_on(run(args)));
+    let code = ended.unwrap_or_else(|failure| {
+        print_error(&format!("reproduce: {failure}"));
+        failure.exit_code()
+    });
+    flush_log();
+    code.into()
+}
+
+/// The program that is measured: where `MILLPOND_BIN` says, or beside this one.
+fn measured_program() -> Result<PathBuf, Failure> {
+    if let Some(given) = std::env::var_os("MILLPOND_BIN") {
+        return Ok(given.into());
+    }
+    let here = std::env::current_exe().map_err(|e| io_failure(&e, "this program"))?;
+    let program = here.with_file_name("millpond");
+    match program.is_file() {
+        true => Ok(program),
+        false => {
+            let text =
+                format!("{}: not there; build it, or name it in MILLPOND_BIN", program.display());
+            Err(Failure::new(ErrorKind::NoFile, text))
+        }
+    }
+}
+
+/// Runs the scenarios; returns the exit code.
+async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
     args.check()?;
-    let program = std::env::current_exe().map_err(|e| io_failure(&e, "this program"))?;
+    let program = measured_program()?;
     let failed = |e| io_failure(&e, "signals");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -210,7 +251,7 @@ pub async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
 /// Ends the process although the thread of the scenarios runs.
 fn interrupted() -> ! {
     reproduce::dm_bench::kill_child();
-    print_error("millpond: reproduce: interrupted; no files are left behind");
+    print_error("reproduce: interrupted; no files are left behind");
     flush_log();
     std::process::exit(EXIT_FAILED.into())
 }
@@ -259,7 +300,7 @@ impl RunProgress {
                 bar.set_position((done * PARTS as f64) as u64);
                 bar.set_message(text);
             }
-            None => print_error(&format!("millpond: reproduce: {:.0} %, {text}", done * 100.0)),
+            None => print_error(&format!("reproduce: {:.0} %, {text}", done * 100.0)),
         }
     }
 
@@ -289,15 +330,9 @@ mod tests {
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        reproduce: ReproduceArgs,
-    }
-
     fn parsed(line: &str) -> Result<ReproduceArgs, String> {
         let words = std::iter::once("reproduce").chain(line.split_ascii_whitespace());
-        Line::try_parse_from(words).map(|l| l.reproduce).map_err(|e| e.to_string())
+        ReproduceArgs::try_parse_from(words).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -312,9 +347,9 @@ mod tests {
     fn the_command_of_a_report_is_the_shortest_one_that_gives_it() {
         let described = |line: &str| parsed(line).unwrap().described();
         let of = |line: &str| described(line)[0].1.clone();
-        assert_eq!(of("--sim --html x.html"), "millpond reproduce --sim");
+        assert_eq!(of("--sim --html x.html"), "reproduce --sim");
         let line = "zram wbt --size 16M --dir /srv";
-        assert_eq!(of(line), "millpond reproduce wbt zram --dir /srv --size 16M");
+        assert_eq!(of(line), "reproduce wbt zram --dir /srv --size 16M");
         assert_eq!(described(line)[2].1, "16 MiB in each scenario");
     }
 

@@ -24,7 +24,6 @@ mod offline;
 mod pmem;
 mod published;
 mod removal;
-mod reproduce;
 mod run;
 mod signed_areas;
 mod stores;

@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond reproduce` as users run it, at the smallest sizes: its output, not its speed.
+//! The program as users run it, at the smallest sizes: its output, not its speed.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod page;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-use crate::common::{CommandOutput, MILLPOND, folder};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
+
+const REPRODUCE: &str = env!("CARGO_BIN_EXE_reproduce");
+
+/// Exit code and output of a command.
+#[derive(Debug)]
+struct CommandOutput {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for CommandOutput {
+    fn from(o: Output) -> CommandOutput {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        CommandOutput { code: o.status.code(), out: text(o.stdout), err: text(o.stderr) }
+    }
+}
+
+/// A folder under the build's target directory: unlike /tmp it has O_DIRECT nearly everywhere.
+fn folder() -> TempDir {
+    tempfile::Builder::new().prefix("pond").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
 
 fn reproduce(dir: &Path, args: &[&str]) -> CommandOutput {
-    let output = Command::new(MILLPOND).arg("reproduce").args(args).current_dir(dir).output();
+    let output = Command::new(REPRODUCE).args(args).current_dir(dir).output();
     output.expect("cargo built it").into()
 }
 
@@ -134,7 +159,9 @@ fn what_can_not_be_done_is_said_before_anything_runs() {
         (&["zram", "--sim", "--json", "no/where.json"], 3, "no/where.json: "),
         (&["writecache", "--size", "64G", "--dir", "."], 1, "a smaller --size needs less"),
     ] {
-        let err = reproduce(dir.path(), args).failed(code);
+        let ended = reproduce(dir.path(), args);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(code), ""), "{ended:?}");
+        let err = ended.err;
         assert!(err.contains(message), "{args:?}: {err}");
         assert!(!err.contains(" %, "), "{args:?} has begun: {err}");
     }
@@ -145,9 +172,8 @@ fn what_can_not_be_done_is_said_before_anything_runs() {
 fn a_scenario_that_fails_is_named_and_the_others_go_on() {
     let dir = folder();
     // No file may become larger than 512 bytes times this: the backing file does not fit.
-    let line = format!(
-        "ulimit -f 1024; trap '' XFSZ; exec {MILLPOND} reproduce zram noclone --size 4M --dir ."
-    );
+    let line =
+        format!("ulimit -f 1024; trap '' XFSZ; exec {REPRODUCE} zram noclone --size 4M --dir .");
     let output = Command::new("sh").args(["-c", &line]).current_dir(dir.path()).output();
     let message: CommandOutput = output.expect("sh").into();
     assert_eq!(message.code, Some(1), "{message:?}");
@@ -159,8 +185,8 @@ fn a_scenario_that_fails_is_named_and_the_others_go_on() {
 fn whatever_ends_it_no_file_is_left() {
     for (signal, code) in [(Signal::INT, Some(1)), (Signal::TERM, Some(1)), (Signal::KILL, None)] {
         let dir = folder();
-        let mut command = Command::new(MILLPOND);
-        command.args(["reproduce", "writecache", "--size", "64M", "--dir", "."]);
+        let mut command = Command::new(REPRODUCE);
+        command.args(["writecache", "--size", "64M", "--dir", "."]);
         command.args(["--json", "f.json", "--html", "f.html"]);
         command.current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("cargo built it");

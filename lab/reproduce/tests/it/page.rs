@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The page of `millpond reproduce` in a real browser.
+//! The page in a real browser.
 use std::path::Path;
 use std::process::{Command, Output};
-
-use e2e::binary::{Build, millpond};
 
 /// Every plot of a simulated run.
 const PLOTS: [&str; 23] = [
@@ -72,8 +70,8 @@ fn content_width(dir: &Path, viewport: u32) -> u32 {
 fn the_page_shows_every_plot_in_a_browser() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");
-    let mut command = Command::new(millpond(Build::Workspace).unwrap());
-    command.args(["reproduce", "all", "--sim", "--size", "4M", "--html"]).arg(&page);
+    let mut command = Command::new(crate::REPRODUCE);
+    command.args(["all", "--sim", "--size", "4M", "--html"]).arg(&page);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

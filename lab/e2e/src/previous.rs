@@ -263,7 +263,7 @@ pub enum After {
 
 /// The folder with what the previous release left.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../previous")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/previous")
 }
 
 /// Archives of a feature, by name.

@@ -112,10 +112,12 @@ fn a_write_beyond_the_limit_of_file_sizes_is_an_error() {
 fn a_verb_beyond_the_limit_of_file_sizes_fails_with_a_message() {
     let dir = tempfile::tempdir().unwrap();
     let program = millpond(Build::Workspace).unwrap();
+    let file = dir.path().join("f.img");
+    std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
     let line = format!(
-        "ulimit -f 1024; exec {} reproduce zram noclone --size 4M --dir {}",
+        "ulimit -f 1024; exec {} bench --raw {} --rw write --bs 64K --number-ios 64",
         program.display(),
-        dir.path().display()
+        file.display()
     );
     let ended = run(Command::new("sh").args(["-c", &line]), SOON).unwrap();
     assert!(ended.code == 1 && !ended.stderr.is_empty(), "{}", ended.complaint());

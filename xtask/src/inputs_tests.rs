@@ -38,6 +38,7 @@ impl Checkout {
             checkout.write(&format!("{folder}/src/lib.rs"), "");
         }
         checkout.write("scripts/guest.sh", "");
+        checkout.write("tests/guest/run.sh", "");
         checkout.write("docs/testing.md", "");
         git(&checkout.0, &["init", "--quiet"], "").unwrap();
         git(&checkout.0, &["add", "."], "").unwrap();

@@ -28,9 +28,11 @@ static TABLE: [Attr<Engine>; 3] = [
     ),
 ];
 
+const GONE: [GoneOption; 1] = [GoneOption { name: "eager", way_out: "wait" }];
+
 fn parse(words: &[&str]) -> Result<Engine, Error> {
     let mut engine = Engine::default();
-    options(&TABLE, words, |attr, word| {
+    options(&TABLE, &GONE, words, |attr, word| {
         let value = word.map_or(Ok(Value::Flag(true)), |word| attr.spec.parse(word))?;
         attr.set.expect("an option is set")(&mut engine, &value);
         Ok(())
@@ -58,6 +60,12 @@ fn an_error_names_the_option_and_what_is_allowed() {
     }
     assert_eq!(check_count("2", &["a"], 4).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(check_count("1", &["a"], 4).is_ok());
+}
+
+#[test]
+fn an_option_that_went_is_known_by_name_and_has_a_way_out() {
+    let e = parse(&["jobs", "2", "Eager"]).err().expect("refused").to_string();
+    assert!(e.starts_with("eager: millpond 0.2 was the last version") && e.contains("wait"), "{e}");
 }
 
 #[test]

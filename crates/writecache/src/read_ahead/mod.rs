@@ -210,12 +210,7 @@ impl Writeback {
     fn runs_to_read(&self, window: Range<u64>) -> SmallVec<[Range<u64>; 4]> {
         let block_size = u64::from(self.store.config.block_size);
         let (gap_max, request) = (GAP_BYTES / block_size, self.request_bytes() / block_size);
-        let mut end = window.end.min(self.origin.blocks);
-        // What follows the chunk is read by another part.
-        if let Some(chunk_end) = self.store.config.chunk_end(window.start) {
-            let is_own = self.store.config.owns(&(window.start..window.start + 1));
-            end = if is_own { end.min(chunk_end) } else { window.start };
-        }
+        let end = window.end.min(self.origin.blocks);
         let mut runs = SmallVec::<[Range<u64>; 4]>::new();
         let (slots, segments) = (self.store.slots.borrow(), self.read_ahead.segments.borrow());
         for block in window.start..end {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Read-ahead beside writes, discards, drains, suspends, errors and crashes: clients never read
-//! anything that is older than what they have written. `ordered` and parts have read-ahead where
-//! their tests let blocks enter by reads.
+//! anything that is older than what they have written. `ordered` has read-ahead where its
+//! tests let blocks enter by reads.
 
 use crate::common::journal_plan::JournalPlan;
 use crate::simulate::{AHEAD_USED, Plan, is_caught_at, simulate};

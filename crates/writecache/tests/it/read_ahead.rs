@@ -373,22 +373,3 @@ fn blocks_that_are_read_ahead_enter_at_their_second_read() {
         cache.check();
     });
 }
-
-#[test]
-fn parts_read_ahead_within_their_memory() {
-    let mut fixture = Fixture::new(2048, 4 << 10, &format!("{READS} parts 2 read_ahead 1M"));
-    fixture.config.set_chunk(at(256));
-    for block in 0..2048 {
-        fixture.world.borrow_mut().poke(fixture.origin, at(block), &pattern(block, 1));
-    }
-    fixture
-        .life(async |cache| {
-            expect(&*cache, 0..2048, 1).await;
-            cache.clone().refresh().await;
-            // Nothing that the other part has to read, and the first blocks of a chunk not.
-            let [read, used, wasted] = bytes(&cache);
-            assert_eq!((used, wasted), (read, 0));
-            assert!(read >= 2048 * BLOCK as u64 * 9 / 10, "{read}");
-        })
-        .unwrap();
-}

@@ -32,7 +32,7 @@ TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 6 ? n : 6)))
 
 .PHONY: help setup programs build install uninstall deb try-deb demo attack smoke test test-fast test-s3 guest guest-all guest-or-skip guest-in-ci lint lint-plain lint-workflows fmt fuzz fuzz-in-ci nightly sanitize seeds kills soak soak-guest docs deny clean xtask
 .PHONY: release release-build release-compare try-release previous
-.PHONY: reproduce bench-cache-parts bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
+.PHONY: reproduce bench-cache-scale bench-doors bench-flush bench-flush-sim bench-hop bench-iomap bench-kernel bench-nbd bench-noclone bench-objvol bench-paths bench-peers bench-pmem-copy bench-read-cache bench-ublk bench-wbt bench-wbt-sim bench-zram published
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -281,13 +281,6 @@ bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU
 
 bench-flush: ## flush of a cache on the local disk: LRU, sorted, gaps filled; a reader beside it
 	$(CARGO) run --release --locked -p bench -- flush $(ARGS)
-
-bench-cache-parts: ## 4 KiB writes to a write cache in one part and in two, on two cores, in turns
-	$(CARGO) build --release --locked -p millpond
-	target/release/millpond bench --cores 2 --rw randwrite --bs 4K --iodepth 64 --turns 10 --runtime 500ms \
-		--device one='0 16777216 writecache s null:8G mem:1G,one 4096 0' \
-		--device two='0 16777216 writecache s null:8193M mem:1G,two 4096 2 parts 2' \
-		--drive one --drive two $(ARGS)
 
 bench-flush-sim: ## flush of a cache on HDD models in virtual time: LRU, sorted, gaps filled, bound; a full cache
 	$(CARGO) run --release --locked -p bench -- flush-sim $(ARGS)

@@ -12,8 +12,7 @@ use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Limits, Nanos, Op, Sector, Status};
 use format::{
-    CheckpointRef, Entry, Geometry, Kind, Op as Says, Part, PartAreas, RecordHeader, Superblock,
-    UNIT,
+    CheckpointRef, Entry, Geometry, Kind, Op as Says, RecordHeader, Superblock, UNIT,
 };
 use libfuzzer_sys::fuzz_target;
 use reactor::{Driver, Event, Msg, Reactor, Sqe};
@@ -66,16 +65,8 @@ impl Driver for IdleDriver {
     }
 }
 
-/// A sound cache in two parts.
-fn divided() -> Vec<u8> {
-    let part = |nth| Part { nth, of: 2, chunk_sectors: 64, area_sectors: AREA_BYTES / 512 };
-    [native(Some(part(0))), native(Some(part(1)))].concat()
-}
-
-/// A sound native area, of a part or of all: a checkpoint of one unit and two records.
-fn native(part: Option<Part>) -> Vec<u8> {
-    let mut uuid = UUID;
-    uuid[15] = part.map_or(UUID[15], |part| part.nth);
+/// A sound native area: a checkpoint of one unit and two records.
+fn native() -> Vec<u8> {
     let geometry = Geometry::compute(AREA_BYTES, 4096).expect("half a MiB holds a cache");
     let mut area = vec![0; usize::try_from(AREA_BYTES).expect("half a MiB")];
     let mut put = |offset: u64, unit: &[u8]| {
@@ -87,7 +78,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
     let mut unit = [0; UNIT];
     let mut header = RecordHeader {
         kind: Kind::Checkpoint,
-        uuid,
+        uuid: UUID,
         seq: 0,
         incarnation: 1,
         link: 0,
@@ -102,7 +93,7 @@ fn native(part: Option<Part>) -> Vec<u8> {
         put(geometry.log_offset(seq), &unit);
     }
     let superblock = Superblock {
-        uuid,
+        uuid: UUID,
         generation: 2,
         block_size: geometry.block_size,
         slots: geometry.slots,
@@ -111,10 +102,8 @@ fn native(part: Option<Part>) -> Vec<u8> {
         origin_sectors: 1 << 12,
         origin_id: [1; 16],
         checkpoint: CheckpointRef { units: 1, id: 1, log_start_seq: 1, ..CheckpointRef::default() },
-        part,
         guards_origin: false,
         moved: None,
-        areas: PartAreas::default(),
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);
@@ -134,18 +123,12 @@ fn kernel() -> Vec<u8> {
 
 fuzz_target!(|data: &[u8]| {
     let Some((choice, changes)) = data.split_first() else { return };
-    let mut area = match choice & 5 {
-        0 => native(None),
-        4 => divided(),
-        _ => kernel(),
-    };
+    let mut area = if choice & 1 == 0 { native() } else { kernel() };
     // A unit, where in it, a byte; every other change gets a checksum that fits.
     for change in changes.chunks_exact(4) {
-        // One byte names half of a MiB; bit 5 says which half.
-        let half = usize::from(change[2] >> 5 & 1) << 19;
-        let unit = (half + usize::from(change[0]) * UNIT) % area.len();
+        let unit = usize::from(change[0]) * UNIT % area.len();
         // Bit 6: all copies of the superblock alike, of which two must agree.
-        let copies = (0..4).map(|copy| (half % area.len()) + SUPERBLOCK_STRIDE * copy);
+        let copies = (0..4).map(|copy| SUPERBLOCK_STRIDE * copy);
         let units: Vec<usize> = if change[2] & 64 == 0 { vec![unit] } else { copies.collect() };
         let from = usize::from(change[1]) | usize::from(change[2] & 15) << 8;
         // Bit 7: a whole number of that byte.

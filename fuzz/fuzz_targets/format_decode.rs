@@ -10,8 +10,8 @@
 #![no_main]
 
 use format::{
-    CheckpointRef, Entry, Kind, Op, Part, PartAreas, RecordHeader, SUPERBLOCK_COPIES, Superblock,
-    UNIT, decode_record, encode_record,
+    CheckpointRef, Entry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES, Superblock, UNIT,
+    decode_record, encode_record,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -84,9 +84,8 @@ fn repair(unit: &mut [u8; UNIT], head: &[u8]) {
     unit[CRC].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Of a cache in one part, or of a part of a divided one.
-fn superblock_head(divided: bool) -> [u8; 10] {
-    let part = Part { nth: 0, of: 2, chunk_sectors: 8, area_sectors: 1 << 20 };
+/// Of a cache that guards its origin, or does not.
+fn superblock_head(guards_origin: bool) -> [u8; 10] {
     let geometry = format::Geometry::compute(64 << 20, 4096).expect("64 MiB hold a cache");
     let superblock = Superblock {
         uuid: [1; 16],
@@ -98,10 +97,8 @@ fn superblock_head(divided: bool) -> [u8; 10] {
         origin_sectors: 1 << 20,
         origin_id: [0; 16],
         checkpoint: CheckpointRef::default(),
-        part: divided.then_some(part),
-        guards_origin: false,
+        guards_origin,
         moved: None,
-        areas: PartAreas::default(),
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

@@ -74,8 +74,8 @@ all_flush() {
     [ $cores = 2 ]
 }
 
-# Three devices in memory of the guest, and their configuration: each of the two cores has them
-# itself.
+# Three devices in memory of the guest, and their configuration: each of the two cores has the first
+# two itself.
 make_pond() {
     rm -f /tmp/*.img
     truncate -s 320M /tmp/origin.img
@@ -93,7 +93,7 @@ name = "ram"
 table = "0 65536 linear mem:32M 0"
 [[device]]
 name = "wc"
-table = "0 655360 writecache s ./origin.img ./cache.img 4096 2 parts 2"
+table = "0 655360 writecache s ./origin.img ./cache.img 4096 0"
 C
 }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use block::Sector;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
-use format::Part;
 use host::{Format, Listing, print};
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
@@ -92,12 +91,8 @@ pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Fail
 
 fn is_sound(report: &ProbeReport) -> bool {
     let known = match &report.contents {
-        Contents::Blank
-        | Contents::Native(_)
-        | Contents::Divided(_)
-        | Contents::Dm(_)
-        | Contents::Replaced(_) => true,
-        Contents::Unknown | Contents::Ruined => false,
+        Contents::Blank | Contents::Native(_) | Contents::Dm(_) | Contents::Replaced(_) => true,
+        Contents::Unknown | Contents::Ruined | Contents::Gone(_) => false,
     };
     known && report.damage.is_empty()
 }
@@ -130,25 +125,9 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
             );
             native(&mut line, cache);
         }
-        Contents::Divided(cache) => {
-            let Part { of, area_sectors, chunk_sectors, .. } = cache.first;
-            line(
-                "format",
-                format!(
-                    "native, in {of} parts of {area_sectors} sectors, chunks of {chunk_sectors}"
-                ),
-            );
-            if !cache.added_sectors.is_empty() {
-                let added = cache.added_sectors.iter().map(u64::to_string);
-                let added = added.collect::<Vec<_>>().join(", ");
-                line("grown", format!("each part by {added} sectors"));
-            }
-            for part in &cache.parts {
-                let Contents::Native(cache) = &part.contents else { continue };
-                let nth = cache.superblock.part.map_or(0, |part| part.nth);
-                line(&format!("part {nth}"), format!("uuid {}", hex(&cache.superblock.uuid)));
-                native(&mut line, cache);
-            }
+        Contents::Gone(gone) => {
+            line("format", format!("{gone}"));
+            line("way out", gone.way_out().into());
         }
         Contents::Dm(cache) => {
             line("format", "dm (the kernel's), version 1".into());
@@ -191,6 +170,7 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
         "damage",
         match found {
             0 if is_sound(report) => "none".into(),
+            0 if matches!(report.contents, Contents::Gone(_)) => "not judged".into(),
             0 => "not judged: it is no cache that we know".into(),
             found => format!("{found} found, by offset in the area"),
         },
@@ -253,26 +233,14 @@ fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
     });
     match &report.contents {
         Contents::Blank | Contents::Unknown | Contents::Ruined => {}
+        Contents::Gone(gone) => {
+            value["gone"] = json!({
+                "option": gone.option(), "what": gone.to_string(), "way_out": gone.way_out(),
+            });
+        }
         Contents::Replaced(mark) => value["replaced_by"] = mark.successor.as_str().into(),
         Contents::Native(cache) => {
             native_value(&mut value, cache);
-        }
-        Contents::Divided(cache) => {
-            let part = cache.first;
-            value["chunk_sectors"] = part.chunk_sectors.into();
-            value["part_area_sectors"] = part.area_sectors.into();
-            value["part_added_sectors"] = cache.added_sectors.clone().into();
-            value["part_count"] = part.of.into();
-            let parts = cache.parts.iter().filter_map(|part| {
-                let Contents::Native(cache) = &part.contents else { return None };
-                let mut of_part = json!({ "part": cache.superblock.part.map(|part| part.nth) });
-                native_value(&mut of_part, cache);
-                if let Some(o) = part.occupancy() {
-                    of_part["blocks"] = occupancy(o);
-                }
-                Some(of_part)
-            });
-            value["parts"] = parts.collect();
         }
         Contents::Dm(cache) => {
             value["superblock"] = json!({ "seq_count": cache.superblock.seq_count });

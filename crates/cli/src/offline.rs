@@ -171,7 +171,7 @@ pub(crate) fn kind(report: &ProbeReport) -> &'static str {
         Contents::Ruined => "ruined",
         Contents::Replaced(_) => "replaced",
         Contents::Native(_) => "native",
-        Contents::Divided(_) => "divided",
+        Contents::Gone(_) => "gone",
         Contents::Dm(_) => "dm",
     }
 }

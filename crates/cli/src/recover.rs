@@ -26,8 +26,7 @@ use host::{Format, Listing, print, print_error};
 use serde_json::json;
 use uring::Files;
 use writecache::{
-    Config, Contents, DamagedRanges, Depth, DividedCache, Mode, Occupancy, OriginGuard,
-    ProbeReport, WriteCache,
+    Config, Contents, DamagedRanges, Depth, Mode, Occupancy, OriginGuard, ProbeReport, WriteCache,
 };
 
 use crate::columns::utc;
@@ -370,8 +369,13 @@ pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a O
              origin does not have",
             mark.successor
         )),
+        Contents::Gone(gone) => Err(format!(
+            "{place}: holds {gone}: {}. `millpond wipe` gives up what it holds; nothing was \
+             changed",
+            gone.way_out()
+        )),
         Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
-        Contents::Ruined | Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
+        Contents::Ruined | Contents::Native(_) | Contents::Dm(_) => {
             report.occupancy().ok_or_else(|| {
                 let first = report.damage.first().map_or("", |finding| finding.what.as_str());
                 format!("{place}: is damaged: {first}; `millpond inspect` shows all damage")
@@ -432,12 +436,13 @@ fn check_origin(
         Contents::Native(cache) => {
             (Sector(cache.superblock.origin_sectors), cache.superblock.origin_id)
         }
-        Contents::Divided(cache) => of_parts(cache, identity.as_deref()),
         // The kernel's format does not identify its origin: all cached blocks must lie on it.
         Contents::Dm(_) => (has.max(end), [0; 16]),
-        Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
-            unreachable!("not a cache")
-        }
+        Contents::Blank
+        | Contents::Unknown
+        | Contents::Ruined
+        | Contents::Replaced(_)
+        | Contents::Gone(_) => unreachable!("not a cache"),
     };
     if has < needs {
         return Err(Failure::new(
@@ -480,26 +485,6 @@ fn check_origin(
             "{name}: {doubts}; nothing was changed. `--force {token}` takes it all the same"
         ))),
     }
-}
-
-/// The origin's length, and its identity: of the parts that know one other than this origin's the
-/// first, as a part without blocks may have been over another one since.
-fn of_parts(cache: &DividedCache, identity: Option<&str>) -> (Sector, [u8; 16]) {
-    let superblocks = cache.parts.iter().filter_map(|part| match &part.contents {
-        Contents::Native(cache) => Some(&cache.superblock),
-        Contents::Blank
-        | Contents::Unknown
-        | Contents::Ruined
-        | Contents::Replaced(_)
-        | Contents::Divided(_)
-        | Contents::Dm(_) => None,
-    });
-    let superblocks: Vec<_> = superblocks.collect();
-    let this = identity.map(format::origin_id);
-    let ids = || superblocks.iter().map(|s| s.origin_id);
-    let other = ids().find(|id| *id != [0; 16] && Some(*id) != this);
-    let sectors = superblocks.iter().map(|s| s.origin_sectors).max().unwrap_or(0);
-    (Sector(sectors), other.or_else(|| ids().next()).unwrap_or([0; 16]))
 }
 
 /// An identity as people read it: `inode 7 made 1795535237.123456789` is that of a file.

@@ -13,7 +13,6 @@ use std::rc::Rc;
 use block::{BlockDevice, Buf, Class, Flags, Sector, Status};
 use clap::Args;
 use control::Failure;
-use format::ReplacedMark;
 use host::print;
 use objstore::StoreUrl;
 use objvol::OpenOptions;
@@ -27,8 +26,9 @@ use crate::volume_origin::{Argument, StoredVolume};
 /// Make a write cache's device or image blank
 ///
 /// The next table that names it formats it anew. What would be lost is refused: dirty blocks, a
-/// cache that is damaged, and a device that is no cache. The refusal prints a token; with
-/// `--force TOKEN` it is wiped all the same, if nothing of it has changed since.
+/// cache that is damaged, what only an earlier version can open, and a device that is no cache. The
+/// refusal prints a token; with `--force TOKEN` it is wiped all the same, if nothing of it has
+/// changed since.
 ///
 /// A volume on an object store records the cache before it, and takes no writes without that.
 /// `--origin URL` ends the record first; without it, the option `without_cache` of the volume's
@@ -92,8 +92,7 @@ pub(crate) fn run(args: &WipeArgs, run_dir: Option<&Path>) -> Result<(), Failure
         let ended = reactor.block_on(end_record(files, url.to_string(), uuid, argument))?;
         print(&ended)?; // CL-W2
     }
-    let places = places(&report, start);
-    let wiped = reactor.block_on(async move { wipe(device, places).await });
+    let wiped = reactor.block_on(async move { wipe(device, start, report.area).await });
     wiped.map_err(|s| Failure::new(block::ErrorKind::Io, format!("{place}: wipe: {s}")))?;
     print(&format!("{place} is blank\n"))
 }
@@ -102,9 +101,9 @@ pub(crate) fn run(args: &WipeArgs, run_dir: Option<&Path>) -> Result<(), Failure
 fn uuid_of(report: &ProbeReport) -> Option<[u8; 16]> {
     match &report.contents {
         Contents::Native(cache) => Some(cache.superblock.uuid),
-        Contents::Divided(cache) => cache.parts.first().and_then(uuid_of),
         Contents::Blank
         | Contents::Replaced(_)
+        | Contents::Gone(_)
         | Contents::Unknown
         | Contents::Ruined
         | Contents::Dm(_) => None,
@@ -144,38 +143,12 @@ async fn end_record(
     Ok(format!("{said}\n"))
 }
 
-/// The places of the parts of a replaced cache. The mark is in the first, and comes last: until
-/// then it says where the others are.
-fn places_of_replaced(mark: &ReplacedMark, start: Sector, area: Sector) -> Vec<(Sector, Sector)> {
-    let each = mark.area_sectors;
-    let begin = (0..u64::from(mark.parts)).filter_map(|nth| nth.checked_mul(each)).map(Sector);
-    let within: Vec<Sector> = begin.filter(|at| *at < area).collect();
-    let place = |at: Sector| (start + at, area - at);
-    within.into_iter().rev().map(place).collect()
-}
-
-/// Where superblocks lie, and how much room there is for them. The first part of a divided cache
-/// comes first: without it there is no cache, even if the others are left.
-fn places(report: &ProbeReport, start: Sector) -> Vec<(Sector, Sector)> {
-    if let Contents::Replaced(mark) = &report.contents {
-        return places_of_replaced(mark, start, report.area);
-    }
-    let Contents::Divided(cache) = &report.contents else { return vec![(start, report.area)] };
-    let each = cache.first.area_sectors;
-    let begin = (0..u64::from(cache.first.of)).map(|nth| Sector(nth * each));
-    let within = begin.filter(|at| *at < report.area);
-    within.map(|at| (start + at, (report.area - at).min(Sector(each)))).collect()
-}
-
-/// Zeroes where superblocks of either format lie. What is behind them has another UUID than the
-/// next cache, or is overwritten by its format.
-async fn wipe(device: Rc<dyn BlockDevice>, places: Vec<(Sector, Sector)>) -> Result<(), Status> {
+/// Zeroes where superblocks of either format lie in an area. What is behind them has another UUID
+/// than the next cache, or is overwritten by its format.
+async fn wipe(device: Rc<dyn BlockDevice>, start: Sector, area: Sector) -> Result<(), Status> {
     let class = Class::Foreground;
-    for (start, area) in places {
-        let len = writecache::PROBE_HEAD_BYTES.min(area.bytes());
-        let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
-        reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
-        reactor::flush(&*device, class).await?;
-    }
-    Ok(())
+    let len = writecache::PROBE_HEAD_BYTES.min(area.bytes());
+    let zeroes = Buf::zeroed(usize::try_from(len).map_err(|_| Status::Invalid)?);
+    reactor::write(&*device, Flags::META, class, start, zeroes.into()).await?;
+    reactor::flush(&*device, class).await
 }

@@ -3,7 +3,11 @@
 
 use std::fmt;
 
+use crate::Gone;
+
 /// Why a unit was refused. The caller adds the offset and the device.
+///
+/// Not all of it is damage: the unit may be blank, of another kind, or of another time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// The buffer is not one unit long.
@@ -20,6 +24,8 @@ pub enum Damage {
         /// Version that this program reads.
         known: u16,
     },
+    /// The unit is intact, and of something that only earlier versions can open.
+    Gone(Gone),
     /// The CRC-32C does not match: torn or corrupted.
     Checksum,
     /// An intact unit with the UUID of another cache: left from an earlier use of the device.
@@ -57,6 +63,7 @@ impl fmt::Display for Damage {
             Damage::Version { found, known } => {
                 write!(f, "format version {found} is unknown, this program reads version {known}")
             }
+            Damage::Gone(gone) => write!(f, "it is of {gone}"),
             Damage::Checksum => write!(f, "checksum mismatch: the unit is torn or rotten"),
             Damage::WrongCache { found } => {
                 write!(f, "the unit belongs to another cache, UUID ")?;

@@ -22,8 +22,7 @@ impl Gone {
         if bytes.starts_with(b"MPZRSUPR") {
             return Some(Gone::PersistentZram);
         }
-        let is_divided =
-            bytes.starts_with(&crate::superblock::MAGIC) && matches!(version, 2 | 5 | 6);
+        let is_divided = bytes.starts_with(b"MPWCSUPR") && matches!(version, 2 | 5 | 6);
         is_divided.then_some(Gone::DividedCache)
     }
 

@@ -63,10 +63,7 @@ pub use record::{
 };
 pub use replaced::{REPLACED_BYTES, ReplacedMark};
 pub use signature::Signature;
-pub use superblock::{
-    ADDED_AREAS_MAX, CheckpointRef, PARTS_MAX, Part, PartAreas, Superblock, begin_superblock,
-    is_begun,
-};
+pub use superblock::{CheckpointRef, Superblock, begin_superblock, is_begun};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
 pub const UNIT: usize = 4096;

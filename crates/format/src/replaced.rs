@@ -7,7 +7,7 @@
 //!   that has it is no cache, also for programs that do not know the mark.
 use std::ops::Range;
 
-use crate::{Part, checksum_without};
+use crate::checksum_without;
 
 /// Bytes of a mark: what a device writes whole.
 pub const REPLACED_BYTES: usize = 512;
@@ -17,8 +17,8 @@ const VERSION: u16 = 1;
 const VERSION_AT: Range<usize> = 8..10;
 const CRC_AT: Range<usize> = 12..16;
 const LENGTH_AT: Range<usize> = 16..18;
+/// How many parts the cache had: version 0.2 looks at it, and in bytes 24 to 31 for their length.
 const PARTS_AT: usize = 18;
-const AREA_AT: Range<usize> = 24..32;
 const TEXT_AT: Range<usize> = 32..REPLACED_BYTES;
 
 /// The mark: which cache device has taken the place.
@@ -26,21 +26,9 @@ const TEXT_AT: Range<usize> = 32..REPLACED_BYTES;
 pub struct ReplacedMark {
     /// Its name, as a table has it; cut off where it is too long.
     pub successor: String,
-    /// Number of parts of the cache that was replaced, 1 if it was not divided: only the first has
-    /// a mark.
-    pub parts: u8,
-    /// 512-byte sectors from one part to the next; 0 if it was not divided.
-    pub area_sectors: u64,
 }
 
 impl ReplacedMark {
-    /// The mark of a cache that `successor` replaces; of a divided one `part` is its first.
-    #[must_use]
-    pub fn new(successor: String, part: Option<Part>) -> ReplacedMark {
-        let (parts, area_sectors) = part.map_or((1, 0), |part| (part.of, part.area_sectors));
-        ReplacedMark { successor, parts, area_sectors }
-    }
-
     /// Encodes the mark into the first [`REPLACED_BYTES`] of `out`.
     ///
     /// # Panics
@@ -56,8 +44,7 @@ impl ReplacedMark {
         out[VERSION_AT].copy_from_slice(&VERSION.to_le_bytes());
         let length = u16::try_from(len).expect("shorter than a sector");
         out[LENGTH_AT].copy_from_slice(&length.to_le_bytes());
-        out[PARTS_AT] = self.parts;
-        out[AREA_AT].copy_from_slice(&self.area_sectors.to_le_bytes());
+        out[PARTS_AT] = 1;
         out[TEXT_AT][..len].copy_from_slice(&self.successor.as_bytes()[..len]);
         let crc = checksum_without(out, CRC_AT);
         out[CRC_AT].copy_from_slice(&crc.to_le_bytes());
@@ -76,16 +63,15 @@ impl ReplacedMark {
         }
         let len = usize::from(u16::from_le_bytes([bytes[LENGTH_AT.start], bytes[17]]));
         let text = bytes[TEXT_AT].get(..len)?;
-        let area_sectors = u64::from_le_bytes(bytes[AREA_AT].try_into().ok()?);
         let successor = String::from_utf8(text.to_vec()).ok()?;
-        Some(ReplacedMark { successor, parts: bytes[PARTS_AT], area_sectors })
+        Some(ReplacedMark { successor })
     }
 
     /// The mark at the beginning of `bytes`, also one of which a power cut has left the first word
     /// alone: nobody has used the successor then, and its name is not known.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<ReplacedMark> {
-        let unnamed = || ReplacedMark::new("another cache device".to_owned(), None);
+        let unnamed = || ReplacedMark { successor: "another cache device".to_owned() };
         ReplacedMark::decode(bytes).or_else(|| bytes.starts_with(&MAGIC).then(unnamed))
     }
 
@@ -100,26 +86,34 @@ impl ReplacedMark {
 mod tests {
     use super::*;
 
+    fn mark(successor: &str) -> ReplacedMark {
+        ReplacedMark { successor: successor.to_owned() }
+    }
+
     fn encoded(successor: &str) -> [u8; REPLACED_BYTES] {
         let mut bytes = [0x5a; REPLACED_BYTES];
-        ReplacedMark::new(successor.to_owned(), None).encode(&mut bytes);
+        mark(successor).encode(&mut bytes);
         bytes
     }
 
     #[test]
     fn a_mark_names_its_successor() {
         for name in ["", "/srv/new.img", "pmem:/mnt/ä b"] {
-            let decoded = ReplacedMark::decode(&encoded(name));
-            assert_eq!(decoded, Some(ReplacedMark::new(name.to_owned(), None)));
+            assert_eq!(ReplacedMark::decode(&encoded(name)), Some(mark(name)));
         }
-        let part = Part { nth: 0, of: 3, chunk_sectors: 8, area_sectors: 0x0102 };
-        let mark = ReplacedMark::new("/srv/n".to_owned(), Some(part));
-        let mut golden = [0; REPLACED_BYTES];
-        mark.encode(&mut golden);
-        assert_eq!(ReplacedMark::decode(&golden), Some(mark));
+        let golden = encoded("/srv/n");
         assert_eq!(golden[..12], *b"MPWCGONE\x01\0\0\0");
-        let rest = *b"\x06\0\x03\0\0\0\0\0\x02\x01\0\0\0\0\0\0/srv/n\0";
-        assert_eq!(golden[16..39], rest);
+        assert_eq!(golden[16..39], *b"\x06\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0/srv/n\0");
+    }
+
+    /// Version 0.2 has marked divided caches, too.
+    #[test]
+    fn the_mark_of_a_divided_cache_is_one() {
+        let mut bytes = encoded("/srv/n");
+        bytes[16..32].copy_from_slice(b"\x06\0\x03\0\0\0\0\0\x02\x01\0\0\0\0\0\0");
+        let crc = checksum_without(&bytes, CRC_AT);
+        bytes[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(ReplacedMark::decode(&bytes), Some(mark("/srv/n")));
     }
 
     #[test]

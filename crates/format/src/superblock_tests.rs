@@ -24,17 +24,9 @@ fn example() -> Superblock {
             log_start_seq: 1234,
             log_start_link: 0xdead_beef,
         },
-        part: None,
         guards_origin: false,
         moved: None,
-        areas: PartAreas::default(),
     }
-}
-
-/// The same as a part of a divided cache.
-fn divided() -> Superblock {
-    let part = Part { nth: 2, of: 3, chunk_sectors: 65536, area_sectors: 1 << 21 };
-    Superblock { part: Some(part), ..example() }
 }
 
 fn encoded(superblock: &Superblock, copy: u8) -> Vec<u8> {
@@ -63,7 +55,6 @@ fn with_generation(generation: u64) -> Superblock {
 fn a_superblock_comes_back_from_every_copy() {
     for copy in 0..SUPERBLOCK_COPIES {
         assert_eq!(Superblock::decode(copy, &encoded(&example(), copy)), Ok(example()));
-        assert_eq!(Superblock::decode(copy, &encoded(&divided(), copy)), Ok(divided()));
     }
 }
 
@@ -118,39 +109,27 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
     assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 6 }));
-}
-
-#[test]
-fn parts_that_cannot_be_are_refused_by_name() {
-    let sectors = (divided().geometry().end_bytes() / 512).to_le_bytes();
-    let cases: [(usize, &[u8], &str); 10] = [
-        (105, &[3], "part"),
-        (106, &[0], "parts"),
-        (106, &[1], "parts"),
-        (106, &[2], "part"),
-        (106, &[17], "parts"),
-        (107, &[1], "reserved"),
-        (108, &[0; 4], "chunk_sectors"),
-        (108, &[7, 0, 0, 0], "chunk_sectors"),
-        (112, &[0, 0x10, 0, 0, 0, 0, 0, 0], "area_sectors"),
-        (112, &[0xff; 8], "area_sectors"),
-    ];
-    for (offset, bytes, field) in cases {
-        let found = forged_of(&divided(), offset, bytes);
-        assert_eq!(found, Err(Damage::Field(field)), "offset {offset}: {bytes:?}");
+    for offset in 105..120 {
+        assert_eq!(forged(offset, &[2]), Err(Damage::Field("reserved")), "offset {offset}");
     }
-    assert!(forged_of(&divided(), 112, &sectors).is_ok(), "just enough for its slots");
-    // The version shows whether there are parts; without parts it is unchanged.
-    assert_eq!(forged_of(&divided(), 8, &[1, 0]), Err(Damage::Field("parts")));
-    assert_eq!(forged(8, &[2, 0]), Err(Damage::Field("parts")));
-    assert_eq!(forged(106, &[2]), Err(Damage::Field("parts")));
 }
 
+/// What versions 2, 5 and 6 had in their own fields is not asked: they are never damage.
 #[test]
-#[should_panic(expected = "would be refused on read")]
-fn a_part_beyond_the_last_is_never_written() {
-    let part = divided().part.map(|part| Part { nth: part.of, ..part });
-    Superblock { part, ..divided() }.encode(0, &mut [0; UNIT]);
+fn the_superblock_of_a_divided_cache_is_known_by_name() {
+    for version in [2, 5, 6] {
+        for (offset, bytes) in [(105, vec![1, 2]), (107, vec![0xff]), (136, vec![1; 3960])] {
+            let mut unit = encoded(&example(), 3);
+            unit[8] = version;
+            unit[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            seal(unit.as_mut_slice().try_into().unwrap());
+            let gone = Err(Damage::Gone(Gone::DividedCache));
+            assert_eq!(Superblock::decode(3, &unit), gone);
+            assert_eq!(Superblock::decode(0, &unit), gone, "in whatever place");
+            unit[200] ^= 1;
+            assert_eq!(Superblock::decode(3, &unit), Err(Damage::Checksum));
+        }
+    }
 }
 
 #[test]
@@ -188,39 +167,19 @@ fn bytes_are_where_the_byte_map_says() {
             log_start_seq: 0x0a0b_0c0d,
             log_start_link: 0xcafe_f00d,
         },
-        part: None,
         guards_origin: false,
         moved: None,
-        areas: PartAreas::default(),
     };
-    let is_golden = |superblock: &Superblock, golden: &[u8]| {
-        let written = encoded(superblock, 2);
-        assert_eq!(written[..golden.len()], *golden);
-        assert!(is_blank(&written[golden.len()..]));
-    };
-    is_golden(&superblock, &GOLDEN.concat());
-    // The same, of part 2 of 3: another version and checksum, and what follows the last field.
-    let part = Part { nth: 2, of: 3, chunk_sectors: 0x1_0000, area_sectors: 0x1234_5678_0000 };
-    let mut golden = GOLDEN.concat();
-    golden[8] = 2;
-    golden[12..16].copy_from_slice(b"\xdf\x73\xfd\x00");
-    golden.extend_from_slice(b"\x02\x03\x00\x00\x00\x01\x00\x00\x00\x78\x56\x34\x12\x00\x00");
-    is_golden(&Superblock { part: Some(part), ..superblock.clone() }, &golden);
+    let (unit, mut golden) = (encoded(&superblock, 2), GOLDEN.concat());
+    assert_eq!(unit[..golden.len()], golden);
+    assert!(is_blank(&unit[golden.len()..]));
     // The same of a cache that guards its origin: another version and checksum.
     let guards = Superblock { guards_origin: true, ..superblock };
     let unit = encoded(&guards, 2);
-    let mut plain = GOLDEN.concat();
-    plain[8] = 3;
-    plain[12..16].copy_from_slice(&unit[12..16]);
-    assert_eq!(unit[..plain.len()], plain);
-    assert_eq!(Superblock::decode(2, &unit), Ok(guards.clone()));
-    // And in parts: part 0 alone says it.
-    let first = Part { nth: 0, ..part };
-    let unit = encoded(&Superblock { part: Some(first), ..guards.clone() }, 2);
-    let of_part = encoded(&Superblock { part: Some(first), guards_origin: false, ..guards }, 2);
-    assert_eq!((unit[8], of_part[8]), (5, 2));
-    assert!(unit[16..] == of_part[16..]);
-    assert!(Superblock::decode(2, &unit).unwrap().guards_origin);
+    golden[8] = 3;
+    golden[12..16].copy_from_slice(&unit[12..16]);
+    assert_eq!(unit[..golden.len()], golden);
+    assert_eq!(Superblock::decode(2, &unit), Ok(guards));
 }
 
 /// The same after it has grown.
@@ -252,10 +211,9 @@ fn a_cache_that_has_grown_has_a_version_of_its_own() {
         (128, 0u64.to_le_bytes().to_vec(), "slots_start"),
         (128, (moved.slots_start + 1).to_le_bytes().to_vec(), "slots_start"),
         (128, (u64::MAX << 12).to_le_bytes().to_vec(), "slots_start"),
-        (106, vec![3], "parts"),
+        (106, vec![3], "reserved"),
         (8, vec![1], "reserved"),
         (8, vec![3], "reserved"),
-        (8, vec![2], "reserved"),
     ];
     for (offset, bytes, name) in cases {
         let found = forged_of(&grown(), offset, &bytes);
@@ -264,84 +222,6 @@ fn a_cache_that_has_grown_has_a_version_of_its_own() {
     // And without it nothing is there.
     assert_eq!(forged(120, &[1]), Err(Damage::Field("reserved")));
     assert_eq!(forged(135, &[1]), Err(Damage::Field("reserved")));
-}
-
-/// Part 0 of a cache in three parts that has grown twice.
-fn grown_first() -> Superblock {
-    let part = divided().part.map(|part| Part { nth: 0, ..part });
-    let areas = PartAreas { added: vec![4096, 1 << 21], is_unmade: false };
-    Superblock { part, areas, ..divided() }
-}
-
-#[test]
-fn a_resized_cache_in_parts_has_a_version_of_its_own() {
-    let first = grown_first();
-    let area_bytes = (2 << 21) * 512;
-    let Geometry { slots, log_units, checkpoint_units, moved, .. } =
-        divided().geometry().grown(area_bytes).unwrap();
-    let moved = Superblock { slots, log_units, checkpoint_units, moved, ..first.clone() };
-    let areas = PartAreas { added: Vec::new(), is_unmade: true };
-    let unmade = Superblock { areas: areas.clone(), ..first.clone() };
-    for guards_origin in [false, true] {
-        for superblock in [&first, &moved, &unmade] {
-            let superblock = Superblock { guards_origin, ..superblock.clone() };
-            let unit = encoded(&superblock, 1);
-            assert_eq!((unit[8], superblock.version()), (6, 6));
-            let flags = u8::from(guards_origin) + 2 * u8::from(superblock.areas.is_unmade);
-            assert_eq!(unit[107], flags);
-            assert_eq!(Superblock::decode(1, &unit), Ok(superblock));
-        }
-    }
-    let unit = encoded(&first, 1);
-    assert_eq!(unit[136..144], 4096u64.to_le_bytes());
-    assert_eq!(unit[144..152], (1u64 << 21).to_le_bytes());
-    assert!(is_blank(&unit[152..]));
-    // Another part says where its metadata are, and no more.
-    let other = Superblock { part: divided().part, areas: PartAreas::default(), ..moved.clone() };
-    assert_eq!(Superblock::decode(1, &encoded(&other, 1)), Ok(other.clone()));
-    let added = [1u64 << 40; ADDED_AREAS_MAX].map(u64::to_le_bytes).concat();
-    assert!(forged_of(&first, 136, &added).is_ok(), "as often as it may grow");
-    let cases = [
-        (&first, 144, 7u64.to_le_bytes().to_vec(), "added_areas"),
-        (&first, 144, u64::MAX.to_le_bytes().to_vec(), "added_areas"),
-        (&first, 136, 0u64.to_le_bytes().to_vec(), "reserved"),
-        (&first, 160, 8u64.to_le_bytes().to_vec(), "reserved"),
-        (&first, 136, vec![0; 16], "version"),
-        (&first, 107, vec![4], "reserved"),
-        (&first, 8, vec![2], "reserved"),
-        (&first, 106, vec![0], "parts"),
-        (&moved, 136, vec![0; 16], "area_sectors"),
-        (&other, 136, 8u64.to_le_bytes().to_vec(), "added_areas"),
-        (&other, 107, vec![1], "guards_origin"),
-        (&other, 107, vec![2], "added_areas"),
-        (&divided(), 8, vec![6], "version"),
-    ];
-    for (superblock, offset, bytes, name) in cases {
-        let found = forged_of(superblock, offset, &bytes);
-        assert_eq!(found, Err(Damage::Field(name)), "{offset}: {bytes:?}");
-    }
-    assert_eq!(forged(8, &[6, 0]), Err(Damage::Field("parts")));
-}
-
-#[test]
-fn areas_of_parts_lie_behind_each_other() {
-    let areas = |nth| {
-        let part = Part { nth, of: 3, chunk_sectors: 8, area_sectors: 1000 };
-        part.areas(&[80, 16]).collect::<Vec<_>>()
-    };
-    assert_eq!(areas(0), [(0, 1000), (3000, 80), (3240, 16)]);
-    assert_eq!(areas(1), [(1000, 1000), (3080, 80), (3256, 16)]);
-    assert_eq!(areas(2), [(2000, 1000), (3160, 80), (3272, 16)]);
-}
-
-#[test]
-fn only_part_0_guards_an_origin() {
-    assert_eq!(forged_of(&divided(), 8, &[3, 0]), Err(Damage::Field("parts")));
-    assert_eq!(forged_of(&divided(), 8, &[5, 0]), Err(Damage::Field("guards_origin")));
-    let first = divided().part.map(|part| Part { nth: 0, ..part });
-    let found = forged_of(&Superblock { part: first, ..divided() }, 8, &[5, 0]);
-    assert!(found.unwrap().guards_origin);
-    assert_eq!(forged(8, &[5, 0]), Err(Damage::Field("parts")));
 }
 
 const GOLDEN: [&[u8]; 11] = [
@@ -415,7 +295,7 @@ proptest! {
         area_bytes in (1u64 << 20)..(1 << 44), shift in 9u32..=12,
         origin_sectors in 0u64..1 << 48, area in 0u8..2, fill in any::<u32>(),
         id in any::<u64>(), log_start_seq in any::<u64>(), log_start_link in any::<u32>(),
-        copy in 0u8..4, of in proptest::option::of(2u8..=PARTS_MAX), guards in any::<bool>(),
+        copy in 0u8..4, guards_origin in any::<bool>(),
     ) {
         let geometry = Geometry::compute(area_bytes, 1 << shift).unwrap();
         let units = fill % (geometry.checkpoint_units + 1);
@@ -426,15 +306,8 @@ proptest! {
             log_units: geometry.log_units,
             checkpoint_units: geometry.checkpoint_units,
             checkpoint: CheckpointRef { area, units, id, log_start_seq, log_start_link },
-            part: of.map(|of| Part {
-                nth: fill.to_le_bytes()[0] % of,
-                of,
-                chunk_sectors: (fill % 1000 + 1) * 8,
-                area_sectors: area_bytes.div_ceil(4096) * 8,
-            }),
-            guards_origin: guards && of.is_none_or(|of| fill.to_le_bytes()[0] % of == 0),
+            guards_origin,
             moved: None,
-            areas: PartAreas::default(),
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

@@ -51,9 +51,8 @@ pub struct ServeArgs {
     #[arg(long)]
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
-    /// all of them, write caches with `parts` their parts; all other devices are on the first. NBD
-    /// connections and queues of virtual machines to these, and to mappings of files and disks, are
-    /// spread over all. By default 1
+    /// all of them; all other devices are on the first. NBD connections and queues of virtual
+    /// machines to these, and to mappings of files and disks, are spread over all. By default 1
     #[arg(long, value_name = "N")]
     pub(crate) cores: Option<u32>,
     /// How long a core looks for requests before it sleeps, 0 to 1ms: a client that sends one

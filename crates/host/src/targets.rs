@@ -10,7 +10,7 @@ use block::value::digits;
 use block::{BlockDevice, CoreId, Error, ErrorKind, Sector, Target};
 use dm::{Constructing, Context, Dm, TargetType, Whole, WholeOf};
 use pagecache::PageCache;
-use writecache::{CacheEvent, Config, DeviceFactory, Mode, StaleOrigin, WriteCache};
+use writecache::{CacheEvent, Config, Mode, StaleOrigin, WriteCache};
 
 use crate::cache_warnings;
 use crate::claims::{Claims, engine};
@@ -25,8 +25,6 @@ use crate::zram_factory::{self, ZramFactory};
 struct Machine {
     claims: Rc<Claims>,
     leaves: Leaves,
-    /// The cores that parts of devices may run on, core 0 first.
-    cores: Rc<[CoreId]>,
     zram_factory: ZramFactory,
 }
 
@@ -83,8 +81,7 @@ pub(crate) fn register(
 ) -> (ZramFactory, Rc<Claims>) {
     let claims = Rc::new(Claims::new(dm));
     let zram_factory = ZramFactory::new(dm, leaves.clone(), claims.clone(), cores);
-    let (leaves, cores) = (leaves.clone(), cores.into());
-    let machine = Machine { claims, leaves, cores, zram_factory };
+    let machine = Machine { claims, leaves: leaves.clone(), zram_factory };
     for EngineType { manual, construct, whole, grows } in &ENGINES {
         let of = machine.clone();
         let constructor = move |ctx, args| construct(of.clone(), ctx, args);
@@ -128,7 +125,7 @@ async fn write_cache(
     ctx: Context,
     args: Vec<String>,
 ) -> Result<Rc<dyn Target>, Error> {
-    let Machine { claims, leaves, cores, .. } = machine;
+    let Machine { claims, leaves, .. } = machine;
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut config = Config::parse(&words)?;
     config.guard.is_default = claims.is_configured(ctx.device());
@@ -150,8 +147,6 @@ async fn write_cache(
     let (below, start) = ([origin.clone(), cache.clone()], config.start_sector);
     let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
     cache_warnings::warn((&claims, &leaves), &ctx, &below, start).await;
-    let lender = leaves.clone();
-    target.place_parts(cores.to_vec(), Rc::new(move |device| lend(&lender, device)));
     let events = ctx.events();
     target.on_event(move |event| {
         if event == CacheEvent::NoJournal {
@@ -205,14 +200,6 @@ fn without_cache(
     let target = StaleOrigin::new(ctx.device(), config, cache, origin, ctx.len())?;
     leaves.warn(format!("{}: {}", ctx.device(), target.problem()));
     Ok(target)
-}
-
-/// A leaf for a part on another core: the same file, the same memory. A device that is no leaf is
-/// reached by messages to this core. An engine writes whole blocks, and no other client writes
-/// there.
-fn lend(leaves: &Leaves, device: &Rc<dyn BlockDevice>) -> Option<DeviceFactory> {
-    let leaf = leaves.share_blocks(&device.clone().as_base()?)?;
-    Some(Box::new(move || crate::secondary::open_on_this_core(&leaf)))
 }
 
 /// The cache device of mode p: mapped, or refused as the kernel refuses it.

@@ -479,36 +479,6 @@ fn a_draining_removal_leaves_no_block_written_meanwhile() {
     });
 }
 
-/// The dirty blocks of a cache in parts are counted on the cores of its parts, each time.
-#[test]
-fn parts_count_their_blocks_before_a_table_hides_them() {
-    const PARTED: &str = "0 262144 writecache s o mem:64M,c 4096 2 parts 2";
-    with_dm(|dm| async move {
-        make(&dm, "o", "0 262144 linear mem:128M,o 0").await;
-        make(&dm, "w", PARTED).await;
-        make(&dm, "disk", "0 262144 linear w 0").await;
-        dirty(&dm, "disk").await;
-        let past = "0 262144 linear o 0";
-        let e = dm.load("disk", past).await.unwrap_err();
-        assert!(e.to_string().contains("origin of w") && e.token().is_some(), "{e}");
-        dm.remove("disk", Remove::IfUnused).await.unwrap();
-        dm.load("w", "0 262144 error").await.unwrap();
-        let e = dm.resume("w").await.unwrap_err();
-        assert!(e.to_string().contains("1 dirty block (4.0 KiB) on mem:64M,c"), "{e}");
-        dm.clear("w").await.unwrap();
-        dm.load("o", "0 262144 error").await.unwrap();
-        dm.resume("o").await.unwrap();
-        dm.message("w", Sector::ZERO, vec!["flush".into()]).await.unwrap_err();
-        for how in [Remove::Force, Remove::IfUnused] {
-            let e = dm.remove("w", how).await.unwrap_err();
-            assert!(e.to_string().contains("1 of which the origin refuses"), "{e}");
-        }
-        dm.load("o", "0 262144 linear mem:128M,o 0").await.unwrap();
-        dm.resume("o").await.unwrap();
-        assert_eq!(dm.remove("w", Remove::Drained).await.unwrap(), []);
-    });
-}
-
 /// A token is valid for one device, not for another with its number or its name.
 #[test]
 fn a_token_is_for_one_device() {

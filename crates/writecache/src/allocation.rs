@@ -16,8 +16,6 @@
 //! - WC-ZR2 And only where it holds none afterwards, and no filled write has failed meanwhile: an
 //!   origin write that fails leaves its range undefined, and the cache keeps what it should have
 //!   written (WC-R1, WC-SP2).
-use std::rc::Rc;
-
 use block::runs::{Runs, joined, without};
 use block::{LocalFuture, Sector, ZeroRuns};
 use reactor::yield_now;
@@ -25,14 +23,12 @@ use reactor::yield_now;
 use crate::cache::Cache;
 use crate::dm_target::WriteCache;
 use crate::map::State;
-use crate::parts::Parts;
 use crate::planted::Fault;
 
 /// Blocks that are looked up in a row, before others have their turn. Chosen: some 100 µs.
 const LOOKUPS: u64 = 4096;
 
-/// What a cache, or one part of it, has of a range.
-#[derive(Default)]
+/// What a cache has of a range.
 pub(crate) struct HeldBlocks {
     /// Runs of blocks that are in the cache.
     held: Runs,
@@ -76,31 +72,11 @@ impl Cache {
     }
 }
 
-impl Parts {
-    /// What the parts have of a range, together.
-    async fn held_blocks(&self, at: Sector, len: Sector) -> HeldBlocks {
-        let ask = move |part: Rc<WriteCache>| async move { part.held_blocks(at, len).await };
-        let mut all = HeldBlocks::default();
-        for part in self.ask(ask).await.into_iter().flatten() {
-            all.held.extend(part.held);
-            all.zeroes.extend(part.zeroes);
-            all.failed_fills += part.failed_fills;
-        }
-        HeldBlocks { held: joined(all.held), zeroes: joined(all.zeroes), ..all }
-    }
-}
-
 impl WriteCache {
     /// Nothing when the cache is not open.
     fn held_blocks(&self, at: Sector, len: Sector) -> LocalFuture<Option<HeldBlocks>> {
-        let (cache, parts) = (self.cache(), self.parts());
-        Box::pin(async move {
-            match (cache, parts) {
-                (Some(cache), _) => Some(cache.held_blocks(at, len).await),
-                (None, Some(parts)) => Some(parts.held_blocks(at, len).await),
-                (None, None) => None,
-            }
-        })
+        let cache = self.cache();
+        Box::pin(async move { Some(cache?.held_blocks(at, len).await) })
     }
 
     /// The two looks at the cache, and the question to the origin between them.
@@ -110,10 +86,9 @@ impl WriteCache {
         // What they look at is looked at when they are awaited.
         let (before, after) = (self.held_blocks(at, len), self.held_blocks(at, len));
         // As clients see it: behind a guard lie other bytes.
-        let origin = match (self.cache(), self.parts()) {
-            (Some(cache), _) => cache.writeback.origin.device.clone(),
-            (None, Some(parts)) => parts.origin_flushes.device().clone(),
-            (None, None) => self.origin().clone(),
+        let origin = match self.cache() {
+            Some(cache) => cache.writeback.origin.device.clone(),
+            None => self.origin().clone(),
         };
         Box::pin(async move {
             let Some(mut before) = before.await else { return Runs::new() };

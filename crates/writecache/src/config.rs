@@ -15,10 +15,6 @@ use crate::planted::Fault;
 /// Default limit of blocks under writeback, in bytes. Chosen: it fills the queue of any drive and
 /// takes little memory. The kernel's 65536 blocks would be 256 MiB.
 const WRITEBACK_BYTES_DEFAULT: u32 = 32 << 20;
-/// Length of a chunk of the origin, which belongs to one part of a divided cache. Chosen: much
-/// longer than the largest request, so that few are split, and than a run of writeback; and so
-/// short that clients with some locality use all parts. Stored on the media.
-const CHUNK: Sector = Sector::from_bytes(32 << 20);
 /// Zeroes up to this length are written to the cache; longer ranges would only displace data.
 pub(crate) const ZEROES_CACHED_BYTES_MAX: u64 = 64 << 10;
 /// With epochs zeroes up to this length are data: a longer range is an epoch of its own, which
@@ -197,8 +193,6 @@ pub struct Config {
     /// Writeback in the order of epochs: the origin alone is always in a state in which a disk may
     /// be after a power failure.
     pub ordered: bool,
-    /// Number of parts. Without it: as many as the existing cache has, or one for a new cache.
-    pub parts: Option<u8>,
     /// The cache adopts this origin, even if it had another one.
     pub adopt_origin: bool,
     /// The guard of the origin.
@@ -211,16 +205,12 @@ pub struct Config {
     pub(crate) assumed_costs: Option<policy::destage::Costs>,
     /// With `ordered`: WRITE_ZEROES of at most so many bytes is data.
     pub(crate) zeroes_as_data_max_bytes: u64,
-    /// Length of a chunk of the origin, which belongs to one part of a new divided cache.
-    pub(crate) chunk: Sector,
     /// Entries of the journal in memory.
     pub(crate) journal_capacity: u64,
     /// Bytes of the write buffer; 0: none.
     pub write_buffer: u32,
     /// Sizes that only tests set.
     pub(crate) test_sizes: TestSizes,
-    /// The part that this config is for; `None` for the whole cache.
-    pub(crate) part: Option<PartOf>,
     /// The options that the table line has, to show it again.
     pub(crate) given: Options,
 }
@@ -242,14 +232,6 @@ pub struct GuardPlan {
     pub(crate) is_origin_trusted: bool,
 }
 
-/// Which part of which divided cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PartOf {
-    pub(crate) part: format::Part,
-    /// The UUID that its superblock must have.
-    pub(crate) uuid: [u8; 16],
-}
-
 impl Config {
     /// A config with defaults, for an origin and a cache device.
     pub fn new(
@@ -266,7 +248,6 @@ impl Config {
             start_sector: Sector::ZERO,
             format: None,
             ordered: false,
-            parts: None,
             adopt_origin: false,
             guard: GuardPlan::default(),
             tuning: Tuning {
@@ -308,8 +289,6 @@ impl Config {
             test_sizes: TestSizes::default(),
             assumed_costs: None,
             zeroes_as_data_max_bytes: ZEROES_AS_DATA_MAX_BYTES,
-            chunk: CHUNK,
-            part: None,
             given: Options::default(),
         }
     }
@@ -461,9 +440,6 @@ impl Config {
                  the kernel would not know what is in memory",
             ));
         }
-        if self.parts.is_some_and(|parts| parts > 1) {
-            self.check_divisible()?;
-        }
         Ok(())
     }
 
@@ -472,35 +448,9 @@ impl Config {
         self.ordered || self.tuning.cache_mode == CacheMode::Writethrough
     }
 
-    /// Refuses options that a cache in several parts does not support.
-    pub(crate) fn check_divisible(&self) -> Result<(), Error> {
-        let why = if self.ordered {
-            "ordered: each part would keep an order of its own"
-        } else if self.mode == Mode::Pmem {
-            "mode `p`: use mode `s`"
-        } else if self.format == Some(MediaFormat::Dm) {
-            "format dm: the kernel knows no parts"
-        } else {
-            return Ok(());
-        };
-        Err(Error::invalid(format!(
-            "Invalid optional argument: a cache in several parts can't have {why}"
-        )))
-    }
-
-    /// Length in bytes of the area of the cache; for a part, whose `device` ends there, of its
-    /// areas.
+    /// Length in bytes of the area of the cache.
     pub(crate) fn area_bytes(&self, device: &dyn block::BlockDevice) -> u64 {
         device.limits().capacity.saturating_sub(self.start_sector).bytes()
-    }
-
-    /// Whether all of `blocks` belong to this cache. For a part: whether they are in one of its
-    /// chunks.
-    pub(crate) fn owns(&self, blocks: &std::ops::Range<u64>) -> bool {
-        let Some(PartOf { part, .. }) = self.part else { return true };
-        let chunk = |block| block * self.block_sectors() / u64::from(part.chunk_sectors);
-        let (first, last) = (chunk(blocks.start), chunk(blocks.end - 1));
-        first == last && first % u64::from(part.of) == u64::from(part.nth)
     }
 
     /// The arguments as a table line shows them: only the options that were given.

@@ -79,6 +79,8 @@ fn bad_lines_get_the_kernels_text_and_name_the_argument() {
         ("s o c 4096 2 high_watermark x", "high_watermark: `x`"),
         ("s o c 4096 1 bogus", "Invalid optional argument `bogus`"),
         ("s o c 4096 1 high_watermark", "high_watermark has no value"),
+        ("s o c 4096 2 PARTS 2", "parts: millpond 0.2 was the last version with this option"),
+        ("s o c 4096 2 parts 1", "open it with millpond 0.2, `millpond drain` it there"),
         ("s o c 4096 2 autocommit_time 3600001", "autocommit_time: `3600001`"),
         ("s o c 4096 0 extra", "`extra` follows"),
         ("s o c 4096 2 writeback_order random", "sorted or lru"),
@@ -138,7 +140,7 @@ fn values_are_taken_with_the_units_that_every_target_takes() {
         ("writeback_io_bytes 1MiB", "writeback_io_bytes 1048576"),
         ("writeback_rate_max 10M", "writeback_rate_max 10485760"),
         ("gap_fill No", "gap_fill 0"),
-        ("parts +2", "parts 2"),
+        ("writeback_jobs +2", "writeback_jobs 2"),
         ("writeback_order LRU", "writeback_order lru"),
     ] {
         let config = parse(&format!("s o c 4096 2 {given}")).unwrap();

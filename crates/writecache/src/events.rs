@@ -46,7 +46,7 @@ pub enum IgnoredJournal {
     OtherCache,
     /// Its header is damaged: what it had is not known.
     Damaged {
-        /// Of the cache, or of the part, as in the name of the file.
+        /// Of the cache, as in the name of the file.
         uuid: [u8; 16],
     },
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Figures: the read-only attributes, in the order in which they are listed, and how the values of
-//! parts are combined.
+//! Figures: the read-only attributes, in the order in which they are listed.
 use block::Access;
 use block::attr::{Attr, Kind, Metric, Spec};
 use block::value::{TimeUnit, Value};
@@ -8,39 +7,21 @@ use block::value::{TimeUnit, Value};
 use crate::cache::Cache;
 use crate::stats::Counter;
 
-/// How the values of all parts are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Combine {
-    /// The sum: numbers of blocks, requests and errors.
-    Sum,
-    /// The largest: requests that all parts get, and measured costs and rates.
-    Largest,
-    /// The first that is not zero.
-    FirstNotZero,
-    /// The sum of the first of these figures, as percent of the sum of the second.
-    Percent(&'static str, &'static str),
-    /// A rule of its own.
-    Own,
-}
-
 /// A read-only attribute.
-pub(crate) struct Figure {
-    pub(crate) attr: Attr<Cache>,
-    pub(crate) combine: Combine,
-}
+pub(crate) struct Figure(Attr<Cache>);
 
 impl Figure {
     pub(crate) fn get(&self, cache: &Cache) -> Value {
-        self.attr.get.expect("every figure can be read")(cache)
+        self.0.get.expect("every figure can be read")(cache)
     }
 
-    const fn combined(self, combine: Combine) -> Figure {
-        Figure { combine, ..self }
+    pub(crate) const fn spec(&self) -> &Spec {
+        &self.0.spec
     }
 
     const fn metric(self, metric: Metric) -> Figure {
-        let spec = self.attr.spec.metric(metric);
-        Figure { attr: Attr { spec, ..self.attr }, ..self }
+        let spec = self.0.spec.metric(metric);
+        Figure(Attr { spec, ..self.0 })
     }
 }
 
@@ -51,7 +32,7 @@ const fn number(
     get: fn(&Cache) -> Value,
 ) -> Figure {
     let spec = Spec::new(name, Kind::Number { min: 0, max: u64::MAX, unit }, help);
-    Figure { attr: Attr::read(spec, get), combine: Combine::Sum }
+    Figure(Attr::read(spec, get))
 }
 
 const fn blocks(name: &'static str, help: &'static str, get: fn(&Cache) -> Value) -> Figure {
@@ -65,16 +46,11 @@ const fn text(
     get: fn(&Cache) -> Value,
 ) -> Figure {
     let spec = Spec::new(name, Kind::Text(form), help);
-    Figure { attr: Attr::read(spec, get), combine: Combine::Own }
+    Figure(Attr::read(spec, get))
 }
 
-const fn percent(
-    name: &'static str,
-    help: &'static str,
-    combine: Combine,
-    get: fn(&Cache) -> Value,
-) -> Figure {
-    number(name, "percent", help, get).combined(combine)
+const fn percent(name: &'static str, help: &'static str, get: fn(&Cache) -> Value) -> Figure {
+    number(name, "percent", help, get)
 }
 
 /// A part of a whole, in percent.
@@ -92,7 +68,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
     })
-    .combined(Combine::FirstNotZero)
     .metric(Metric::GAUGE),
     blocks("total_blocks", "blocks of the cache device", |c| c.store.slot_count().into())
         .metric(Metric::GAUGE),
@@ -108,7 +83,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
     })
     .metric(Metric::GAUGE),
     number("block_size", "bytes", "bytes of a block", |c| c.store.config.block_size.into())
-        .combined(Combine::Largest)
         .metric(Metric::GAUGE.named("block_size_bytes")),
     blocks("dirty_blocks", "blocks that the origin does not hold yet", |c| {
         c.store.counts().dirty.into()
@@ -124,7 +98,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
             since.map_or(0, |since| now.0.saturating_sub(since.0) / 1_000_000_000).into()
         },
     )
-    .combined(Combine::Largest)
     .metric(Metric::GAUGE),
     blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into())
         .metric(Metric::GAUGE),
@@ -230,22 +203,14 @@ pub(crate) static FIGURES: [Figure; 80] = [
         count(&c.store.stats.writes_blocked)
     })
     .metric(Metric::COUNTER),
-    percent(
-        "read_hit_percent",
-        "read_hits of reads",
-        Combine::Percent("read_hits", "reads"),
-        |c| share(c.store.stats.read_hits.get(), c.store.stats.reads.get()).into(),
-    ),
-    percent(
-        "write_hit_percent",
-        "write_hits of writes",
-        Combine::Percent("write_hits", "writes"),
-        |c| {
-            let stats = &c.store.stats;
-            let hits = stats.write_hits_uncommitted.get() + stats.write_hits_committed.get();
-            share(hits, stats.writes.get()).into()
-        },
-    ),
+    percent("read_hit_percent", "read_hits of reads", |c| {
+        share(c.store.stats.read_hits.get(), c.store.stats.reads.get()).into()
+    }),
+    percent("write_hit_percent", "write_hits of writes", |c| {
+        let stats = &c.store.stats;
+        let hits = stats.write_hits_uncommitted.get() + stats.write_hits_committed.get();
+        share(hits, stats.writes.get()).into()
+    }),
     text("read_cache_state", "on, or off, and why", "whether blocks that are read enter", |c| {
         c.writeback.read_cache.state().into()
     }),
@@ -289,7 +254,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
     })
     .metric(Metric::COUNTER),
     number("flushes", "", "FLUSHes of clients", |c| count(&c.store.stats.flushes))
-        .combined(Combine::Largest)
         .metric(Metric::COUNTER),
     blocks("flush_done_blocks", "blocks that the running flush has written back", |c| {
         c.writeback.progress().unwrap_or((0, 0)).0.into()
@@ -310,7 +274,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("drain_active", "", "1: a drain is running", |c| {
         c.writeback.drain_progress().is_some().into()
     })
-    .combined(Combine::Largest)
     .metric(Metric::GAUGE),
     number("commits", "", "commits", |c| count(&c.store.stats.commits)).metric(Metric::COUNTER),
     number("checkpoints", "", "checkpoints", |c| count(&c.store.stats.checkpoints))
@@ -318,10 +281,8 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("cache_flushes", "", "flushes of the cache device", |c| {
         count(&c.store.stats.cache_flushes)
     })
-    .combined(Combine::Own)
     .metric(Metric::COUNTER),
     number("origin_flushes", "", "flushes of the origin", |c| count(&c.store.stats.origin_flushes))
-        .combined(Combine::Own)
         .metric(Metric::COUNTER),
     number("origin_writes", "", "writes of writeback", |c| count(&c.store.stats.origin_writes))
         .metric(Metric::COUNTER),
@@ -350,16 +311,13 @@ pub(crate) static FIGURES: [Figure; 80] = [
     }),
     number("origin_command_ns", "ns", "measured: what a command costs the origin", |c| {
         c.writeback.costs().map_or(0, |costs| costs.write.command_ns).into()
-    })
-    .combined(Combine::Largest),
+    }),
     number("origin_read_rate", "bytes a second", "measured: how fast the origin reads", |c| {
         c.writeback.costs().map_or(0, |costs| costs.read_bytes_per_s()).into()
-    })
-    .combined(Combine::Largest),
+    }),
     number("origin_write_rate", "bytes a second", "measured: how fast it writes", |c| {
         c.writeback.costs().map_or(0, |costs| costs.write_bytes_per_s()).into()
-    })
-    .combined(Combine::Largest),
+    }),
     blocks("checksum_errors", "blocks that did not match their checksum", |c| {
         count(&c.store.stats.checksum_errors)
     })
@@ -415,7 +373,6 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("drain_only", "", "1: the cache device fails, the cache takes nothing new", |c| {
         c.store.is_drain_only().into()
     })
-    .combined(Combine::Largest)
     .metric(Metric::GAUGE),
     text("drain_state", "idle, or running and how far it is", "the state of a drain", |c| {
         c.writeback.drain_progress().map_or("idle".into(), |drain| drain.to_string().into())
@@ -437,5 +394,5 @@ pub(crate) fn metric_specs() -> impl Iterator<Item = &'static Spec> {
 
 /// The figures' specifications, in the order in which they are listed.
 pub(crate) fn specs() -> impl Iterator<Item = &'static Spec> {
-    FIGURES.iter().map(|figure| &figure.attr.spec)
+    FIGURES.iter().map(Figure::spec)
 }

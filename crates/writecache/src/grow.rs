@@ -2,7 +2,7 @@
 //! Growth of a cache in use: the cache device has grown, and the cache takes the new space.
 //! `store::grow` has the order of what is written.
 use block::{Error, ErrorKind, Status, size_text};
-use format::{Geometry, GeometryError, PartAreas, UNIT};
+use format::{Geometry, GeometryError, UNIT};
 
 use crate::cache::Cache;
 use crate::config::Mode;
@@ -69,19 +69,6 @@ impl Cache {
             return Ok(None);
         }
         old.grown(area).map(Some).map_err(|e| too_little(&place, &old, &e))
-    }
-
-    /// For part 0: records what the parts have got, durably (WC-PA1).
-    ///
-    /// # Errors
-    /// `EBUSY` if the cache is suspended; errors of the cache device: the cache has failed.
-    pub(crate) async fn record_areas(&self, areas: PartAreas) -> Result<(), Error> {
-        let store = &self.store;
-        let native = store.native().expect("the kernel's format has no parts");
-        let guard = store.life.guard();
-        let recorded = store.record_areas(native, areas).await;
-        drop(guard);
-        recorded.map_err(|status| unfinished(status).within(self.place()))
     }
 
     async fn grow_to(&self, new: Geometry) -> Result<(), Error> {

@@ -17,7 +17,7 @@
 //! Inside, each layer sees only those below it:
 //!
 //! ```text
-//!   dm_target, parts     the device mapper's target, whole or divided among cores
+//!   dm_target            the device mapper's target
 //!   cache                serves bios; starts and ends the background tasks
 //!   writer, reader       clients' requests
 //!   admission            blocks that are read enter the cache
@@ -27,7 +27,7 @@
 //! ```
 //!
 //! A read or a write of one block that has to wait for nothing but one request below is served
-//! without a task: from `submit` to the end of that request (`dm_target::whole`).
+//! without a task: from `submit` to the end of that request (`dm_target::bios`).
 //!
 //! Invariants (design, section 5)
 //! - WC-I1 A flush covers only writes completed before it is submitted: `commit` logs the state of
@@ -81,7 +81,6 @@ mod options;
 mod ordered_queue;
 mod origin;
 mod pacing;
-mod parts;
 mod planted;
 mod probe;
 mod read_cache;
@@ -106,12 +105,11 @@ pub use events::{CacheEvent, IgnoredJournal, UnguardedReason};
 pub use guard::{DamagedRanges, OriginGuard, find_guard, restore_damaged_origin, restore_origin};
 pub use manual::MANUAL;
 pub use missing::StaleOrigin;
-pub use parts::{DeviceFactory, ShareDevice};
 #[cfg(feature = "planted")]
 pub use planted::Fault;
 pub use probe::{
-    Contents, Depth, DividedCache, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES,
-    NativeCache, Occupancy, ProbeReport, SignedArea, find_signed_areas, foreign_contents, probe,
+    Contents, Depth, DmCache, FINDINGS_MAX, Finding, HEAD_BYTES as PROBE_HEAD_BYTES, NativeCache,
+    Occupancy, ProbeReport, SignedArea, find_signed_areas, foreign_contents, probe,
 };
 
 /// Version of the target, as `dmsetup targets` shows it: the kernel's whose options it knows.

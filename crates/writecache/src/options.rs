@@ -7,9 +7,10 @@
 //!                ├─▶ find ─▶ give ─▶ Config, and `Options`: what the table line shows
 //!   `millpond set` ┘
 //! ```
-use block::attr::{self, Attr, Kind, Metric, OptionForm, Spec};
+use block::attr::{self, Attr, GoneOption, Kind, Metric, OptionForm, Spec};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error, Nanos, Sector};
+use format::Gone;
 
 use crate::config::{CacheMode, Config, FailMode, MediaFormat, Mode, Order};
 
@@ -67,7 +68,7 @@ fn time(value: &Value, unit: Nanos) -> Nanos {
 }
 
 /// All options: the kernel's in the kernel's order, then ours.
-pub(crate) static OPTIONS: [Opt; 33] = [
+pub(crate) static OPTIONS: [Opt; 32] = [
     Attr::new(
         fixed(value(
             "start_sector",
@@ -185,16 +186,6 @@ pub(crate) static OPTIONS: [Opt; 33] = [
         fixed(flag("ordered", "the origin alone is always what a disk may hold after a power cut")),
         |c| c.ordered.into(),
         |c, v| c.ordered = is_on(v),
-    ),
-    Attr::new(
-        fixed(value(
-            "parts",
-            Kind::Number { min: 1, max: format::PARTS_MAX as u64, unit: "parts" },
-            "those of the cache that is there; 1 for a new one",
-            "parts of the cache, each on a core of its own",
-        )),
-        |c| u64::from(c.parts.unwrap_or(1)).into(),
-        |c, v| c.parts = Some(given(v)),
     ),
     Attr::new(
         fixed(flag("adopt_origin", "takes the origin for the cache's own, whatever it was before")),
@@ -388,9 +379,16 @@ pub(crate) fn is_without_effect(word: &str) -> bool {
     WITHOUT_EFFECT.iter().any(|name| name.eq_ignore_ascii_case(word))
 }
 
+/// Options that earlier versions had.
+const GONE_OPTIONS: [GoneOption; 1] =
+    [GoneOption { name: Gone::DividedCache.option(), way_out: Gone::DividedCache.way_out() }];
+
 /// The option of this name, in any case.
 pub(crate) fn find(word: &str) -> Result<&'static Opt, Error> {
     OPTIONS.iter().find(|o| o.spec.name.eq_ignore_ascii_case(word)).ok_or_else(|| {
+        if let Some(refusal) = GoneOption::refusal(&GONE_OPTIONS, word) {
+            return refusal.within(INVALID);
+        }
         let names: Vec<&str> = OPTIONS.iter().map(|o| o.spec.name).collect();
         let hint = block::name_hint(word, &names);
         Error::invalid(format!("{INVALID} `{word}`: {hint}"))

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Planted faults, and what else tests set in a config, behind the feature `planted`.
 #[cfg(feature = "planted")]
-use block::Sector;
-
-#[cfg(feature = "planted")]
 use crate::config::Config;
 
 /// Faults planted on purpose, so that tests can prove that they would be seen. A table never sets
@@ -218,18 +215,8 @@ pub enum Fault {
     SizeNotAdopted,
     /// Without its cache device the origin takes writes.
     WriteWithoutCache,
-    /// Parts: a FLUSH ends when the first part has ended it.
-    FlushOfFirstPart,
-    /// Parts: the superblock of a part is not asked which part it is, and of which cache.
-    PartsUnchecked,
-    /// Parts: a gap is filled although it lies in a chunk of another part.
-    GapOfOtherPart,
     /// A new table does not take over what the failed cache before it has lost.
     LostWritesForgotten,
-    /// Parts: the others are not notified of a failed flush of a shared device.
-    PartsNotNotified,
-    /// Parts: a new cache begins with part 0, and is taken for complete before it is.
-    FirstPartFirst,
     /// The zero runs of the origin count whatever the cache held when it was asked.
     ZeroRunsLookLate,
     /// The zero runs of the origin count whatever the cache holds when it has answered.
@@ -282,8 +269,6 @@ pub enum Fault {
     LostSlotTrusted,
     /// Guard: a write ends before a slot has it.
     ImageNotWritten,
-    /// Guard, parts: a part on another core uses the ranges of the origin as if they had no guard.
-    PartPastGuard,
     /// Journal: one with a damaged header is overwritten without a word.
     DamagedJournalLost,
     /// Growth: the new place of the log keeps what it had.
@@ -300,18 +285,6 @@ pub enum Fault {
     GrownSlotsEarly,
     /// Growth: it begins once more when the cache has failed.
     GrownAfterFailure,
-    /// Growth, parts: all of them have the area that the first one got.
-    AddedAreaOfFirst,
-    /// Growth, parts: the parts grow before the superblock of part 0 says what they got.
-    PartsGrownEarly,
-    /// Shrink, parts: the cache is laid out anew, and what was dirty is lost.
-    LaidOutDirty,
-    /// Shrink, parts: the other parts are written before the superblock of part 0 says so.
-    LaidOutEarly,
-    /// Shrink, parts: the superblock of part 0 counts before the other parts are written.
-    MadeEarly,
-    /// Shrink, parts: the new logs begin with the incarnation of a new cache.
-    IncarnationForgotten,
     /// Shrink: dirty blocks in the part that goes are dropped, not written back.
     CutDirtyDropped,
     /// Shrink: blocks in the part that goes stay in the map.
@@ -366,15 +339,5 @@ impl Config {
     /// With `ordered`: WRITE_ZEROES of at most so many bytes is data.
     pub fn set_zeroes_as_data_max(&mut self, bytes: u64) {
         self.zeroes_as_data_max_bytes = bytes;
-    }
-
-    /// Sets how much of the origin in a row belongs to one part of a new divided cache.
-    pub fn set_chunk(&mut self, sectors: Sector) {
-        self.chunk = sectors;
-    }
-
-    /// How much of the origin in a row belongs to one part of a new divided cache.
-    pub fn chunk(&self) -> Sector {
-        self.chunk
     }
 }

@@ -7,45 +7,31 @@ use block::{Error, Status};
 use crate::cache::Cache;
 use crate::events::{BAD_LIST_MAX, BadBlocks};
 use crate::figures::{self, FIGURES};
+use crate::stats::Counter;
 
-/// The fields of a status line: the errno, three counts of blocks, ten counters.
-pub(crate) type StatusFields = [i64; 14];
-
-/// The status fields as text.
-pub(crate) fn status_text(fields: &StatusFields) -> String {
-    fields.map(|field| field.to_string()).join(" ")
-}
-
-pub(crate) fn no_attribute(name: &str) -> Error {
+fn no_attribute(name: &str) -> Error {
     let known: Vec<&str> = figures::specs().map(|spec| spec.name).collect();
     attr::unknown("writecache", name, &known)
 }
 
 impl Cache {
-    /// `error total free writeback` and the ten counters. Field 1 is the errno.
-    pub(crate) fn status_fields(&self) -> StatusFields {
-        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        let mut fields = [0; 14];
-        fields[0] = self.errno().into();
-        fields[1] = self.store.slot_count().into();
-        fields[2] = self.store.free_blocks().into();
-        fields[3] = signed(self.writeback.blocks());
-        for (field, counter) in fields[4..].iter_mut().zip(self.store.stats.kernel_fields()) {
-            *field = signed(counter.get());
-        }
-        fields
-    }
-
-    /// The status line.
+    /// The status line: the errno, three counts of blocks, ten counters.
     pub(crate) fn status_line(&self) -> String {
-        status_text(&self.status_fields())
+        let counts = [
+            u64::from(self.store.slot_count()),
+            u64::from(self.store.free_blocks()),
+            self.writeback.blocks(),
+        ];
+        let counters = self.store.stats.kernel_fields().into_iter().map(Counter::get);
+        let numbers = counts.into_iter().chain(counters).map(|number| number.to_string());
+        [self.errno().to_string()].into_iter().chain(numbers).collect::<Vec<_>>().join(" ")
     }
 
     pub(crate) fn attribute(&self, name: &str) -> Result<Value, Error> {
         if name == "format" {
             return Ok(self.store.media.format().into());
         }
-        let figure = FIGURES.iter().find(|figure| figure.attr.spec.name == name);
+        let figure = FIGURES.iter().find(|figure| figure.spec().name == name);
         Ok(figure.ok_or_else(|| no_attribute(name))?.get(self))
     }
 

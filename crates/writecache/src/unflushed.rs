@@ -22,7 +22,7 @@ use std::cell::{Cell, RefCell};
 use block::{Opener, Status};
 use policy::{ErrSeq, ErrSeqSample};
 
-/// See the module. Each part of a divided cache has its own.
+/// See the module.
 #[derive(Default)]
 pub(crate) struct UnflushedWrites {
     openers: RefCell<ErrSeq<Opener>>,

@@ -136,8 +136,6 @@ const SECTORS: Load =
     Load { first: 0, count: 16384, grain: 1, zeroes: Zeroes::Fua, long_zeroes: false, flushes: 8 };
 /// Whole blocks of caches and pages only.
 const BLOCKS: Load = Load { grain: 8, ..SECTORS };
-/// Around the border between two chunks.
-const BORDER: Load = Load { first: 57344, ..SECTORS };
 
 const SUSPEND: &[&str] = &["suspend dev", "-", "resume dev"];
 const RELOAD: &[&str] = &["load dev --table TABLE", "resume dev"];
@@ -243,14 +241,6 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "block512", table: "0 16384 writecache s DISK0 DISK1 512 0", ..PLAIN },
     ORDERED,
     Scenario { name: "ordered-errors", faults: [ALL_ERRORS, NO], ..ORDERED },
-    Scenario {
-        name: "parts",
-        table: "0 131072 writecache s DISK0 DISK1 4096 2 parts 2",
-        disks: &[64 * MIB, 8 * MIB],
-        cores: 2,
-        load: BORDER,
-        ..PLAIN
-    },
     Scenario { name: "dm", table: "0 16384 writecache s DISK0 DISK1 4096 2 format dm", ..PLAIN },
     Scenario {
         name: "metadata_only",

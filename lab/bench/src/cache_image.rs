@@ -9,8 +9,8 @@ use std::path::Path;
 
 use block::SECTOR_SIZE;
 use format::{
-    CheckpointRef, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, PartAreas, RecordHeader,
-    SUPERBLOCK_COPIES, Superblock, UNIT,
+    CheckpointRef, ENTRIES_PER_UNIT, Entry, Geometry, Kind, Op, RecordHeader, SUPERBLOCK_COPIES,
+    Superblock, UNIT,
 };
 
 /// Bytes in a block of the cache.
@@ -155,10 +155,8 @@ impl Contents {
                 log_start_seq: 1,
                 log_start_link: 0,
             },
-            part: None,
             guards_origin: false,
             moved: None,
-            areas: PartAreas::default(),
         };
         let mut unit = [0; UNIT];
         for copy in 0..SUPERBLOCK_COPIES {

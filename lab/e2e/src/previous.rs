@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use format::Gone;
+
 use crate::daemon::Daemon;
 use crate::process::run;
 use crate::stamp::{Stamps, Written};
@@ -22,7 +24,7 @@ use crate::{Result, clock};
 const MIB: u64 = 1 << 20;
 /// The device that clients use.
 pub const DEVICE: &str = "d";
-/// Its size, and the blocks that clients write: in two chunks, which parts of a cache share.
+/// Its size, and the blocks that clients write: in two chunks of a divided cache.
 const BYTES: u64 = 40 * MIB;
 const BLOCKS: Range<u64> = 8160..8224;
 /// How often they flush: one request in so many.
@@ -43,6 +45,8 @@ fn text(e: impl std::fmt::Display) -> String {
 pub struct Feature {
     /// Its name, and that of its archives.
     pub name: &'static str,
+    /// Only that release has it: this tree's program knows what it left, and refuses it by name.
+    pub gone: Option<Gone>,
     /// Whether a write that was answered survives the death of the process.
     pub keeps_all: bool,
     kind: Kind,
@@ -82,7 +86,7 @@ fn grow(daemon: &Daemon, dir: &Path) -> Result<()> {
     daemon.verb(&["resize", DEVICE, "--cache"]).map(|_| ())
 }
 
-/// Each feature alone, and as the last one all that go together; `parts` does not.
+/// Each feature alone, and as the last one all that go together.
 pub const FEATURES: [Feature; 12] = [
     cache("plain", "s", 4096, ""),
     Feature { tears: true, ..cache("sectors", "s", 512, "") },
@@ -90,29 +94,30 @@ pub const FEATURES: [Feature; 12] = [
     cache("ordered", "s", 4096, "ordered"),
     cache("guarded", "s", 4096, "guard_origin"),
     cache("reads", "s", 4096, "read_cache 1"),
-    // All that goes with it.
-    cache("parts", "s", 4096, "parts 2 guard_origin read_cache 1"),
+    Feature {
+        gone: Some(Gone::DividedCache),
+        ..cache("parts", "s", 4096, "parts 2 guard_origin read_cache 1")
+    },
     Feature { keeps_all: false, ..cache("kernel", "s", 4096, "format dm") },
     Feature { during: grow, ..cache("grown", "s", 4096, "") },
-    Feature { name: "zram", keeps_all: false, kind: Kind::Zram, tears: false, during: nothing },
+    Feature { gone: Some(Gone::PersistentZram), keeps_all: false, ..of_kind("zram", Kind::Zram) },
     Feature {
-        name: "volume",
         keeps_all: false,
-        kind: Kind::Volume,
-        tears: false,
         during: |daemon, _| snapshot(daemon, DEVICE),
+        ..of_kind("volume", Kind::Volume)
     },
     Feature {
-        name: "together",
-        keeps_all: true,
-        kind: Kind::CacheOverVolume("ordered guard_origin read_cache 1"),
-        tears: false,
         during: |daemon, dir| {
             grow(daemon, dir)?;
             snapshot(daemon, "vol")
         },
+        ..of_kind("together", Kind::CacheOverVolume("ordered guard_origin read_cache 1"))
     },
 ];
+
+const fn of_kind(name: &'static str, kind: Kind) -> Feature {
+    Feature { name, gone: None, keeps_all: true, kind, tears: false, during: nothing }
+}
 
 const fn cache(
     name: &'static str,
@@ -120,8 +125,7 @@ const fn cache(
     block: u32,
     options: &'static str,
 ) -> Feature {
-    let kind = Kind::Cache(mode, block, options);
-    Feature { name, keeps_all: true, kind, tears: false, during: nothing }
+    of_kind(name, Kind::Cache(mode, block, options))
 }
 
 impl Feature {

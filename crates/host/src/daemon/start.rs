@@ -35,7 +35,7 @@ use crate::rundir::{Lock, RunDir};
 use crate::socket_access::socket_access;
 use crate::tls;
 use crate::ublk_door::memory_pressure;
-use crate::upgrade::{HandoverSource, Predecessor, PredecessorState};
+use crate::upgrade::{HandoverSource, Predecessor, PredecessorState, refuse_unknown};
 use crate::vhost_user::{self, VhostUser};
 
 /// How long a start waits for the lock of a process that was killed: as long as for its files.
@@ -81,7 +81,7 @@ impl Begun {
             Beginning::ForCommand => {
                 Begun::start(run_dir, ServiceManager::default(), start_cores).await
             }
-            Beginning::TakeOver(from) => Begun::take_over(from, start_cores).await,
+            Beginning::TakeOver(from) => Begun::take_over(run_dir, from, start_cores).await,
         }
     }
 
@@ -101,9 +101,11 @@ impl Begun {
     /// Starts the cores, and then takes what the daemon before leaves: that one stops before it
     /// sends it.
     async fn take_over(
+        run_dir: &RunDir,
         from: Predecessor,
         start_cores: impl FnOnce() -> Result<(CoreHandle, CoreThreads), Failure>,
     ) -> Result<Begun, Failure> {
+        refuse_unknown(run_dir).await?;
         let (core, threads) = start_cores()?;
         let PredecessorState { lock, listeners, leaves, devices, clients } = from.state().await?;
         let hold =

@@ -386,40 +386,6 @@ impl CoreState {
     }
 }
 
-/// A leaf that an engine has on a core of its own. Failures are reported to core 0.
-struct EngineLeaf {
-    leaf: Rc<dyn Leaf>,
-    _reporter: Rc<FaultReporter>,
-}
-
-impl BlockDevice for EngineLeaf {
-    fn name(&self) -> &str {
-        self.leaf.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.leaf.limits()
-    }
-
-    fn submit(&self, bio: Bio) {
-        self.leaf.submit(bio);
-    }
-
-    fn writer_throttled(&self) {
-        self.leaf.writer_throttled();
-    }
-}
-
-/// The leaf on the core of this thread, for an engine that keeps it as long as it likes: it belongs
-/// to no replica, and is never withdrawn. Its user on core 0 closes it there last.
-pub(crate) fn open_on_this_core(leaf: &SharedLeaf) -> Rc<dyn BlockDevice> {
-    let inner = this_core();
-    let (reporter, leaf) = (Rc::new(FaultReporter(leaf.id)), leaf.open(&inner.files));
-    let as_fault: Rc<dyn OnIoError> = reporter.clone();
-    leaf.watch(Rc::downgrade(&as_fault));
-    Rc::new(EngineLeaf { leaf, _reporter: reporter })
-}
-
 fn this_core() -> Rc<CoreState> {
     THIS_CORE.with_borrow(Weak::upgrade).expect("a secondary core runs on this thread")
 }

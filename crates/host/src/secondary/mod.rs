@@ -86,7 +86,7 @@ use reactor::Export;
 use uring::{Files, Mailbox, Sender};
 
 pub use self::core::{Replica, SecondaryCore};
-pub(crate) use self::core::{device_on_this_core, files_of_this_core, open_on_this_core};
+pub(crate) use self::core::{device_on_this_core, files_of_this_core};
 pub use owner::{Lease, Owner};
 
 use crate::leaves::SharedLeaf;

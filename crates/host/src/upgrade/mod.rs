@@ -25,6 +25,7 @@ mod sender;
 #[cfg(test)]
 mod simulation;
 mod socket;
+mod tables;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -39,6 +40,7 @@ use control::{Failure, api};
 use handover::{Channel, Greeting, PlantedFault};
 
 pub(crate) use predecessor::{Predecessor, PredecessorState};
+pub(crate) use tables::refuse_unknown;
 
 use self::sender::Sender;
 use crate::engine::{CrossingDevice, Engine};

@@ -23,7 +23,6 @@ mod messages;
 mod missing;
 mod observe;
 mod offline;
-mod parts;
 mod recache;
 mod resize;
 mod save;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use crate::common::{self, Daemon, MILLPOND, folder, sh};
-use format::{CheckpointRef, Geometry, PartAreas, SUPERBLOCK_COPIES, Superblock, UNIT};
+use format::{CheckpointRef, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
 const BIG: u64 = 15 << 40;
 
@@ -76,10 +76,8 @@ fn tools_refuse_an_image_that_needs_too_much_memory() {
         origin_sectors: 131_072,
         origin_id: [0; 16],
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
-        part: None,
         guards_origin: false,
         moved: None,
-        areas: PartAreas::default(),
     };
     let file = File::options().write(true).open(&path).unwrap();
     for copy in 0..SUPERBLOCK_COPIES {

@@ -109,9 +109,9 @@ const TABLES: &[Row] = &[
         "export `nope`: no such export|nope: no such device",
     ),
     (
-        "create p --table '0 131072 writecache s ./p.img ./c.img 4096 2 parts 99'",
+        "create p --table '0 131072 writecache s ./p.img ./c.img 4096 2 parts 2'",
         1,
-        "parts: `99`|is allowed",
+        "parts: millpond 0.2 was the last version with this option|`millpond drain` it there",
     ),
 ];
 
@@ -132,7 +132,7 @@ const VERBS: &[Row] = &[
     ("set wc nosuch 1", 3, "no attribute `nosuch`|and |more"),
     ("set wc dirty_block 1", 3, "did you mean `dirty_blocks`?"),
     ("set wc dirty_blocks 1", 1, "`dirty_blocks` is read-only|EACCES"),
-    ("set wc parts 2", 1, "parts|load a new table|EACCES"),
+    ("set wc ordered 1", 1, "ordered|load a new table|EACCES"),
     ("get wc nosuch", 3, "no attribute `nosuch`|and |more"),
     ("get nope", 3, "get nope: no such device: `millpond ls` lists"),
     ("drain nope", 3, "drain nope: no such device: `millpond ls` lists"),

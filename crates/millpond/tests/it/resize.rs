@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::common::{Daemon, MILLPOND, file_in, folder, sh, start_fails};
+use crate::common::{Daemon, MILLPOND, file_in, folder, start_fails};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -176,52 +176,6 @@ fn a_cache_follows_its_device_under_a_client() {
     }
     let shown = daemon.cli(&["inspect", "./cache.img"]);
     eprintln!("{shown:?}");
-    daemon.signal("-TERM");
-    assert!(daemon.wait().0.success());
-}
-
-/// On two cores: grown under a client, killed, made smaller without a daemon, and used again.
-#[test]
-fn a_cache_in_parts_follows_its_device_and_shrinks() {
-    let dir = setup();
-    let table = "0 32768 writecache s ./origin.img ./cache.img 4096 2 parts 2";
-    let config = format!("cores = 2\n[[device]]\nname = 'wc'\ntable = '{table}'\n");
-    std::fs::write(dir.path().join("pond.toml"), config).unwrap();
-    let daemon = start(dir);
-    write(&daemon, "wc", 0x5a, "0 1M");
-    let before = client(&daemon, 7);
-    let blocks = || daemon.cli(&["get", "wc", "total_blocks"]).ok().trim().parse::<u64>().unwrap();
-    let had = blocks();
-    set_size(daemon.dir.path(), "cache.img", 48);
-    let output = daemon.cli(&["resize", "wc", "--cache"]);
-    assert!(output.code == Some(0) && output.out.contains("blocks), was 14."), "{output:?}");
-    let has = blocks();
-    assert!(has > had + (30 << 20) / 4096, "{had} blocks, now {has}");
-    let text = rest(before, &["read -P 7 2M 4k", "write -P 8 3M 4k", "flush", "length"]);
-    assert!(!text.contains("failed") && text.contains("16 MiB"), "{text}");
-    write(&daemon, "wc", 0x33, "4M 12M");
-    let written = [(0x5a, "0 1M"), (7, "2M 4k"), (8, "3M 4k"), (0x33, "4M 12M")];
-    daemon.signal("-KILL");
-    let (_, _, dir) = daemon.wait();
-    let daemon = start(dir);
-    assert_eq!(daemon.cli(&["get", "wc", "total_blocks"]).ok().trim(), has.to_string());
-    written.iter().for_each(|(pattern, place)| expect(&daemon, "wc", *pattern, place));
-    daemon.signal("-KILL");
-    let (_, _, dir) = daemon.wait();
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (cache, origin) = (path("cache.img"), path("origin.img"));
-    let shown = sh(MILLPOND, &["inspect", &cache]).ok();
-    assert!(shown.contains("each part by 32768 sectors"), "{shown}");
-    let shrink = ["shrink-cache", "--cache", &cache, "--origin", &origin, "--size", "12M"];
-    let told = sh(MILLPOND, &shrink).ok();
-    assert!(told.contains("its device may be cut to 12.0 MiB now"), "{told}");
-    set_size(dir.path(), "cache.img", 12);
-    let shown = sh(MILLPOND, &["inspect", &cache]).ok();
-    assert!(shown.contains("in 2 parts of 12288 sectors") && shown.contains("none"), "{shown}");
-    let daemon = start(dir);
-    written.iter().for_each(|(pattern, place)| expect(&daemon, "wc", *pattern, place));
-    write(&daemon, "wc", 0x44, "0 8M");
-    expect(&daemon, "wc", 0x44, "0 8M");
     daemon.signal("-TERM");
     assert!(daemon.wait().0.success());
 }

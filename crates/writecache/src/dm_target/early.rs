@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::WriteCache;
 use crate::cache::Cache;
 use crate::planted::Fault;
-use crate::recovery::{self, AreaContents};
+use crate::recovery;
 
 impl WriteCache {
     /// Opens the cache too early, if the fault is planted.
@@ -17,10 +17,7 @@ impl WriteCache {
         let (origin, device) = (self.origin.clone(), self.device.clone());
         reactor::spawn(async move {
             let opened = recovery::open(config, &origin, device, self.sectors).await;
-            *self.early.borrow_mut() = match opened {
-                Ok(AreaContents::Whole(found)) => Some(Rc::new(Cache::new(*found, origin))),
-                Ok(AreaContents::Divided(_)) | Err(_) => None,
-            };
+            *self.early.borrow_mut() = opened.ok().map(|found| Rc::new(Cache::new(found, origin)));
         });
     }
 

@@ -2,7 +2,7 @@
 //! Messages: the kernel's four, and `grow`.
 use std::rc::Rc;
 
-use block::{Error, Target};
+use block::Error;
 
 use super::WriteCache;
 
@@ -50,17 +50,18 @@ impl WriteCache {
 
     pub(super) async fn take_message(self: Rc<Self>, words: Vec<String>) -> Result<String, Error> {
         match Message::parse(&words)? {
-            Message::Flush => self.write_back().await?,
+            Message::Flush => self.running()?.writeback.write_back_all().await?,
             Message::FlushOnSuspend => self.flush_on_suspend.set(true),
             Message::Cleaner => {
                 self.flush_on_suspend.set(true);
                 self.cleaner_by_message.set(true);
-                self.retune().await;
+                self.retune();
             }
-            Message::ClearStats => match self.parts() {
-                Some(parts) => parts.clear_stats().await,
-                None => self.clear_stats_local(),
-            },
+            Message::ClearStats => {
+                if let Some(cache) = self.cache() {
+                    cache.store.stats.clear();
+                }
+            }
             Message::Grow => return self.grow().await,
         }
         Ok(String::new())

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device mapper's target: messages and attributes; it passes bios to the cache or to its
-//! parts.
-//!
-//! ```text
-//!   WriteCache ── Whole ───▶ a Cache on this core, and the tasks that serve bios
-//!              └─ Divided ─▶ Parts ─▶ a WriteCache for each, on a core of its own
-//! ```
+//! The device mapper's target: messages and attributes; it passes bios to the open cache.
+mod bios;
 mod drain;
 #[cfg(feature = "planted")]
 mod early;
@@ -16,7 +11,6 @@ mod origin;
 mod problems;
 mod replaced;
 mod resize;
-mod whole;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -25,27 +19,19 @@ use std::rc::Rc;
 use block::attr::{self, Spec};
 use block::value::Value;
 use block::{
-    Bio, BlockDevice, Component, CoreId, DirtyRuns, Error, Limits, LocalFuture, MakeDevice, Role,
-    Sector, Status, Target, UnsavedBlocks, ZeroRuns,
+    Bio, BlockDevice, Component, DirtyRuns, Error, Limits, LocalFuture, Role, Sector, Status,
+    Target, UnsavedBlocks, ZeroRuns,
 };
 
-use self::whole::WholeCache;
+use self::bios::OpenCache;
 use crate::attachment::Attachment;
 use crate::cache::Cache;
 use crate::config::{CacheMode, Config, Tuning};
 use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
-use crate::figures::{self, FIGURES};
+use crate::figures;
 use crate::options;
-use crate::parts::{PartReport, Parts, Placement, ShareDevice, tuning_of_part};
 use crate::planted::Fault;
-
-/// The open cache.
-#[derive(Clone)]
-enum OpenCache {
-    Whole(Rc<WholeCache>),
-    Divided(Rc<Parts>),
-}
 
 /// The writecache target.
 ///
@@ -58,7 +44,7 @@ pub struct WriteCache {
     origin: Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-    live: RefCell<Option<OpenCache>>,
+    live: RefCell<Option<Rc<OpenCache>>>,
     /// Planted fault: the cache that was opened too early.
     #[cfg(feature = "planted")]
     early: RefCell<Option<Rc<Cache>>>,
@@ -73,8 +59,6 @@ pub struct WriteCache {
     /// A message has switched cleaner mode on; the table line does not show it.
     cleaner_by_message: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
-    /// The cores of the parts.
-    placement: RefCell<Option<Placement>>,
     /// The origin's record of the cache, if it keeps one, from the first open on.
     attachment: RefCell<Option<Rc<Attachment>>>,
     /// Counts live periods, so that a task of an earlier one ends.
@@ -140,7 +124,6 @@ impl WriteCache {
             on_event: RefCell::new(None),
             #[cfg(feature = "planted")]
             early: RefCell::new(None),
-            placement: RefCell::new(None),
             attachment: RefCell::new(None),
             period: Cell::new(0),
         });
@@ -154,61 +137,25 @@ impl WriteCache {
         *self.on_event.borrow_mut() = Some(Rc::new(notify));
     }
 
-    /// Places the parts of a divided cache on `cores` in turn (this core may be one of them);
-    /// `share` makes devices reachable from there. Set it before the first `resume`. Without it all
-    /// parts are on this core.
-    pub fn place_parts(&self, cores: Vec<CoreId>, share: ShareDevice) {
-        assert!(!cores.is_empty(), "a part needs a core");
-        *self.placement.borrow_mut() = Some(Placement { cores, share });
-    }
-
-    /// Recounts all states and panics if a counter is wrong; for tests. In a divided cache it
-    /// checks the parts on this core.
+    /// Recounts all states and panics if a counter is wrong; for tests.
     #[doc(hidden)]
     pub fn check(&self) {
-        if let Some(parts) = self.parts() {
-            parts.local().for_each(|part| part.check());
-        }
         if let Some(cache) = self.cache() {
             cache.store.slots.borrow().check();
         }
     }
 
-    /// The same, for all parts.
-    #[doc(hidden)]
-    pub async fn check_all(&self) {
-        self.check();
-        if let Some(parts) = self.parts() {
-            parts.ask(|part| async move { part.check() }).await;
-        }
-    }
-
-    /// Reads an attribute; in a divided cache its value at the last `refresh`. Errors: `EBUSY`
-    /// before the first resume, `ENOENT` for unknown names.
+    /// Reads an attribute. Errors: `EBUSY` before the first resume, `ENOENT` for unknown names.
     pub fn attribute(&self, name: &str) -> Result<Value, Error> {
-        if let Some(parts) = self.parts() {
-            let value = parts.aggregated().attribute(name);
-            return value.ok_or_else(|| crate::status::no_attribute(name));
-        }
         let cache = self.cache().ok_or_else(|| {
             Error::busy(format!("writecache {}: was never resumed: {name} is not known", self.name))
         })?;
         cache.attribute(name)
     }
 
-    /// The engine of an undivided cache.
+    /// The engine, if the cache is open.
     pub(crate) fn cache(&self) -> Option<Rc<Cache>> {
-        match &*self.live.borrow() {
-            Some(OpenCache::Whole(whole)) => Some(whole.cache.clone()),
-            Some(OpenCache::Divided(_)) | None => None,
-        }
-    }
-
-    pub(crate) fn parts(&self) -> Option<Rc<Parts>> {
-        match &*self.live.borrow() {
-            Some(OpenCache::Divided(parts)) => Some(parts.clone()),
-            Some(OpenCache::Whole(_)) | None => None,
-        }
+        self.live.borrow().as_ref().map(|open| open.cache.clone())
     }
 
     pub(crate) fn origin(&self) -> &Rc<dyn BlockDevice> {
@@ -228,36 +175,6 @@ impl WriteCache {
         Error::busy(format!("writecache {}: the device is suspended", self.name))
     }
 
-    /// For a part: a flush of the origin by another part has failed.
-    pub(crate) fn other_flush_failed(&self, status: Status) {
-        if let Some(cache) = self.cache() {
-            cache.writeback.other_flush_failed(status);
-        }
-    }
-
-    /// For a part: returns its status.
-    pub(crate) fn report(&self) -> PartReport {
-        let Some(cache) = self.cache() else { return PartReport::default() };
-        PartReport {
-            status: Some(cache.status_fields()),
-            values: FIGURES.iter().map(|figure| figure.get(&cache)).collect(),
-            bad: cache.bad_blocks(),
-            drain: cache.writeback.drain_progress(),
-        }
-    }
-
-    /// For a part: applies new options.
-    pub(crate) fn set_tuning(&self, tuning: Tuning) {
-        self.config.borrow_mut().tuning = tuning;
-        self.retune_whole();
-    }
-
-    pub(crate) fn clear_stats_local(&self) {
-        if let Some(cache) = self.cache() {
-            cache.store.stats.clear();
-        }
-    }
-
     /// The options as they are now, with those that messages have set. Writethrough empties the
     /// cache as cleaner mode does: so the path of a write has one test for both.
     fn tuning(&self) -> Tuning {
@@ -272,15 +189,7 @@ impl WriteCache {
     }
 
     /// Applies the options as they are now.
-    async fn retune(&self) {
-        self.retune_whole();
-        if let Some(parts) = self.parts() {
-            let tuning = tuning_of_part(self.tuning(), parts.count());
-            parts.ask(move |part| async move { part.set_tuning(tuning) }).await;
-        }
-    }
-
-    fn retune_whole(&self) {
+    fn retune(&self) {
         let Some(cache) = self.cache() else { return };
         let (old, new) = (cache.tuning(), self.tuning());
         cache.writeback.tune(new);
@@ -311,8 +220,7 @@ impl BlockDevice for WriteCache {
 
     fn submit(&self, bio: Bio) {
         match &*self.live.borrow() {
-            Some(OpenCache::Whole(whole)) => whole.submit(bio),
-            Some(OpenCache::Divided(parts)) => parts.submit(bio),
+            Some(open) => open.submit(bio),
             None => bio.complete(Status::Io),
         }
     }
@@ -327,28 +235,12 @@ impl Target for WriteCache {
         "writecache"
     }
 
-    fn on_every_core(&self) -> Option<MakeDevice> {
-        self.parts()?.on_every_core()
-    }
-
     fn table(&self) -> String {
         self.config.borrow().table()
     }
 
     fn status(&self) -> String {
-        if let Some(parts) = self.parts() {
-            return parts.aggregated().status();
-        }
         self.cache().map_or_else(String::new, |c| c.status_line())
-    }
-
-    fn refresh(self: Rc<Self>) -> LocalFuture<()> {
-        let parts = self.parts();
-        Box::pin(async move {
-            if let Some(parts) = parts {
-                parts.refresh().await;
-            }
-        })
     }
 
     fn deps(&self) -> Vec<String> {
@@ -375,11 +267,11 @@ impl Target for WriteCache {
     }
 
     fn write_back(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        Box::pin(async move { self.write_back_whole().await })
+        Box::pin(async move { self.running()?.writeback.write_back_all().await })
     }
 
     fn empty(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        Box::pin(self.empty_whole())
+        Box::pin(async move { self.write_back_and_close().await })
     }
 
     fn cancel_empty(&self) {
@@ -387,7 +279,7 @@ impl Target for WriteCache {
     }
 
     fn mark_replaced(self: Rc<Self>, successor: String) -> LocalFuture<Result<(), Error>> {
-        Box::pin(self.mark(successor))
+        Box::pin(async move { self.mark(successor).await })
     }
 
     fn release_origin(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
@@ -395,7 +287,7 @@ impl Target for WriteCache {
     }
 
     fn drop_copies(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
-        Box::pin(async move { self.drop_copies_of_all().await })
+        Box::pin(async move { self.drop_held_copies().await })
     }
 
     fn claim_origin(self: Rc<Self>) -> LocalFuture<()> {
@@ -421,9 +313,7 @@ impl Target for WriteCache {
     fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {
         self.is_paused.set(is_paused);
         Box::pin(async move {
-            if let Some(parts) = self.parts() {
-                parts.pause_background(is_paused).await;
-            } else if let Some(cache) = self.cache().filter(|cache| !cache.is_stopping()) {
+            if let Some(cache) = self.cache().filter(|cache| !cache.is_stopping()) {
                 cache.pause_background(is_paused).await;
             }
         })
@@ -444,13 +334,13 @@ impl Target for WriteCache {
             }
             // A failed cache is not opened again: only its memory has the acknowledged writes
             // without a flush. A new table makes a new cache from the media.
-            if self.must_reread.get() && !self.has_failed().await {
+            if self.must_reread.get() && !self.has_failed() {
                 return self.open_again().await;
             }
             self.attach_origin().await?;
             self.guard_origin().await;
-            self.lock_journals().await?;
-            self.begin().await;
+            self.lock_journal()?;
+            self.begin();
             Ok(())
         })
     }
@@ -460,7 +350,8 @@ impl Target for WriteCache {
     }
 
     fn take_over(self: Rc<Self>, before: Rc<dyn Target>) -> LocalFuture<()> {
-        Box::pin(self.take_over_lost_writes(before))
+        self.take_over_lost_writes(before);
+        Box::pin(async {})
     }
 
     fn attributes(&self) -> Vec<&'static Spec> {
@@ -488,17 +379,10 @@ impl Target for WriteCache {
         }
         let option = match &*name {
             "cleaner" => Some(self.is_cleaner().into()),
-            "parts" => self.parts().map(|parts| u64::from(parts.count()).into()),
-            _ => None,
+            _ => self.config.borrow().option_value(&name),
         };
-        let option = option.or_else(|| self.config.borrow().option_value(&name));
-        Box::pin(async move {
-            if let Some(value) = option {
-                return Ok(value);
-            }
-            self.clone().refresh().await;
-            self.attribute(&name)
-        })
+        let value = option.map_or_else(|| self.attribute(&name), Ok);
+        Box::pin(async { value })
     }
 
     /// Options are attributes, too: setting one changes the live device and its table line.
@@ -521,11 +405,10 @@ impl Target for WriteCache {
                 *self.config.borrow_mut() = config;
             })
         };
-        Box::pin(async move {
-            outcome?;
-            self.retune().await;
-            Ok(())
-        })
+        if outcome.is_ok() {
+            self.retune();
+        }
+        Box::pin(async { outcome })
     }
 
     fn tracks_dirty(&self) -> bool {
@@ -533,31 +416,20 @@ impl Target for WriteCache {
     }
 
     fn dirty_map(self: Rc<Self>, cells: u32) -> LocalFuture<Option<Vec<u64>>> {
-        let (cache, parts, sectors) = (self.cache(), self.parts(), self.sectors);
-        Box::pin(async move {
-            match parts {
-                Some(parts) => Some(parts.dirty_map(cells).await),
-                None => cache.map(|cache| cache.dirty_map(sectors, cells)),
-            }
-        })
+        let map = self.cache().map(|cache| cache.dirty_map(self.sectors, cells));
+        Box::pin(async { map })
     }
 
     fn dirty(self: Rc<Self>, at: Sector, len: Sector) -> DirtyRuns {
-        let (cache, parts) = (self.cache(), self.parts());
-        Box::pin(async move {
-            match parts {
-                Some(parts) => Some(parts.dirty_runs(at, len).await),
-                None => cache.map(|cache| cache.dirty_runs(at, len)),
-            }
-        })
+        let runs = self.cache().map(|cache| cache.dirty_runs(at, len));
+        Box::pin(async { runs })
     }
 }
 
 impl Drop for WriteCache {
     fn drop(&mut self) {
-        // Parts are dropped on their cores.
-        if let Some(OpenCache::Whole(whole)) = self.live.borrow_mut().take() {
-            whole.cache.abandon();
+        if let Some(open) = self.live.borrow_mut().take() {
+            open.cache.abandon();
         }
     }
 }

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Open: from a table line to a cache in use, undivided or in parts.
+//! Open: from a table line to a cache in use.
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Error, Nanos};
+use block::{Bio, Error, Nanos};
 use reactor::TaskPool;
 
-use super::whole::WholeCache;
-use super::{OpenCache, WriteCache};
-use crate::attachment::{Attachment, recorded_identity};
+use super::WriteCache;
+use super::bios::OpenCache;
 use crate::cache::Cache;
-use crate::config::Config;
 use crate::events::{CacheEvent, io_failed};
-use crate::guard::Guard;
-use crate::parts::flushes::{AfterFailure, Flushes, NO_PART, SharedDevice};
-use crate::parts::{Parts, Plan, divide};
 use crate::planted::Fault;
 use crate::probe::{Depth, probe};
+use crate::recovery;
 use crate::recovery::dm::NO_JOURNAL_BY_FORMAT;
-use crate::recovery::{self, AreaContents};
 
 /// Bios that are handled at once; more wait in order. The task of a bio is reused for the next one.
 const BIOS_MAX: usize = 4096;
@@ -46,14 +41,14 @@ impl WriteCache {
             drop(self.attachment.take());
         }
         opened?;
-        if let Err(e) = self.check_empty().await {
+        if let Err(e) = self.check_empty() {
             // It was not started: nothing of it has been written back.
             drop(self.live.take());
             drop(self.attachment.take());
             return Err(e);
         }
         let time = Nanos(reactor::now().0 - began.0);
-        self.begin().await;
+        self.begin();
         let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
         let (dirty, clean) = (count("dirty_blocks"), count("clean_blocks"));
         if dirty > 0 || time >= LONG_TIME || blocks >= LARGE_BLOCKS {
@@ -65,39 +60,28 @@ impl WriteCache {
     /// Opens the cache from its media again, which another instance may have changed. All that it
     /// knew was there when it was suspended. After an error it is as before, and suspended.
     pub(super) async fn open_again(&self) -> Result<(), Error> {
-        let before = self.live.borrow().clone();
+        let before = self.cache();
         self.must_be_empty.set(false);
         self.open_and_begin().await?;
         self.must_reread.set(false);
-        self.take_lost_writes_of(before).await;
+        self.take_lost_writes_of(before.as_deref());
         Ok(())
     }
 
-    /// Whether the cache, or a part of it, has failed stop.
-    pub(super) async fn has_failed(&self) -> bool {
-        let has_failed =
-            |part: &WriteCache| part.cache().is_some_and(|cache| cache.store.failure().is_some());
-        match self.parts() {
-            Some(parts) => {
-                parts.ask(move |part| async move { has_failed(&part) }).await.contains(&true)
-            }
-            None => has_failed(self),
-        }
+    /// Whether the cache has failed stop.
+    pub(super) fn has_failed(&self) -> bool {
+        self.cache().is_some_and(|cache| cache.store.failure().is_some())
     }
 
     /// Of a cache that takes another one's place: that its cache device holds nothing.
-    async fn check_empty(&self) -> Result<(), Error> {
-        let config = self.config.borrow().clone();
-        if !self.must_be_empty.get() || config.planted.is(Fault::UsedCacheTaken) {
+    fn check_empty(&self) -> Result<(), Error> {
+        if !self.must_be_empty.get() || self.has_fault(Fault::UsedCacheTaken) {
             return Ok(());
-        }
-        if let Some(parts) = self.parts() {
-            parts.refresh().await;
         }
         let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
         let clean = count("clean_blocks");
         let dirty = count("dirty_blocks") + count("zero_blocks") + count("bad_blocks");
-        check_counts(&config.cache, dirty, clean)
+        check_counts(&self.config.borrow().cache, dirty, clean)
     }
 
     /// The same of a cache that is not open: reads its cache device.
@@ -114,7 +98,7 @@ impl WriteCache {
         }
     }
 
-    /// Opens the cache, with all its parts, and does not start it.
+    /// Opens the cache, and does not start it.
     pub(super) async fn open(&self) -> Result<(), Error> {
         let mut config = self.config.borrow().clone();
         // The cache whose place it takes gives the origin back only when this one is open.
@@ -124,91 +108,28 @@ impl WriteCache {
         let early = self.take_early();
         #[cfg(not(feature = "planted"))]
         let early = None;
-        let live = if let Some(cache) = early {
-            self.open_whole(cache).await?
-        } else if config.parts.is_some_and(|parts| parts > 1) {
-            self.open_parts(&config, None).await?
-        } else {
-            match recovery::open(config.clone(), &origin, device, self.sectors).await? {
-                AreaContents::Whole(mut found) => {
-                    *self.attachment.borrow_mut() = found.attachment.take();
-                    self.open_whole(Rc::new(Cache::new(*found, origin))).await?
-                }
-                AreaContents::Divided(first) => self.open_parts(&config, Some(first)).await?,
+        let cache = match early {
+            Some(cache) => cache,
+            None => {
+                let mut found = recovery::open(config, &origin, device, self.sectors).await?;
+                *self.attachment.borrow_mut() = found.attachment.take();
+                Rc::new(Cache::new(found, origin))
             }
         };
-        *self.live.borrow_mut() = Some(live);
+        let opened = self.open_found(cache).await?;
+        *self.live.borrow_mut() = Some(opened);
         Ok(())
     }
 
-    /// For a part: opens it and does not start it.
-    pub(crate) async fn open_part(&self) -> Result<(), Error> {
-        let config = self.config.borrow().clone();
-        let (origin, device) = (self.origin.clone(), self.device.clone());
-        let found = match recovery::open_native(config, &origin, device, self.sectors).await? {
-            AreaContents::Whole(found) => found,
-            AreaContents::Divided(_) => unreachable!("it is asked of a part, which is not divided"),
-        };
-        *self.live.borrow_mut() = Some(self.open_whole(Rc::new(Cache::new(*found, origin))).await?);
-        Ok(())
-    }
-
-    async fn open_parts(
-        &self,
-        config: &Config,
-        first: Option<format::Superblock>,
-    ) -> Result<OpenCache, Error> {
-        let (origin, device) = (&self.origin, &self.device);
-        let recorded = recorded_identity(config, origin)?;
-        let divided = divide(config, &**origin, device, self.sectors, first).await?;
-        let (division, mut first) = divided;
-        let found = first.find_guard(&**origin, &**device, self.sectors).await?;
-        let attachment = Attachment::begin(config, origin, recorded, division.uuid()).await?;
-        *self.attachment.borrow_mut() = attachment;
-        let parts = division.parts();
-        let cache_flushes = Flushes::new(device.clone(), parts, AfterFailure::FailAll);
-        // A record that can't be flushed is an error of the cache device for all parts (WC-GU8).
-        let shared = SharedDevice::on_this_core(&cache_flushes, NO_PART);
-        let guard = first.open_guard(origin, &shared, (self.sectors, found)).await?;
-        let placement = self.placement.borrow().clone();
-        let on_event = self.on_event.borrow().clone();
-        let (name, sectors, limits) = (&*self.name, self.sectors, self.limits());
-        let is_late = config.guard.is_late;
-        let config = &Config { tuning: self.tuning(), ..config.clone() };
-        let plan = Plan {
-            name,
-            config,
-            division,
-            origin,
-            guard: guard.clone(),
-            cache_flushes,
-            sectors,
-            limits,
-            placement: placement.as_ref(),
-            on_event,
-        };
-        let parts = Parts::open(plan).await?;
-        if let Some(guard) = &guard {
-            self.begin_guard(guard, is_late).await?;
-        }
-        Ok(OpenCache::Divided(parts))
-    }
-
-    /// Puts the guard on the origin, or does so later: what the cache needs is open.
-    async fn begin_guard(&self, guard: &Guard, is_late: bool) -> Result<(), Error> {
-        guard.set_on_event(self.on_event.borrow().clone());
-        match is_late {
-            true => guard.attach_later(),
-            false => guard.attach().await?,
-        }
-        Ok(())
-    }
-
-    async fn open_whole(&self, cache: Rc<Cache>) -> Result<OpenCache, Error> {
+    async fn open_found(&self, cache: Rc<Cache>) -> Result<Rc<OpenCache>, Error> {
         cache.prepare(self.tuning()).await.map_err(io_failed)?;
         cache.store.health.on_event.replace(self.on_event.borrow().clone());
         if let Some(guard) = &cache.guard {
-            self.begin_guard(guard, cache.store.config.guard.is_late).await?;
+            guard.set_on_event(self.on_event.borrow().clone());
+            match cache.store.config.guard.is_late {
+                true => guard.attach_later(),
+                false => guard.attach().await?,
+            }
         }
         if let Some((why, changes)) = cache.store.journal.lost {
             cache.store.notify(CacheEvent::JournalIgnored { changes, why });
@@ -262,51 +183,29 @@ impl WriteCache {
             }
         });
         let in_flight = RefCell::default();
-        let whole = WholeCache { cache, mask, prompt, changes, edges, streams, in_flight };
-        Ok(OpenCache::Whole(Rc::new(whole)))
+        Ok(Rc::new(OpenCache { cache, mask, prompt, changes, edges, streams, in_flight }))
     }
 
-    /// Takes the journals again, all or none (WC-JR4): without them the cache leaves its origin.
-    pub(super) async fn lock_journals(&self) -> Result<(), Error> {
-        let locked = match self.parts() {
-            Some(parts) => parts.run_all(|part| async move { part.lock_journal() }).await,
-            None => self.lock_journal(),
-        };
+    /// Takes the journal again (WC-JR4): without it the cache leaves its origin.
+    pub(super) fn lock_journal(&self) -> Result<(), Error> {
+        let locked = self.cache().map_or(Ok(()), |cache| cache.store.lock_journal());
         if locked.is_err() {
-            if let Some(parts) = self.parts() {
-                parts.ask(|part| async move { part.unlock_journal() }).await;
-            }
             self.leave_origin();
         }
         locked
     }
 
-    fn lock_journal(&self) -> Result<(), Error> {
-        self.cache().map_or(Ok(()), |cache| cache.store.lock_journal())
-    }
-
-    fn unlock_journal(&self) {
-        if let Some(cache) = self.cache() {
-            cache.store.unlock_journal();
-        }
-    }
-
-    /// Starts the cache, on all cores.
-    pub(super) async fn begin(&self) {
+    /// Starts the cache.
+    pub(super) fn begin(&self) {
         self.is_paused.set(false);
-        self.begin_local();
-        if let Some(parts) = self.parts() {
-            parts.ask(|part| async move { part.begin_local() }).await;
-            parts.suspended.set(false);
-            parts.refresh().await;
+        if let Some(cache) = self.cache() {
+            self.period.set(self.period.get() + 1);
+            cache.start(self.period.get());
         }
     }
 
-    /// Suspends the cache, on all cores.
+    /// Suspends the cache.
     pub(super) async fn end_period(&self) -> Result<(), Error> {
-        if let Some(parts) = self.parts().filter(|parts| !parts.suspended.get()) {
-            return parts.suspend(self.takes_flush()).await;
-        }
         let Some(cache) = self.cache().filter(|c| !c.is_stopping()) else { return Ok(()) };
         cache.suspend(self.takes_flush()).await
     }
@@ -316,13 +215,6 @@ impl WriteCache {
         let is_replaced = self.is_replaced.replace(false);
         let is_asked = !self.is_paused.get() && self.flush_on_suspend.replace(false);
         is_replaced || is_asked
-    }
-
-    pub(crate) fn begin_local(&self) {
-        if let Some(cache) = self.cache() {
-            self.period.set(self.period.get() + 1);
-            cache.start(self.period.get());
-        }
     }
 }
 

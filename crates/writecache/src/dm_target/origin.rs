@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use block::{Error, Status, UnsavedBlocks};
 
-use super::{OpenCache, WriteCache};
+use super::WriteCache;
 use crate::events::io_failed;
 use crate::guard::Guard;
 use crate::planted::Fault;
@@ -12,11 +12,7 @@ use crate::planted::Fault;
 impl WriteCache {
     /// The guard of the origin, if the cache is open and has one.
     fn guard(&self) -> Option<Rc<Guard>> {
-        match &*self.live.borrow() {
-            Some(OpenCache::Whole(whole)) => whole.cache.guard.clone(),
-            Some(OpenCache::Divided(parts)) => parts.guard.clone(),
-            None => None,
-        }
+        self.cache()?.guard.clone()
     }
 
     /// Takes the guard from the origin, if it has one, and ends the origin's record of the cache.
@@ -29,7 +25,6 @@ impl WriteCache {
             return Ok(());
         }
         if !self.has_fault(Fault::ReleasedHeld) {
-            self.close_read_caches().await;
             self.empty_for_release().await?;
         }
         if let Some(guard) = guard {
@@ -67,17 +62,10 @@ impl WriteCache {
     }
 
     /// See `block::Target::drop_copies`.
-    pub(super) async fn drop_copies_of_all(&self) -> Result<(), Error> {
+    pub(super) async fn drop_held_copies(&self) -> Result<(), Error> {
         if self.must_reread.get() {
             return Err(Error::busy("another table has opened it since it was suspended"));
         }
-        let Some(parts) = self.parts() else { return self.drop_copies_of_part().await };
-        let dropped = parts.run_all(|part| async move { part.drop_copies_of_part().await }).await;
-        parts.refresh().await;
-        dropped
-    }
-
-    async fn drop_copies_of_part(&self) -> Result<(), Error> {
         match self.cache() {
             Some(cache) if !cache.is_stopping() => Err(self.in_use()),
             Some(cache) => cache.drop_copies().await.map_err(io_failed),
@@ -85,24 +73,17 @@ impl WriteCache {
         }
     }
 
-    /// WC-RA5: what was read may be on its way to a slot still. A resume opens them again.
-    async fn close_read_caches(&self) {
-        self.close_read_cache();
-        if let Some(parts) = self.parts() {
-            parts.ask(|part| async move { part.close_read_cache() }).await;
-        }
-    }
-
     /// Fails if the cache holds blocks, after what can be written back was.
     async fn empty_for_release(&self) -> Result<(), Error> {
-        match (self.parts(), self.cache()) {
-            (Some(parts), _) if !parts.suspended.get() => parts.write_back_all().await?,
-            (None, Some(cache)) if !cache.is_stopping() => {
-                cache.writeback.write_back_all().await?;
-            }
-            (_, _) => {}
+        let Some(cache) = self.cache() else { return Ok(()) };
+        // WC-RA5: what was read may be on its way to a slot still. A resume opens it again.
+        cache.writeback.read_cache.is_closed.set(!self.has_fault(Fault::AdmitAfterFlush));
+        if !cache.is_stopping() {
+            cache.writeback.write_back_all().await?;
         }
-        let held = self.count_held().await;
+        let c = cache.store.counts();
+        // Not those that are being written: what was read does not enter any more.
+        let held = c.dirty + c.clean + c.bad + c.old + c.zero;
         if held == 0 {
             return Ok(());
         }
@@ -112,20 +93,6 @@ impl WriteCache {
              `millpond uncache {0}` does all of it",
             self.name
         )))
-    }
-
-    /// How many blocks the cache holds, dirty or clean.
-    async fn count_held(&self) -> u64 {
-        if let Some(parts) = self.parts() {
-            parts.refresh().await;
-            let names = ["dirty_blocks", "zero_blocks", "bad_blocks", "clean_blocks"];
-            let count = |name| self.attribute(name).ok().and_then(|n| n.number()).unwrap_or(0);
-            return names.into_iter().map(count).sum();
-        }
-        let Some(cache) = self.cache() else { return 0 };
-        let c = cache.store.counts();
-        // Not those that are being written: what was read does not enter any more.
-        (c.dirty + c.clean + c.bad + c.old + c.zero).into()
     }
 
     /// Attaches the cache again, after a suspend or a release.
@@ -147,7 +114,10 @@ impl WriteCache {
     /// The cache whose place this one takes has given the origin back, and is marked (WC-OR5).
     pub(super) async fn claim(&self) {
         if self.attach_origin().await.is_err() {
-            return self.fail_all().await;
+            if let Some(cache) = self.cache() {
+                cache.store.fail(Status::ReadOnly);
+            }
+            return;
         }
         self.guard_origin().await;
     }
@@ -156,18 +126,6 @@ impl WriteCache {
     pub(super) async fn guard_origin(&self) {
         if let Some(guard) = self.guard() {
             guard.attach_again().await;
-        }
-    }
-
-    async fn fail_all(&self) {
-        let fail = |part: &WriteCache| {
-            if let Some(cache) = part.cache() {
-                cache.store.fail(Status::ReadOnly);
-            }
-        };
-        match self.parts() {
-            Some(parts) => drop(parts.ask(move |part| async move { fail(&part) }).await),
-            None => fail(self),
         }
     }
 }

@@ -7,9 +7,8 @@ use block::{Buf, Class, Error, Flags, Sector, Status};
 use format::{GuardRange, GuardSlot, GuardState, UNIT};
 
 use super::find::{FoundSlots, Remains};
-use super::{Above, DetachedHalves, Guard, GuardedRange, SlotState};
+use super::{DetachedHalves, Guard, GuardedRange, SlotState};
 use crate::events::UnguardedReason;
-use crate::parts::flushes::{FlushPort, NO_PART};
 use crate::planted::Fault;
 
 /// The class of the guard's own requests: a request of a client, or an open, waits for them.
@@ -79,27 +78,17 @@ impl Guard {
     /// Flushes the origin. If that fails, writes of the cache may be lost, too, and the next flush
     /// would not tell (WC-GU7).
     async fn flush_and_tell(&self) -> Result<(), Status> {
-        let above = self.above.borrow().clone();
-        if let Above::Parts(flushes) = &above
-            && let Some(flushes) = flushes.upgrade()
-            && !self.place.config.planted.is(Fault::GuardFlushErrorKept)
-        {
-            // WC-GU8: the guarded origin notes the outcome for this guard, and parts get a report
-            // of a failure.
-            let port = FlushPort { nth: NO_PART, flushes };
-            return reactor::flush(&port, CLASS).await;
-        }
         let written = self.written.get();
         let flushed = reactor::flush(&*self.place.origin, CLASS).await;
         match flushed {
             Ok(()) => self.flushed(written),
             Err(status) => {
                 self.flush_failed();
-                if let Above::Engine(writeback) = &above
-                    && let Some(writeback) = writeback.upgrade()
+                let writeback = self.writeback.borrow().upgrade();
+                if let Some(writeback) = writeback
                     && !self.place.config.planted.is(Fault::GuardFlushErrorKept)
                 {
-                    writeback.other_flush_failed(status);
+                    writeback.guard_flush_failed(status);
                 }
             }
         }

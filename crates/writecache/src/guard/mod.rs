@@ -45,8 +45,6 @@
 //! - WC-GU6 The origin of another cache's guard is never used.
 //! - WC-GU7 A flush of the guard that fails, of the origin or of the cache device, counts as one of
 //!   the cache that has failed: it may have lost what the cache has written.
-//! - WC-GU8 A cache in parts has one guard, below all of them. What touches a range goes to its
-//!   core, whichever part asks, and its flushes are among those that the parts share.
 mod attach;
 mod device;
 mod find;
@@ -57,21 +55,19 @@ mod restore;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use block::runs::Runs;
 use block::{BlockDevice, Error, Sector};
 use format::{GuardRange, GuardSlot};
 use reactor::WaitList;
 
 pub(crate) use self::device::GuardedOrigin;
-pub(crate) use self::find::{FoundGuard, find_use, refuse_guarded};
-pub(crate) use self::open::{FirstPart, find_of_whole, is_on, open_of_whole};
+pub(crate) use self::find::{FoundGuard, find, find_use, refuse_guarded};
+pub(crate) use self::open::{is_on, open};
 pub(crate) use self::restore::view_origin;
 pub use self::restore::{
     DamagedRanges, OriginGuard, find_guard, restore_damaged_origin, restore_origin,
 };
 use crate::config::Config;
 use crate::events::{CacheEvent, OnEvent, UnguardedReason};
-use crate::parts::flushes::Flushes;
 use crate::writeback::Writeback;
 
 /// What the guard of every range needs.
@@ -145,18 +141,8 @@ pub(crate) struct Guard {
     /// The origin was given back; the table asks for a guard.
     is_released: Cell<bool>,
     on_event: RefCell<Option<OnEvent>>,
-    above: RefCell<Above>,
-}
-
-/// What is above a guard.
-#[derive(Clone, Default)]
-enum Above {
-    /// It is not there yet.
-    #[default]
-    Nothing,
-    Engine(Weak<Writeback>),
-    /// The flushes of the origin that the parts share.
-    Parts(Weak<Flushes>),
+    /// The engine above it, once that is there.
+    writeback: RefCell<Weak<Writeback>>,
 }
 
 /// The right to change ranges, until dropped.
@@ -181,7 +167,7 @@ impl Guard {
             failed_flushes: Cell::new(0),
             is_released: Cell::new(false),
             on_event: RefCell::default(),
-            above: RefCell::default(),
+            writeback: RefCell::default(),
         })
     }
 
@@ -256,23 +242,7 @@ impl Guard {
     }
 
     pub(crate) fn set_writeback(&self, writeback: &Rc<Writeback>) {
-        *self.above.borrow_mut() = Above::Engine(Rc::downgrade(writeback));
-    }
-
-    pub(crate) fn set_shared_flushes(&self, flushes: &Rc<Flushes>) {
-        *self.above.borrow_mut() = Above::Parts(Rc::downgrade(flushes));
-    }
-
-    /// The origin without the guard.
-    pub(crate) fn origin(&self) -> &Rc<dyn BlockDevice> {
-        &self.place.origin
-    }
-
-    /// Where ranges may be guarded while the cache is open: first sectors and lengths.
-    pub(crate) fn possible_places(&self) -> Runs {
-        let place =
-            |range: GuardRange| (Sector(range.start), Sector::from_bytes(range.bytes as u64));
-        GuardRange::of_origin(self.place.sectors.0).into_iter().map(place).collect()
+        *self.writeback.borrow_mut() = Rc::downgrade(writeback);
     }
 
     pub(crate) fn set_on_event(&self, on_event: Option<OnEvent>) {

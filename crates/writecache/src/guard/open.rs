@@ -3,18 +3,13 @@
 //! ended before the cache uses its origin.
 //!
 //! ```text
-//!   a cache in one part   recovery: find ─▶ open ─▶ the cache            ─▶ attach
-//!   in parts              divide ─▶ find ─▶ open ─▶ each part recovers   ─▶ attach
+//!   recovery: find ─▶ open ─▶ the cache ─▶ attach
 //! ```
-//!
-//! The records and the mark in the superblock are those of the cache or, in parts, of part 0. Parts
-//! leave both alone.
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector};
 use format::Superblock;
 
-use super::find::find;
 use super::{FoundGuard, Guard, Place};
 use crate::config::Config;
 use crate::recovery::superblock::write_copies;
@@ -27,87 +22,12 @@ pub(crate) fn is_on(config: &Config, superblock: &Superblock, is_new: bool) -> b
     })
 }
 
-/// The guard of a cache in one part, as it is found; nothing of a part.
-///
-/// # Errors
-/// Those of [`find`].
-pub(crate) async fn find_of_whole(
-    config: &Config,
-    origin: &dyn BlockDevice,
-    device: &dyn BlockDevice,
-    superblock: &Superblock,
-    sectors: Sector,
-) -> Result<FoundGuard, Error> {
-    match config.part {
-        Some(_) => Ok(FoundGuard::default()),
-        None => find(config, origin, device, superblock, sectors).await,
-    }
-}
-
-/// The same, opened.
+/// Ends what a crash has interrupted in the guard of the origin. The superblock names the guard
+/// before anything of it is written, and until nothing of it is left.
 ///
 /// # Errors
 /// Those of the devices; the next open goes on.
-pub(crate) async fn open_of_whole(
-    config: &Config,
-    origin: &Rc<dyn BlockDevice>,
-    device: &Rc<dyn BlockDevice>,
-    superblock: &mut Superblock,
-    found: (Sector, FoundGuard),
-) -> Result<Option<Rc<Guard>>, Error> {
-    match config.part {
-        Some(_) => Ok(None),
-        None => open(config, origin, device, superblock, found).await,
-    }
-}
-
-/// Part 0 of a cache in parts, which has the records of their guard.
-pub(crate) struct FirstPart {
-    /// As the table has it, with the part's number.
-    pub(crate) config: Config,
-    pub(crate) superblock: Superblock,
-    /// All copies of the superblock agree.
-    pub(crate) is_agreed: bool,
-    pub(crate) is_new: bool,
-}
-
-impl FirstPart {
-    /// The guard as it is found.
-    ///
-    /// # Errors
-    /// Those of [`find`].
-    pub(crate) async fn find_guard(
-        &mut self,
-        origin: &dyn BlockDevice,
-        device: &dyn BlockDevice,
-        sectors: Sector,
-    ) -> Result<FoundGuard, Error> {
-        self.config.guard.is_on = is_on(&self.config, &self.superblock, self.is_new);
-        find(&self.config, origin, device, &self.superblock, sectors).await
-    }
-
-    /// Opens the guard, before any part is opened: they use the origin by it.
-    ///
-    /// # Errors
-    /// Those of the devices; the next open goes on.
-    pub(crate) async fn open_guard(
-        mut self,
-        origin: &Rc<dyn BlockDevice>,
-        device: &Rc<dyn BlockDevice>,
-        (sectors, found): (Sector, FoundGuard),
-    ) -> Result<Option<Rc<Guard>>, Error> {
-        let (config, superblock) = (&self.config, &mut self.superblock);
-        let may_write = found.is_needed(config) || superblock.guards_origin;
-        if may_write && !self.is_agreed {
-            write_copies(config, &**device, superblock).await?;
-        }
-        open(config, origin, device, superblock, (sectors, found)).await
-    }
-}
-
-/// Ends what a crash has interrupted in the guard of the origin. The superblock names the guard
-/// before anything of it is written, and until nothing of it is left.
-async fn open(
+pub(crate) async fn open(
     config: &Config,
     origin: &Rc<dyn BlockDevice>,
     device: &Rc<dyn BlockDevice>,

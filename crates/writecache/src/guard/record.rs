@@ -3,7 +3,7 @@
 use block::{BlockDevice, Buf, Error, Flags, Status};
 use format::{GUARD_RECORD_BYTES, GuardRange, GuardRecord, GuardState, guard_record_offset};
 
-use super::{Above, Guard};
+use super::Guard;
 use crate::config::Config;
 use crate::planted::Fault;
 use crate::recovery::area::{flush_area, read_area, write_area};
@@ -106,9 +106,7 @@ impl Guard {
 
     /// A flush of the cache device has failed, and the next one would not tell (WC-GU7).
     fn cache_flush_failed(&self) {
-        if let Above::Engine(writeback) = &*self.above.borrow()
-            && let Some(writeback) = writeback.upgrade()
-        {
+        if let Some(writeback) = self.writeback.borrow().upgrade() {
             writeback.store.fail(Status::Io); // WC-I8
         }
     }

@@ -8,14 +8,11 @@
 //!                                                                    the offsets of the damage
 //! ```
 //!
-//! A divided cache is the native probe of each of its parts (`divided`).
-//!
 //! Invariants
 //! - WC-SV1 Any bytes give a report or an error, and never a panic. Memory is only allocated for
 //!   what lies within the area.
 //! - WC-SV2 The report of a healthy native cache is what the engine would find: both use the same
 //!   code.
-mod divided;
 mod dm;
 mod native;
 mod signed_area;
@@ -23,14 +20,14 @@ mod signed_area;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector, Status};
-use format::{Geometry, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
+use format::{Geometry, Gone, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
 use roaring::RoaringTreemap;
 
-pub use self::divided::DividedCache;
 pub use self::dm::DmCache;
 pub use self::native::NativeCache;
 pub use self::signed_area::{SignedArea, find_signed_areas, foreign_contents};
 use crate::config::{Config, Mode};
+use crate::recovery::former::Former;
 
 /// Most findings in a report; further ones are only counted.
 pub const FINDINGS_MAX: usize = 1000;
@@ -67,12 +64,21 @@ pub enum Contents {
     Ruined,
     /// The mark of a cache that another one has replaced. It holds nothing.
     Replaced(ReplacedMark),
+    /// What only earlier versions can open, with all that it holds.
+    Gone(Gone),
     /// A cache of the native format.
     Native(Box<NativeCache>),
-    /// A cache of the native format in several parts.
-    Divided(Box<DividedCache>),
     /// A cache of the kernel's format.
     Dm(DmCache),
+}
+
+impl From<Former> for Contents {
+    fn from(former: Former) -> Contents {
+        match former {
+            Former::Replaced(mark) => Contents::Replaced(mark),
+            Former::Gone(gone) => Contents::Gone(gone),
+        }
+    }
 }
 
 /// A finding of damage.
@@ -131,22 +137,25 @@ impl ProbeReport {
     #[must_use]
     pub fn occupancy(&self) -> Option<&Occupancy> {
         match &self.contents {
-            Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => None,
-            Contents::Native(cache) => cache.occupancy.as_ref(),
-            Contents::Divided(cache) => cache.occupancy.as_ref(),
-            Contents::Dm(cache) => Some(&cache.occupancy),
-        }
-    }
-
-    /// The superblock of a cache of the native format; that of the first part of a divided one.
-    pub(crate) fn superblock(&self) -> Option<&Superblock> {
-        match &self.contents {
-            Contents::Native(cache) => Some(&cache.superblock),
-            Contents::Divided(cache) => cache.parts.first()?.superblock(),
             Contents::Blank
             | Contents::Unknown
             | Contents::Ruined
             | Contents::Replaced(_)
+            | Contents::Gone(_) => None,
+            Contents::Native(cache) => cache.occupancy.as_ref(),
+            Contents::Dm(cache) => Some(&cache.occupancy),
+        }
+    }
+
+    /// The superblock of a cache of the native format.
+    pub(crate) fn superblock(&self) -> Option<&Superblock> {
+        match &self.contents {
+            Contents::Native(cache) => Some(&cache.superblock),
+            Contents::Blank
+            | Contents::Unknown
+            | Contents::Ruined
+            | Contents::Replaced(_)
+            | Contents::Gone(_)
             | Contents::Dm(_) => None,
         }
     }
@@ -154,15 +163,7 @@ impl ProbeReport {
     /// Whether it is a cache that guards its origin.
     #[must_use]
     pub fn guards_origin(&self) -> bool {
-        match &self.contents {
-            Contents::Native(cache) => cache.superblock.guards_origin,
-            Contents::Divided(cache) => cache.parts.iter().any(ProbeReport::guards_origin),
-            Contents::Blank
-            | Contents::Unknown
-            | Contents::Ruined
-            | Contents::Replaced(_)
-            | Contents::Dm(_) => false,
-        }
+        self.superblock().is_some_and(|superblock| superblock.guards_origin)
     }
 
     /// A token for doing `action` to the cache in its current state: after any change the token is
@@ -183,7 +184,8 @@ impl ProbeReport {
             Contents::Ruined => {
                 Some("holds a damaged cache, the content of which is unknown".into())
             }
-            Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
+            Contents::Gone(gone) => Some(format!("holds {gone}: {}", gone.way_out())),
+            Contents::Native(_) | Contents::Dm(_) => {
                 let Some(o) = self.occupancy().filter(|_| self.damage_left_out == 0) else {
                     return Some("holds a damaged cache, the content of which is unknown".into());
                 };
@@ -213,18 +215,13 @@ impl ProbeReport {
     /// Bytes of the area that the cache needs; all of it if that is unknown.
     fn end_bytes(&self) -> u64 {
         match &self.contents {
-            Contents::Native(cache) => match &cache.superblock.part {
-                None => cache.superblock.geometry().end_bytes(),
-                Some(_) => self.area.bytes(),
-            },
-            Contents::Divided(cache) => {
-                let each = cache.first.area_sectors + cache.added_sectors.iter().sum::<u64>();
-                Sector(each.saturating_mul(cache.first.of.into())).bytes()
-            }
+            Contents::Native(cache) => cache.superblock.geometry().end_bytes(),
             Contents::Dm(cache) => cache.superblock.geometry().end_bytes(),
-            Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
-                self.area.bytes()
-            }
+            Contents::Blank
+            | Contents::Unknown
+            | Contents::Ruined
+            | Contents::Replaced(_)
+            | Contents::Gone(_) => self.area.bytes(),
         }
     }
 
@@ -289,25 +286,6 @@ pub async fn probe(
     let head = place.read(0, HEAD_BYTES.min(area.bytes())).await;
     let head = head.map_err(|status| Error::io(format!("{name}: read superblock: {status}")))?;
     let head = head.read(<[u8]>::to_vec);
-    if let Some(first) = divided::first_part(&head) {
-        return divided::probe(&place, &first, area, depth).await;
-    }
-    probe_area(&place, area, &head, depth).await
-}
-
-/// Whether all superblock copies lie in `head`.
-fn has_superblocks(head: &[u8]) -> bool {
-    let ends = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
-    head.len() as u64 >= ends
-}
-
-/// Probes one area that begins with `head`.
-async fn probe_area(
-    place: &Place,
-    area: Sector,
-    head: &[u8],
-    depth: Depth,
-) -> Result<ProbeReport, Error> {
     let mut report = ProbeReport {
         area,
         contents: Contents::Unknown,
@@ -315,18 +293,24 @@ async fn probe_area(
         damage_left_out: 0,
         notes: Vec::new(),
         unused_journals: Vec::new(),
-        fingerprint: format::checksum(head),
+        fingerprint: format::checksum(&head),
     };
     if head.iter().all(|&byte| byte == 0) {
         report.contents = Contents::Blank;
-    } else if format::dm::has_magic(head) {
-        dm::probe(place, &mut report, head).await?;
-    } else if has_superblocks(head) {
-        native::probe(place, &mut report, head, depth).await?;
-    } else if let Some(mark) = ReplacedMark::find(head) {
-        report.contents = Contents::Replaced(mark);
+    } else if format::dm::has_magic(&head) {
+        dm::probe(&place, &mut report, &head).await?;
+    } else if has_superblocks(&head) {
+        native::probe(&place, &mut report, &head, depth).await?;
+    } else if let Some(former) = Former::of(&head) {
+        report.contents = former.into();
     }
     Ok(report)
+}
+
+/// Whether all superblock copies lie in `head`.
+fn has_superblocks(head: &[u8]) -> bool {
+    let ends = Geometry::superblock_offset(SUPERBLOCK_COPIES - 1) + UNIT as u64;
+    head.len() as u64 >= ends
 }
 
 /// Ranges of sectors of ascending blocks.

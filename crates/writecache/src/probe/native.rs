@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 
 use block::{Error, ErrorKind, Sector};
 use format::{
-    Damage, Geometry, Kind, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record,
-    is_blank,
+    Damage, Geometry, Kind, SUPERBLOCK_COPIES, Superblock, UNIT, decode_record, is_blank,
 };
 
 use super::{Contents, Depth, Occupancy, Place, ProbeReport};
@@ -14,6 +13,7 @@ use crate::events::IgnoredJournal;
 use crate::map::{Slots, State};
 use crate::recovery::area::ReadAhead;
 use crate::recovery::area::map_memory;
+use crate::recovery::former::Remains;
 use crate::recovery::journal::{FoundJournal, JournalUse};
 use crate::recovery::superblock::{check_counters, is_of_new_format};
 use crate::recovery::{LoadedMap, load};
@@ -33,14 +33,6 @@ pub struct NativeCache {
     pub occupancy: Option<Occupancy>,
 }
 
-/// The four copies in the first 256 KiB of an area.
-pub(super) fn copies_in(head: &[u8]) -> [Result<Superblock, Damage>; 4] {
-    [0, 1, 2, 3].map(|copy| {
-        let at = usize::try_from(Geometry::superblock_offset(copy)).expect("below 256 KiB");
-        Superblock::decode(copy, &head[at..at + UNIT])
-    })
-}
-
 pub(super) async fn probe(
     place: &Place,
     report: &mut ProbeReport,
@@ -51,14 +43,12 @@ pub(super) async fn probe(
         let at = usize::try_from(Geometry::superblock_offset(copy)).expect("below 256 KiB");
         &head[at..at + UNIT]
     };
-    let copies = copies_in(head);
+    let copies = [0, 1, 2, 3].map(|copy| Superblock::decode(copy, unit(copy)));
     let elected = format::elect(&copies);
-    let found = |find: fn(&[u8]) -> Option<ReplacedMark>| {
-        [0, 1, 2, 3].into_iter().find_map(|copy| find(unit(copy)))
-    };
-    let mark = found(ReplacedMark::decode).or_else(|| found(ReplacedMark::find));
-    if let (Err(_), Some(mark)) = (&elected, mark) {
-        report.contents = Contents::Replaced(mark);
+    let mut remains = Remains::default();
+    [0, 1, 2, 3].into_iter().for_each(|copy| remains.look(unit(copy)));
+    if let (Err(_), Some(former)) = (&elected, remains.former()) {
+        report.contents = former.into();
         return Ok(());
     }
     let superblock = match elected {
@@ -109,25 +99,10 @@ pub(super) async fn probe(
         log_end: None,
         occupancy: None,
     };
-    if let Some(part) =
-        cache.superblock.part.filter(|part| part.nth > 0 && place.config.part.is_none())
-    {
-        let before = u64::from(part.nth) * part.area_sectors;
-        report.notes.push(format!(
-            "this is part {} of {} of a divided cache, which begins {before} sectors before it",
-            part.nth, part.of
-        ));
-    }
     let needed = cache.superblock.geometry().end_bytes();
     if needed > place.area_bytes {
         // Nothing beyond the end of the area is read (WC-SV1).
         report.add_finding(44, format!("the area has {} bytes, needs {needed}", place.area_bytes));
-    } else if cache.superblock.areas.is_unmade {
-        let of = &cache.superblock;
-        report.notes.push("a shrink was cut short: the next opening ends it".into());
-        let (block_size, slots) = (of.block_size, u64::from(of.slots));
-        let empty = Occupancy { block_size, total: slots, free: slots, ..Occupancy::default() };
-        cache.occupancy = Some(empty);
     } else {
         contents(place, report, &mut cache, depth).await?;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a device holds that must not be overwritten by accident: write caches, what earlier
-//! versions have left, the origin of a guarded cache. Whatever formats a device by itself, or
+//! What a device holds that must not be overwritten by accident: write caches, what only earlier
+//! versions can open, the origin of a guarded cache. Whatever formats a device by itself, or
 //! overwrites it, asks first.
 use std::ops::Range;
 use std::rc::Rc;
@@ -84,20 +84,16 @@ async fn look(
     sector: u64,
     bytes: &[u8],
 ) -> Result<Option<SignedArea>, Error> {
-    let all = sector..device.limits().capacity.0;
-    let token = format::token(bytes);
-    let held = |loss: &str| {
-        let (loss, token) = (Some(loss.to_owned()), token.clone());
-        Some(SignedArea { signature, sectors: all.clone(), loss, token })
-    };
     match signature {
-        Signature::WriteCache | Signature::KernelWriteCache => {
+        Signature::WriteCache | Signature::KernelWriteCache | Signature::Gone(_) => {
             cache_of(device, signature, sector).await
         }
-        Signature::Gone(gone) => Ok(held(&format!("holds {gone}; {}", gone.way_out()))),
         // A slot elsewhere is the rest of a guard.
         Signature::Guard if sector == 0 => {
-            Ok(held("is the origin of a write cache, which guards it; `millpond inspect` names it"))
+            let loss =
+                "is the origin of a write cache, which guards it; `millpond inspect` names it";
+            let (sectors, token) = (0..device.limits().capacity.0, format::token(bytes));
+            Ok(Some(SignedArea { signature, sectors, loss: Some(loss.to_owned()), token }))
         }
         Signature::Guard => Ok(None),
     }
@@ -126,9 +122,8 @@ async fn cache_of(
 /// read is one.
 fn is_cache(report: &ProbeReport, start: u64) -> bool {
     match &report.contents {
-        Contents::Native(_) | Contents::Divided(_) | Contents::Dm(_) => {
-            start == 0 || report.occupancy().is_some()
-        }
+        Contents::Native(_) | Contents::Dm(_) => start == 0 || report.occupancy().is_some(),
+        Contents::Gone(_) => true,
         Contents::Ruined => start == 0,
         Contents::Blank | Contents::Unknown | Contents::Replaced(_) => false,
     }

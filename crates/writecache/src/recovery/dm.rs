@@ -17,14 +17,14 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
 use format::dm::{ENTRY_BYTES, Entry, EntryState, Geometry, HEADER_BYTES, Refusal, Superblock};
-use format::{ReplacedMark, SUPERBLOCK_COPIES, UNIT};
+use format::{SUPERBLOCK_COPIES, UNIT};
 
 use super::RecoveredCache;
 use super::area::{
     ReadAhead, damaged, flush_area, map_memory, no_space, not_initialized, read_area, write_area,
 };
+use super::former::Former;
 use super::journal::OpenJournal;
-use super::replaced::replaced;
 use crate::config::{Config, MediaFormat};
 use crate::map::Rebuild;
 use crate::planted::Fault;
@@ -66,14 +66,14 @@ pub(crate) async fn open(
     let superblock = match first.read(Superblock::decode) {
         Ok(found) => found,
         Err(refusal) => {
-            if let Some(mark) = first.read(ReplacedMark::find) {
-                return Err(replaced(&config, &mark));
+            if let Some(former) = first.read(Former::of) {
+                return Err(former.refusal(&config));
             }
+            refuse_native(&config, &*device, area).await?;
             let new_superblock = new_superblock(&config, area)?;
             if !first.read(|first| is_blank(first, &new_superblock)) {
                 return Err(refused(&config, &refusal));
             }
-            refuse_native(&config, &*device, area).await?;
             // Checked before anything is written: a cache that can't be opened is not made.
             reserved = Some(map_memory(&config, new_superblock.n_blocks)?);
             format_device(&config, &*device, &new_superblock).await.map_err(not_initialized)?;
@@ -182,7 +182,7 @@ fn new_superblock(config: &Config, area: u64) -> Result<Superblock, Error> {
     Ok(Superblock { block_size: config.block_size, n_blocks, seq_count: 0 })
 }
 
-/// Refuses a native cache whose first superblock copy was lost: the device is not blank.
+/// Refuses a native cache, or what was one, also where its first superblock copy was lost.
 async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> Result<(), Error> {
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = format::Geometry::superblock_offset(copy);
@@ -190,6 +190,9 @@ async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> 
             break;
         }
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
+        if let Some(former) = unit.read(Former::of) {
+            return Err(former.refusal(config));
+        }
         if unit.read(|unit| format::Superblock::decode(copy, unit)).is_ok() {
             return Err(Error::invalid(format!(
                 "cache device {} holds a cache in the native format, the table says `format dm`: \

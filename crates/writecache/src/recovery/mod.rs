@@ -20,9 +20,9 @@
 pub(crate) mod area;
 pub(crate) mod contents;
 pub(crate) mod dm;
+pub(crate) mod former;
 pub(crate) mod journal;
 pub(crate) mod owner;
-pub(crate) mod replaced;
 pub(crate) mod superblock;
 
 use std::cell::Cell;
@@ -41,8 +41,7 @@ use self::area::{
 use self::journal::{FoundJournal, JournalUse, OpenJournal};
 use self::owner::{Adoption, ownership};
 use self::superblock::{
-    COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, missing,
-    write_copies,
+    COUNTER_MAX, check_counter, check_superblock, find_superblock, format_device, write_copies,
 };
 use crate::attachment::{Attachment, recorded_identity, refuse_record};
 use crate::config::{Config, MediaFormat};
@@ -86,32 +85,28 @@ pub(crate) async fn open(
     origin: &Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-) -> Result<AreaContents, Error> {
+) -> Result<RecoveredCache, Error> {
     match dm::detect(&config, &*device).await? {
         MediaFormat::Dm => {
             refuse_record(&config, origin)?;
-            Ok(AreaContents::Whole(Box::new(dm::open(config, device, sectors).await?)))
+            dm::open(config, device, sectors).await
         }
         MediaFormat::Native => open_native(config, origin, device, sectors).await,
     }
 }
 
-pub(crate) async fn open_native(
+async fn open_native(
     mut config: Config,
     origin: &Rc<dyn BlockDevice>,
     device: Rc<dyn BlockDevice>,
     sectors: Sector,
-) -> Result<AreaContents, Error> {
+) -> Result<RecoveredCache, Error> {
     let area = config.area_bytes(&*device);
     let recorded = recorded_identity(&config, origin)?; // WC-OR3
     let mut reserved = None;
     let mut is_new = false;
     let (mut superblock, agreed) = match find_superblock(&config, &*device, area).await? {
-        Some((found, _)) if found.part.is_some() && config.part.is_none() => {
-            return Ok(AreaContents::Divided(found));
-        }
         Some(found) => found,
-        None if config.part.is_some() => return Err(missing(&config)),
         None => {
             // Checked before anything is written: a cache that can't be opened is not made.
             let geometry = Geometry::compute(area, config.block_size);
@@ -132,7 +127,7 @@ pub(crate) async fn open_native(
         load(&config, &*device, &superblock, (blocks.max(had), JournalUse::Take), memory).await?;
     let LoadedMap { mut slots, end, mut memory, mut journal, applied } = loaded;
     let adopts = ownership(&config, &superblock, &**origin, sectors, &slots)?;
-    let found = guard::find_of_whole(&config, &**origin, &*device, &superblock, sectors).await?;
+    let found = guard::find(&config, &**origin, &*device, &superblock, sectors).await?;
     let buffer = u64::from(buffer_blocks(&config, superblock.slots)) * u64::from(config.block_size);
     memory.grow_to(memory.bytes() + buffer, format!("the write buffer of {}", config.cache))?;
     let attachment = Attachment::begin(&config, origin, recorded, superblock.uuid).await?; // WC-OR1
@@ -147,8 +142,7 @@ pub(crate) async fn open_native(
             write_copies(&config, &*device, &superblock).await?;
         }
     }
-    let guard =
-        guard::open_of_whole(&config, origin, &device, &mut superblock, (sectors, found)).await?;
+    let guard = guard::open(&config, origin, &device, &mut superblock, (sectors, found)).await?;
     let cut_off = end.cut_off && !config.planted.is(Fault::TailKept);
     if cut_off || (end.torn && !config.planted.is(Fault::TornTailKept)) {
         let offset = superblock.geometry().log_offset(end.last.0 + 1);
@@ -175,17 +169,7 @@ pub(crate) async fn open_native(
     let lost = applied.err().map(|why| (why, journal.len()));
     let (applied, lost_blocks) = (applied.unwrap_or(0), journal.lost_blocks);
     let journal = OpenJournal { memory: journal.memory, applied, lost, lost_blocks };
-    Ok(AreaContents::Whole(Box::new(RecoveredCache {
-        config,
-        device,
-        blocks,
-        media,
-        slots,
-        memory,
-        journal,
-        guard,
-        attachment,
-    })))
+    Ok(RecoveredCache { config, device, blocks, media, slots, memory, journal, guard, attachment })
 }
 
 /// Blanks a unit. It first clears the magic, which is one word, so that a torn write of the rest
@@ -200,15 +184,7 @@ async fn blank_unit(config: &Config, device: &dyn BlockDevice, offset: u64) -> R
     Ok(())
 }
 
-/// The cache that an area contains.
-pub(crate) enum AreaContents {
-    /// A cache, or a part of one, ready for use.
-    Whole(Box<RecoveredCache>),
-    /// The first part of a divided cache; nothing was changed.
-    Divided(Superblock),
-}
-
-/// A cache, or a part of one, after recovery.
+/// A cache after recovery.
 pub(crate) struct RecoveredCache {
     pub(crate) config: Config,
     pub(crate) device: Rc<dyn BlockDevice>,

@@ -4,21 +4,19 @@
 //! ```text
 //!   four copies ─▶ two agree: that one          ┐
 //!               ─▶ blank, or a format cut short ├─▶ recovery, or a format
-//!               ─▶ else: damage, or no cache    ┘
+//!               ─▶ else: of an earlier version, ┘
+//!                  damage, or no cache
 //! ```
 use std::ops::RangeInclusive;
 
 use block::{BlockDevice, Buf, Error, Flags, Sector};
-use format::{
-    CheckpointRef, Damage, Geometry, PartAreas, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT,
-};
+use format::{CheckpointRef, Damage, Geometry, SUPERBLOCK_COPIES, Superblock, UNIT};
 
 use super::area::{damaged, flush_area, no_space, read_area, write_area};
 use super::contents::contents_of;
+use super::former::{Former, Remains};
 use super::owner::NO_ORIGIN;
-use super::replaced::replaced;
 use crate::config::Config;
-use crate::planted::Fault;
 
 /// The name of superblock writes in errors.
 const WRITE: &str = "write superblock";
@@ -34,11 +32,10 @@ pub(crate) async fn find_superblock(
     if area < end {
         Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     }
-    let Copies { copies, blank, begun, mark, contents } = read_copies(config, device).await?;
+    let Copies { copies, blank, begun, former, contents } = read_copies(config, device).await?;
     let elected = format::elect(&copies);
-    // Its own superblock has no two copies any more.
-    if let (Err(_), Some(mark)) = (&elected, &mark) {
-        return Err(replaced(config, mark));
+    if let (Err(_), Some(former)) = (&elected, former) {
+        return Err(former.refusal(config));
     }
     match elected {
         Ok(superblock) => {
@@ -55,11 +52,6 @@ pub(crate) async fn find_superblock(
         // The first step was torn, on a device where even sectors tear.
         Err(_) if blank[2] && blank[3] && begun && copies[..2].iter().all(Result::is_err) => {
             Ok(None)
-        }
-        Err(Damage::NoQuorum(_))
-            if config.part.is_some() && copies.iter().all(|c| *c == Err(Damage::Magic)) =>
-        {
-            Err(missing(config))
         }
         Err(Damage::NoQuorum(_)) if copies.iter().all(|c| matches!(c, Err(Damage::Magic))) => {
             let cache = &config.cache;
@@ -82,24 +74,21 @@ pub(crate) async fn find_superblock(
 }
 
 /// The contents of the places of the four superblock copies.
-pub(crate) struct Copies {
-    pub(crate) copies: [Result<Superblock, Damage>; 4],
+struct Copies {
+    copies: [Result<Superblock, Damage>; 4],
     blank: [bool; 4],
     /// The first place may have the beginning of a superblock.
     begun: bool,
-    /// The mark in one of the places.
-    mark: Option<ReplacedMark>,
+    /// What else the places have.
+    former: Option<Former>,
     /// What else the first place may be the beginning of.
     contents: Option<&'static str>,
 }
 
-pub(crate) async fn read_copies(
-    config: &Config,
-    device: &dyn BlockDevice,
-) -> Result<Copies, Error> {
+async fn read_copies(config: &Config, device: &dyn BlockDevice) -> Result<Copies, Error> {
     let mut copies: Vec<Result<Superblock, Damage>> = Vec::with_capacity(4);
     let mut blank = [false; 4];
-    let (mut begun, mut mark, mut begun_mark, mut contents) = (false, None, None, None);
+    let (mut begun, mut remains, mut contents) = (false, Remains::default(), None);
     for copy in 0..SUPERBLOCK_COPIES {
         let offset = Geometry::superblock_offset(copy);
         let unit = read_area(config, device, offset, UNIT, "read superblock").await?;
@@ -107,13 +96,12 @@ pub(crate) async fn read_copies(
             blank[usize::from(copy)] = format::is_blank(unit);
             contents = if copy == 0 { contents_of(unit) } else { contents };
             begun |= copy == 0 && format::is_begun(unit, FORMAT_GENERATION);
-            mark = mark.take().or_else(|| ReplacedMark::decode(unit));
-            begun_mark = begun_mark.take().or_else(|| ReplacedMark::find(unit));
+            remains.look(unit);
             copies.push(Superblock::decode(copy, unit));
         });
     }
     let copies = copies.try_into().expect("four were read");
-    Ok(Copies { copies, blank, begun, mark: mark.or(begun_mark), contents })
+    Ok(Copies { copies, blank, begun, former: remains.former(), contents })
 }
 
 /// The generation that a format writes.
@@ -132,7 +120,7 @@ pub(crate) async fn format_device(
 ) -> Result<Superblock, Error> {
     let geometry = Geometry::compute(area, config.block_size).map_err(|e| no_space(config, &e))?;
     let superblock = Superblock {
-        uuid: config.part.map_or_else(new_uuid, |of| of.uuid),
+        uuid: new_uuid(),
         generation: FORMAT_GENERATION,
         block_size: config.block_size,
         slots: geometry.slots,
@@ -141,17 +129,15 @@ pub(crate) async fn format_device(
         origin_sectors: sectors.0,
         origin_id: origin.identity().map_or(NO_ORIGIN, |known| format::origin_id(&known)),
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
-        part: config.part.map(|of| of.part),
         guards_origin: false,
         moved: None,
-        areas: PartAreas::default(),
     };
     begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;
     Ok(superblock)
 }
 
-pub(crate) fn new_uuid() -> [u8; 16] {
+fn new_uuid() -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&reactor::random().to_le_bytes());
     uuid[8..].copy_from_slice(&reactor::random().to_le_bytes());
@@ -218,11 +204,6 @@ pub(crate) fn check_superblock(
     superblock: &Superblock,
     area: u64,
 ) -> Result<(), Error> {
-    if let Some(of) = config.part.filter(|_| !config.planted.is(Fault::PartsUnchecked))
-        && (superblock.part != Some(of.part) || superblock.uuid != of.uuid)
-    {
-        return Err(foreign(config, superblock));
-    }
     if superblock.block_size != config.block_size {
         return Err(Error::invalid(format!(
             "Block size does not match superblock: cache device {} has {}, the table \
@@ -239,25 +220,4 @@ pub(crate) fn check_superblock(
         )));
     }
     check_counters(config, superblock)
-}
-
-/// The error for an area that should contain a part and does not.
-fn foreign(config: &Config, superblock: &Superblock) -> Error {
-    let what = match superblock.part {
-        Some(part) => format!("part {} of {} of a divided cache", part.nth, part.of),
-        None => "a cache in one part".to_owned(),
-    };
-    let (device, at) = (&config.cache, config.start_sector);
-    Error::invalid(format!(
-        "cache device {device}: the area from sector {at} holds {what}, which does not belong to \
-         this one; nothing was changed"
-    ))
-}
-
-pub(crate) fn missing(config: &Config) -> Error {
-    let (device, at) = (&config.cache, config.start_sector);
-    Error::invalid(format!(
-        "cache device {device}: the area from sector {at} holds no cache: this part of the divided \
-         cache is missing; nothing was changed"
-    ))
 }

@@ -18,8 +18,7 @@ const PART_OF_SLOTS: u32 = 8;
 
 /// How many blocks the buffer of a cache with so many slots has; 0: none.
 pub(crate) fn buffer_blocks(config: &Config, slots: u32) -> u32 {
-    let parts = config.part.map_or(1, |of| u32::from(of.part.of));
-    let blocks = (config.write_buffer / parts / config.block_size).min(slots / PART_OF_SLOTS);
+    let blocks = (config.write_buffer / config.block_size).min(slots / PART_OF_SLOTS);
     let blocks = config.test_sizes.buffer_blocks.unwrap_or(blocks);
     let segment = segment_blocks(config, blocks);
     if config.mode == Mode::Pmem || segment == 0 { 0 } else { blocks - blocks % segment }

@@ -43,7 +43,7 @@
 use std::rc::Rc;
 
 use block::{Buf, Class, Status};
-use format::{CheckpointRef, Geometry, PartAreas, Superblock, UNIT};
+use format::{CheckpointRef, Geometry, UNIT};
 
 use super::Store;
 use super::media::{Media, Native, SlotArea};
@@ -119,26 +119,6 @@ impl Store {
         }
         life.in_checkpoint.set(true);
         Ok(())
-    }
-
-    /// Writes a superblock that says what areas all parts have, and is else as the one before.
-    /// After an error the cache has failed, as it fails with a checkpoint.
-    pub(crate) async fn record_areas(
-        &self,
-        native: &Native,
-        areas: PartAreas,
-    ) -> Result<(), Status> {
-        self.hold_checkpoints().await?;
-        let new = {
-            let old = native.superblock.borrow();
-            Superblock { generation: old.generation + 1, areas, ..old.clone() }
-        };
-        let written = self.write_superblock_copies(native, new).await;
-        if let Err(status) = written {
-            self.fail(status);
-        }
-        self.end_checkpoint();
-        written
     }
 
     async fn move_metadata(

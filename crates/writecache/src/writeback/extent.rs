@@ -29,8 +29,6 @@
 //!   write fails the data of the gaps are kept (`failed_gaps`).
 //! - WC-GF3 Gaps are filled only where measured costs say that it is faster, or to measure them.
 //!   None is longer than a quarter of the largest write.
-//! - WC-GF4 A part of a divided cache fills no gap in a chunk of another, which may be writing
-//!   there.
 //! - WC-GF5 With `gap_write_percent` all gaps that were ever locked to be filled take at most so
 //!   many percent of the dirty bytes that were written before. Without it none are filled on an
 //!   origin that does not rotate, but for a `flush` and in a cache that is being emptied.
@@ -257,11 +255,6 @@ impl Writeback {
     fn contents(&self, gap: &Range<u64>) -> Contents {
         let is_locked = self.locks.is_awaited(gap) || !self.locks.is_free(gap);
         if gap.end - gap.start > self.io_blocks() / GAP_PART || is_locked {
-            return Contents::Closed;
-        }
-        // WC-GF4
-        let owned = gap.is_empty() || self.store.config.owns(gap);
-        if !owned && !self.store.has_fault(Fault::GapOfOtherPart) {
             return Contents::Closed;
         }
         let slots = self.store.slots.borrow();

@@ -80,9 +80,9 @@ impl Writeback {
         }
     }
 
-    /// A flush of the origin by another part has failed. Writes in flight count as lost (WC-RT2). A
-    /// part that had no writes reports no error.
-    pub(crate) fn other_flush_failed(&self, status: Status) {
+    /// A flush of the origin by its guard has failed. Writes in flight count as lost (WC-RT2). A
+    /// cache that had no writes reports no error.
+    pub(crate) fn guard_flush_failed(&self, status: Status) {
         let flush_errors = &self.retry.flush_errors;
         let written = !self.settling.written.borrow().is_empty() || self.settling.blocks.get() > 0;
         if self.store.health().is_err() {

@@ -331,8 +331,7 @@ impl Writeback {
 
     /// Memory for spans; none if half of it is not enough for a chunk.
     fn span_buffer(&self) -> u64 {
-        let parts = self.store.config.part.map_or(1, |of| u64::from(of.part.of));
-        let buffer = u64::from(self.store.tuning().writeback_buffer) / parts;
+        let buffer = u64::from(self.store.tuning().writeback_buffer);
         if buffer / 2 < self.chunk_bytes() { 0 } else { buffer }
     }
 

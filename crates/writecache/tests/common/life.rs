@@ -61,7 +61,7 @@ pub(crate) async fn end(
     allowed: bool,
 ) -> Result<bool, String> {
     load.read_all(cache.clone()).await?;
-    cache.check_all().await;
+    cache.check();
     let flushed = cache.clone().message(vec!["flush".to_owned()]).await;
     let suspended = cache.clone().suspend().await;
     cache.check();

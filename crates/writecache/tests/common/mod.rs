@@ -17,7 +17,6 @@ pub(crate) mod random_options;
 pub(crate) mod recorded;
 pub(crate) mod recording;
 pub(crate) mod sha256;
-pub(crate) mod spread;
 pub(crate) mod stalled;
 pub(crate) mod suspend_gate;
 pub(crate) mod whole;
@@ -156,12 +155,6 @@ impl Fixture {
 
     pub(crate) fn superblock(&self) -> Superblock {
         Superblock::decode(0, &self.area(0, UNIT)).expect("copy 0 is good")
-    }
-
-    /// The superblock of a part of a divided cache.
-    pub(crate) fn superblock_of(&self, part: u64) -> Superblock {
-        let each = self.superblock().part.expect("it is divided").area_sectors;
-        Superblock::decode(0, &self.area(part * each * 512, UNIT)).expect("copy 0 is good")
     }
 
     pub(crate) fn geometry(&self) -> Geometry {

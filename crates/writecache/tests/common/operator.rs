@@ -101,12 +101,8 @@ impl Operator {
                 self.drains.begin(cache, words);
                 Ok(())
             }
-            13 => {
-                cache.clone().refresh().await;
-                Ok(())
-            }
             _ => {
-                cache.check_all().await;
+                cache.check();
                 Ok(())
             }
         }

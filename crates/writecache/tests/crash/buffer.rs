@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The write buffer: writes are acknowledged from memory, and nothing that was flushed is lost;
 //! with memory that outlives the process, nothing that was completed is lost by a kill. Ordered
-//! caches and divided ones with it are in `ordered` and `parts`.
+//! caches with it are in `ordered`.
 use sim::seeds;
 use writecache::Fault;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A machine with memory that outlives the process: a kill undoes no completed change, and a power
-//! cut undoes no more than without that memory. Ordered caches and divided ones with it are in
-//! `ordered` and `parts`.
+//! cut undoes no more than without that memory. Ordered caches with it are in `ordered`.
 use sim::seeds;
 use writecache::Fault;
 

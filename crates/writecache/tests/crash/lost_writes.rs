@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::common::{BLOCK_SECTORS, Fixture, at, pattern, spread};
-use block::{Buf, Bufs, Class, CoreId, Flags, Op, Opener, Sector, Status, Target};
+use crate::common::{BLOCK_SECTORS, Fixture, at, pattern};
+use block::{Buf, Bufs, Class, Flags, Op, Opener, Sector, Status, Target};
 use sim::{Faults, Machine, seeds};
 use writecache::{CacheEvent, Fault, WriteCache};
 
@@ -16,19 +16,12 @@ use writecache::{CacheEvent, Fault, WriteCache};
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 const BLOCKS: u64 = 64;
 
-/// A cache of so many parts; 0: one that is not divided.
-fn fixture(seed: u64, parts: u64) -> Fixture {
-    let options = match parts {
-        0 => MANUAL.to_owned(),
-        parts => format!("parts {parts} {MANUAL}"),
-    };
-    let mut fixture = Fixture::seeded(seed, BLOCKS, 512 * parts.max(1), &options);
-    fixture.config.set_chunk(Sector(4 * BLOCK_SECTORS));
-    fixture
+fn fixture(seed: u64) -> Fixture {
+    Fixture::seeded(seed, BLOCKS, 512, MANUAL)
 }
 
 fn boot(fixture: &Fixture) -> Machine {
-    Machine::boot(&fixture.world, 3)
+    Machine::boot(&fixture.world, 1)
 }
 
 fn fail_flushes(fixture: &Fixture, per_mille: u32) {
@@ -38,8 +31,6 @@ fn fail_flushes(fixture: &Fixture, per_mille: u32) {
 
 async fn load(fixture: &Fixture) -> Rc<WriteCache> {
     let cache = fixture.target();
-    let cores = vec![CoreId(0), CoreId(1), CoreId(2)];
-    cache.place_parts(cores, spread::share(&fixture.world, [fixture.origin, fixture.cache]));
     cache.clone().resume().await.unwrap();
     cache
 }
@@ -86,8 +77,9 @@ fn run(fixture: &Fixture, work: impl AsyncFnOnce(Fixture) + 'static) {
     machine.kill();
 }
 
-fn each_client_gets_one_error(parts: u64) {
-    run(&fixture(1, parts), async move |fixture| {
+#[test]
+fn each_client_of_a_failed_cache_gets_one_error() {
+    run(&fixture(1), async move |fixture| {
         let cache = load(&fixture).await;
         let lost = Rc::new(Cell::new(0));
         for opener in [1, 2, 3] {
@@ -117,18 +109,8 @@ fn each_client_gets_one_error(parts: u64) {
 }
 
 #[test]
-fn each_client_of_a_failed_cache_gets_one_error() {
-    each_client_gets_one_error(0);
-}
-
-#[test]
-fn each_client_of_a_failed_divided_cache_gets_one_error() {
-    each_client_gets_one_error(3);
-}
-
-#[test]
 fn the_third_table_reports_what_the_second_did_not() {
-    run(&fixture(1, 0), async move |fixture| {
+    run(&fixture(1), async move |fixture| {
         let cache = load(&fixture).await;
         write(&cache, 1, 1).await.unwrap();
         write(&cache, 2, 2).await.unwrap();
@@ -144,7 +126,7 @@ fn the_third_table_reports_what_the_second_did_not() {
 
 #[test]
 fn a_cache_that_has_not_failed_hands_on_nothing() {
-    run(&fixture(1, 0), async move |fixture| {
+    run(&fixture(1), async move |fixture| {
         let cache = load(&fixture).await;
         write(&cache, 1, 1).await.unwrap();
         let next = reload(&fixture, cache).await;
@@ -210,7 +192,7 @@ async fn any_order(fixture: Fixture) {
 #[test]
 fn a_new_table_that_forgets_losses_is_caught() {
     let found = seeds::first_failure(0..400, |seed| {
-        let mut fixture = fixture(seed, 0);
+        let mut fixture = fixture(seed);
         fixture.config.plant(Some(Fault::LostWritesForgotten));
         run(&fixture, any_order);
         Ok(())
@@ -221,8 +203,7 @@ fn a_new_table_that_forgets_losses_is_caught() {
 #[test]
 fn each_client_that_lost_a_change_gets_an_error_in_any_order() {
     seeds::run(400, |seed| {
-        let fixture = fixture(seed, if seed % 4 == 0 { 3 } else { 0 });
-        run(&fixture, any_order);
+        run(&fixture(seed), any_order);
         Ok(())
     });
     if seeds::count(400) >= 20 {

@@ -11,7 +11,6 @@ mod journal;
 mod lost_writes;
 mod native;
 mod ordered;
-mod parts;
 mod read_cache;
 mod recover_killed;
 mod reload;

@@ -150,10 +150,12 @@ async fn recover(
     let report = probe(cache.clone(), Sector::ZERO, Depth::Metadata).await?;
     let is_native = match &report.contents {
         Contents::Native(_) => true,
-        Contents::Divided(_) | Contents::Dm(_) => false,
-        Contents::Blank | Contents::Unknown | Contents::Ruined | Contents::Replaced(_) => {
-            panic!("no cache any more: {:?}", report.damage)
-        }
+        Contents::Dm(_) => false,
+        Contents::Blank
+        | Contents::Unknown
+        | Contents::Ruined
+        | Contents::Replaced(_)
+        | Contents::Gone(_) => panic!("no cache any more: {:?}", report.damage),
     };
     let block_size = report.occupancy().expect("its metadata are whole").block_size;
     let mut config = Config::new(Mode::Ssd, "origin", "cache", block_size);

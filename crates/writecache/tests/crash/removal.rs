@@ -42,13 +42,12 @@ impl Scene {
                 "format native",
                 "format native",
                 "format native ordered",
-                "format native parts 2",
                 "format dm",
                 "format native read_cache 1 sequential_read_cutoff 0",
             ]);
             let high = w.rng.pick(&[0, 10, 100]);
             let words = format!("{kind} high_watermark {high} low_watermark 0 autocommit_time 1");
-            let area = if kind.contains("parts") { 2048 } else { w.rng.pick(&[416, 512, 1024]) };
+            let area = w.rng.pick(&[416, 512, 1024]);
             let cache = w.add_swarm_disk("cache", Sector(area * 2));
             let origin = w.add_swarm_disk("origin", Sector(blocks * 8));
             (config(4096, &words), origin, cache, blocks)
@@ -56,7 +55,6 @@ impl Scene {
         let mut scene =
             Scene { world, config, origin, cache, blocks, versions: Vec::new(), written: 0 };
         scene.config.plant(fault);
-        scene.config.set_chunk(Sector(4 * 8));
         scene.versions = vec![0; usize::try_from(blocks).unwrap()];
         scene
     }
@@ -96,7 +94,6 @@ impl Scene {
                 reactor::sleep(pause).await;
             }
             suspend(&cache).await;
-            cache.clone().refresh().await;
             let copies = cache.attribute("clean_blocks").unwrap().number().unwrap();
             COPIES.set(COPIES.get() + copies);
             cache.clone().dirty(Sector::ZERO, Sector(blocks * 8)).await.unwrap()

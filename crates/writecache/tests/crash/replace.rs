@@ -29,8 +29,6 @@ struct Plan {
     is_recorded: bool,
     /// Blocks that are read enter the caches.
     reads_enter: bool,
-    /// The caches are in parts with every seed.
-    in_parts: bool,
 }
 
 impl Plan {
@@ -40,7 +38,6 @@ impl Plan {
         is_guarded: false,
         is_recorded: false,
         reads_enter: false,
-        in_parts: false,
     };
     const RECORDED: Plan = Plan { is_recorded: true, ..Plan::USUAL };
     const GUARDED: Plan = Plan { is_guarded: true, ..Plan::USUAL };
@@ -81,7 +78,6 @@ struct Setup {
     /// What the origin knows of the cache above it.
     record: Option<Rc<Record>>,
     formats: [&'static str; 2],
-    chunk: Sector,
     origin: FileId,
     caches: [FileId; 2],
     fault: Option<Fault>,
@@ -98,10 +94,8 @@ impl Setup {
         let unit = u64::from(block_size) / 512;
         let sectors = Sector(blocks * unit);
         let first_len = Sector(w.rng.range(blocks / 2, blocks + 1) * unit);
-        let in_parts = plan.in_parts || (!is_guarded && w.rng.below(4) == 0);
-        let parts = if in_parts { " parts 2" } else { "" };
-        let area = Sector(2 * if parts.is_empty() { w.rng.pick(&[416, 1024]) } else { 1024 });
-        let mut cache = |name| match parts.is_empty() && w.rng.below(4) == 0 {
+        let area = Sector(2 * w.rng.pick(&[416, 1024]));
+        let mut cache = |name| match w.rng.below(4) == 0 {
             true => w.add_swarm_memory(name, area),
             false => w.add_swarm_disk(name, area),
         };
@@ -112,19 +106,17 @@ impl Setup {
         let origin = w.add_disk(DiskSpec { atomic_write_unit_bytes: block_size, ..spec });
         let high = w.rng.pick(&[0, 10, 100]);
         let time = w.rng.pick(&[1, 1000]);
-        let ordered = parts.is_empty() && w.rng.below(4) == 0;
+        let ordered = w.rng.below(4) == 0;
         let words = if ordered { " ordered" } else { "" };
         let reads = if plan.reads_enter { " read_cache 1 sequential_read_cutoff 0" } else { "" };
-        let options = format!(
-            "high_watermark {high} low_watermark 0 autocommit_time {time}{words}{parts}{reads}"
-        );
-        let native_only = ordered || is_guarded || plan.is_recorded || !parts.is_empty();
+        let options =
+            format!("high_watermark {high} low_watermark 0 autocommit_time {time}{words}{reads}");
+        let native_only = ordered || is_guarded || plan.is_recorded;
         let formats = [0, 1].map(|_| match native_only {
             true => "native",
             false => w.rng.pick(&["native", "native", "dm"]),
         });
         drop(w);
-        let chunk = Sector(u64::from(block_size) / 512 * 4);
         let record = plan.is_recorded.then(|| {
             let record = Rc::new(Record::default());
             record.delay.set(Nanos(world.borrow_mut().rng.below(400_000)));
@@ -141,7 +133,6 @@ impl Setup {
             guards,
             record,
             formats,
-            chunk,
             origin,
             caches,
             fault,
@@ -159,8 +150,8 @@ impl Setup {
 
     fn dm(&self) -> Rc<Dm> {
         let dm = Dm::new(Rc::new(Disks(self.clone())));
-        let (chunk, fault) = (self.chunk, self.fault);
-        let kind = TargetType::new(&MANUAL, move |ctx, args| construct(chunk, fault, ctx, args));
+        let fault = self.fault;
+        let kind = TargetType::new(&MANUAL, move |ctx, args| construct(fault, ctx, args));
         dm.register(kind.with_whole(|args| Whole::of_device(args, 1, Sector(8))));
         dm
     }
@@ -168,15 +159,10 @@ impl Setup {
     /// As `millpond wipe`.
     async fn wipe(&self, nth: usize) {
         let device = self.world.borrow().leaf(self.caches[nth]);
-        let each = device.limits().capacity.0 / 2;
-        for at in [each, 0] {
-            let len = PROBE_HEAD_BYTES.min((device.limits().capacity.0 - at) * 512);
-            let zeroes = Buf::zeroed(usize::try_from(len).unwrap());
-            let flags = Flags::empty();
-            let class = Class::Foreground;
-            reactor::write(&*device, flags, class, Sector(at), zeroes.into()).await.unwrap();
-            reactor::flush(&*device, class).await.unwrap();
-        }
+        let zeroes = Buf::zeroed(usize::try_from(PROBE_HEAD_BYTES).unwrap());
+        let (flags, class) = (Flags::empty(), Class::Foreground);
+        reactor::write(&*device, flags, class, Sector::ZERO, zeroes.into()).await.unwrap();
+        reactor::flush(&*device, class).await.unwrap();
     }
 }
 
@@ -196,13 +182,12 @@ impl Resolver for Disks {
     }
 }
 
-fn construct(chunk: Sector, fault: Option<Fault>, ctx: Context, args: Vec<String>) -> Constructing {
+fn construct(fault: Option<Fault>, ctx: Context, args: Vec<String>) -> Constructing {
     Box::pin(async move {
         let words: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut config = Config::parse(&words)?;
         config.plant(fault);
         config.set_journal_capacity(200); // reading a large one takes time
-        config.set_chunk(chunk);
         let origin = ctx.lookup(&config.origin).await?;
         let cache = ctx.lookup(&config.cache).await?;
         let target = WriteCache::new(ctx.device(), config, origin, cache, ctx.len())?;
@@ -478,12 +463,6 @@ fn a_guarded_origin_loses_nothing_at_any_step() {
     seeds::run(100, |seed| simulate(seed, Plan::GUARDED));
 }
 
-/// The same with caches in parts, which share a guard.
-#[test]
-fn a_guarded_origin_of_parts_loses_nothing_at_any_step() {
-    seeds::run(60, |seed| simulate(seed, Plan { in_parts: true, ..Plan::GUARDED }));
-}
-
 /// The origin takes changes from the cache that it has recorded only.
 #[test]
 fn an_origin_that_records_its_cache_loses_nothing() {
@@ -580,14 +559,6 @@ fn a_write_that_ends_before_a_slot_has_it_is_found() {
 #[test]
 fn a_guard_left_at_the_old_end_of_an_origin_is_found() {
     is_found(Fault::OldEndForgotten, Plan::GUARDED);
-}
-
-/// The records are those of part 0.
-#[test]
-fn guard_records_of_parts_that_come_late_are_found() {
-    let plan = Plan { in_parts: true, ..Plan::GUARDED };
-    is_found(Fault::DetachedBeforeRecord, plan);
-    is_found(Fault::OldEndForgotten, plan);
 }
 
 /// Another table, or none, uses the origin meanwhile.

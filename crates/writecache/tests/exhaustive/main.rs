@@ -18,9 +18,7 @@
 //! | and in epochs | 3 | 5 | 7 |
 //! | kills, with a write buffer | 2 | 2 | 4 |
 //! | with growth | 2 | 4 | 5 |
-//! | with growth of two parts | 2 | 3 | 5 |
 //! | with a guard of the origin | 2 | 2 | 4 |
-//! | with one that two parts share | 1 | 2 | 3 |
 //! | with one beside writes around the cache, and discards | 2 | 2 | 4 |
 //! | with one, and a request that fails | 1 | 1 | 2 |
 //!
@@ -70,9 +68,7 @@ const BUFFER_BLOCKS: u32 = 8;
 const OF_BUFFERED: Depth = Depth { fast: 3, usual: 4, night: 6 };
 const OF_BUFFERED_KILLS: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_GROWTH: Depth = Depth { fast: 2, usual: 4, night: 5 };
-const OF_GROWING_PARTS: Depth = Depth { fast: 2, usual: 3, night: 5 };
 const OF_GUARD: Depth = Depth { fast: 2, usual: 2, night: 4 };
-const OF_GUARDED_PARTS: Depth = Depth { fast: 1, usual: 2, night: 3 };
 const OF_GUARD_AROUND: Depth = Depth { fast: 2, usual: 2, night: 4 };
 const OF_ERRORS: Depth = Depth { fast: 1, usual: 1, night: 2 };
 const OF_ORDERED: Depth = Depth { fast: 3, usual: 5, night: 7 };
@@ -138,11 +134,6 @@ fn growing_cache() -> Start {
     worn_cache().on_larger_device(GROWING)
 }
 
-/// The same in two parts.
-fn growing_parts() -> Start {
-    Start::in_parts(512, 6).filled().on_larger_device(GROWING)
-}
-
 const GUARDED: Alphabet = &[Sym::Write, Sym::Flush, Sym::Message, Sym::Release, Sym::Claim];
 /// Both ranges of an origin, and a block between them.
 const GUARDED_BLOCKS: u64 = 35;
@@ -161,20 +152,6 @@ fn guarded_cache() -> Start {
 /// A guarded origin that is to be given back as the cache opens.
 fn detaching_cache() -> Start {
     guarded_cache().with_guard(false, GUARDED)
-}
-
-/// The same of a cache in two parts, which share the guard.
-fn guarding_parts() -> Start {
-    let new = Start::in_parts(4096, GUARDED_BLOCKS).filled().after(&[&[Sym::Message]]);
-    new.with_guard(true, GUARDED)
-}
-
-fn guarded_parts() -> Start {
-    guarding_parts().after(&[&[Sym::Write, Sym::Message, Sym::Write, Sym::Fua]])
-}
-
-fn detaching_parts() -> Start {
-    guarded_parts().with_guard(false, GUARDED)
 }
 
 const AROUND: Alphabet = &[Sym::Write, Sym::Fua, Sym::Meta, Sym::Discard, Sym::Flush, Sym::Release];
@@ -327,13 +304,6 @@ fn no_crash_of_a_growing_cache_loses_what_was_acknowledged() {
 }
 
 #[test]
-fn no_crash_of_growing_parts_loses_what_was_acknowledged() {
-    for pace in [Pace::OneByOne, Pace::InPairs] {
-        explore("growing parts", &growing_parts(), pace, OF_GROWING_PARTS);
-    }
-}
-
-#[test]
 fn no_kill_undoes_what_has_ended_in_a_growing_cache() {
     explore("growing, killed", &growing_cache().with_kills(), Pace::InPairs, OF_KILLS);
 }
@@ -343,13 +313,6 @@ fn no_crash_of_a_guarded_cache_loses_what_was_acknowledged() {
     explore("guarding", &guarding_cache(), Pace::OneByOne, OF_GUARD);
     explore("detaching", &detaching_cache(), Pace::OneByOne, OF_GUARD);
     explore("guarded", &guarded_cache(), Pace::InPairs, OF_GUARD);
-}
-
-#[test]
-fn no_crash_of_guarded_parts_loses_what_was_acknowledged() {
-    explore("guarding parts", &guarding_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
-    explore("detaching parts", &detaching_parts(), Pace::OneByOne, OF_GUARDED_PARTS);
-    explore("guarded parts", &guarded_parts(), Pace::InPairs, OF_GUARDED_PARTS);
 }
 
 #[test]
@@ -364,13 +327,6 @@ fn no_error_of_a_guarded_cache_loses_what_was_acknowledged() {
     errors::explore("guarding", &guarding_cache().with_guard(true, FAILING), depth);
     errors::explore("detaching", &detaching_cache().with_guard(false, FAILING), depth);
     errors::explore("guarded", &dirty_before_errors(guarding_cache()), depth);
-}
-
-#[test]
-fn no_error_of_guarded_parts_loses_what_was_acknowledged() {
-    let depth = OF_ERRORS.of_this_run();
-    errors::explore("guarding parts", &guarding_parts().with_guard(true, FAILING), depth);
-    errors::explore("guarded parts", &dirty_before_errors(guarding_parts()), depth);
 }
 
 #[test]

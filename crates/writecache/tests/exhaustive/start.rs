@@ -102,14 +102,6 @@ impl Start {
         Start::blank(line, block_size, blocks, smallest)
     }
 
-    /// The same of a cache in two parts, to which blocks belong in turn.
-    pub(crate) fn in_parts(block_size: u32, blocks: u64) -> Start {
-        let whole = Start::native("s parts 2", block_size, blocks);
-        let mut start = Start { cache_bytes: 2 * whole.cache_bytes, ..whole };
-        start.config.set_chunk(Sector::from_bytes(block_size.into()));
-        start
-    }
-
     /// A blank device for a cache of the kernel's format with so many slots.
     pub(crate) fn dm(mode: &str, block_size: u32, blocks: u64, slots: u64) -> Start {
         let geometry = format::dm::Geometry::of(block_size, slots).expect("a few slots");
@@ -173,14 +165,12 @@ impl Start {
 
     /// From now on the cache device is so much larger that a cache of before may grow.
     pub(crate) fn on_larger_device(mut self, alphabet: Alphabet) -> Start {
-        let parts = u64::from(self.config.parts.unwrap_or(1));
-        let has = self.cache_bytes / parts;
-        let geometry = format::Geometry::compute(has, self.config.block_size);
-        let grown = geometry.expect("it was formatted").grown(has);
+        let geometry = format::Geometry::compute(self.cache_bytes, self.config.block_size);
+        let grown = geometry.expect("it was formatted").grown(self.cache_bytes);
         let Err(format::GeometryError::TooSmall { needed_bytes, .. }) = grown else {
             panic!("{grown:?}")
         };
-        self.cache_bytes = parts * needed_bytes;
+        self.cache_bytes = needed_bytes;
         self.alphabet = alphabet;
         self
     }

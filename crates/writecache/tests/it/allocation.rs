@@ -133,7 +133,7 @@ fn run(seed: u64, options: &str, fault: Option<Fault>) -> Option<u64> {
     done.expect("no power cut was planned")
 }
 
-const OPTIONS: [&str; 4] = ["", "ordered", "parts 2", "cleaner"];
+const OPTIONS: [&str; 3] = ["", "ordered", "cleaner"];
 
 #[test]
 fn what_is_told_to_be_zeroes_reads_as_zeroes() {

@@ -7,7 +7,6 @@ use block::{BlockDevice, Error, Nanos, Op, Target};
 use sim::Machine;
 use writecache::WriteCache;
 
-use crate::common::spread;
 use crate::common::stalled::StalledDevice;
 use crate::common::{BLOCK, Fixture, expect, fill, flush, number, put, say, suspend};
 use crate::read_cache::set;
@@ -46,8 +45,9 @@ async fn interrupt_flush(cache: &Rc<WriteCache>) -> Error {
     flushed.take().expect("it has ended").expect_err("blocks are left")
 }
 
-fn flushes_go_on_after_a_pause(parts: &str) {
-    let options = format!("{MANUAL} writeback_rate_max 1000000 {parts}");
+#[test]
+fn a_flush_ends_with_a_pause_and_can_be_done_again() {
+    let options = format!("{MANUAL} writeback_rate_max 1000000");
     let fixture = Fixture::new(4096, 16 << 10, &options);
     fixture
         .life(async |cache| {
@@ -67,20 +67,11 @@ fn flushes_go_on_after_a_pause(parts: &str) {
         .unwrap();
 }
 
-#[test]
-fn a_flush_ends_with_a_pause_and_can_be_done_again() {
-    flushes_go_on_after_a_pause("");
-}
-
-#[test]
-fn a_flush_of_parts_ends_with_a_pause_of_all_of_them() {
-    flushes_go_on_after_a_pause("parts 2");
-}
-
 /// The suspend ended the flush that it had begun, for the pause, and failed: an upgrade was refused
 /// where `flush_on_suspend` or `cleaner` had been sent before, and the flush was forgotten.
-fn suspends_soon_before_its_flush(parts: &str) {
-    let fixture = Fixture::new(4096, 16 << 10, &format!("{MANUAL} {parts}"));
+#[test]
+fn a_suspend_after_a_pause_leaves_its_flush_to_the_next() {
+    let fixture = Fixture::new(4096, 16 << 10, MANUAL);
     fixture
         .life(async |cache| {
             fill(&*cache, 0..500, 1).await;
@@ -89,50 +80,38 @@ fn suspends_soon_before_its_flush(parts: &str) {
             let began = reactor::now();
             suspend(&cache).await;
             assert!(reactor::now().0 - began.0 < 100_000_000);
-            assert_eq!(spread::number(&cache, "dirty_blocks").await, 500);
+            assert_eq!(number(&cache, "dirty_blocks"), 500);
             cache.clone().resume().await.unwrap();
             suspend(&cache).await;
-            assert_eq!(spread::number(&cache, "dirty_blocks").await, 0, "it was kept");
+            assert_eq!(number(&cache, "dirty_blocks"), 0, "it was kept");
             cache.clone().resume().await.unwrap();
             fill(&*cache, 0..500, 2).await;
             suspend(&cache).await;
-            assert_eq!(spread::number(&cache, "dirty_blocks").await, 500, "once");
+            assert_eq!(number(&cache, "dirty_blocks"), 500, "once");
         })
         .unwrap();
-}
-
-#[test]
-fn a_suspend_after_a_pause_leaves_its_flush_to_the_next() {
-    suspends_soon_before_its_flush("");
-}
-
-#[test]
-fn a_suspend_of_parts_leaves_its_flush_to_the_next() {
-    suspends_soon_before_its_flush("parts 2");
 }
 
 /// The task slept on for the time that was set before: what no FLUSH covered was in danger for an
 /// hour, not for a second.
 #[test]
 fn a_shorter_autocommit_time_holds_at_once() {
-    for parts in ["", "parts 2"] {
-        let fixture = Fixture::new(4096, 16 << 10, &format!("{MANUAL} {parts}"));
-        fixture
-            .life(async |cache| {
-                fill(&*cache, 0..20, 1).await;
-                millis(10).await;
-                set(&cache, "autocommit_time", "1000").await;
-                millis(500).await;
-                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 20);
-                millis(600).await;
-                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 0);
-                set(&cache, "autocommit_time", "3600000").await;
-                put(&*cache, 30, 1).await.unwrap();
-                millis(60_000).await;
-                assert_eq!(spread::number(&cache, "uncommitted_blocks").await, 1);
-            })
-            .unwrap();
-    }
+    let fixture = Fixture::new(4096, 16 << 10, MANUAL);
+    fixture
+        .life(async |cache| {
+            fill(&*cache, 0..20, 1).await;
+            millis(10).await;
+            set(&cache, "autocommit_time", "1000").await;
+            millis(500).await;
+            assert_eq!(number(&cache, "uncommitted_blocks"), 20);
+            millis(600).await;
+            assert_eq!(number(&cache, "uncommitted_blocks"), 0);
+            set(&cache, "autocommit_time", "3600000").await;
+            put(&*cache, 30, 1).await.unwrap();
+            millis(60_000).await;
+            assert_eq!(number(&cache, "uncommitted_blocks"), 1);
+        })
+        .unwrap();
 }
 
 /// A table whose place another one was to take, and that stays.

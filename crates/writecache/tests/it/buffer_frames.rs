@@ -113,18 +113,6 @@ fn a_kill_undoes_no_write_of_a_full_segment_in_flight() {
 }
 
 #[test]
-fn each_part_of_a_divided_cache_has_its_own_frames() {
-    let mut fixture = Fixture::new(256, 2048, &format!("{MANUAL} parts 2"));
-    fixture.config.set_journal_capacity(200);
-    fixture.config.set_buffer_blocks(PLACES);
-    fixture.config.set_chunk(block::Sector(8));
-    let memories = fixture.world.borrow_mut().share_memory();
-    fixture.life(async |cache| fill(&*cache, 0..9, 1).await).unwrap();
-    assert_eq!(memories.names().len(), 4);
-    fixture.life(async |cache| expect(&*cache, 0..9, 1).await).unwrap();
-}
-
-#[test]
 fn a_suspended_cache_needs_no_frames() {
     let fixture = fixture("");
     let work = async |cache: Rc<WriteCache>| {

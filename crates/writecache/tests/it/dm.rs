@@ -187,8 +187,7 @@ fn a_table_with_another_format_than_the_cache_is_refused() {
         }
         let before = native.image();
         let why = with_options(&native, "format dm").refusal();
-        let text = if blank_first { "cache in the native format" } else { "Invalid magic" };
-        assert!(why.contains(text), "{why}");
+        assert!(why.contains("cache in the native format"), "{why}");
         assert!(native.image() == before);
     }
 }

@@ -45,8 +45,8 @@ fn all_of_the_origin(fixture: &Fixture) -> Vec<u8> {
 }
 
 impl Damaged {
-    fn new(parts: &str, nth: usize, harms: [Harm; 2]) -> Damaged {
-        let fixture = formatted(&format!("{GUARDED}{parts}"));
+    fn new(nth: usize, harms: [Harm; 2]) -> Damaged {
+        let fixture = formatted(GUARDED);
         let clean = all_of_the_origin(&fixture);
         fixture
             .life(async |cache| {
@@ -158,29 +158,25 @@ fn each_harm(mut check: impl FnMut(usize, [Harm; 2])) {
 #[test]
 fn a_damaged_guard_is_refused_and_nothing_is_changed() {
     each_harm(|nth, harms| {
-        for parts in ["", " parts 2"] {
-            let damaged = Damaged::new(parts, nth, harms);
-            let image = damaged.fixture.image();
-            for options in [GUARDED, UNGUARDED, MANUAL] {
-                let refusal = damaged.by(&format!("{options}{parts}")).refusal();
-                assert!(refusal.contains("it was used, or restored"), "{harms:?}: {refusal}");
-            }
-            assert!(damaged.fixture.image() == image, "{harms:?}: the cache was changed");
-            assert!(all_of_the_origin(&damaged.fixture) == damaged.raw, "{harms:?}");
+        let damaged = Damaged::new(nth, harms);
+        let image = damaged.fixture.image();
+        for options in [GUARDED, UNGUARDED, MANUAL] {
+            let refusal = damaged.by(options).refusal();
+            assert!(refusal.contains("it was used, or restored"), "{harms:?}: {refusal}");
         }
+        assert!(damaged.fixture.image() == image, "{harms:?}: the cache was changed");
+        assert!(all_of_the_origin(&damaged.fixture) == damaged.raw, "{harms:?}");
     });
 }
 
 #[test]
 fn what_a_repair_left_counts_and_the_cache_goes_over_it() {
     each_harm(|nth, harms| {
-        for parts in ["", " parts 2"] {
-            let damaged = Damaged::new(parts, nth, harms);
-            assert!(damaged.adopt(&format!("{UNGUARDED}{parts}"), None));
-            assert!(all_of_the_origin(&damaged.fixture) == damaged.adopted(), "{nth} {harms:?}");
-            damaged.is_free();
-        }
-        let damaged = Damaged::new("", nth, harms);
+        let damaged = Damaged::new(nth, harms);
+        assert!(damaged.adopt(UNGUARDED, None));
+        assert!(all_of_the_origin(&damaged.fixture) == damaged.adopted(), "{nth} {harms:?}");
+        damaged.is_free();
+        let damaged = Damaged::new(nth, harms);
         assert!(damaged.adopt(GUARDED, None));
         // The guard is there again, and goes without any word.
         damaged.by(UNGUARDED).life(async |_| ()).unwrap();
@@ -192,7 +188,7 @@ fn what_a_repair_left_counts_and_the_cache_goes_over_it() {
 fn what_a_repair_has_left_counts_without_the_cache() {
     each_harm(|nth, harms| {
         for decision in [DamagedRanges::Kept, DamagedRanges::Restored] {
-            let damaged = Damaged::new("", nth, harms);
+            let damaged = Damaged::new(nth, harms);
             damaged.wipe_cache();
             let origin = damaged.fixture.leaf(damaged.fixture.origin);
             let machine = Machine::boot(&damaged.fixture.world, 1);
@@ -233,7 +229,7 @@ fn a_stop_at_any_step_of_an_adoption_is_continued_by_the_next() {
     for (nth, harms) in harms {
         for options in [UNGUARDED, GUARDED] {
             for stop_after in (1..).step_by(3) {
-                let damaged = Damaged::new("", nth, harms);
+                let damaged = Damaged::new(nth, harms);
                 let is_done = damaged.adopt(options, Some(stop_after));
                 if !is_done {
                     assert!(damaged.adopt(options, None), "{harms:?} {stop_after}");
@@ -254,11 +250,11 @@ fn a_stop_at_any_step_of_an_adoption_is_continued_by_the_next() {
 #[test]
 fn a_tool_learns_of_the_use_before_it_writes() {
     each_harm(|nth, harms| {
-        let damaged = Damaged::new("", nth, harms);
+        let damaged = Damaged::new(nth, harms);
         assert!(use_of(&damaged).is_some_and(|how| how.contains("was used, or restored")));
         assert!(all_of_the_origin(&damaged.fixture) == damaged.raw);
     });
-    assert_eq!(use_of(&Damaged::new("", 0, [Harm::Nothing; 2])), None);
+    assert_eq!(use_of(&Damaged::new(0, [Harm::Nothing; 2])), None);
 }
 
 fn use_of(damaged: &Damaged) -> Option<String> {
@@ -276,7 +272,7 @@ fn use_of(damaged: &Damaged) -> Option<String> {
 /// The power goes while a slot is written: the other one counts, and nobody has to say so.
 #[test]
 fn a_torn_slot_is_no_use_of_the_origin() {
-    let damaged = Damaged::new("", 0, [Harm::Nothing; 2]);
+    let damaged = Damaged::new(0, [Harm::Nothing; 2]);
     let at = damaged.range.slot_bytes() as u64 + 4096;
     let (origin, torn) = (damaged.fixture.origin, [0xa5; 512]);
     damaged.fixture.world.borrow_mut().poke(origin, Sector::from_bytes(at), &torn);
@@ -291,7 +287,7 @@ fn a_torn_slot_is_no_use_of_the_origin() {
 /// A device that is made by force without its cache shows what there is.
 #[test]
 fn a_damaged_origin_is_shown_without_its_cache() {
-    let damaged = Damaged::new("", 0, [Harm::Image, Harm::Image]);
+    let damaged = Damaged::new(0, [Harm::Image, Harm::Image]);
     let fixture = &damaged.fixture;
     let (origin, config) = (fixture.leaf(fixture.origin), fixture.config.clone());
     let stale = StaleOrigin::new("wc", config, "cache", origin, fixture.sectors).unwrap();
@@ -304,7 +300,7 @@ fn a_damaged_origin_is_shown_without_its_cache() {
 
 #[test]
 fn the_rest_of_a_guard_that_is_left_there_is_found() {
-    let damaged = Damaged::new("", 0, [Harm::Image, Harm::Image]);
+    let damaged = Damaged::new(0, [Harm::Image, Harm::Image]);
     let mut fixture = damaged.by(&format!("{UNGUARDED} adopt_origin"));
     fixture.config.plant(Fault::GuardRemainsKept);
     fixture.life(async |cache| write_back(&cache).await).unwrap();

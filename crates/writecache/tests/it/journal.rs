@@ -120,17 +120,6 @@ fn what_a_killed_process_has_acknowledged_is_there() {
     }
 }
 
-#[test]
-fn each_part_of_a_divided_cache_has_its_own_journal() {
-    let mut fixture = Fixture::new(256, 2048, &format!("{MANUAL} parts 2"));
-    fixture.config.set_journal_capacity(CAPACITY);
-    fixture.config.set_chunk(Sector(8));
-    let memories = fixture.world.borrow_mut().share_memory();
-    fixture.life(async |cache| fill(&*cache, 0..5, 1).await).unwrap();
-    assert_eq!(memories.names().len(), 2);
-    fixture.life(async |cache| expect(&*cache, 0..5, 1).await).unwrap();
-}
-
 /// WC-JR4, attack 3, break 1: a copy of the cache device, and both are used in one run directory.
 /// Returns what the original had acknowledged and what its next process finds of it.
 fn copied(fault: Option<Fault>) -> bool {
@@ -193,31 +182,6 @@ fn copied(fault: Option<Fault>) -> bool {
 fn a_copy_of_a_cache_does_not_share_its_journal() {
     assert!(copied(None), "blocks that were made durable have other data");
     assert!(!copied(Some(Fault::JournalNotLocked)), "it was not found");
-}
-
-#[test]
-fn a_copy_in_parts_does_not_share_a_journal() {
-    let mut original = Fixture::new(256, 2048, &format!("{MANUAL} parts 2"));
-    original.config.set_journal_capacity(CAPACITY);
-    original.config.set_chunk(Sector(8));
-    original.world.borrow_mut().share_memory();
-    original.life(async |_| ()).unwrap();
-    let mut copy = Fixture::within(original.world.clone(), 7, 256, 2048, MANUAL);
-    copy.config = original.config.clone();
-    copy.poke_area(0, &original.image());
-    let second = copy.target();
-    let work = async move |first: Rc<WriteCache>| {
-        fill(&*first, 0..5, 1).await;
-        let why = second.clone().resume().await.unwrap_err().chain();
-        assert!(why.contains("one is a copy of the other"), "{why}");
-        suspend(&first).await;
-        second.clone().resume().await.unwrap();
-        first.clone().resume().await.unwrap_err();
-        suspend(&second).await;
-        first.clone().resume().await.unwrap();
-        expect(&*first, 0..5, 1).await;
-    };
-    original.life(work).unwrap();
 }
 
 /// The opening is refused with a message that has all `parts`, and changes nothing.

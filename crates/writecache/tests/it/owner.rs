@@ -112,10 +112,10 @@ fn a_cache_without_blocks_adopts_any_origin() {
 /// one that had been flushed, or was never written to, refused a grown one.
 #[test]
 fn a_cache_without_blocks_takes_an_origin_of_any_size() {
-    for (was_used, parts) in [(true, ""), (false, ""), (true, "parts 2"), (false, "parts 2")] {
+    for was_used in [true, false] {
         let mut fixture = Fixture::small("");
         let whole = fixture.sectors;
-        let opened = life_over(&fixture, Some("disk a"), parts, async move |cache| {
+        let opened = life_over(&fixture, Some("disk a"), "", async move |cache| {
             if was_used {
                 fill(&*cache, 0..10, 1).await;
                 let last = whole.0 / 8;
@@ -129,7 +129,7 @@ fn a_cache_without_blocks_takes_an_origin_of_any_size() {
         for (sectors, identity) in [(whole.0 - 80, "disk a"), (whole.0, "disk a"), (800, "disk b")]
         {
             fixture.sectors = Sector(sectors);
-            let taken = life_over(&fixture, Some(identity), parts, async move |cache| {
+            let taken = life_over(&fixture, Some(identity), "", async move |cache| {
                 fill(&*cache, 0..3, 2).await;
                 say(&cache, "flush").await.unwrap();
                 fill(&*cache, 0..3, 3).await;
@@ -145,23 +145,20 @@ fn a_cache_without_blocks_takes_an_origin_of_any_size() {
 
 #[test]
 fn one_block_is_enough_to_refuse_another_size() {
-    for parts in ["", "parts 2"] {
-        let mut fixture = Fixture::small("");
-        let filled = life_over(&fixture, Some("disk a"), parts, async |cache| {
-            fill(&*cache, 3..4, 1).await;
-            flush(&*cache).await;
-            suspend(&cache).await;
-        });
-        filled.unwrap();
-        let before = fixture.image();
-        fixture.sectors = Sector(fixture.sectors.0 - 80);
-        for identity in ["disk a", "disk b"] {
-            let options = format!("{parts} adopt_origin");
-            let refused = life_over(&fixture, Some(identity), options.trim(), async |_| ());
-            let why = refused.unwrap_err().to_string();
-            assert!(why.contains("1 blocks (1 dirty) of an origin of"), "{why}");
-            assert!(fixture.image() == before);
-        }
+    let mut fixture = Fixture::small("");
+    let filled = life_over(&fixture, Some("disk a"), "", async |cache| {
+        fill(&*cache, 3..4, 1).await;
+        flush(&*cache).await;
+        suspend(&cache).await;
+    });
+    filled.unwrap();
+    let before = fixture.image();
+    fixture.sectors = Sector(fixture.sectors.0 - 80);
+    for identity in ["disk a", "disk b"] {
+        let refused = life_over(&fixture, Some(identity), "adopt_origin", async |_| ());
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("1 blocks (1 dirty) of an origin of"), "{why}");
+        assert!(fixture.image() == before);
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::common::{BITS, Fixture, config, fill, flush, number, say, suspend};
 use block::{BlockDevice, Sector};
-use format::{Geometry, UNIT};
+use format::{Geometry, SUPERBLOCK_COPIES, UNIT};
 use sim::{Machine, Rng};
 use writecache::{Contents, Depth, Occupancy, ProbeReport, WriteCache};
 
@@ -172,16 +172,29 @@ fn bit_rot_is_found_by_the_reads_of_that_block_only() {
     assert!(report.damage[0].what.contains("sector 800: its data do not match"), "{report:?}");
 }
 
+/// Makes the checksum of a unit right.
+fn seal(unit: &mut [u8]) {
+    unit[12..16].fill(0);
+    let crc = format::checksum(unit);
+    unit[12..16].copy_from_slice(&crc.to_le_bytes());
+}
+
 #[test]
 fn no_bytes_make_a_survey_panic() {
     let mut rng = Rng::new(20_261_122);
-    let (native, divided, mut seen) = (used("").image(), used("parts 2").image(), [0; 6]);
+    let (native, mut seen) = (used("").image(), [0; 6]);
+    let mut gone = native.clone();
+    for copy in 0..SUPERBLOCK_COPIES {
+        let unit = usize::try_from(Geometry::superblock_offset(copy)).unwrap();
+        gone[unit + 8] = 2;
+        seal(&mut gone[unit..unit + UNIT]);
+    }
     let mut kernel = vec![0; native.len()];
     let header = format::dm::Superblock { block_size: 4096, n_blocks: 200, seq_count: 3 };
     header.encode(&mut kernel[..format::dm::HEADER_BYTES]);
     for round in 0..400 {
         let fixture = Fixture::small("");
-        let mut image = [&kernel, &native, &divided][round % 3].clone();
+        let mut image = [&kernel, &native, &gone][round % 3].clone();
         // Mostly where metadata are, and with checksums that are right, as an attacker's would be.
         for _ in 0..rng.below(6) {
             let units = if rng.below(4) == 0 { image.len() / UNIT } else { 80 };
@@ -191,9 +204,7 @@ fn no_bytes_make_a_survey_panic() {
                 image[at] = u8::try_from(rng.below(256)).unwrap();
             }
             if rng.below(4) > 0 && round % 3 != 0 {
-                image[unit + 12..unit + 16].fill(0);
-                let crc = format::checksum(&image[unit..unit + UNIT]);
-                image[unit + 12..unit + 16].copy_from_slice(&crc.to_le_bytes());
+                seal(&mut image[unit..unit + UNIT]);
             }
         }
         fixture.poke_area(0, &image);
@@ -203,7 +214,7 @@ fn no_bytes_make_a_survey_panic() {
             Contents::Ruined => 2,
             Contents::Native(_) => 3,
             Contents::Dm(_) => 4,
-            Contents::Divided(_) => 5,
+            Contents::Gone(_) => 5,
             Contents::Replaced(_) => panic!("no image had a mark"),
         }] += 1;
     }

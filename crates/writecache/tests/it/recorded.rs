@@ -12,7 +12,6 @@ use crate::common::{Fixture, config, expect, fill, flush, number, put, suspend};
 
 /// Nothing is committed or written back unless it is asked for.
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
-const IN_PARTS: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000 parts 2";
 
 fn fixture(options: &str, fault: Option<Fault>) -> Fixture {
     let mut fixture = Fixture::small(options);
@@ -40,8 +39,8 @@ fn uuid(fixture: &Fixture) -> [u8; 16] {
 }
 
 /// Whether the record names the cache when the first write is acknowledged.
-fn is_recorded_first(fault: Option<Fault>, options: &str) -> bool {
-    let (fixture, record) = (fixture(options, fault), Rc::new(Record::default()));
+fn is_recorded_first(fault: Option<Fault>) -> bool {
+    let (fixture, record) = (fixture(MANUAL, fault), Rc::new(Record::default()));
     record.delay.set(Nanos::from_secs(1));
     let seen = record.clone();
     let first = life(&fixture, &record, async move |cache| {
@@ -53,41 +52,38 @@ fn is_recorded_first(fault: Option<Fault>, options: &str) -> bool {
 
 #[test]
 fn a_cache_is_recorded_before_its_first_write() {
-    assert!(is_recorded_first(None, MANUAL) && is_recorded_first(None, IN_PARTS));
-    assert!(!is_recorded_first(Some(Fault::RecordedLate), MANUAL), "the fault shows");
-    assert!(!is_recorded_first(Some(Fault::RecordedLate), IN_PARTS), "the fault shows");
+    assert!(is_recorded_first(None));
+    assert!(!is_recorded_first(Some(Fault::RecordedLate)), "the fault shows");
 }
 
 #[test]
 fn a_suspended_cache_has_left_and_comes_again() {
-    for options in [MANUAL, IN_PARTS] {
-        let (fixture, record) = (fixture(options, None), Rc::new(Record::default()));
-        let direct = RecordingOrigin::over(fixture.leaf(fixture.origin), &record);
-        let seen = record.clone();
-        let done = life(&fixture, &record, async move |cache| {
-            fill(&*cache, 0..10, 1).await;
-            suspend(&cache).await;
-            assert!(!seen.is_attached() && seen.cache.get().is_some());
-            assert_eq!(put(&*direct, 0, 9).await, Err(Status::ReadOnly));
-            cache.clone().resume().await.unwrap();
-            assert!(seen.is_attached());
-            cache.clone().write_back().await.unwrap();
-            expect(&*direct, 0..10, 1).await;
-            drop(cache);
-        });
-        done.unwrap();
-        // A killed one comes again, too.
-        let done = life(&fixture, &record, async |cache| fill(&*cache, 0..10, 2).await);
-        done.unwrap();
-        let (seen, machine) = (record.clone(), Machine::boot(&fixture.world, 1));
-        assert_eq!(seen.cache.get(), Some(uuid(&fixture)));
-        machine.kill();
-    }
+    let (fixture, record) = (fixture(MANUAL, None), Rc::new(Record::default()));
+    let direct = RecordingOrigin::over(fixture.leaf(fixture.origin), &record);
+    let seen = record.clone();
+    let done = life(&fixture, &record, async move |cache| {
+        fill(&*cache, 0..10, 1).await;
+        suspend(&cache).await;
+        assert!(!seen.is_attached() && seen.cache.get().is_some());
+        assert_eq!(put(&*direct, 0, 9).await, Err(Status::ReadOnly));
+        cache.clone().resume().await.unwrap();
+        assert!(seen.is_attached());
+        cache.clone().write_back().await.unwrap();
+        expect(&*direct, 0..10, 1).await;
+        drop(cache);
+    });
+    done.unwrap();
+    // A killed one comes again, too.
+    let done = life(&fixture, &record, async |cache| fill(&*cache, 0..10, 2).await);
+    done.unwrap();
+    let (seen, machine) = (record.clone(), Machine::boot(&fixture.world, 1));
+    assert_eq!(seen.cache.get(), Some(uuid(&fixture)));
+    machine.kill();
 }
 
 /// What the origin has of a block when the record ends; `None` if it does not end.
-fn after_a_release(fault: Option<Fault>, options: &str) -> Option<bool> {
-    let (fixture, record) = (fixture(options, fault), Rc::new(Record::default()));
+fn after_a_release(fault: Option<Fault>) -> Option<bool> {
+    let (fixture, record) = (fixture(MANUAL, fault), Rc::new(Record::default()));
     let released = life(&fixture, &record, async |cache| {
         fill(&*cache, 0..10, 1).await;
         flush(&*cache).await;
@@ -101,11 +97,9 @@ fn after_a_release(fault: Option<Fault>, options: &str) -> Option<bool> {
 
 #[test]
 fn the_record_ends_when_the_origin_has_everything() {
-    for options in [MANUAL, IN_PARTS] {
-        assert_eq!(after_a_release(None, options), Some(true));
-        let with_fault = after_a_release(Some(Fault::ReleasedHeld), options);
-        assert_eq!(with_fault, Some(false), "the fault shows");
-    }
+    assert_eq!(after_a_release(None), Some(true));
+    let with_fault = after_a_release(Some(Fault::ReleasedHeld));
+    assert_eq!(with_fault, Some(false), "the fault shows");
 }
 
 /// As another table takes its place: the guard is written to the origin, which the cache has left.
@@ -141,8 +135,8 @@ fn a_release_takes_no_cache_that_is_suspended_with_blocks() {
 }
 
 /// Why a cache with dirty blocks does not open after its origin has got another lineage.
-fn after_a_lineage(fault: Option<Fault>, options: &str) -> Result<(), String> {
-    let (fixture, record) = (fixture(options, fault), Rc::new(Record::default()));
+fn after_a_lineage(fault: Option<Fault>) -> Result<(), String> {
+    let (fixture, record) = (fixture(MANUAL, fault), Rc::new(Record::default()));
     let filled = life(&fixture, &record, async |cache| {
         fill(&*cache, 0..10, 1).await;
         flush(&*cache).await;
@@ -157,7 +151,7 @@ fn after_a_lineage(fault: Option<Fault>, options: &str) -> Result<(), String> {
     let Err(e) = opened else { return Ok(()) };
     assert!(fixture.image() == before && record.cache.get().is_none(), "nothing was changed");
     // The way out.
-    let adopting = Fixture { config: config(4096, &format!("{options} adopt_origin")), ..fixture };
+    let adopting = Fixture { config: config(4096, &format!("{MANUAL} adopt_origin")), ..fixture };
     let done = life(&adopting, &record, async |cache| expect(&*cache, 0..10, 1).await);
     done.unwrap();
     Err(e.chain())
@@ -165,13 +159,11 @@ fn after_a_lineage(fault: Option<Fault>, options: &str) -> Result<(), String> {
 
 #[test]
 fn what_belongs_to_another_lineage_is_refused() {
-    for options in [MANUAL, IN_PARTS] {
-        let why = after_a_lineage(None, options).unwrap_err();
-        for part in ["of another origin", "volume of lineage 1", "adopt_origin"] {
-            assert!(why.contains(part), "{why}");
-        }
-        assert_eq!(after_a_lineage(Some(Fault::LineageUnchecked), MANUAL), Ok(()));
+    let why = after_a_lineage(None).unwrap_err();
+    for part in ["of another origin", "volume of lineage 1", "adopt_origin"] {
+        assert!(why.contains(part), "{why}");
     }
+    assert_eq!(after_a_lineage(Some(Fault::LineageUnchecked)), Ok(()));
 }
 
 #[test]

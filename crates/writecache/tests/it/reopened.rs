@@ -9,24 +9,22 @@ use sim::model::Uniform;
 use sim::{DiskSpec, Machine};
 use writecache::WriteCache;
 
-use crate::common::{BLOCK_SECTORS, Fixture, config, expect, fill, flush, put, spread, suspend};
+use crate::common::{Fixture, config, expect, fill, flush, number, put, suspend};
 
 const MANUAL: &str = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
 /// Writes everything back at once, with many commits.
 const EAGER: &str = "high_watermark 0 low_watermark 0 autocommit_time 1 writeback_jobs 8";
 
 fn table(fixture: &Fixture, options: &str) -> Rc<WriteCache> {
-    let mut fixture = Fixture { config: config(4096, options), ..fixture.clone() };
-    fixture.config.set_chunk(Sector(16 * BLOCK_SECTORS));
-    fixture.target()
+    Fixture { config: config(4096, options), ..fixture.clone() }.target()
 }
 
 /// The cache is opened by another table, written back in part, and closed; then the first one goes
 /// on, and the process is killed. The next one opens the cache, and nothing is lost.
-fn killed_after_another_table(parts: &str, of_other: &str) {
+fn killed_after_another_table(of_other: &str) {
     let fixture = Fixture::new(1024, 2048, MANUAL);
-    let first = table(&fixture, &format!("{MANUAL} {parts}"));
-    let other = table(&fixture, &format!("{of_other} {parts}"));
+    let first = table(&fixture, MANUAL);
+    let other = table(&fixture, of_other);
     let machine = Machine::boot(&fixture.world, 1);
     let done = machine.block_on(async move {
         first.clone().resume().await.unwrap();
@@ -38,8 +36,7 @@ fn killed_after_another_table(parts: &str, of_other: &str) {
         suspend(&other).await;
         first.reread_media();
         first.clone().resume().await.unwrap();
-        let dirty = spread::number(&first, "dirty_blocks").await;
-        assert_eq!(dirty, spread::number(&other, "dirty_blocks").await);
+        assert_eq!(number(&first, "dirty_blocks"), number(&other, "dirty_blocks"));
         expect(&*first, 0..100, 1).await;
         for block in [5, 25] {
             put(&*first, block, 2).await.unwrap();
@@ -49,7 +46,7 @@ fn killed_after_another_table(parts: &str, of_other: &str) {
     machine.kill();
     done.expect("no power cut was planned");
     let machine = Machine::boot(&fixture.world, 1);
-    let again = table(&fixture, &format!("{MANUAL} {parts}"));
+    let again = table(&fixture, MANUAL);
     let done = machine.block_on(async move {
         again.clone().resume().await.unwrap();
         for block in (0..100).filter(|block| ![5, 25].contains(block)) {
@@ -66,18 +63,13 @@ fn killed_after_another_table(parts: &str, of_other: &str) {
 /// of records that were lost, and the cache was refused.
 #[test]
 fn a_table_that_stays_goes_on_behind_what_another_has_logged() {
-    killed_after_another_table("", EAGER);
-}
-
-#[test]
-fn a_table_in_parts_goes_on_behind_what_another_has_logged() {
-    killed_after_another_table("parts 2", EAGER);
+    killed_after_another_table(EAGER);
 }
 
 /// It had written a checkpoint, into the area where the first wrote its next one.
 #[test]
 fn a_table_that_stays_knows_the_checkpoint_of_another() {
-    killed_after_another_table("", &format!("{EAGER} ordered"));
+    killed_after_another_table(&format!("{EAGER} ordered"));
 }
 
 /// Opens the disks of the world by their names.

@@ -398,24 +398,3 @@ fn to_a_disk_of_blocks_a_part_is_written_through_whole() {
     });
     work.unwrap();
 }
-
-#[test]
-fn parts_of_a_divided_cache_are_written_through_too() {
-    let mut fixture = Fixture::new(256, 4096, &format!("{MANUAL} parts 2"));
-    fixture.config.set_chunk(Sector(64));
-    let inner = fixture.clone();
-    let work = fixture.life(async move |cache| {
-        fill(&*cache, 0..64, 1).await;
-        cache.clone().refresh().await;
-        assert_eq!(number(&cache, "dirty_blocks"), 64);
-        set(&cache, "cache_mode", "writethrough").await;
-        fill(&*cache, 32..96, 2).await;
-        assert!((32..96).all(|b| inner.origin_block(b) == pattern(b, 2)));
-        millis(1000).await;
-        cache.clone().refresh().await;
-        assert_eq!(number(&cache, "used_blocks"), 0);
-        assert!((0..32).all(|b| inner.origin_block(b) == pattern(b, 1)));
-        expect(&*cache, 0..32, 1).await;
-    });
-    work.unwrap();
-}

@@ -20,7 +20,8 @@ tree's. They are in the repository and are not built from the tag where they are
 takes longer than all the tests that need it, and a copy of the repository may lack the tag. The
 program can be made again from its tag, byte for byte, with `make release-build VERSION=...`.
 `make previous VERSION=...` makes this folder anew from such a release; do it with each release,
-and never by hand.
+and never by hand. An archive of a feature that the release does not have any more is what the last
+one with it had left: it stays.
 ";
 
 /// Kills of the image with all features together.
@@ -59,7 +60,13 @@ fn keep(program: &Path) -> Result<()> {
     let tag = format!("v{version}");
     let commit = output("git", &["rev-list", "-n", "1", &tag])?;
     let images = folder().join("images");
-    let _ = std::fs::remove_dir_all(&images); // it may not be there
+    // What only an earlier release could make stays as that one left it.
+    for archive in FEATURES.iter().filter(|feature| feature.gone.is_none()).map(previous::archives)
+    {
+        for path in archive.unwrap_or_default() {
+            std::fs::remove_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+    }
     std::fs::create_dir_all(&images).map_err(|e| format!("{}: {e}", images.display()))?;
     let packed = folder().join("millpond.zst");
     let densest = *zstd::compression_level_range().end();
@@ -71,7 +78,7 @@ fn keep(program: &Path) -> Result<()> {
     let bytes = pack().map_err(|e: std::io::Error| format!("{}: {e}", program.display()))?;
     println!("{bytes:>8} bytes  {}", packed.display());
     let (together, alone) = FEATURES.split_last().ok_or("no features")?;
-    for feature in alone {
+    for feature in alone.iter().filter(|feature| feature.gone.is_none()) {
         make(feature, program, 150, &images.join(format!("{}.tar.gz", feature.name)))?;
     }
     for point in 1..=POINTS {

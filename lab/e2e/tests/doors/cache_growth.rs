@@ -31,27 +31,9 @@ fn a_cache_grows_under_fio_and_over_kills() {
     if !clients(&["fio"]) {
         return;
     }
-    grow_under_fio(TestBed::with_cache(64 * MIB, 8 * MIB, OPTIONS), &[16, 24, 64]);
-}
-
-/// The same on two cores.
-#[test]
-fn a_cache_in_parts_grows_under_fio_and_over_kills() {
-    if !clients(&["fio"]) {
-        return;
-    }
-    let table = format!(
-        "0 {} writecache s ./origin.img ./cache.img 4096 6 parts 2 {OPTIONS}",
-        64 * MIB / 512
-    );
-    let files = [("origin.img", 64 * MIB), ("cache.img", 8 * MIB)];
-    let bed = TestBed::start_with("cores = 2", &files, &[("wc", &table)]);
-    grow_under_fio(bed, &[16, 64]);
-}
-
-fn grow_under_fio(mut bed: TestBed, sizes: &[u64]) {
+    let mut bed = TestBed::with_cache(64 * MIB, 8 * MIB, OPTIONS);
     let mut blocks = bed.attribute("wc", "total_blocks");
-    for (round, &mib) in (1..).zip(sizes) {
+    for (round, mib) in (1..).zip([16, 24, 64]) {
         let fio = writes(&bed, round);
         let running = fio.start().unwrap();
         let before = bed.attribute("wc", "writes");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A mapped device below an engine that is divided among cores is suspended, resized and given
-//! another table while clients write: nobody waits for what it holds itself.
+//! A mapped device below an engine, on one core or divided among two, is suspended, resized and
+//! given another table while clients write: nobody waits for what it holds itself.
 #![expect(clippy::disallowed_methods, reason = "clients that wait need threads of their own")]
 
 use std::fs::OpenOptions;
@@ -125,8 +125,8 @@ fn two_cores(file: &str, others: &[(&str, u64)], devices: &[(&str, &str)]) -> Te
 }
 
 #[test]
-fn a_cache_device_below_parts_changes_under_load() {
-    let w = "0 131072 writecache s mem:64M low 4096 2 parts 2";
+fn a_cache_device_changes_under_load() {
+    let w = "0 131072 writecache s mem:64M low 4096 0";
     let bed = two_cores("cache.img", &[], &[("w", w)]);
     change_below(&bed, "low", "w", "cache.img");
     // The runbook: the cache device has grown.
@@ -134,15 +134,15 @@ fn a_cache_device_below_parts_changes_under_load() {
 }
 
 #[test]
-fn an_origin_below_parts_changes_under_load() {
-    let w = "0 131072 writecache s low ./cache.img 4096 6 parts 2 high_watermark 5 low_watermark 1";
+fn an_origin_of_a_cache_changes_under_load() {
+    let w = "0 131072 writecache s low ./cache.img 4096 4 high_watermark 5 low_watermark 1";
     let bed = two_cores("origin.img", &[("cache.img", 32 * MIB)], &[("w", w)]);
     change_below(&bed, "low", "w", "origin.img");
 }
 
 #[test]
-fn a_mapping_over_parts_lives_on_while_the_cache_changes() {
-    let w = "0 131072 writecache s mem:64M low 4096 2 parts 2";
+fn a_mapping_over_a_cache_lives_on_while_that_changes() {
+    let w = "0 131072 writecache s mem:64M low 4096 0";
     let top = "0 131072 linear w 0";
     let bed = two_cores("cache.img", &[], &[("w", w), ("top", top)]);
     change_below(&bed, "low", "top", "cache.img");

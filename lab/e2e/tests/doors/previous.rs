@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The release before, and this tree: media that its program has left are read, what it was killed
-//! with is recovered, and it hands over under clients, or goes on where that fails.
+//! with is recovered, and it hands over under clients, or goes on where that fails. What it had and
+//! this tree has not is refused by name.
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use e2e::daemon::Daemon;
 use e2e::previous::{After, DEVICE, FEATURES, Feature, archives, folder, program, sum, version};
 use e2e::stamp::{Random, Stamps};
 use e2e::{clock, pause};
+use format::Gone;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -98,9 +100,77 @@ fn the_previous_release_is_the_one_that_its_page_names() {
 
 #[test]
 fn caches_are_read() {
-    for name in ["plain", "sectors", "mapped", "ordered", "guarded", "reads", "parts", "grown"] {
+    for name in ["plain", "sectors", "mapped", "ordered", "guarded", "reads", "grown"] {
         reads_images_of(name, 1);
     }
+}
+
+/// What a folder has, but for a daemon's own files.
+fn files_of(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let images = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let images = images.filter(|path| path.extension().is_some_and(|of| of == "img"));
+    let mut files: Vec<_> =
+        images.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
+    files.sort();
+    files
+}
+
+/// A verb that is refused. Returns why.
+fn refusal(daemon: &Daemon, args: &[&str]) -> String {
+    let ended = daemon.try_verb(args).unwrap();
+    assert!(ended.code != 0, "{args:?}: {}", ended.stdout);
+    format!("{}{}", ended.stdout, ended.stderr)
+}
+
+/// Whatever is tried with it, the cache in parts that the previous release has left is refused by
+/// name, with the way out, and stays as it is; until it is given up.
+#[test]
+fn a_cache_in_parts_is_refused_by_name() {
+    let (feature, gone) = (feature("parts"), Gone::DividedCache);
+    let dir = tempfile::tempdir().unwrap();
+    feature.unpack(&archives(feature).unwrap()[0], dir.path()).unwrap();
+    let before = files_of(dir.path());
+    let program = millpond(Build::Workspace).unwrap();
+    let free = dir.path().join("free.raw");
+    std::fs::File::create(&free).unwrap().set_len(2 << 20).unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (origin, cache, free) = (path("origin.img"), path("cache.img"), free.display());
+    let other = format!("0 8192 writecache s mem:4M {free} 4096 0");
+    let daemon = Daemon::start(&program, dir.path(), &[("other", &other)]).unwrap();
+
+    let with = |options: &str| format!("0 81920 writecache s {origin} {cache} 4096 {options}");
+    let [create, replaces] = [["create", DEVICE, "--table"], ["replace-cache", "other", &cache]];
+    let why = refusal(&daemon, &[&create[..], &[&with("2 parts 2")]].concat());
+    assert!(why.contains("parts: millpond 0.2 was the last version with this option"), "{why}");
+    assert!(why.contains(gone.way_out()) && why.contains("leave the option out"), "{why}");
+    let tables = ["0", "1 adopt_origin", "1 guard_origin", "2 format dm", "2 format native"];
+    let mut refusals: Vec<String> = tables
+        .iter()
+        .map(|options| refusal(&daemon, &[&create[..], &[&with(options)]].concat()))
+        .collect();
+    refusals.push(refusal(&daemon, &replaces));
+    let as_swap = format!("0 8192 zram lz4 2 backing_dev {cache}");
+    refusals.push(refusal(&daemon, &[&create[..], &[&as_swap]].concat()));
+    refusals.push(refusal(&daemon, &["inspect", &cache]));
+    refusals.push(refusal(&daemon, &["recover", "--cache", &cache, "--origin", &origin]));
+    let wipe = refusal(&daemon, &["wipe", &cache]);
+    refusals.push(wipe.clone());
+    for why in &refusals {
+        assert!(why.contains(&gone.to_string()) && why.contains(gone.way_out()), "{why}");
+        let is_wrong = ["neither", "unknown", "damaged", "is blank", "no cache; "];
+        assert!(!is_wrong.iter().any(|word| why.contains(word)), "{why}");
+    }
+    assert!(files_of(dir.path()) == before, "something was changed");
+
+    let token = wipe.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    daemon.verb(&["wipe", &cache, "--force", token]).unwrap();
+    daemon.verb(&["inspect", &cache]).unwrap();
+    // Its guard is on the origin still, which is given back by itself.
+    let why = refusal(&daemon, &[&create[..], &[&with("0")]].concat());
+    assert!(why.contains("--without-cache"), "{why}");
+    daemon.verb(&["recover", "--without-cache", &origin]).unwrap();
+    daemon.verb(&[&create[..], &[&with("0")]].concat()).unwrap();
+    daemon.terminate().unwrap();
 }
 
 #[test]
@@ -108,9 +178,41 @@ fn a_cache_of_the_kernels_format_is_read() {
     reads_images_of("kernel", 1);
 }
 
+/// The same of what a zram with `persist` has left.
 #[test]
-fn a_zram_device_is_read() {
-    reads_images_of("zram", 1);
+fn a_zram_whose_data_survive_is_refused_by_name() {
+    let (feature, gone) = (feature("zram"), Gone::PersistentZram);
+    let dir = tempfile::tempdir().unwrap();
+    feature.unpack(&archives(feature).unwrap()[0], dir.path()).unwrap();
+    let before = files_of(dir.path());
+    let program = millpond(Build::Workspace).unwrap();
+    let back = dir.path().join("back.img").display().to_string();
+    let daemon = Daemon::start(&program, dir.path(), &[]).unwrap();
+
+    let create = |table: &str| refusal(&daemon, &["create", DEVICE, "--table", table]);
+    let why = create(&format!("0 81920 zram zstd 3 backing_dev {back} persist"));
+    assert!(why.contains("persist: millpond 0.2 was the last version with this option"), "{why}");
+    assert!(why.contains(gone.way_out()) && why.contains("leave the option out"), "{why}");
+    let wipe = refusal(&daemon, &["wipe", &back]);
+    let refusals = [
+        create(&format!("0 81920 zram zstd 2 backing_dev {back}")),
+        create(&format!("0 8192 writecache s mem:4M {back} 4096 0")),
+        create(&format!("0 8192 writecache s mem:4M {back} 4096 2 format dm")),
+        refusal(&daemon, &["inspect", &back]),
+        wipe.clone(),
+    ];
+    for why in &refusals {
+        assert!(why.contains(&gone.to_string()) && why.contains(gone.way_out()), "{why}");
+        let is_wrong = ["neither", "unknown", "damaged", "is blank", "no cache; "];
+        assert!(!is_wrong.iter().any(|word| why.contains(word)), "{why}");
+    }
+    assert!(files_of(dir.path()) == before, "something was changed");
+
+    let token = wipe.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    daemon.verb(&["wipe", &back, "--force", token]).unwrap();
+    let table = format!("0 81920 zram zstd 2 backing_dev {back}");
+    daemon.verb(&["create", DEVICE, "--table", &table]).unwrap();
+    daemon.terminate().unwrap();
 }
 
 #[test]
@@ -206,7 +308,7 @@ fn each_feature(mut work: impl FnMut(Previous, u64)) {
     let folder = tempfile::tempdir().unwrap();
     let unpacked = program(folder.path()).unwrap();
     let mut random = Random::new(17);
-    for feature in &FEATURES {
+    for feature in FEATURES.iter().filter(|feature| feature.gone.is_none()) {
         for seed in [1, 2] {
             let writes = 20 + random.below(200);
             println!("{}, seed {seed}, {writes} writes", feature.name);
@@ -238,6 +340,46 @@ fn the_previous_release_hands_over_under_a_client() {
         });
         old.kill_and_read();
     });
+}
+
+/// This tree's program asks for the tables before the previous release stops anything, so that one
+/// serves without a pause, and with what it has.
+#[test]
+fn the_previous_release_keeps_what_this_tree_can_not_open() {
+    if !has_program() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = program(folder.path()).unwrap();
+    for (feature, gone) in FEATURES.iter().filter_map(|f| f.gone.map(|gone| (f, gone))) {
+        let mut old = Previous::start(feature, &unpacked, 3);
+        let (program, before) = (old.program.clone(), pid(old.dir.path()));
+        old.write(60, |daemon, dir| {
+            Previous::replace(&program, |new| symlink(millpond(Build::Workspace).unwrap(), new));
+            let why = refusal(daemon, &["upgrade"]);
+            let named = format!("{DEVICE}: ");
+            let option = format!("{}: millpond 0.2 was the last version", gone.option());
+            assert!(why.contains(&named) && why.contains(&option), "{why}");
+            assert!(why.contains(gone.way_out()), "{why}");
+            assert!(pid(dir) == before, "it is another process");
+            Previous::replace(&program, |new| std::fs::hard_link(&unpacked, new));
+            After::Enough
+        });
+        let log = old.daemon.log();
+        assert!(log.contains("before anything is taken over"), "{log}");
+        // It goes on, and its own program opens what it leaves.
+        old.write(40, |_, dir| {
+            kill(dir);
+            After::Killed
+        });
+        if feature.keeps_all {
+            old.stamps.all_durable();
+        }
+        drop(old.daemon);
+        let daemon = Daemon::restart(&unpacked, old.dir.path()).unwrap();
+        let owed = check_and_go_on(feature, daemon, old.dir.path(), &mut old.stamps);
+        assert!(owed > 0, "nothing had to be there: that proves nothing");
+    }
 }
 
 #[test]

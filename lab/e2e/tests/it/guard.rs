@@ -77,19 +77,7 @@ impl Content {
 
     /// A guarded write cache over an origin with this content, which came through the cache.
     pub(crate) fn behind_a_guard(&self) -> TestBed {
-        self.behind(TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin"))
-    }
-
-    /// The same with a cache in two parts, on two cores, which have one range of the guard each.
-    fn behind_a_guard_of_parts(&self) -> TestBed {
-        let files = [("origin.img", self.bytes), ("cache.img", 32 * MIB)];
-        let sectors = self.bytes / 512;
-        let options = "4096 3 guard_origin parts 2";
-        let table = format!("0 {sectors} writecache s ./origin.img ./cache.img {options}");
-        self.behind(TestBed::start_with("cores = 2", &files, &[("wc", &table)]))
-    }
-
-    fn behind(&self, bed: TestBed) -> TestBed {
+        let bed = TestBed::with_cache(self.bytes, 32 * MIB, "guard_origin");
         bed.make_file("fs.img", self.bytes);
         let image = bed.path("fs.img");
         (self.make)(&image);
@@ -257,15 +245,6 @@ fn others_come_back_without_their_cache() {
 }
 
 #[test]
-fn a_guarded_ext4_of_parts_is_hidden_and_comes_back() {
-    if !EXT4.are_tools_here() {
-        return;
-    }
-    EXT4.comes_back_after_a_kill_and_uncache(EXT4.behind_a_guard_of_parts());
-    EXT4.comes_back_without_its_cache(EXT4.behind_a_guard_of_parts());
-}
-
-#[test]
 fn a_guarded_ext4_comes_back_without_its_cache() {
     if !EXT4.are_tools_here() {
         return;
@@ -301,13 +280,10 @@ fn a_guarded_ext4_comes_back_without_its_cache() {
 
 #[test]
 fn recover_gives_a_guarded_origin_back() {
-    if EXT4.are_tools_here() {
-        recover_gives_back(EXT4.behind_a_guard());
-        recover_gives_back(EXT4.behind_a_guard_of_parts());
+    if !EXT4.are_tools_here() {
+        return;
     }
-}
-
-fn recover_gives_back(mut bed: TestBed) {
+    let mut bed = EXT4.behind_a_guard();
     let mut client = bed.connect("wc");
     client.write(8 * MIB, &[0x5a; 4096]).unwrap();
     client.flush().unwrap();

@@ -257,54 +257,51 @@ fn recover_takes_a_token_to_go_on_without_it() {
 /// `kill -9` data of one were applied over FLUSHed data of the other.
 #[test]
 fn a_copy_of_a_cache_device_is_refused_beside_the_original() {
-    for options in ["", "parts 2"] {
-        let files = [("o1.img", 16 << 20), ("o2.img", 16 << 20), ("c1.img", 16 << 20)];
-        let table = |bed: &TestBed, nth: u32| {
-            let path = |kind: &str| bed.path(&format!("{kind}{nth}.img")).display().to_string();
-            let count = options.split_whitespace().count();
-            format!("0 32768 writecache s {} {} 4096 {count} {options}", path("o"), path("c"))
-        };
-        let bed = TestBed::start(&files, &[]);
-        let create = |bed: &TestBed, nth: u32| {
-            let (name, table) = (format!("w{nth}"), table(bed, nth));
-            bed.daemon().try_verb(&["create", &name, "--table", table.trim_end()]).unwrap()
-        };
-        assert_eq!(create(&bed, 1).code, 0);
-        bed.verb(&["remove", "w1"]);
-        std::fs::copy(bed.path("c1.img"), bed.path("c2.img")).unwrap();
-        assert_eq!(create(&bed, 1).code, 0);
-        let mut client = bed.connect("w1");
-        for block in 0..50 {
-            client.write(block * 4096, &[1; 4096]).unwrap();
-        }
-        client.flush().unwrap();
-        let refused = create(&bed, 2);
-        assert_eq!(refused.code, 4, "{}", refused.complaint());
-        for part in ["c1.img", "c2.img", "copy of the other", "Remove the device of that one"] {
-            assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
-        }
-        // Its own table may be loaded again, and an upgrade hands the journal over.
-        bed.verb(&["load", "w1", "--table", table(&bed, 1).trim_end()]);
-        bed.verb(&["resume", "w1"]);
-        bed.verb(&["upgrade"]);
-        assert_eq!(create(&bed, 2).code, 4);
-        client.write(50 * 4096, &[1; 4096]).unwrap();
-        drop(client);
-        // The way out.
-        bed.verb(&["remove", "w1"]);
-        assert_eq!(create(&bed, 2).code, 0);
-        let mut other = bed.connect("w2");
-        other.write(0, &[2; 4096]).unwrap();
-        drop(other);
-        bed.verb(&["remove", "w2"]);
-        assert_eq!(create(&bed, 1).code, 0);
-        let (mut client, mut data) = (bed.connect("w1"), [0; 4096]);
-        for block in 0..51 {
-            client.read(block * 4096, &mut data).unwrap();
-            assert_eq!(data, [1; 4096], "block {block}");
-        }
-        drop(client);
-        // The successor is no child of this test.
-        bed.verb(&["stop"]);
+    let files = [("o1.img", 16 << 20), ("o2.img", 16 << 20), ("c1.img", 16 << 20)];
+    let table = |bed: &TestBed, nth: u32| {
+        let path = |kind: &str| bed.path(&format!("{kind}{nth}.img")).display().to_string();
+        format!("0 32768 writecache s {} {} 4096 0", path("o"), path("c"))
+    };
+    let bed = TestBed::start(&files, &[]);
+    let create = |bed: &TestBed, nth: u32| {
+        let (name, table) = (format!("w{nth}"), table(bed, nth));
+        bed.daemon().try_verb(&["create", &name, "--table", &table]).unwrap()
+    };
+    assert_eq!(create(&bed, 1).code, 0);
+    bed.verb(&["remove", "w1"]);
+    std::fs::copy(bed.path("c1.img"), bed.path("c2.img")).unwrap();
+    assert_eq!(create(&bed, 1).code, 0);
+    let mut client = bed.connect("w1");
+    for block in 0..50 {
+        client.write(block * 4096, &[1; 4096]).unwrap();
     }
+    client.flush().unwrap();
+    let refused = create(&bed, 2);
+    assert_eq!(refused.code, 4, "{}", refused.complaint());
+    for part in ["c1.img", "c2.img", "copy of the other", "Remove the device of that one"] {
+        assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
+    }
+    // Its own table may be loaded again, and an upgrade hands the journal over.
+    bed.verb(&["load", "w1", "--table", &table(&bed, 1)]);
+    bed.verb(&["resume", "w1"]);
+    bed.verb(&["upgrade"]);
+    assert_eq!(create(&bed, 2).code, 4);
+    client.write(50 * 4096, &[1; 4096]).unwrap();
+    drop(client);
+    // The way out.
+    bed.verb(&["remove", "w1"]);
+    assert_eq!(create(&bed, 2).code, 0);
+    let mut other = bed.connect("w2");
+    other.write(0, &[2; 4096]).unwrap();
+    drop(other);
+    bed.verb(&["remove", "w2"]);
+    assert_eq!(create(&bed, 1).code, 0);
+    let (mut client, mut data) = (bed.connect("w1"), [0; 4096]);
+    for block in 0..51 {
+        client.read(block * 4096, &mut data).unwrap();
+        assert_eq!(data, [1; 4096], "block {block}");
+    }
+    drop(client);
+    // The successor is no child of this test.
+    bed.verb(&["stop"]);
 }

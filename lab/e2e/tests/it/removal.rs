@@ -93,7 +93,7 @@ fn a_removed_cache_serves_nothing_that_its_origin_has_lost() {
         used_without_its_cache(&bed, "", go);
     }
     let remove = ways[0].1;
-    for options in ["ordered", "parts 2", "format dm", "guard_origin", "read_cache 1"] {
+    for options in ["ordered", "format dm", "guard_origin", "read_cache 1"] {
         bed.make_file("cache.img", 0);
         bed.make_file("cache.img", 8 * MIB);
         used_without_its_cache(&bed, options, remove);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The way of a bio into an undivided cache: without a task, or which task serves it.
+//! The way of a bio into the cache: without a task, or which task serves it.
 //!
 //! ```text
 //!   one block, nothing to wait for ─▶ one request below ─▶ its end: map, checksum ─▶ completed
@@ -17,8 +17,8 @@ use crate::cache::Cache;
 use crate::reader::{BlockRead, ReadStart};
 use crate::writer::{BlockStart, BlockWrite};
 
-/// An undivided cache, or a part of a divided one: the engine, and the tasks that serve bios.
-pub(super) struct WholeCache {
+/// The open cache: the engine, and the tasks that serve bios.
+pub(super) struct OpenCache {
     pub(super) cache: Rc<Cache>,
     /// Sectors of a block, less one.
     pub(super) mask: u64,
@@ -49,7 +49,7 @@ pub(super) struct RestOfBio {
     began: Option<Nanos>,
 }
 
-impl WholeCache {
+impl OpenCache {
     #[inline]
     pub(super) fn submit(self: &Rc<Self>, bio: Bio) {
         if (bio.sector.0 | bio.len.0) & self.mask != 0 {
@@ -154,7 +154,7 @@ impl WholeCache {
     }
 }
 
-impl OnDone for WholeCache {
+impl OnDone for OpenCache {
     fn on_done(&self, _status: Status, _tag: u64) {
         unreachable!("its requests are chained");
     }

@@ -33,7 +33,6 @@ mod requests;
 mod resize;
 mod save;
 mod show;
-mod shrink;
 mod snapshot;
 mod top;
 mod ublk_verb;
@@ -53,7 +52,6 @@ pub use client::{Client, runtime};
 pub use inspect::InspectArgs;
 pub use mkvol::MkvolArgs;
 pub use recover::RecoverArgs;
-pub use shrink::ShrinkCacheArgs;
 pub use ublk_verb::UblkArgs;
 pub use verbs::run as control_daemon;
 pub use wipe::WipeArgs;
@@ -74,14 +72,6 @@ pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure>
     done.map_err(|f| f.within("recover"))
 }
 
-/// `millpond shrink-cache`. Returns the exit code.
-pub fn shrink_cache(args: ShrinkCacheArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let (cache, origin) = (args.cache.clone(), args.origin.clone());
-    let done = offline::run(|| shrink::run(args, run_dir));
-    let done = done.map_err(|f| offline::name_user(f, &[&cache, &origin], run_dir));
-    done.map_err(|f| f.within("shrink-cache"))
-}
-
 /// `millpond mkvol`. Returns the exit code.
 pub fn mkvol(args: &MkvolArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     mkvol::run(args, run_dir).map(|()| EXIT_DONE).map_err(|f| f.within("mkvol"))
@@ -97,6 +87,24 @@ pub fn ublk(args: &UblkArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     ublk_verb::run(args, run_dir).map(|()| EXIT_DONE).map_err(|f| f.within("ublk"))
 }
 
+/// Verbs that earlier versions had, and the ways that work.
+const GONE_VERBS: [(&str, &str); 2] = [
+    ("reproduce", "it is a program of its own, of the repository: `make reproduce ARGS=--sim`"),
+    (
+        "shrink-cache",
+        "millpond 0.2 was the last version with this verb. In use, `millpond replace-cache NAME \
+         CACHE` puts a smaller cache device in the place of one. Without a daemon, `millpond \
+         recover` writes back what a cache holds, and `millpond wipe` makes its device blank; cut \
+         it then, and the next table makes the cache anew in that size",
+    ),
+];
+
+/// The refusal of a verb that earlier versions had.
+pub fn gone_verb(name: &str) -> Option<Failure> {
+    let (verb, ways) = GONE_VERBS.iter().find(|(verb, _)| *verb == name)?;
+    Some(Failure::new(ErrorKind::NotFound, format!("{verb}: {ways}")))
+}
+
 /// What `millpond help` prints of a target type: arguments, options and attributes; or of an
 /// attribute; without a name the list of all target types. The error for a name that is not there
 /// has these `verbs` in its hint, too.
@@ -105,6 +113,9 @@ pub fn topic_help(topic: Option<&str>, verbs: &[String]) -> Result<String, Failu
     let Some(name) = topic else { return Ok(manual::list(&manuals)) };
     if let Some(found) = manuals.iter().find(|manual| manual.name.eq_ignore_ascii_case(name)) {
         return Ok(manual::page(found));
+    }
+    if let Some(refusal) = gone_verb(name) {
+        return Err(refusal);
     }
     let tables = host::attribute_tables();
     manual::attribute_page(name, &tables).ok_or_else(|| {

@@ -327,10 +327,9 @@ async fn write_back(
 ) -> Result<u64, Failure> {
     let target = WriteCache::new("recover", config, origin.device.clone(), cache.clone(), sectors)?;
     target.clone().resume().await?;
-    let progress = show_progress(&target, "recover", ["flush_done_blocks", "flush_total_blocks"]);
+    let progress = show_progress(&target);
     let mut flushed = target.clone().message(vec!["flush".into()]).await.map(drop);
     drop(progress);
-    target.clone().refresh().await;
     let count = |name| Ok::<u64, Error>(target.attribute(name)?.number().unwrap_or(0));
     let lost = count("bad_blocks")?;
     let is_left = count("dirty_blocks")? + count("zero_blocks")? > 0;
@@ -356,12 +355,12 @@ async fn write_back(
     Ok(lost)
 }
 
-pub(crate) fn path(path: &Path) -> String {
+fn path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
 /// What the cache holds. Fails when it is no cache, or too damaged to open.
-pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
+fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, Failure> {
     let found = match &report.contents {
         Contents::Blank => Err(format!("{place}: is blank: there is nothing to recover")),
         Contents::Replaced(mark) => Err(format!(
@@ -386,23 +385,20 @@ pub(crate) fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a O
 }
 
 /// Whether an origin is the one of a cache.
-pub(crate) struct OriginCheck<'a> {
-    pub(crate) report: &'a ProbeReport,
-    pub(crate) found: &'a Occupancy,
-    pub(crate) facts: OriginFacts,
+struct OriginCheck<'a> {
+    report: &'a ProbeReport,
+    found: &'a Occupancy,
+    facts: OriginFacts,
     /// Its path, where it begins, and its device.
-    pub(crate) cache: (&'a Path, Sector, &'a Rc<dyn BlockDevice>),
+    cache: (&'a Path, Sector, &'a Rc<dyn BlockDevice>),
     /// The token that was given.
-    pub(crate) force: Option<&'a str>,
+    force: Option<&'a str>,
 }
 
 impl OriginCheck<'_> {
     /// The length to map, and whether the origin has to be adopted (CL-R1). `origin` is there if it
     /// can be read now.
-    pub(crate) async fn run(
-        &self,
-        origin: Option<&Rc<dyn BlockDevice>>,
-    ) -> Result<(Sector, bool), Failure> {
+    async fn run(&self, origin: Option<&Rc<dyn BlockDevice>>) -> Result<(Sector, bool), Failure> {
         let (cache, start, device) = self.cache;
         let mut is_used = None;
         if let Some(origin) = origin {
@@ -535,19 +531,14 @@ fn print_result(
     }
 }
 
-/// Shows on standard error how far `verb` is, by two attributes.
-pub(crate) fn show_progress(
-    target: &Rc<WriteCache>,
-    verb: &'static str,
-    [done, total]: [&'static str; 2],
-) -> Rc<ProgressLine> {
-    let line = Rc::new(ProgressLine::begin(verb, "blocks"));
+/// Shows on standard error how far the flush is.
+fn show_progress(target: &Rc<WriteCache>) -> Rc<ProgressLine> {
+    let line = Rc::new(ProgressLine::begin("recover", "blocks"));
     let (weak, shown) = (Rc::downgrade(target), Rc::downgrade(&line));
     reactor::spawn(async move {
         while let (Some(target), Some(line)) = (weak.upgrade(), shown.upgrade()) {
-            target.clone().refresh().await;
             let number = |name| target.attribute(name).ok()?.number();
-            let progress = (number(done), number(total));
+            let progress = (number("flush_done_blocks"), number("flush_total_blocks"));
             if let (Some(done), Some(total)) = progress {
                 line.show(done, total);
             }

@@ -21,9 +21,8 @@ use crate::requests::warn;
 /// A device shrinks only with the token that the refusal prints. Make file systems smaller before.
 ///
 /// With --cache the device keeps its size, and its write cache takes the space by which its cache
-/// device has grown. Nothing is drained, and clients notice nothing. From then on the cache device
-/// has the format version 4, in parts 6, which older versions of this program refuse. A cache is
-/// made smaller by `millpond shrink-cache`, without a daemon.
+/// device has grown. Nothing is drained, and clients notice nothing. A cache never becomes smaller:
+/// `millpond replace-cache` puts one on a smaller device in its place.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -51,7 +50,7 @@ pub struct ResizeArgs {
     listing: Listing,
 }
 
-pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
+fn size_bytes(text: &str) -> Result<u64, String> {
     match parse_size(text).map_err(|e| e.to_string())? {
         0 => Err("at least a sector is needed".into()),
         bytes => Ok(bytes),

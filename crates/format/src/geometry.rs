@@ -234,26 +234,6 @@ impl Geometry {
         })
     }
 
-    /// The layout for a device that is to be cut: fewer slots, and behind them, where slots were,
-    /// the metadata. What there is of metadata now stays untouched, so a resized cache may get less
-    /// than the area.
-    ///
-    /// # Errors
-    /// The least area for which there is one.
-    pub fn shrunk(&self, area_bytes: u64) -> Result<Geometry, GeometryError> {
-        let untouched = self.moved.map_or(self.end_bytes(), |moved| moved.metadata_start);
-        let area = area_bytes.min(untouched);
-        let log_units = log_units_for(area).min(self.log_units);
-        let preferred = self.behind_slots(area, log_units);
-        let new = preferred.or_else(|| self.behind_slots(area, LOG_UNITS_MIN));
-        new.filter(|new| new.slots < self.slots).ok_or_else(|| {
-            let least = Geometry::smallest(self.block_size);
-            let slots_end = self.slots_start() + least.slots_bytes();
-            let needed_bytes = slots_end.next_multiple_of(UNIT_BYTES) + least.metadata_bytes();
-            GeometryError::TooSmall { area_bytes, needed_bytes }
-        })
-    }
-
     /// The most slots from where they begin now, with the metadata behind them at the end of the
     /// area.
     fn behind_slots(&self, area_bytes: u64, log_units: u32) -> Option<Geometry> {
@@ -501,43 +481,6 @@ mod tests {
                 prop_assert!(entries > u64::from(new.slots));
                 geometry = new;
             }
-        }
-
-        #[test]
-        fn a_shrunk_layout_touches_no_metadata_and_few_slots(
-            area in 512 * KIB..20 * GIB,
-            grown in prop::option::of(1u64..4 << 10),
-            cut in 0u64..=100,
-            shift in 9u32..=12,
-        ) {
-            let mut old = Geometry::compute(area, 1 << shift).unwrap();
-            let mut end = old.end_bytes();
-            if let Some(mib) = grown
-                && let Ok(larger) = old.grown(area + mib * MIB)
-            {
-                old = larger;
-                end = old.metadata_start();
-            }
-            let area = old.end_bytes() / 100 * cut;
-            let new = match old.shrunk(area) {
-                Ok(new) => new,
-                Err(GeometryError::TooSmall { needed_bytes, .. }) => {
-                    prop_assert!(area < needed_bytes || old.slots < 100);
-                    let Ok(new) = old.shrunk(needed_bytes) else {
-                        prop_assert!(old.slots < 100, "{:?}", old);
-                        return Ok(());
-                    };
-                    new
-                }
-                Err(e) => panic!("{e}"),
-            };
-            prop_assert!(new.slots < old.slots && new.log_units <= old.log_units);
-            prop_assert_eq!(new.slots_start(), old.slots_start());
-            let slots_end = new.slots_start() + new.slots_bytes();
-            prop_assert!(old.slots_start() <= slots_end && slots_end <= new.metadata_start());
-            prop_assert!(new.end_bytes() <= end);
-            let entries = u64::from(new.checkpoint_units) * ENTRIES_PER_UNIT as u64;
-            prop_assert!(entries > u64::from(new.slots));
         }
 
         #[test]

@@ -4,10 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use cli::{
-    CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, ShrinkCacheArgs, UblkArgs,
-    WipeArgs,
-};
+use cli::{CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, UblkArgs, WipeArgs};
 use host::{RunArgs, ServeArgs};
 use loadgen::BenchArgs;
 
@@ -49,7 +46,6 @@ pub(crate) enum Verb {
     Bench(Box<BenchArgs>),
     Inspect(InspectArgs),
     Recover(RecoverArgs),
-    ShrinkCache(ShrinkCacheArgs),
     Wipe(WipeArgs),
     Mkvol(MkvolArgs),
     Check(CheckArgs),

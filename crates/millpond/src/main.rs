@@ -21,9 +21,10 @@ mod metrics_tests;
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 use cli::{Client, dmsetup, runtime};
-use control::{EXIT_DONE, Failure};
+use control::{EXIT_DONE, EXIT_USAGE, Failure};
 use host::{
     Config, RunDir, abort_on_panic, flush_log, ignore_file_size_signal, print, print_as_is,
     print_error, start_log,
@@ -38,7 +39,15 @@ fn main() -> ExitCode {
     if dmsetup::is_meant(args.next().as_ref()) {
         return dmsetup::main(args).into();
     }
-    let ended = run(Cli::parse());
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let Some(refusal) = gone_verb(&e) else { e.exit() };
+            print_error(&format!("millpond: {refusal}"));
+            return EXIT_USAGE.into();
+        }
+    };
+    let ended = run(cli);
     let code = ended.unwrap_or_else(|failure| {
         print_error(&format!("millpond: {failure}"));
         failure.exit_code()
@@ -47,17 +56,20 @@ fn main() -> ExitCode {
     code.into()
 }
 
+/// The refusal of a verb that earlier versions had.
+fn gone_verb(e: &clap::Error) -> Option<Failure> {
+    let ContextValue::String(verb) = e.get(ContextKind::InvalidSubcommand)? else { return None };
+    cli::gone_verb(verb)
+}
+
 /// Runs a verb; returns the exit code.
 fn run(cli: Cli) -> Result<u8, Failure> {
     let run_dir = cli.run_dir.as_deref();
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
-        Verb::Run(_)
-        | Verb::Bench(_)
-        | Verb::Recover(_)
-        | Verb::ShrinkCache(_)
-        | Verb::Mkvol(_)
-        | Verb::Check(_) => Some(Level::WARN),
+        Verb::Run(_) | Verb::Bench(_) | Verb::Recover(_) | Verb::Mkvol(_) | Verb::Check(_) => {
+            Some(Level::WARN)
+        }
         Verb::Inspect(_)
         | Verb::Wipe(_)
         | Verb::Ublk(_)
@@ -79,7 +91,6 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Verb::Bench(args) => loadgen::run(&args).map(|()| EXIT_DONE),
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
-        Verb::ShrinkCache(args) => cli::shrink_cache(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),
         Verb::Mkvol(args) => cli::mkvol(&args, run_dir),
         Verb::Check(args) => cli::check(&args, run_dir),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Growth of a cache in use: the cache device has grown, and the cache takes the new space.
 //! `store::grow` has the order of what is written.
+use std::rc::Rc;
+
 use block::{Error, ErrorKind, Status, size_text};
 use format::{Geometry, GeometryError, UNIT};
 
@@ -57,8 +59,8 @@ impl Cache {
         let old = native.geometry.get();
         if area < old.end_bytes() {
             return Err(Error::invalid(format!(
-                "{place}: it has {}, its cache takes {}: a cache is made smaller before its device \
-                 is, without a daemon, by `millpond shrink-cache`. Give the device its size back",
+                "{place}: it has {}, its cache takes {}: give the device its size back. To move to \
+                 a smaller one, `millpond replace-cache`",
                 size_text(area),
                 size_text(old.end_bytes())
             )));
@@ -87,6 +89,18 @@ impl Cache {
             self.memory.borrow_mut().shrink_to(had);
         }
         grown.map_err(unfinished)
+    }
+
+    async fn take_layout(&self, new: Geometry) -> Result<(), Status> {
+        let store = &self.store;
+        let native = store.native().expect("it has a larger layout");
+        let writeback = Rc::downgrade(&self.writeback);
+        let switched = move || {
+            if let Some(writeback) = writeback.upgrade() {
+                writeback.tune(writeback.store.tuning());
+            }
+        };
+        store.take_layout(native, new, Rc::new(switched)).await
     }
 }
 

@@ -87,7 +87,6 @@ mod read_cache;
 mod reader;
 mod recovery;
 mod scrub;
-mod shrink;
 mod stats;
 mod status;
 mod store;

@@ -285,12 +285,6 @@ pub enum Fault {
     GrownSlotsEarly,
     /// Growth: it begins once more when the cache has failed.
     GrownAfterFailure,
-    /// Shrink: dirty blocks in the part that goes are dropped, not written back.
-    CutDirtyDropped,
-    /// Shrink: blocks in the part that goes stay in the map.
-    CutSlotsNamed,
-    /// Shrink: metadata are written over slots before it is durable that they hold no block.
-    CutBeforeCommit,
 }
 
 #[cfg(feature = "planted")]

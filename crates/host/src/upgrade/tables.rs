@@ -70,6 +70,8 @@ pub(crate) async fn refuse_unknown(run_dir: &RunDir) -> Result<(), Failure> {
     let known = check(&toml);
     if let Err(failure) = &known {
         tracing::error!("refused before anything is taken over: {failure}");
+        // That daemon ends this process as soon as it hears of it.
+        crate::flush_log();
     }
     known
 }

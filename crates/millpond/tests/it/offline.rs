@@ -85,37 +85,6 @@ fn a_killed_cache_is_inspected_recovered_and_holds_nothing_then() {
     assert!(std::fs::read(&origin).unwrap().iter().all(|&byte| byte == 7));
 }
 
-/// A cache that is made smaller, cut, used, and grown again.
-#[test]
-fn a_killed_cache_shrinks_and_its_file_is_cut() {
-    let (dir, origin, cache) = killed("");
-    let shrink = ["shrink-cache", "--cache", &cache, "--origin", &origin, "--size"];
-    let refused = millpond(&[&shrink[..], &["16K"]].concat()).failed(1);
-    assert!(refused.contains("cache device is 16 KiB, needs at least"), "{refused}");
-    assert_eq!(json(&millpond(&["inspect", &cache, "-o", "json"]))["blocks"]["dirty"], 5);
-    let half = std::fs::metadata(&cache).unwrap().len() / 2;
-    let size = half.to_string();
-    let message = millpond(&[&shrink[..], &[&size]].concat()).ok();
-    assert!(message.contains("its device may be cut to 1.0 MiB now"), "{message}");
-    assert_written_back(&origin);
-    let told = json(&millpond(&["inspect", &cache, "-o", "json"]));
-    assert_eq!((&told["blocks"]["dirty"], &told["blocks"]["clean"]), (&0.into(), &5.into()));
-    let again = json(&millpond(&[&shrink[..], &[&size, "-o", "json"]].concat()));
-    assert_eq!(again["blocks"], again["blocks_before"], "it fits");
-
-    std::fs::File::options().write(true).open(&cache).unwrap().set_len(half).unwrap();
-    assert_eq!(json(&millpond(&["inspect", &cache, "-o", "json"]))["sound"], true);
-    let daemon = Daemon::start_in(dir, &[]);
-    daemon.create("wc", &format!("0 8192 writecache s {origin} {cache} 4096 0"));
-    let used = millpond(&[&shrink[..], &["1M"]].concat()).failed(4);
-    assert!(used.contains("is in use, by process"), "{used}");
-    daemon.qemu_io("wc", &["read -P 0x22 409600 4096", "write -P 0x44 8192 4096"]).ok();
-    std::fs::File::options().write(true).open(&cache).unwrap().set_len(2 * half).unwrap();
-    let grown = daemon.cli(&["resize", "wc", "--cache"]).ok();
-    assert!(grown.contains("was "), "{grown}");
-    daemon.qemu_io("wc", &["read -P 0x22 409600 4096", "read -P 0x44 8192 4096"]).ok();
-}
-
 /// A block that can't be read and an origin that refuses another one: `recover` said that all but
 /// the first were on the origin, and advised to wipe the cache, which alone had the second.
 #[test]

@@ -181,6 +181,23 @@ fn errors_say_what_was_wrong_and_what_is_allowed() {
     assert!(err.contains("message d: line 1: zero: ") && err.contains("EINVAL"), "{err}");
 }
 
+/// Whatever follows, and also where help is asked for.
+#[test]
+fn a_verb_that_went_is_refused_with_the_ways_that_work() {
+    let shrink = ["shrink-cache", "--cache", "c.img", "--origin", "o.img", "--size", "1M"];
+    for args in [&shrink[..], &["shrink-cache"], &["--run-dir", "/tmp", "shrink-cache", "x"]] {
+        let err = common::sh(MILLPOND, args).failed(2);
+        for part in ["shrink-cache: millpond 0.2 was the last", "`millpond replace-cache", "wipe`"]
+        {
+            assert!(err.contains(part), "{args:?}: {err}");
+        }
+    }
+    let err = common::sh(MILLPOND, &["reproduce", "--sim"]).failed(2);
+    assert!(err.contains("reproduce: it is a program of its own"), "{err}");
+    let err = common::sh(MILLPOND, &["help", "shrink-cache"]).failed(3);
+    assert!(err.contains("`millpond replace-cache"), "{err}");
+}
+
 #[test]
 fn without_a_daemon_the_message_names_socket_and_command() {
     let dir = common::folder();

@@ -68,9 +68,11 @@ impl Slots {
     }
 
     /// Drops the block of a slot if it may leave.
-    pub(super) fn drop_if_clean(&mut self, slot: u32) -> bool {
+    fn drop_if_clean(&mut self, slot: u32) {
         let s = &self.slots[slot as usize];
         let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
-        self.may_drop(slot) && self.drop_block(block, slot_ref)
+        if self.may_drop(slot) {
+            self.drop_block(block, slot_ref);
+        }
     }
 }

@@ -8,8 +8,6 @@ pub(crate) struct FreeMap {
     words: Vec<u64>,
     free: u32,
     slots: u32,
-    /// Slots from here on are not taken.
-    limit: u32,
     cursor: u32,
 }
 
@@ -17,7 +15,7 @@ impl FreeMap {
     /// A map in which all `slots` slots are in use.
     pub(crate) fn new(slots: u32) -> FreeMap {
         let words = vec![0; slots.div_ceil(64) as usize];
-        FreeMap { words, free: 0, slots, limit: slots, cursor: 0 }
+        FreeMap { words, free: 0, slots, cursor: 0 }
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -28,24 +26,7 @@ impl FreeMap {
     pub(crate) fn grow(&mut self, slots: u32) {
         let old = std::mem::replace(&mut self.slots, slots);
         self.words.resize(slots.div_ceil(64) as usize, 0);
-        self.limit = slots;
         (old..slots).for_each(|slot| self.put(slot));
-    }
-
-    /// From now on slots from `first` on are not taken.
-    pub(crate) fn hold_from(&mut self, first: u32) {
-        self.limit = first.min(self.slots);
-    }
-
-    /// Takes the slots from `slots` on away. All of them are free.
-    pub(crate) fn shrink(&mut self, slots: u32) {
-        assert!(self.next_used(slots) == self.slots, "a slot from {slots} on is in use");
-        self.free -= self.slots - slots;
-        self.words.truncate(slots.div_ceil(64) as usize);
-        if let Some(last) = self.words.last_mut().filter(|_| !slots.is_multiple_of(64)) {
-            *last &= (1 << (slots % 64)) - 1;
-        }
-        (self.slots, self.limit, self.cursor) = (slots, slots, 0);
     }
 
     fn bit(slot: u32) -> (usize, u64) {
@@ -71,16 +52,15 @@ impl FreeMap {
         if self.free == 0 || max == 0 {
             return None;
         }
-        let free = |from| self.next_free(from).filter(|slot| *slot < self.limit);
-        let start = free(self.cursor).or_else(|| free(0))?;
+        let start = self.next_free(self.cursor).or_else(|| self.next_free(0))?;
         let mut end = start;
-        while end < self.limit && end - start < max && self.is_free(end) {
+        while end < self.slots && end - start < max && self.is_free(end) {
             let (word, bit) = Self::bit(end);
             self.words[word] &= !bit;
             end += 1;
         }
         self.free -= end - start;
-        self.cursor = if end == self.limit { 0 } else { end };
+        self.cursor = if end == self.slots { 0 } else { end };
         Some(start..end)
     }
 
@@ -146,17 +126,10 @@ mod tests {
     }
 
     #[test]
-    fn held_slots_are_not_taken_and_can_go() {
-        let mut free = FreeMap::new(130);
-        (0..130).for_each(|slot| free.put(slot));
-        assert_eq!(free.take_run(100), Some(0..100));
-        free.hold_from(70);
-        assert_eq!(free.take_run(1), None);
-        (5..8).chain(70..100).for_each(|slot| free.put(slot));
-        assert_eq!(free.take_run(1000), Some(5..8));
-        assert_eq!(free.len(), 60);
-        free.shrink(70);
-        assert_eq!((free.len(), free.take_run(1)), (0, None));
+    fn slots_that_are_added_follow_those_that_there_are() {
+        let mut free = FreeMap::new(70);
+        (0..70).for_each(|slot| free.put(slot));
+        assert_eq!(free.take_run(1000), Some(0..70));
         free.grow(130);
         assert_eq!((free.len(), free.take_run(1000)), (60, Some(70..130)));
     }

@@ -3,7 +3,7 @@
 use format::{JournalChange, Op};
 
 use super::journal::JournalWriter;
-use super::{Batch, SlotRef, Slots};
+use super::{Batch, Slots};
 use crate::planted::Fault;
 
 impl Slots {
@@ -51,20 +51,6 @@ impl Slots {
     /// Reads find no zeroes.
     pub(crate) fn forget_zero_ranges(&mut self) {
         self.zeroes = Default::default();
-    }
-
-    /// Drops what slots from `first` on have, dirty or clean.
-    pub(crate) fn drop_all_from(&mut self, first: u32) {
-        let newest = |slot: &u32| {
-            let block = self.slots[*slot as usize].block();
-            self.free.next_used(*slot) == *slot && self.slot_of(block) == Some(*slot)
-        };
-        let all: Vec<u32> = (first..self.counts.slots).filter(newest).collect();
-        for slot in all {
-            let s = &self.slots[slot as usize];
-            let (block, slot_ref) = (s.block(), SlotRef { slot, stamp: s.stamp });
-            self.drop_block(block, slot_ref);
-        }
     }
 
     /// Drops a dirty block, if there is one.

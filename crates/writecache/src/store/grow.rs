@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Growth: the store takes a layout with more slots while it is in use; or one with fewer slots,
-//! when no client works.
+//! Growth: the store takes a layout with more slots while it is in use.
 //!
 //! ```text
 //!   in use    metadata A │ slots                         │
@@ -8,13 +7,6 @@
 //!
 //!   B: log blanked, checkpoint of the map ─▶ commit ─▶ records since then copied ─▶ flush
 //!      ─▶ superblock with the new layout: B counts ─▶ slots of the new space are free
-//! ```
-//!
-//! A smaller layout begins as the old one, and has its metadata where the last slots were:
-//!
-//! ```text
-//!   in use    metadata A │ slots ............................ free │
-//!   after it  (unused)   │ slots ... │ checkpoint, log: metadata B │ (cut)
 //! ```
 //!
 //! Growth is a checkpoint in another place. Until the superblock names the new layout nothing of
@@ -32,9 +24,6 @@
 //! - WC-GR5 The reserve of the log is whole after it (WC-LR1): while the map is written commits use
 //!   half of the log, and then two more commits half of the reserve each (WC-LR3). What follows the
 //!   checkpoint is three quarters of the log at most, and the next checkpoint has a quarter to end.
-//!   In a smaller log it is a quarter at most: else the cache fails, and its device is as before.
-//! - WC-GR6 The slots that a smaller layout does not have are free before anything else is written
-//!   over them, and stay so: the durable log names none of them.
 //! - WC-GR7 The new log has a record of this opening, if need be an empty one: records before the
 //!   checkpoint are not copied, and a journal of an opening that no record tells of does not count
 //!   (WC-JR2).
@@ -89,8 +78,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a layout with more slots, or with fewer, whose log is blank. Calls `switched` at the
-    /// moment when the slots are there. An error before the cache has failed leaves it as it was.
+    /// Takes a layout with more slots, whose log is blank. Calls `switched` at the moment when the
+    /// slots are there. An error before the cache has failed leaves it as it was.
     ///
     /// Cost: a checkpoint, four flushes, and twice the log.
     pub(crate) async fn take_layout(
@@ -157,10 +146,6 @@ impl Store {
         let Growth { new, checkpoint, switched } = growth;
         self.health()?;
         let follows = native.log.next.get().0 - checkpoint.log_start_seq;
-        let is_smaller = new.log_units < native.geometry.get().log_units;
-        if is_smaller && follows > u64::from(new.log_units / 4) {
-            return Err(Status::NoSpace); // WC-GR5
-        }
         if follows == 0 && !self.has_fault(Fault::GrownLogUnsaid) {
             // WC-GR7. The commit before has used none of its half of the reserve. The flush below
             // (WC-GR2) takes the record with its copy.
@@ -193,12 +178,7 @@ impl Store {
     fn take_slots(&self, new: &Geometry) {
         self.slot_area.set(SlotArea::of(new));
         self.unlogged_max.set(self.media.unlogged_max(self.config.ordered));
-        let mut slots = self.slots.borrow_mut();
-        if new.slots >= slots.counts().slots {
-            slots.grow(new.slots);
-        } else if !self.has_fault(Fault::CutSlotsNamed) {
-            slots.shrink(new.slots); // WC-GR6
-        }
+        self.slots.borrow_mut().grow(new.slots);
     }
 
     /// Copies the records from `start` on to their places in the log of a new layout.

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Limits, Nanos, Sector, Target};
+use block::{Bio, BlockDevice, Limits, Nanos, Sector};
 use sim::harness::OperatorState;
 use sim::{Rng, WorldRef};
 use writecache::WriteCache;
@@ -53,28 +53,6 @@ pub(crate) struct Growth {
 impl Growth {
     pub(crate) fn of(size: Sector, most: Sector) -> Growth {
         Growth { size: Rc::new(Cell::new(size)), most, grown: Rc::default() }
-    }
-
-    /// The device is to be cut: the cache is made smaller and suspended, while no client works.
-    /// Returns whether the device was cut.
-    pub(crate) async fn cut(
-        self,
-        to: Sector,
-        cache: Rc<WriteCache>,
-        errors_allowed: bool,
-    ) -> Result<bool, String> {
-        let shrunk = match cache.clone().shrink(to.bytes()).await {
-            Ok(()) => cache.suspend().await,
-            refused => refused,
-        };
-        match shrunk {
-            Ok(()) => {
-                self.size.set(to);
-                Ok(true)
-            }
-            Err(e) if errors_allowed || e.chain().contains("needs at least") => Ok(false),
-            Err(e) => Err(e.chain()),
-        }
     }
 
     pub(crate) async fn work(

@@ -3,12 +3,12 @@
 //! errors at any step of it lose nothing; and planted faults of its order are each caught.
 
 use crate::common::journal_plan::JournalPlan;
-use crate::simulate::{GROWN, Plan, Resizes, is_caught_at, simulate};
+use crate::simulate::{GROWN, Plan, is_caught_at, simulate};
 use sim::seeds;
 use writecache::Fault;
 
-const PLAN: Plan = Plan { resizes: Resizes::Grows, ..Plan::USUAL };
-const WITH_ERRORS: Plan = Plan { resizes: Resizes::Grows, ..Plan::GUARDED };
+const PLAN: Plan = Plan { grows: true, ..Plan::USUAL };
+const WITH_ERRORS: Plan = Plan { grows: true, ..Plan::GUARDED };
 
 fn run(seeds_of_test: u64, plan: Plan) {
     seeds::run(seeds_of_test, |seed| simulate(seed, plan));
@@ -31,7 +31,7 @@ fn growth_beside_kills_and_journals_loses_nothing() {
 
 #[test]
 fn growth_of_a_guarded_cache_that_reads_enter_loses_nothing() {
-    run(40, Plan { resizes: Resizes::Grows, with_faults: false, ..Plan::GUARDED });
+    run(40, Plan { grows: true, with_faults: false, ..Plan::GUARDED });
     run(20, WITH_ERRORS);
     run(30, Plan { options: " read_cache 1 sequential_read_cutoff 0", ..PLAN });
 }

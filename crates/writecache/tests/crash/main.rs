@@ -16,6 +16,5 @@ mod recover_killed;
 mod reload;
 mod removal;
 mod replace;
-mod shrink;
 mod simulate;
 mod through;

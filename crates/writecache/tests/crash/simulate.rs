@@ -35,8 +35,6 @@ thread_local! {
     pub(crate) static SLOT_READS: Cell<u64> = const { Cell::new(0) };
     /// How often the cache has grown.
     pub(crate) static GROWN: Cell<u64> = const { Cell::new(0) };
-    /// How often its device was cut.
-    pub(crate) static SHRUNK: Cell<u64> = const { Cell::new(0) };
     /// How often nothing needed the cache any more after a switch to writethrough.
     pub(crate) static EMPTIED: Cell<u64> = const { Cell::new(0) };
 }
@@ -61,17 +59,6 @@ struct Setup {
     may_go_around: bool,
     /// The cache device becomes larger.
     growth: Option<Growth>,
-}
-
-/// Whether the cache device becomes larger and smaller.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Resizes {
-    Never,
-    /// Larger, up to four times, while clients work.
-    Grows,
-    /// That, and before clients work, in half of the lives, the cache is made smaller and its
-    /// device is cut.
-    GrowsAndShrinks,
 }
 
 /// What a test asks of every seed; the seed draws the rest.
@@ -104,7 +91,8 @@ pub(crate) struct Plan {
     /// `cache_mode` is switched back and forth, and its promises are checked. With `around` only.
     pub(crate) through: bool,
     pub(crate) journal: JournalPlan,
-    pub(crate) resizes: Resizes,
+    /// The cache device becomes larger, up to four times, while clients work.
+    pub(crate) grows: bool,
     /// Blocks that a commit looks at between two yields, if not the usual number.
     pub(crate) batch_piece: Option<usize>,
     /// Options that count instead of what the seed draws.
@@ -130,7 +118,7 @@ impl Plan {
         around: false,
         through: false,
         journal: JournalPlan::None,
-        resizes: Resizes::Never,
+        grows: false,
         batch_piece: None,
         options: "",
     };
@@ -166,9 +154,8 @@ fn draw_setup(world: &WorldRef, plan: Plan) -> Setup {
     let start_sector = w.rng.pick(&[0, 0, 8]);
     let area_kib = w.rng.pick(plan.area_kib);
     let capacity = Sector(area_kib * 2 + start_sector);
-    let grows = plan.resizes != Resizes::Never;
-    let growth = grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
-    let capacity = if grows { Sector(4 * capacity.0) } else { capacity };
+    let growth = plan.grows.then(|| Growth::of(capacity, Sector(4 * capacity.0)));
+    let capacity = if plan.grows { Sector(4 * capacity.0) } else { capacity };
     let cache = match plan.mode {
         "p" => w.add_swarm_memory("cache", capacity),
         _ => w.add_swarm_disk("cache", capacity),
@@ -336,12 +323,8 @@ impl Engine for Lives {
         let discards = if setup.config.ordered { 0 } else { self.mix.discards };
         let mix = Mix { discards, ..self.mix };
         let with_faults = mix.errors_allowed;
-        let mut cache = setup.make(world);
+        let cache = setup.make(world);
         self.open(machine, &cache)?;
-        if setup.plan.resizes == Resizes::GrowsAndShrinks && self.cut(machine, &cache)? {
-            cache = setup.make(world);
-            self.open(machine, &cache)?;
-        }
         let gated = GatedTarget::new(cache.clone());
         let device: Rc<dyn BlockDevice> = gated.clone();
         let mut load = Workload::new(world, &self.oracle, mix);
@@ -408,32 +391,6 @@ impl Lives {
             found.map_err(|why| format!("the kernel would not open it: {why}"))?;
         }
         life::open(machine, cache)
-    }
-
-    /// In half of the lives: a tool makes the cache smaller, and its device is cut. Returns whether
-    /// it was, and the cache must be opened again.
-    fn cut(&self, machine: &Machine, cache: &Rc<WriteCache>) -> Step<bool> {
-        let with_faults = self.mix.errors_allowed;
-        let growth = self.setup.growth.clone().expect("the device has a size");
-        let to = {
-            let rng = &mut self.world.borrow_mut().rng;
-            if rng.below(2) == 0 {
-                return Ok(false);
-            }
-            Sector(rng.below(growth.size.get().0) + 1)
-        };
-        if with_faults {
-            draw_faults(&self.world, &self.setup);
-        }
-        let cut = machine.block_on(growth.cut(to, cache.clone(), with_faults));
-        if with_faults {
-            for disk in [self.setup.cache, self.setup.origin] {
-                self.world.borrow_mut().set_faults(disk, Faults::default());
-            }
-        }
-        let is_cut = cut??;
-        SHRUNK.set(SHRUNK.get() + u64::from(is_cut));
-        Ok(is_cut)
     }
 
     /// A quiet end; then the origin alone is the device.

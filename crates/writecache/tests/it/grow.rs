@@ -310,9 +310,9 @@ fn remains_of_a_larger_cache_do_not_come_back() {
     assert!(found.is_err());
 }
 
-/// Growth or a smaller layout in an idle cache: no record follows its checkpoint. Then the log of
-/// the new layout has to say that this opening has come (WC-GR7): a journal counts by that. Found
-/// as a lost write by seed 52 of `crash::shrink`. Returns whether an acknowledged write is there.
+/// Growth of an idle cache: no record follows its checkpoint. Then the log of the new layout has to
+/// say that this opening has come (WC-GR7): a journal counts by that. Returns whether an
+/// acknowledged write is there.
 fn written_after_idle_growth(fault: Option<Fault>) -> bool {
     let options = "high_watermark 100 low_watermark 100 autocommit_time 3600000";
     let mut growing = Growing::new(options);

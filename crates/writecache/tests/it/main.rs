@@ -45,7 +45,6 @@ mod scrub;
 mod sectors;
 mod sequential;
 mod session;
-mod shrink;
 mod slot_reads;
 mod through;
 mod traces;

@@ -328,6 +328,29 @@ fn what_the_previous_release_was_killed_with_is_recovered() {
     });
 }
 
+/// A cache that it has made smaller: this tree never does, and opens it.
+#[test]
+fn a_cache_that_the_previous_release_made_smaller_is_read() {
+    if !has_program() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = program(folder.path()).unwrap();
+    let mut old = Previous::start(feature("plain"), &unpacked, 5);
+    old.write(80, |_, dir| {
+        kill(dir);
+        After::Killed
+    });
+    let (dir, size) = (old.dir.path(), 800 << 10);
+    let mut verb = std::process::Command::new(&unpacked);
+    verb.arg("--run-dir").arg(dir.join("run")).args(["shrink-cache", "--size", &size.to_string()]);
+    verb.arg("--cache").arg(dir.join("cache.img")).arg("--origin").arg(dir.join("origin.img"));
+    e2e::process::run(&mut verb, Duration::from_secs(60)).unwrap().ok().unwrap();
+    let cache = std::fs::File::options().write(true).open(dir.join("cache.img")).unwrap();
+    cache.set_len(size).unwrap();
+    old.read();
+}
+
 #[test]
 fn the_previous_release_hands_over_under_a_client() {
     each_feature(|mut old, writes| {

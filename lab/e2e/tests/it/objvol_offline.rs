@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The verbs on images of caches whose origin is a volume on an object store: `recover`,
-//! `shrink-cache` and `wipe`, after the death of the daemon.
+//! The verbs on images of caches whose origin is a volume on an object store: `recover` and `wipe`,
+//! after the death of the daemon.
 use std::path::Path;
 
 use e2e::process::Ended;
@@ -98,23 +98,6 @@ fn recover_writes_to_a_volume_and_ends_its_record() {
     assert_eq!((&owner["cache"], &owner["attached"]), (&Value::Null, &false.into()));
     assert!(scene.desk.verb(&recover).starts_with("0 blocks"), "again");
     scene.volume_is_free(7);
-}
-
-#[test]
-fn a_cache_of_a_volume_shrinks_and_goes_on() {
-    let mut scene = Scene::new();
-    let (cache, url) = (scene.bed.path("cache.img").display().to_string(), scene.url());
-    let shrink = ["shrink-cache", "--cache", &cache, "--origin", &url, "--size", "20M"];
-    assert!(scene.fails(4, &shrink).contains("`--take-over` takes it"));
-    scene.desk.verb(&[&shrink[..], &["--take-over"]].concat());
-    assert_eq!(scene.inspect()["owner"]["attached"], false);
-    assert_ne!(scene.inspect()["owner"]["cache"], Value::Null);
-    std::fs::File::options().write(true).open(&cache).unwrap().set_len(20 * MIB).unwrap();
-    scene.bed.start_again();
-    let (mut client, mut back) = (scene.bed.connect("wc"), [0; BLOCK as usize]);
-    client.read(2 * BLOCK, &mut back).unwrap();
-    assert_eq!(back, [7; BLOCK as usize]);
-    client.write(0, &[8; BLOCK as usize]).unwrap();
 }
 
 #[test]

@@ -297,12 +297,6 @@ pub trait Target: BlockDevice + Any {
         String::new()
     }
 
-    /// Brings `status`, `unsaved` and `figure` up to date, where parts of the target are on other
-    /// cores. Awaited before these are called.
-    fn refresh(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async {})
-    }
-
     /// For an engine that is divided among cores, while it is live: makes on any core a device that
     /// sends each bio to the part that it concerns, wherever that is. It takes bios that the
     /// target's limits allow.
@@ -318,8 +312,7 @@ pub trait Target: BlockDevice + Any {
         Vec::new()
     }
 
-    /// The blocks that it holds and the device below does not, as of the last `refresh` where parts
-    /// of it are on other cores; `None` when it is no cache.
+    /// The blocks that it holds and the device below does not; `None` when it is no cache.
     fn unsaved(&self) -> Option<UnsavedBlocks> {
         None
     }

@@ -411,16 +411,7 @@ impl MappedDevice {
         }
     }
 
-    /// Brings the status lines up to date, where targets have parts on other cores.
-    pub async fn refresh(&self) {
-        let Some(live) = self.live() else { return };
-        for entry in &live.entries {
-            entry.target.clone().refresh().await;
-        }
-    }
-
-    /// The live table's status lines, as of the last `refresh` where targets are on other cores;
-    /// none when there is no live table.
+    /// The live table's status lines; none when there is no live table.
     pub fn status(&self) -> Vec<TargetLine> {
         self.live().map(|t| lines(&t, |e| e.target.status())).unwrap_or_default()
     }

@@ -277,9 +277,6 @@ impl Dm {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
         let result = self.construct_forced(device, text, force).await;
-        for below in self.devices().into_iter().filter(|d| device.reaches(d)) {
-            below.refresh().await; // `put_inactive` asks what its caches hold
-        }
         let put = result.and_then(|table| {
             device.check_guard(guard)?;
             if !is_wanted() {

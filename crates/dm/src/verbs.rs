@@ -88,7 +88,7 @@ impl Dm {
         }
         let guard = device.control().await?;
         device.check_lost(force).await?;
-        let has_blocks = device.unsaved().await.iter().any(|unsaved| unsaved.blocks() > 0);
+        let has_blocks = device.unsaved().iter().any(|unsaved| unsaved.blocks() > 0);
         if how == Remove::Drained && has_blocks {
             let e = format!("{}: was written to while it was written back", device.name());
             return Err(Error::busy(e));
@@ -189,7 +189,7 @@ impl Dm {
         device: &Rc<MappedDevice>,
     ) -> Result<Vec<UnsavedBlocks>, Error> {
         let len = device.limits().capacity;
-        let unsaved = device.held_by_force().await;
+        let unsaved = device.held_by_force();
         let errors = match len {
             Sector::ZERO => None,
             len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),

@@ -399,7 +399,6 @@ impl Engine {
     }
 
     pub(crate) async fn status(&self, name: &str) -> Result<Vec<api::Line>, Failure> {
-        self.dm.get(name)?.refresh().await;
         Ok(self.dm.status(name)?.into_iter().map(line).collect())
     }
 

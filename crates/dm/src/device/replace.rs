@@ -228,7 +228,7 @@ impl MappedDevice {
     /// Before a removal: the caches give their origins back, if these lack nothing that they hold.
     pub(super) async fn release_unneeded_origins(&self) -> Result<(), Error> {
         let Some(live) = self.live() else { return Ok(()) };
-        if self.unsaved().await.iter().any(|unsaved| unsaved.blocks() > 0) {
+        if self.unsaved().iter().any(|unsaved| unsaved.blocks() > 0) {
             return Ok(());
         }
         let released = release_origins(&live).await;

@@ -44,13 +44,12 @@ impl MappedDevice {
 
     /// The blocks that the caches of the live table hold and their origins do not. Exact while the
     /// device is suspended.
-    pub async fn unsaved(&self) -> Vec<UnsavedBlocks> {
-        self.unsaved_lines().await.into_iter().map(|(_, unsaved)| unsaved).collect()
+    pub fn unsaved(&self) -> Vec<UnsavedBlocks> {
+        self.unsaved_lines().into_iter().map(|(_, unsaved)| unsaved).collect()
     }
 
     /// With the numbers of their lines in the live table.
-    async fn unsaved_lines(&self) -> Vec<(usize, UnsavedBlocks)> {
-        self.refresh().await;
+    fn unsaved_lines(&self) -> Vec<(usize, UnsavedBlocks)> {
         let Some(live) = self.live() else { return Vec::new() };
         let unsaved = |(nth, e): (usize, &Entry)| Some((nth, e.target.unsaved()?));
         let lines = live.entries.iter().enumerate().filter_map(unsaved);
@@ -70,7 +69,6 @@ impl MappedDevice {
                 failed.push((nth, e.chain()));
             }
         }
-        self.refresh().await;
         let held = |(nth, entry): (usize, &Entry)| {
             let why = failed.iter().find(|(of, _)| *of == nth).map(|(_, why)| why.clone());
             let unsaved = entry.target.unsaved().filter(|_| leaves(entry))?;
@@ -89,8 +87,7 @@ impl MappedDevice {
     }
 
     /// DM-U3, of a removal by force: what the caches hold, with their copies.
-    pub(crate) async fn held_by_force(&self) -> Vec<UnsavedBlocks> {
-        self.refresh().await;
+    pub(crate) fn held_by_force(&self) -> Vec<UnsavedBlocks> {
         let live = self.live();
         let entries = live.iter().flat_map(|live| &live.entries);
         let mut held: Vec<_> = entries.filter_map(|entry| entry.target.unsaved()).collect();
@@ -109,7 +106,7 @@ impl MappedDevice {
         given: Option<&str>,
     ) -> Result<(), Error> {
         let (Some(live), Some(dm)) = (self.live(), self.dm.upgrade()) else { return Ok(()) };
-        let mut hidden = self.unsaved_lines().await;
+        let mut hidden = self.unsaved_lines();
         let is_kept = |nth: usize| dm.keeps_its_cache(&live.entries[nth], new);
         hidden.retain(|(nth, unsaved)| unsaved.in_memory > 0 || !is_kept(*nth));
         if hidden.is_empty() {
@@ -142,7 +139,7 @@ impl MappedDevice {
 
     /// Whether the device may be removed (DM-U2).
     pub(crate) async fn check_lost(&self, given: Option<&str>) -> Result<(), Error> {
-        let mut lost = self.unsaved().await;
+        let mut lost = self.unsaved();
         lost.retain(|unsaved| !unsaved.is_healthy());
         if lost.is_empty() {
             return Ok(());
@@ -159,7 +156,7 @@ impl MappedDevice {
     /// What is in memory alone and would end with this process, and the token of `verb` that
     /// accepts that (DM-U4). The device may be suspended.
     pub async fn in_memory_alone(&self, verb: &str) -> Option<(String, String)> {
-        let mut alone = self.unsaved().await;
+        let mut alone = self.unsaved();
         alone.retain(|unsaved| unsaved.in_memory > 0);
         if alone.is_empty() {
             return None;

@@ -117,7 +117,7 @@ fn of_verbs(info: &DeviceInfo) -> Vec<UpgradeProblem> {
 
 /// Reports what an orderly end leaves in the caches of a device. Returns what is in memory alone.
 pub(super) async fn leave_unsaved(claims: &Claims, device: &Rc<MappedDevice>) -> Vec<Failure> {
-    for unsaved in device.unsaved().await.iter().filter(|unsaved| unsaved.in_memory == 0) {
+    for unsaved in device.unsaved().iter().filter(|unsaved| unsaved.in_memory == 0) {
         tracing::warn!(device = device.name(), "{}", unsaved_warning(unsaved));
     }
     let alone = in_memory_alone(claims, device).await.into_iter();
@@ -128,7 +128,7 @@ pub(super) async fn leave_unsaved(claims: &Claims, device: &Rc<MappedDevice>) ->
 /// stay, as after `kill -9`.
 async fn in_memory_alone(claims: &Claims, device: &Rc<MappedDevice>) -> Vec<String> {
     let mut all = Vec::new();
-    for unsaved in device.unsaved().await.iter().filter(|unsaved| unsaved.in_memory > 0) {
+    for unsaved in device.unsaved().iter().filter(|unsaved| unsaved.in_memory > 0) {
         let (name, cache) = (device.name(), &unsaved.cache);
         let fate = match claims.without_journal(device).await {
             Some(journal) => format!("they are lost, for the journal is {journal}"),

@@ -74,7 +74,7 @@ impl Engine {
             let drained = async { Ok(self.dm.drain(name, "").await?) };
             self.while_written_back(name, is_wanted, drained).await?;
             check_wanted(name, is_wanted)?;
-            let dirty: u64 = device.unsaved().await.iter().map(|unsaved| unsaved.blocks()).sum();
+            let dirty: u64 = device.unsaved().iter().map(|unsaved| unsaved.blocks()).sum();
             if dirty <= DIRTY_AT_SWAP {
                 break;
             }
@@ -145,7 +145,7 @@ fn unforced(e: Error) -> Error {
 /// Fails when a cache device is missing: nothing can be written back from it, so neither verb can
 /// keep what it holds. `wanted` is the verb, and what a table without the missing device has.
 async fn check_caches_present(device: &MappedDevice, wanted: (&str, &str)) -> Result<(), Error> {
-    let unsaved = device.unsaved().await;
+    let unsaved = device.unsaved();
     let Some(missing) = unsaved.iter().find(|unsaved| unsaved.is_missing) else { return Ok(()) };
     let (name, cache, (verb, instead)) = (device.name(), &missing.cache, wanted);
     Err(Error::invalid(format!(

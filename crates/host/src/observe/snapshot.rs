@@ -116,11 +116,10 @@ impl LeafState {
     }
 }
 
-/// Takes a snapshot. Engines with parts on other cores are asked for theirs.
+/// Takes a snapshot.
 pub(crate) async fn snapshot(engine: &Engine) -> Snapshot {
     let mut engines = Vec::new();
     for ((kind, device), target) in engine.claims.engines() {
-        target.clone().refresh().await;
         let dirty_map = target.clone().dirty_map(MAP_CELLS).await;
         engines.push(EngineState { kind, device, figures: target.metrics(), dirty_map });
     }

@@ -223,7 +223,6 @@ fn outages_beside_clients_and_power_cuts_lose_nothing() {
                     }
                 }
                 seconds(130).await;
-                cache.clone().refresh().await;
                 if !inner.config.ordered && number(&cache, "bad_blocks") > 0 {
                     return Err(format!("{} bad", number(&cache, "bad_blocks")));
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Worker threads: secondary cores that run as long as the daemon, for engines that divide their
-//! devices among cores (zram, a write cache in parts), for sessions of NBD, and for queues of block
+//! devices among cores (zram), for sessions of NBD, and for queues of block
 //! devices and of virtual machines. Threads of doors, in contrast, are secondary cores only while
 //! they serve a request themselves.
 //!

@@ -23,7 +23,7 @@ several=$(grep -c 'block device made.* several_at_once=true' /tmp/daemon.now)
     bad "$several devices take several requests at a time"
 [ "$(queue wc write_cache)" = "write back" ] && ok "volatile cache" || bad "volatile cache"
 mp ublk >/tmp/list
-grep -Eq 'wc +live +[0-9]+ +2 +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +2 +no' /tmp/list &&
+grep -Eq 'wc +live +[0-9]+ +1 +yes' /tmp/list && grep -Eq 'ram +live +[0-9]+ +2 +no' /tmp/list &&
     ok "devices in memory are made without recovery" || bad "recovery: $(cat /tmp/list)"
 
 mp clients >/tmp/list

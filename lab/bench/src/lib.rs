@@ -4,7 +4,7 @@
 //!
 //! Every bench alternates what it compares within one run, prints medians as tables, and one JSON
 //! object as its last line. Benches of scenarios print (`output`) all tables of a section, of which
-//! `millpond reproduce` prints only the rows; the others measure here.
+//! `reproduce` prints only the rows; the others measure here.
 
 pub mod cache_image;
 pub mod compressed;

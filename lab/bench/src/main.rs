@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The program `bench`: measures what `millpond reproduce` has no options for, and what needs
+//! The program `bench`: measures what `reproduce` has no options for, and what needs
 //! outside programs.
 use std::process::ExitCode;
 

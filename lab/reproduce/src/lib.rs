@@ -12,7 +12,7 @@
 //!   scenario   alternating rounds, or parallel simulations (`rounds`); medians (`median`)
 //!        │
 //!     Section ── tables, goals, keys          `make bench-*`: all options, at length
-//!        └────── rows, plots, keys, notes     `millpond reproduce`: text, html
+//!        └────── rows, plots, keys, notes     `reproduce`: text, html
 //! ```
 //!
 //! A bench parses options and prints a section. What needs outside programs is measured in the

@@ -67,7 +67,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce` for so many dirty bytes.
+    /// The options of `reproduce` for so many dirty bytes.
     pub fn of_bytes(bytes: u64) -> Options {
         let linear = |leaf, pattern| Case { leaf, mapping: Mapping::Linear, pattern };
         let cases = vec![
@@ -78,7 +78,7 @@ impl Options {
         Options { cases, size_mib: bytes / MIB, rounds: ROUNDS + 2 }
     }
 
-    /// The options of `millpond reproduce --sim`.
+    /// The options of `reproduce --sim`.
     pub fn on_models(bytes: u64) -> Options {
         let on = |mapping, pattern| Case { leaf: LeafKind::Model, mapping, pattern };
         let cases = vec![

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The scenarios, one for each published result. Each is a function from options to a [`Section`].
-//! `make bench-*` offer all options and print all tables; `millpond reproduce` chooses the options
+//! `make bench-*` offer all options and print all tables; `reproduce` chooses the options
 //! by a size and prints the rows.
 pub mod iomap;
 pub mod noclone;

@@ -39,7 +39,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce` for so much memory. A small size is a trial: it has
+    /// The options of `reproduce` for so much memory. A small size is a trial: it has
     /// fewer turns, and shorter ones.
     pub fn of_bytes(bytes: u64) -> Options {
         let groups = groups(bytes).into_iter().take(1).collect();

@@ -38,7 +38,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce`.
+    /// The options of `reproduce`.
     pub fn of_bytes(size_bytes: u64) -> Options {
         Options { size_bytes, rounds: ROUNDS, prefix: "" }
     }
@@ -410,7 +410,7 @@ pub fn run_memory(bytes: u64, progress: Progress<'_>) -> Result<Section, String>
     Ok(section)
 }
 
-/// As `millpond reproduce` runs it: writeback, then memory.
+/// As `reproduce` runs it: writeback, then memory.
 pub(super) fn scenario(
     dir: Option<&Path>,
     size: u64,

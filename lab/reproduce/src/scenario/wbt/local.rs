@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce`, with a file of four times `bytes`.
+    /// The options of `reproduce`, with a file of four times `bytes`.
     pub fn of_bytes(bytes: u64) -> Options {
         Options {
             rounds: ROUNDS,

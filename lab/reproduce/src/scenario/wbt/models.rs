@@ -37,7 +37,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `millpond reproduce --sim` for so many bytes of a lone writer.
+    /// The options of `reproduce --sim` for so many bytes of a lone writer.
     pub fn of_bytes(bytes: u64) -> Options {
         Options {
             scale: (LONE_BYTES / bytes).clamp(1, 64),

@@ -38,7 +38,7 @@ pub struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// The options of `millpond reproduce` for so many dirty bytes.
+    /// The options of `reproduce` for so many dirty bytes.
     pub fn of_dirty(dir: &'a Path, bytes: u64) -> Options<'a> {
         Options {
             dir,

@@ -37,7 +37,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// As `millpond reproduce --sim` runs it, with so many dirty bytes.
+    /// As `reproduce --sim` runs it, with so many dirty bytes.
     pub fn of_dirty(bytes: u64) -> Options {
         Options {
             scale: Scale::of_dirty(bytes),

@@ -104,6 +104,8 @@ fn native() -> Vec<u8> {
         checkpoint: CheckpointRef { units: 1, id: 1, log_start_seq: 1, ..CheckpointRef::default() },
         guards_origin: false,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     };
     for copy in 0..4 {
         superblock.encode(copy, &mut unit);

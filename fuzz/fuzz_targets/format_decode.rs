@@ -18,6 +18,7 @@ use libfuzzer_sys::fuzz_target;
 /// Magic and version: the head of a unit that is the same in every unit of its kind.
 const HEAD: std::ops::Range<usize> = 0..10;
 const CRC: std::ops::Range<usize> = 12..16;
+const INCOMPAT: std::ops::Range<usize> = 136..144;
 const UUID: std::ops::Range<usize> = 16..32;
 
 fuzz_target!(|data: &[u8]| {
@@ -28,7 +29,14 @@ fuzz_target!(|data: &[u8]| {
     let repaired = choice % 4 != 0;
     if choice & 0x80 == 0 {
         if repaired {
-            repair(&mut unit, &superblock_head(choice & 0x20 != 0));
+            let mut head = superblock_head(choice & 0x20 != 0);
+            if choice & 0x10 != 0 {
+                // Feature words: mostly bits that are known, else nothing else would be read.
+                head[8] = 7;
+                unit[INCOMPAT.start] &= if choice & 0x08 != 0 { 7 } else { 0xFF };
+                unit[INCOMPAT.start + 1..INCOMPAT.end].fill(0);
+            }
+            repair(&mut unit, &head);
         }
         superblock(&unit);
         // Lengths other than a unit are refused, not read past.
@@ -99,6 +107,8 @@ fn superblock_head(guards_origin: bool) -> [u8; 10] {
         checkpoint: CheckpointRef::default(),
         guards_origin,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     };
     let mut unit = [0; UNIT];
     superblock.encode(0, &mut unit);

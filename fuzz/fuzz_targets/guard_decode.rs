@@ -17,6 +17,7 @@ use libfuzzer_sys::fuzz_target;
 const SLOT_HEAD: &[u8] = b"MPWCGRDO\x01\0";
 const RECORD_HEAD: &[u8] = b"MPWCGRDC\x01\0";
 const CRC: std::ops::Range<usize> = 12..16;
+const VERSION: usize = 8;
 const STATE: usize = 52;
 
 fuzz_target!(|data: &[u8]| {
@@ -30,6 +31,9 @@ fuzz_target!(|data: &[u8]| {
     if is_repaired {
         let head = if is_record { RECORD_HEAD } else { SLOT_HEAD };
         bytes[..head.len()].copy_from_slice(head);
+        if !is_record && choice & 0x40 != 0 {
+            bytes[VERSION] = 2; // with feature words
+        }
         (bytes[10], bytes[11]) = (nth, number);
         let end = match bytes[STATE] {
             2 | 4 if is_record => UNIT,

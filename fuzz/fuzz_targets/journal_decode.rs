@@ -16,6 +16,10 @@ use libfuzzer_sys::fuzz_target;
 
 const INCARNATION: u64 = 3;
 const CAPACITY_MAX: u64 = 64;
+/// Of the header.
+const VERSION: usize = 8;
+const CRC: std::ops::Range<usize> = 12..16;
+const WORDS: usize = 72;
 const CHECK: std::ops::Range<usize> = JOURNAL_ENTRY_BYTES - 4..JOURNAL_ENTRY_BYTES;
 
 fuzz_target!(|data: &[u8]| {
@@ -31,6 +35,7 @@ fuzz_target!(|data: &[u8]| {
         frames: 0,
     };
     header.encode(&mut bytes[..UNIT]);
+    with_words(bytes[..UNIT].to_vec(), data, &header);
     let len = data.len().min(bytes.len() - UNIT);
     bytes[UNIT..UNIT + len].copy_from_slice(&data[..len]);
     for entry in bytes[UNIT..].chunks_exact_mut(JOURNAL_ENTRY_BYTES) {
@@ -54,3 +59,20 @@ fuzz_target!(|data: &[u8]| {
         Err(damage) => assert!(!damage.to_string().is_empty()),
     }
 });
+
+/// A header with the feature words and the room of a later program: it is refused, or the same.
+fn with_words(mut unit: Vec<u8>, data: &[u8], header: &JournalHeader) {
+    let len = data.len().min(UNIT - WORDS);
+    unit[WORDS..WORDS + len].copy_from_slice(&data[..len]);
+    unit[VERSION] = 3;
+    unit[CRC].fill(0);
+    let crc = checksum(&unit);
+    unit[CRC].copy_from_slice(&crc.to_le_bytes());
+    match JournalHeader::decode(&unit) {
+        Ok(decoded) => {
+            assert_eq!(decoded, *header);
+            assert!(unit[WORDS..WORDS + 16].iter().all(|&byte| byte == 0));
+        }
+        Err(damage) => assert!(!damage.to_string().is_empty()),
+    }
+}

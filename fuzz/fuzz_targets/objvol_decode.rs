@@ -29,8 +29,12 @@ fuzz_target!(|data: &[u8]| {
     let magics = [seal.unwrap_or(b"MPOVSEGM"), b"MPOVMANI", b"MPOVOWNR", b"MPOVCKPT"];
     let mut object = data.to_vec();
     if choice % 4 != 0 && object.len() >= 128 {
-        // All but segments and seals have a second version.
-        let version = if kind > 0 && choice & 0x10 != 0 { 2 } else { 1 };
+        // All but segments and seals have a second version, manifests and owner records a third.
+        let version = match (kind, choice & 0x18) {
+            (1 | 2, 0x18) => 3,
+            (1.., 0x10 | 0x18) => 2,
+            _ => 1,
+        };
         repair(&mut object, kind, magics[kind], version);
     }
     let _ = stated_head_bytes(&object);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use block::Sector;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
+use format::LaterFormat;
 use host::{Format, Listing, print};
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Fail
 fn is_sound(report: &ProbeReport) -> bool {
     let known = match &report.contents {
         Contents::Blank | Contents::Native(_) | Contents::Dm(_) | Contents::Replaced(_) => true,
-        Contents::Unknown | Contents::Ruined | Contents::Gone(_) => false,
+        Contents::Unknown | Contents::Ruined | Contents::Gone(_) | Contents::Later(_) => false,
     };
     known && report.damage.is_empty()
 }
@@ -128,6 +129,10 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
         Contents::Gone(gone) => {
             line("format", format!("{gone}"));
             line("way out", gone.way_out().into());
+        }
+        Contents::Later(later) => {
+            line("format", format!("of a cache; {later}"));
+            line("way out", LaterFormat::WAY_OUT.into());
         }
         Contents::Dm(cache) => {
             line("format", "dm (the kernel's), version 1".into());
@@ -170,7 +175,9 @@ fn text(place: &str, report: &ProbeReport, shown: usize) -> String {
         "damage",
         match found {
             0 if is_sound(report) => "none".into(),
-            0 if matches!(report.contents, Contents::Gone(_)) => "not judged".into(),
+            0 if matches!(report.contents, Contents::Gone(_) | Contents::Later(_)) => {
+                "not judged".into()
+            }
             0 => "not judged: it is no cache that we know".into(),
             found => format!("{found} found, by offset in the area"),
         },
@@ -236,6 +243,12 @@ fn value(args: &InspectArgs, report: &ProbeReport, shown: usize) -> Value {
         Contents::Gone(gone) => {
             value["gone"] = json!({
                 "option": gone.option(), "what": gone.to_string(), "way_out": gone.way_out(),
+            });
+        }
+        Contents::Later(later) => {
+            value["later"] = json!({
+                "incompat": later.incompat, "ro_compat": later.ro_compat,
+                "written_by": later.written_by, "way_out": LaterFormat::WAY_OUT,
             });
         }
         Contents::Replaced(mark) => value["replaced_by"] = mark.successor.as_str().into(),

@@ -172,6 +172,7 @@ pub(crate) fn kind(report: &ProbeReport) -> &'static str {
         Contents::Replaced(_) => "replaced",
         Contents::Native(_) => "native",
         Contents::Gone(_) => "gone",
+        Contents::Later(_) => "later",
         Contents::Dm(_) => "dm",
     }
 }

@@ -22,6 +22,7 @@ use std::rc::Rc;
 use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
+use format::LaterFormat;
 use host::{Format, Listing, print, print_error};
 use serde_json::json;
 use uring::Files;
@@ -373,6 +374,10 @@ fn contents<'a>(report: &'a ProbeReport, place: &str) -> Result<&'a Occupancy, F
              changed",
             gone.way_out()
         )),
+        Contents::Later(later) => Err(format!(
+            "{place}: {later}: {}. `millpond wipe` gives up what it holds; nothing was changed",
+            LaterFormat::WAY_OUT
+        )),
         Contents::Unknown => Err(format!("{place}: is no cache; --start-sector says where one is")),
         Contents::Ruined | Contents::Native(_) | Contents::Dm(_) => {
             report.occupancy().ok_or_else(|| {
@@ -438,7 +443,8 @@ fn check_origin(
         | Contents::Unknown
         | Contents::Ruined
         | Contents::Replaced(_)
-        | Contents::Gone(_) => unreachable!("not a cache"),
+        | Contents::Gone(_)
+        | Contents::Later(_) => unreachable!("not a cache"),
     };
     if has < needs {
         return Err(Failure::new(

@@ -104,6 +104,7 @@ fn uuid_of(report: &ProbeReport) -> Option<[u8; 16]> {
         Contents::Blank
         | Contents::Replaced(_)
         | Contents::Gone(_)
+        | Contents::Later(_)
         | Contents::Unknown
         | Contents::Ruined
         | Contents::Dm(_) => None,

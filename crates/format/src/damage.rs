@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::Gone;
+use crate::{Gone, LaterFormat};
 
 /// Why a unit was refused. The caller adds the offset and the device.
 ///
@@ -26,6 +26,8 @@ pub enum Damage {
     },
     /// The unit is intact, and of something that only earlier versions can open.
     Gone(Gone),
+    /// The unit is intact, and uses features that this program must know, and does not.
+    Later(LaterFormat),
     /// The CRC-32C does not match: torn or corrupted.
     Checksum,
     /// An intact unit with the UUID of another cache: left from an earlier use of the device.
@@ -64,6 +66,7 @@ impl fmt::Display for Damage {
                 write!(f, "format version {found} is unknown, this program reads version {known}")
             }
             Damage::Gone(gone) => write!(f, "it is of {gone}"),
+            Damage::Later(later) => write!(f, "{later}"),
             Damage::Checksum => write!(f, "checksum mismatch: the unit is torn or rotten"),
             Damage::WrongCache { found } => {
                 write!(f, "the unit belongs to another cache, UUID ")?;

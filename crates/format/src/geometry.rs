@@ -6,7 +6,7 @@
 //! 256 KiB  checkpoint area A, checkpoint_units
 //!          checkpoint area B, checkpoint_units
 //!          record log, log_units (circular)
-//!          padding to 4 KiB, or to 1 MiB when the slots hold 32 MiB and more
+//!          padding to 4 KiB or a block, or to 1 MiB when the slots hold 32 MiB and more
 //!          slots, block_size bytes each
 //! ```
 //!
@@ -25,8 +25,10 @@ use crate::record::ENTRIES_PER_UNIT;
 
 /// Smallest block size: one sector.
 pub const BLOCK_SIZE_MIN: u32 = 512;
-/// Largest block size, as in the kernel. The fields have room for 65536.
-pub const BLOCK_SIZE_MAX: u32 = 4096;
+/// Largest block size of the format.
+pub const BLOCK_SIZE_MAX: u32 = 65536;
+/// Largest block size of an engine, as in the kernel.
+pub const BLOCK_SIZE_SERVED_MAX: u32 = 4096;
 /// Fewest slots of a cache. Chosen: fewer could not hold one burst and its writeback.
 pub const SLOTS_MIN: u32 = 16;
 /// `u32::MAX` is reserved: engines use it for "no slot".
@@ -111,7 +113,7 @@ pub enum GeometryError {
 impl Geometry {
     /// Lays out an area of `area_bytes`: 1/128 of it is log, the rest is slots.
     pub fn compute(area_bytes: u64, block_size: u32) -> Result<Geometry, GeometryError> {
-        if !is_block_size(block_size) {
+        if !is_block_size(block_size, BLOCK_SIZE_MAX) {
             return Err(GeometryError::BlockSize { block_size });
         }
         let needed_bytes = Geometry::smallest(block_size).end_bytes();
@@ -190,11 +192,11 @@ impl Geometry {
             return moved.slots_start;
         }
         let log_end = self.log_start() + self.log_bytes();
-        if self.slots_bytes() >= SLOT_ALIGN_FROM_BYTES {
-            log_end.next_multiple_of(SLOT_ALIGN_LARGE_BYTES)
-        } else {
-            log_end
-        }
+        let align = match self.slots_bytes() {
+            SLOT_ALIGN_FROM_BYTES.. => SLOT_ALIGN_LARGE_BYTES,
+            _ => UNIT_BYTES.max(self.block_size.into()),
+        };
+        log_end.next_multiple_of(align)
     }
 
     /// Bytes of all slots together.
@@ -282,9 +284,9 @@ fn most_slots(layout: impl Fn(u32) -> Option<Geometry>) -> Option<Geometry> {
     Some(most)
 }
 
-/// True for the powers of two from [`BLOCK_SIZE_MIN`] to [`BLOCK_SIZE_MAX`].
-pub(crate) fn is_block_size(block_size: u32) -> bool {
-    block_size.is_power_of_two() && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&block_size)
+/// True for the powers of two from [`BLOCK_SIZE_MIN`] to `most`.
+pub(crate) fn is_block_size(block_size: u32, most: u32) -> bool {
+    block_size.is_power_of_two() && (BLOCK_SIZE_MIN..=most).contains(&block_size)
 }
 
 /// Fewest units that hold one entry per slot.
@@ -312,7 +314,7 @@ impl fmt::Display for GeometryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             GeometryError::BlockSize { block_size } => {
-                write!(f, "block size {block_size} is not allowed, use 512, 1024, 2048 or 4096")
+                write!(f, "block size {block_size}: a power of two from 512 to 65536 is allowed")
             }
             GeometryError::TooSmall { area_bytes, needed_bytes } => write!(
                 f,
@@ -376,12 +378,12 @@ mod tests {
     }
 
     #[test]
-    fn block_sizes_are_powers_of_two_from_512_to_4096() {
-        for block_size in [0, 1, 256, 513, 3072, 8192, u32::MAX] {
+    fn block_sizes_are_powers_of_two_from_512_to_65536() {
+        for block_size in [0, 1, 256, 513, 3072, 131_072, u32::MAX] {
             let error = Geometry::compute(GIB, block_size).unwrap_err();
             assert_eq!(error, GeometryError::BlockSize { block_size });
         }
-        for block_size in [512, 1024, 2048, 4096] {
+        for block_size in [512, 1024, 2048, 4096, 65536] {
             assert!(Geometry::compute(GIB, block_size).is_ok());
         }
     }
@@ -389,7 +391,7 @@ mod tests {
     #[test]
     fn slots_of_a_large_area_start_on_a_mebibyte() {
         for area in [64 * MIB, 100 * MIB, 1006 * MIB, 7 * GIB] {
-            for block_size in [512, 4096] {
+            for block_size in [512, 4096, 65536] {
                 let geometry = Geometry::compute(area, block_size).unwrap();
                 assert_eq!(geometry.slots_start() % MIB, 0, "{geometry:?}");
             }
@@ -429,8 +431,9 @@ mod tests {
         #[test]
         fn regions_follow_one_another_and_stay_inside(
             area in 512 * KIB..200 * GIB,
-            shift in 9u32..=12,
+            shift in 9u32..=16,
         ) {
+            let area = area.max(Geometry::smallest(1 << shift).end_bytes());
             let geometry = Geometry::compute(area, 1 << shift).unwrap();
             let area_end = |area| geometry.checkpoint_offset(area) + geometry.checkpoint_bytes();
             prop_assert!(Geometry::superblock_offset(3) + 4096 <= geometry.checkpoint_offset(0));
@@ -438,7 +441,7 @@ mod tests {
             prop_assert_eq!(area_end(1), geometry.log_start());
             let log_bytes = u64::from(geometry.log_units) * 4096;
             prop_assert!(geometry.log_start() + log_bytes <= geometry.slots_start());
-            prop_assert_eq!(geometry.slots_start() % 4096, 0);
+            prop_assert_eq!(geometry.slots_start() % 4096.max(1 << shift), 0);
             prop_assert!(geometry.end_bytes() <= area);
             let last = geometry.slot_offset(geometry.slots - 1);
             prop_assert_eq!(last + u64::from(geometry.block_size), geometry.end_bytes());
@@ -450,9 +453,9 @@ mod tests {
         fn growth_keeps_what_is_in_use(
             area in 512 * KIB..20 * GIB,
             more in prop::collection::vec(1u64..3 << 20, 1..4),
-            shift in 9u32..=12,
+            shift in 9u32..=16,
         ) {
-            let mut area = area;
+            let mut area = area.max(Geometry::smallest(1 << shift).end_bytes());
             let mut geometry = Geometry::compute(area, 1 << shift).unwrap();
             for units in more {
                 area += units * 4096;
@@ -484,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn no_slot_is_left_out(area in 64 * MIB..20 * GIB, shift in 9u32..=12) {
+        fn no_slot_is_left_out(area in 64 * MIB..20 * GIB, shift in 9u32..=16) {
             let geometry = Geometry::compute(area, 1 << shift).unwrap();
             let more = Geometry::with_slots(1 << shift, geometry.log_units, geometry.slots + 1);
             prop_assert!(more.end_bytes() > area);

@@ -17,6 +17,9 @@
 //!   RAID or partition table remains at its place.
 use std::ops::Range;
 
+use zerocopy::FromBytes;
+
+use crate::features::Features;
 use crate::{CRC_RANGE, Damage, UNIT, checksum, checksum_without, is_blank};
 
 /// Bytes of the range at the beginning of an origin: file systems, RAID, volume managers and
@@ -32,6 +35,8 @@ pub const GUARD_RECORD_BYTES: usize = UNIT + GUARD_HEAD_BYTES / 2;
 const SLOT_MAGIC: [u8; 8] = *b"MPWCGRDO";
 const RECORD_MAGIC: [u8; 8] = *b"MPWCGRDC";
 const VERSION: u16 = 1;
+/// Version of a slot with feature words, the last one. No bit is used yet.
+const VERSION_FEATURES: u16 = 2;
 const SECTOR: usize = 512;
 /// Sectors of the longest slot.
 const SLOT_SECTORS_MAX: usize = GUARD_HEAD_BYTES / 2 / SECTOR;
@@ -49,6 +54,10 @@ const ALONE_AT: usize = 55;
 const ORIGIN_AT: Range<usize> = 56..64;
 const TEXT_AT: Range<usize> = 64..512;
 const CACHE_AT: Range<usize> = 512..1024;
+/// Zeroes in every version, also in a slot that is torn: ext4 has its superblock there.
+const ZEROES_AT: Range<usize> = 1024..3072;
+const FEATURES_AT: Range<usize> = 3072..3096;
+const ROOM_AT: Range<usize> = 3096..UNIT;
 /// Of a record.
 const STATE_AT: usize = 52;
 const CRCS_AT: Range<usize> = 64..64 + 4 * SLOT_SECTORS_MAX;
@@ -149,7 +158,7 @@ impl GuardSlot {
     /// # Errors
     /// What is wrong; [`Damage::Magic`] where there is no slot.
     pub fn decode(nth: u8, number: u8, bytes: &[u8]) -> Result<(GuardSlot, Vec<u8>), Damage> {
-        check(bytes, SLOT_MAGIC)?;
+        let version = check(bytes, SLOT_MAGIC, VERSION_FEATURES)?;
         let range = range_of(bytes, nth, number)?;
         if bytes.len() != range.slot_bytes() {
             return Err(Damage::Length { found_bytes: bytes.len() });
@@ -158,9 +167,10 @@ impl GuardSlot {
         let length = u32::from_le_bytes([a, b, c, 0]);
         let end = UNIT + usize::try_from(length).unwrap_or(usize::MAX - UNIT);
         let packed = bytes.get(UNIT..end).ok_or(Damage::Field("packed length"))?;
-        if !is_blank(&bytes[CACHE_AT.end..UNIT]) || !is_blank(&bytes[end..]) {
+        if !is_blank(&bytes[ZEROES_AT]) || !is_blank(&bytes[end..]) {
             return Err(Damage::Field("reserved"));
         }
+        check_features(version, bytes)?;
         let image = lz4_flex::block::decompress(packed, range.bytes);
         let image = image.map_err(|_| Damage::Field("packed image"))?;
         if image.len() != range.bytes {
@@ -192,7 +202,7 @@ impl GuardSlot {
     /// zeroes, where ext4 has a superblock.
     #[must_use]
     pub fn is_written_over(bytes: &[u8]) -> bool {
-        bytes.get(CACHE_AT.end..UNIT).is_none_or(|zeroes| !is_blank(zeroes))
+        bytes.get(ZEROES_AT).is_none_or(|zeroes| !is_blank(zeroes))
     }
 
     /// The sectors that the cache maps, as the header of a slot says whose rest is damaged: perhaps
@@ -286,7 +296,7 @@ impl GuardRecord {
         let range = range_of(bytes, nth, copy)?;
         let front = if state.has_front() { range.slot_bytes() } else { 0 };
         let bytes = &bytes[..UNIT + front];
-        check(bytes, RECORD_MAGIC)?;
+        check(bytes, RECORD_MAGIC, VERSION)?;
         let crcs = bytes[CRCS_AT].as_chunks::<4>().0;
         let slot_crcs = crcs.iter().take(front / SECTOR).map(|crc| u32::from_le_bytes(*crc));
         let record = GuardRecord {
@@ -335,8 +345,21 @@ fn begin(
     out[LENGTH_AT].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Magic, checksum and version, in this order.
-fn check(bytes: &[u8], magic: [u8; 8]) -> Result<(), Damage> {
+/// Checks the feature words of a slot. Bits of `compat` and the room are ignored: no slot is
+/// written from one that was read. Whoever reads a slot writes to the origin.
+fn check_features(version: u16, bytes: &[u8]) -> Result<(), Damage> {
+    let room = &bytes[ROOM_AT];
+    if version != VERSION_FEATURES {
+        let is_zero = is_blank(&bytes[FEATURES_AT.start..ROOM_AT.end]);
+        return if is_zero { Ok(()) } else { Err(Damage::Field("reserved")) };
+    }
+    let words =
+        Features::ref_from_bytes(&bytes[FEATURES_AT]).map_err(|_| Damage::Field("words"))?;
+    words.check(room)
+}
+
+/// Magic, checksum and version, in this order; returns the version.
+fn check(bytes: &[u8], magic: [u8; 8], newest: u16) -> Result<u16, Damage> {
     if !bytes.starts_with(&magic) {
         return Err(Damage::Magic);
     }
@@ -347,10 +370,10 @@ fn check(bytes: &[u8], magic: [u8; 8]) -> Result<(), Damage> {
         return Err(Damage::Checksum);
     }
     let found = u16::from_le_bytes([bytes[VERSION_AT.start], bytes[VERSION_AT.start + 1]]);
-    if found != VERSION {
-        return Err(Damage::Version { found, known: VERSION });
+    if !(VERSION..=newest).contains(&found) {
+        return Err(Damage::Version { found, known: newest });
     }
-    Ok(())
+    Ok(found)
 }
 
 /// The range in the bytes, if they are at their place (FM-GU1).
@@ -417,6 +440,42 @@ mod tests {
                 assert_eq!(GuardSlot::owner(&bytes), Some([7; 16]));
             }
         }
+    }
+
+    /// A slot of a later program: feature words, and a room.
+    fn later_slot(words: [u64; 3], room: u8) -> Result<(GuardSlot, Vec<u8>), Damage> {
+        let [head, _] = ranges();
+        let mut bytes = slot(head).encode(0, &image(&head)).unwrap();
+        bytes[VERSION_AT].copy_from_slice(&VERSION_FEATURES.to_le_bytes());
+        bytes[FEATURES_AT].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+        bytes[ROOM_AT].fill(room);
+        assert!(!GuardSlot::is_written_over(&bytes), "its words are not somebody's file system");
+        let crc = checksum_without(&bytes, CRC_RANGE);
+        bytes[CRC_RANGE].copy_from_slice(&crc.to_le_bytes());
+        GuardSlot::decode(0, 0, &bytes)
+    }
+
+    #[test]
+    fn a_slot_of_a_later_program_is_read_as_its_words_say() {
+        let [head, _] = ranges();
+        assert_eq!(later_slot([0, 0, 4], 7), Ok((slot(head), image(&head))));
+        for words in [[2, 0, 4], [0, 2, 4]] {
+            let found = later_slot(words, 7);
+            let Err(Damage::Later(later)) = found else { panic!("{words:?}: {found:?}") };
+            assert_eq!([later.incompat, later.ro_compat], words[..2]);
+        }
+        assert_eq!(later_slot([0, 0, 0], 7), Err(Damage::Field("reserved")));
+        assert!(later_slot([0, 0, 0], 0).is_ok());
+    }
+
+    #[test]
+    fn words_of_a_slot_without_them_are_refused() {
+        let [head, _] = ranges();
+        let mut bytes = slot(head).encode(0, &image(&head)).unwrap();
+        bytes[FEATURES_AT.start + 16] = 1;
+        let crc = checksum_without(&bytes, CRC_RANGE);
+        bytes[CRC_RANGE].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(GuardSlot::decode(0, 0, &bytes), Err(Damage::Field("reserved")));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! offset 0        4096                      a ring: entry n is at 4096 + 48 * (n % capacity)
 //!        │ header │ entry │ entry │ entry │ ...
 //!
-//! header  0       8     12    16     32        48            56         64       72
-//!         │ magic │ ver │ crc │ uuid │ boot id │ incarnation │ capacity │ frames │ zeroes
+//! header  0       8     12    16     32        48            56         64       72      96
+//!         │ magic │ ver │ crc │ uuid │ boot id │ incarnation │ capacity │ frames │ words │ room
 //! entry   0     8       16         24     28    32      40        44
 //!         │ seq │ start │ op,block │ slot │ crc │ epoch │ pending │ check │
 //! ```
@@ -36,6 +36,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::features::Features;
 use crate::record::EntryMedia;
 use crate::{BLOCK_LIMIT, Damage, Entry, Op, UNIT, check_unit, is_blank, seal};
 
@@ -46,8 +47,11 @@ pub const JOURNAL_PREFIX: &str = "journal-";
 pub const FRAMES_PREFIX: &str = "buffer-";
 
 const MAGIC: [u8; 8] = *b"MPWCJRNL";
-/// Version 1 has no frames.
-const VERSIONS: std::ops::RangeInclusive<u16> = 1..=2;
+/// Version 1 has no frames. Version 3, the last one, has feature words: no bit is used yet.
+const VERSIONS: std::ops::RangeInclusive<u16> = 1..=3;
+/// What is written.
+const VERSION: u16 = 2;
+const VERSION_FEATURES: u16 = 3;
 /// Most frames of a buffer: of 4096 bytes they take 64 GiB.
 pub const FRAMES_MAX: u64 = 1 << 24;
 /// Bytes of the tag of a frame.
@@ -188,7 +192,7 @@ impl JournalHeader {
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         let media = HeaderInMemory {
             magic: MAGIC,
-            version: U16::new(*VERSIONS.end()),
+            version: U16::new(VERSION),
             reserved: U16::ZERO,
             crc: U32::ZERO,
             uuid: self.uuid,
@@ -211,8 +215,14 @@ impl JournalHeader {
         let (head, rest) = unit.split_at(size_of::<HeaderInMemory>());
         let length = Damage::Length { found_bytes: UNIT };
         let head = HeaderInMemory::ref_from_bytes(head).map_err(|_| length)?;
-        if head.reserved != U16::ZERO || !is_blank(rest) {
+        let has_words = head.version.get() == VERSION_FEATURES;
+        if head.reserved != U16::ZERO || !has_words && !is_blank(rest) {
             return Err(Damage::Field("reserved"));
+        }
+        if has_words {
+            let words = Features::ref_from_prefix(rest);
+            let (words, room) = words.map_err(|_| Damage::Length { found_bytes: UNIT })?;
+            words.check(room)?;
         }
         let capacity = head.capacity.get();
         if !(1..=JOURNAL_CAPACITY_MAX).contains(&capacity) {

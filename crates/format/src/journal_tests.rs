@@ -210,14 +210,35 @@ fn values_that_no_writer_makes_are_refused() {
     assert_eq!(header(&|unit| unit[10] = 1), Damage::Field("reserved"));
     assert_eq!(header(&|unit| unit[100] = 1), Damage::Field("reserved"));
     assert_eq!(header(&|unit| unit[72] = 1), Damage::Field("reserved"));
-    assert_eq!(header(&|unit| unit[8] = 3), Damage::Version { found: 3, known: 2 });
-    assert_eq!(header(&|unit| unit[8] = 0), Damage::Version { found: 0, known: 2 });
+    assert_eq!(header(&|unit| unit[8] = 4), Damage::Version { found: 4, known: 3 });
+    assert_eq!(header(&|unit| unit[8] = 0), Damage::Version { found: 0, known: 3 });
     // 2^24 + 5 frames; and 2^32 + 5.
     assert_eq!(header(&|unit| unit[67] = 1), Damage::Field("frames"));
     assert_eq!(header(&|unit| unit[68] = 1), Damage::Field("frames"));
     assert_eq!(header(&|unit| unit[8] = 1), Damage::Field("frames"), "version 1 has none");
     assert!(matches!(Journal::decode(&blank()[..4400]), Err(Damage::Length { .. })));
     assert!(matches!(Journal::decode(&[]), Err(Damage::Length { .. })));
+}
+
+/// A header of a later program: feature words at 72, and a room behind them.
+#[test]
+fn a_header_of_a_later_program_is_read_as_its_words_say() {
+    let decoded = |words: [u64; 3], room: u8| {
+        let mut unit = [0; UNIT];
+        header().encode(&mut unit);
+        unit[8] = 3;
+        unit[72..96].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+        unit[96..].fill(room);
+        seal(&mut unit);
+        JournalHeader::decode(&unit)
+    };
+    assert_eq!(decoded([0, 0, 1 << 63], 7), Ok(header()));
+    for words in [[1, 0, 0], [0, 1, 2]] {
+        let found = decoded(words, 7);
+        let Err(Damage::Later(later)) = found else { panic!("{words:?}: {found:?}") };
+        assert_eq!([later.incompat, later.ro_compat], words[..2]);
+    }
+    assert_eq!(decoded([0, 0, 0], 7), Err(Damage::Field("reserved")));
 }
 
 proptest! {

@@ -18,6 +18,8 @@
 //! - FM-F2 An encoder never writes what its decoder would refuse (asserted before encoding).
 //! - FM-F3 One flipped bit anywhere in a unit is detected.
 //! - FM-F4 Magic, version and checksum have the same place in every version of a unit.
+//! - FM-F5 A header with bits of a later program is refused, or read, or ignored, as its feature
+//!   words say ([`Later`]). The highest version of a header has these words: no other one follows.
 //!
 //! Absent on purpose: clocks, allocation on the record path, knowledge of devices or of replay
 //! order. Offsets are bytes from the start of the cache area (table option `start_sector`).
@@ -28,6 +30,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 mod damage;
 pub mod dm;
+mod features;
 mod geometry;
 mod gone;
 mod guard;
@@ -43,8 +46,10 @@ mod unit_crc;
 pub mod zram;
 
 pub use damage::Damage;
+pub use features::{Later, LaterFormat};
 pub use geometry::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Geometry, GeometryError, MovedMetadata, SLOTS_MIN,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, BLOCK_SIZE_SERVED_MAX, Geometry, GeometryError, MovedMetadata,
+    SLOTS_MIN,
 };
 pub use gone::Gone;
 pub use guard::{
@@ -63,7 +68,7 @@ pub use record::{
 };
 pub use replaced::{REPLACED_BYTES, ReplacedMark};
 pub use signature::Signature;
-pub use superblock::{CheckpointRef, Superblock, begin_superblock, is_begun};
+pub use superblock::{ATOMIC_BYTES_MAX, CheckpointRef, Superblock, begin_superblock, is_begun};
 
 /// Bytes in one metadata unit: the page and sector size that every cache device writes whole.
 pub const UNIT: usize = 4096;

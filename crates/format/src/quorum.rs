@@ -14,8 +14,9 @@
 //!   contents.
 //! - FM-Q2 A new generation is above every generation seen on the media, valid quorum or not, so
 //!   that two different states never carry the same generation with two copies each.
+//! - FM-Q3 A copy that this program is too old for is never out-voted by an older state.
 
-use crate::Damage;
+use crate::{Damage, LaterFormat};
 
 /// Copies of the superblock on the media.
 pub const SUPERBLOCK_COPIES: u8 = 4;
@@ -32,7 +33,8 @@ pub trait Generation: Clone + PartialEq {
 /// The state that the media hold (FM-Q1).
 ///
 /// # Errors
-/// [`Damage::NoQuorum`] if no two copies agree, or if two pairs of one generation disagree.
+/// [`Damage::NoQuorum`] if no two copies agree, or if two pairs of one generation disagree;
+/// [`Damage::Later`] if a copy is of a later program, and newer than those that agree.
 pub fn elect<S: Generation>(copies: &Copies<S>) -> Result<S, Damage> {
     let mut elected: Option<&S> = None;
     for (index, first) in copies.iter().enumerate() {
@@ -49,7 +51,22 @@ pub fn elect<S: Generation>(copies: &Copies<S>) -> Result<S, Damage> {
             Some(_) | None => elected = Some(first),
         }
     }
-    elected.cloned().ok_or_else(|| no_quorum(copies))
+    let later = newest_later(copies);
+    let is_older = |later: &LaterFormat, best: &S| later.generation <= best.generation();
+    match (elected, later) {
+        (Some(best), later) if later.is_none_or(|later| is_older(later, best)) => Ok(best.clone()),
+        (_, Some(later)) => Err(Damage::Later(later.clone())), // FM-Q3
+        (_, None) => Err(no_quorum(copies)),
+    }
+}
+
+/// The newest copy that this program is too old for.
+fn newest_later<S>(copies: &Copies<S>) -> Option<&LaterFormat> {
+    let later = copies.iter().filter_map(|copy| match copy {
+        Err(Damage::Later(later)) => Some(later),
+        _ => None,
+    });
+    later.max_by_key(|later| later.generation)
 }
 
 /// The highest generation of any valid copy, 0 if there is none. The next superblock that is
@@ -104,6 +121,30 @@ mod tests {
             }
             let highest = copies.iter().flatten().map(|copy| copy.0).max();
             assert_eq!(highest_generation(&copies), highest.unwrap_or(0));
+        }
+    }
+
+    #[test]
+    fn a_copy_of_a_later_program_is_not_out_voted() {
+        let later = |generation| {
+            let (incompat, ro_compat, written_by) = (8, 0, String::new());
+            Err(Damage::Later(LaterFormat { generation, incompat, ro_compat, written_by }))
+        };
+        let (old, torn) = (Ok((7, 'a')), Err(Damage::Checksum));
+        for (copies, elected) in [
+            // A later program was cut off in its first pair, or after it.
+            ([&later(8), &torn, &old, &old], false),
+            ([&later(8), &later(8), &old, &old], false),
+            ([&later(8), &later(8), &torn, &torn], false),
+            ([&later(8), &torn, &torn, &torn], false),
+            // What it had said before is void.
+            ([&old, &old, &later(6), &later(6)], true),
+        ] {
+            let copies: Copies<Copy> = copies.map(Clone::clone);
+            match elect(&copies) {
+                Ok(found) => assert!(elected && found.0 == 7, "{copies:?}"),
+                Err(damage) => assert!(!elected && damage == later(8).unwrap_err(), "{copies:?}"),
+            }
         }
     }
 }

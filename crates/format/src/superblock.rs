@@ -4,13 +4,16 @@
 //!
 //! Invariants
 //! - FM-S1 A copy carries its own number: a copy written to another copy's place is refused.
+//! - FM-S2 A superblock has feature words (version 7) if, and only if, it says something that
+//!   versions 1, 3 and 4 can't.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::features::{Features, Later, LaterFormat, Unreadable};
 use crate::geometry::{
-    Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, MovedMetadata, SLOTS_MAX, SLOTS_MIN,
-    checkpoint_units_least, is_block_size,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_SERVED_MAX, Geometry, LOG_UNITS_MAX, LOG_UNITS_MIN, MovedMetadata,
+    SLOTS_MAX, SLOTS_MIN, checkpoint_units_least, is_block_size,
 };
 use crate::quorum::{Generation, SUPERBLOCK_COPIES};
 use crate::{BLOCK_LIMIT, Damage, Gone, UNIT, check_unit, is_blank, seal};
@@ -22,10 +25,26 @@ const VERSION: u16 = 1;
 const VERSION_GUARD: u16 = 3;
 /// Version of a cache that was resized: its metadata are elsewhere. It may guard its origin.
 const VERSION_MOVED: u16 = 4;
-/// The newest version that any program has written: 2, 5 and 6 are `Gone::DividedCache`.
-const VERSION_NEWEST: u16 = 6;
+/// Version with feature words, the last one; 2, 5 and 6 are `Gone::DividedCache`.
+const VERSION_FEATURES: u16 = 7;
 /// The bit of `flags` in version 4 that says that the cache guards its origin.
 const GUARDS_ORIGIN: u8 = 1;
+/// Bits of `incompat`: the cache guards its origin; it was resized; its blocks are larger than
+/// [`BLOCK_SIZE_SERVED_MAX`].
+const INCOMPAT_GUARD: u64 = 1;
+const INCOMPAT_MOVED: u64 = 2;
+const INCOMPAT_LARGE_BLOCKS: u64 = 4;
+const INCOMPAT_KNOWN: u64 = INCOMPAT_GUARD | INCOMPAT_MOVED | INCOMPAT_LARGE_BLOCKS;
+/// The bit of `ro_compat` of a cache with an atomic unit.
+const RO_COMPAT_ATOMIC: u64 = 1;
+/// The bit of `compat` that says that the room begins with the name of the program.
+const COMPAT_WRITTEN_BY: u64 = 1;
+/// Bytes of that name at most.
+const WRITTEN_BY_BYTES: usize = 32;
+/// Bytes of the largest atomic unit.
+pub const ATOMIC_BYTES_MAX: u32 = 16384;
+/// Bytes of the room.
+const ROOM: usize = 3936;
 
 /// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +71,11 @@ pub struct Superblock {
     pub guards_origin: bool,
     /// Where metadata and slots are, if the cache was resized.
     pub moved: Option<MovedMetadata>,
+    /// Bytes of aligned writes that are never torn; 0: a block. More than a block, and at most
+    /// [`ATOMIC_BYTES_MAX`]. No engine makes one yet.
+    pub atomic_bytes: u32,
+    /// What later programs have said.
+    pub later: Option<Later>,
 }
 
 /// A complete checkpoint, and the position in the log at which its replay starts.
@@ -94,10 +118,12 @@ struct SuperblockMedia {
     checkpoint_area: u8,
     reserved1: [u8; 2],
     flags: u8,
-    reserved2: [u8; 12],
+    atomic_bytes: U32,
+    reserved2: [u8; 8],
     metadata_start: U64,
     slots_start: U64,
-    reserved3: [u8; 3960],
+    features: Features,
+    room: [u8; ROOM],
 }
 
 const _: () = assert!(size_of::<SuperblockMedia>() == UNIT);
@@ -126,12 +152,22 @@ impl Superblock {
     pub fn encode(&self, copy: u8, out: &mut [u8]) {
         assert!(copy < SUPERBLOCK_COPIES);
         assert_eq!(self.wrong_field(), None, "superblock would be refused on read"); // FM-F2
-        let has_flags = self.version() == VERSION_MOVED;
+        let version = self.version();
+        let features = match version {
+            VERSION_FEATURES => {
+                Features::new(self.incompat(), self.ro_compat(), self.later.as_ref())
+            }
+            _ => Features::default(),
+        };
+        let mut room = [0; ROOM];
+        if let Some(later) = &self.later {
+            room.copy_from_slice(&later.room);
+        }
         let unmoved = MovedMetadata { metadata_start: 0, slots_start: 0 };
         let moved = self.moved.unwrap_or(unmoved);
         let media = SuperblockMedia {
             magic: MAGIC,
-            version: U16::new(self.version()),
+            version: U16::new(version),
             copy,
             reserved0: 0,
             crc: U32::ZERO,
@@ -149,11 +185,13 @@ impl Superblock {
             checkpoint_written_units: U32::new(self.checkpoint.units),
             checkpoint_area: self.checkpoint.area,
             reserved1: [0; 2],
-            flags: if has_flags && self.guards_origin { GUARDS_ORIGIN } else { 0 },
-            reserved2: [0; 12],
+            flags: if version == VERSION_MOVED { self.guards_origin.into() } else { 0 },
+            atomic_bytes: U32::new(self.atomic_bytes),
+            reserved2: [0; 8],
             metadata_start: U64::new(moved.metadata_start),
             slots_start: U64::new(moved.slots_start),
-            reserved3: [0; 3960],
+            features,
+            room,
         };
         let out: &mut [u8; UNIT] = out.try_into().expect("the caller gives one unit");
         out.copy_from_slice(media.as_bytes());
@@ -164,9 +202,9 @@ impl Superblock {
     ///
     /// # Errors
     /// [`Damage::Gone`] of an intact unit of a version that earlier programs wrote, and this one
-    /// can't open.
+    /// can't open; [`Damage::Later`] of one that this program is too old for.
     pub fn decode(copy: u8, unit: &[u8]) -> Result<Superblock, Damage> {
-        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_NEWEST)?;
+        let (unit, _) = check_unit(unit, &MAGIC, VERSION..=VERSION_FEATURES)?;
         if let Some(gone) = Gone::of(unit) {
             return Err(Damage::Gone(gone));
         }
@@ -176,8 +214,13 @@ impl Superblock {
             return Err(Damage::WrongCopy { found: media.copy, wanted: copy }); // FM-S1
         }
         let version = media.version.get();
-        let is_moved = version == VERSION_MOVED;
-        let known_flags = if is_moved { GUARDS_ORIGIN } else { 0 };
+        let known_flags = if version == VERSION_MOVED { GUARDS_ORIGIN } else { 0 };
+        let (incompat, later) = match version {
+            VERSION_FEATURES => (media.features.incompat.get(), later(media)?),
+            _ => (legacy_incompat(version, media.flags), None),
+        };
+        let is_moved = incompat & INCOMPAT_MOVED != 0;
+        let has_words = version == VERSION_FEATURES;
         let moved = MovedMetadata {
             metadata_start: media.metadata_start.get(),
             slots_start: media.slots_start.get(),
@@ -187,7 +230,9 @@ impl Superblock {
             || (!is_moved && (moved.metadata_start, moved.slots_start) != (0, 0))
             || !is_blank(&media.reserved1)
             || !is_blank(&media.reserved2)
-            || !is_blank(&media.reserved3)
+            || (!has_words && media.atomic_bytes != U32::ZERO)
+            || (!has_words && !is_blank(media.features.as_bytes()))
+            || (!has_words && !is_blank(&media.room))
         {
             return Err(Damage::Field("reserved"));
         }
@@ -207,20 +252,58 @@ impl Superblock {
                 log_start_seq: media.log_start_seq.get(),
                 log_start_link: media.log_start_link.get(),
             },
-            guards_origin: version == VERSION_GUARD || media.flags & GUARDS_ORIGIN != 0,
+            guards_origin: incompat & INCOMPAT_GUARD != 0,
             moved: is_moved.then_some(moved),
+            atomic_bytes: media.atomic_bytes.get(),
+            later,
         };
-        superblock.wrong_field().map_or(Ok(superblock), |name| Err(Damage::Field(name)))
+        if let Some(name) = superblock.wrong_field() {
+            return Err(Damage::Field(name));
+        }
+        // FM-S2, FM-F2: the version, and the words, are those that the fields need.
+        let ro_compat = media.features.ro_compat.get() & RO_COMPAT_ATOMIC;
+        let is_as_written = superblock.version() == version
+            && (!has_words
+                || (superblock.incompat(), superblock.ro_compat()) == (incompat, ro_compat));
+        if is_as_written { Ok(superblock) } else { Err(Damage::Field("version")) }
     }
 
     /// The version of the format that says all of it: a program that knows no more refuses it.
     #[must_use]
     pub fn version(&self) -> u16 {
+        let has_words = self.later.is_some() || self.ro_compat() != 0;
         match (self.moved, self.guards_origin) {
+            _ if has_words || self.incompat() & INCOMPAT_LARGE_BLOCKS != 0 => VERSION_FEATURES,
             (Some(_), _) => VERSION_MOVED,
             (None, true) => VERSION_GUARD,
             (None, false) => VERSION,
         }
+    }
+
+    /// The bits of `incompat` of what it says.
+    fn incompat(&self) -> u64 {
+        let is_large = self.block_size > BLOCK_SIZE_SERVED_MAX;
+        u64::from(self.guards_origin) * INCOMPAT_GUARD
+            | u64::from(self.moved.is_some()) * INCOMPAT_MOVED
+            | u64::from(is_large) * INCOMPAT_LARGE_BLOCKS
+    }
+
+    fn ro_compat(&self) -> u64 {
+        u64::from(self.atomic_bytes != 0) * RO_COMPAT_ATOMIC
+    }
+
+    /// What this program must know before it writes to the cache, and does not; `None` if it may.
+    #[must_use]
+    pub fn unwritable(&self) -> Option<LaterFormat> {
+        let later = self.later.as_ref().map_or(0, |later| later.ro_compat);
+        let ro_compat = self.ro_compat() | later;
+        let incompat = self.incompat() & INCOMPAT_LARGE_BLOCKS;
+        let written_by = self
+            .later
+            .as_ref()
+            .map_or_else(String::new, |later| written_by(later.compat, &later.room));
+        let found = LaterFormat { generation: self.generation, incompat, ro_compat, written_by };
+        ((incompat, ro_compat) != (0, 0)).then_some(found)
     }
 
     /// The layout. The caller checks `end_bytes` against the device.
@@ -237,8 +320,14 @@ impl Superblock {
 
     /// The first field with an invalid value.
     fn wrong_field(&self) -> Option<&'static str> {
-        if !is_block_size(self.block_size) {
+        if !is_block_size(self.block_size, BLOCK_SIZE_MAX) {
             return Some("block_size");
+        }
+        let atomic = self.atomic_bytes;
+        let is_unit =
+            atomic.is_power_of_two() && (self.block_size + 1..=ATOMIC_BYTES_MAX).contains(&atomic);
+        if atomic != 0 && !is_unit {
+            return Some("atomic_bytes");
         }
         if !(SLOTS_MIN..=SLOTS_MAX).contains(&self.slots) {
             return Some("slots");
@@ -260,6 +349,37 @@ impl Superblock {
         }
         self.moved.and_then(|moved| moved.wrong_field(&self.geometry()))
     }
+}
+
+/// The bits of `incompat` that a superblock without words stands for.
+fn legacy_incompat(version: u16, flags: u8) -> u64 {
+    match version {
+        VERSION_GUARD => INCOMPAT_GUARD,
+        VERSION_MOVED => INCOMPAT_MOVED | u64::from(flags & GUARDS_ORIGIN) * INCOMPAT_GUARD,
+        _ => 0,
+    }
+}
+
+/// What later programs have said in a superblock with feature words.
+fn later(media: &SuperblockMedia) -> Result<Option<Later>, Damage> {
+    let features = &media.features;
+    features.later(INCOMPAT_KNOWN, RO_COMPAT_ATOMIC, &media.room).map_err(|why| match why {
+        Unreadable::Room => Damage::Field("reserved"),
+        Unreadable::Incompat(incompat) => Damage::Later(LaterFormat {
+            generation: media.generation.get(),
+            incompat,
+            ro_compat: 0,
+            written_by: written_by(features.compat.get(), &media.room),
+        }),
+    })
+}
+
+/// The program that wrote a superblock, as its room has it: for people.
+fn written_by(compat: u64, room: &[u8]) -> String {
+    let name = &room[..if compat & COMPAT_WRITTEN_BY == 0 { 0 } else { WRITTEN_BY_BYTES }];
+    let name = name.split(|&byte| byte == 0).next().unwrap_or(&[]);
+    let text = String::from_utf8_lossy(name);
+    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').collect()
 }
 
 impl Generation for Superblock {

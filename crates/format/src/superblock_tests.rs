@@ -26,6 +26,8 @@ fn example() -> Superblock {
         },
         guards_origin: false,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     }
 }
 
@@ -92,10 +94,11 @@ fn a_unit_torn_at_any_sector_is_detected() {
 
 #[test]
 fn impossible_values_under_a_good_checksum_are_refused_by_name() {
-    let cases: [(usize, &[u8], &str); 10] = [
+    let cases: [(usize, &[u8], &str); 11] = [
         (11, &[1], "reserved"),
         (40, &[0, 0, 0, 0], "block_size"),
-        (40, &[0, 0x20, 0, 0], "block_size"),
+        (40, &[0, 0x20, 0, 0], "version"),
+        (40, &[0, 0, 2, 0], "block_size"),
         (44, &[15, 0, 0, 0], "slots"),
         (44, &[0xff; 4], "slots"),
         (48, &[0; 4], "log_units"),
@@ -108,8 +111,9 @@ fn impossible_values_under_a_good_checksum_are_refused_by_name() {
         assert_eq!(forged(offset, bytes), Err(Damage::Field(field)), "offset {offset}");
     }
     assert_eq!(forged(104, &[2]), Err(Damage::Field("checkpoint_area")));
-    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 6 }));
-    for offset in 105..120 {
+    assert_eq!(forged(8, &[9, 0]), Err(Damage::Version { found: 9, known: 7 }));
+    assert_eq!(forged(8, &[7, 0]), Err(Damage::Field("version")), "it says nothing new");
+    for offset in (105..120).chain(136..200) {
         assert_eq!(forged(offset, &[2]), Err(Damage::Field("reserved")), "offset {offset}");
     }
 }
@@ -169,6 +173,8 @@ fn bytes_are_where_the_byte_map_says() {
         },
         guards_origin: false,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     };
     let (unit, mut golden) = (encoded(&superblock, 2), GOLDEN.concat());
     assert_eq!(unit[..golden.len()], golden);
@@ -222,6 +228,81 @@ fn a_cache_that_has_grown_has_a_version_of_its_own() {
     // And without it nothing is there.
     assert_eq!(forged(120, &[1]), Err(Damage::Field("reserved")));
     assert_eq!(forged(135, &[1]), Err(Damage::Field("reserved")));
+}
+
+/// What a later program has said: bits of both words, and all of the room.
+fn later(ro_compat: u64, compat: u64) -> Later {
+    let mut room: Vec<u8> = (0..ROOM).map(|n| (n % 251) as u8).collect();
+    room[..WRITTEN_BY_BYTES].fill(0);
+    room[..14].copy_from_slice(b"millpond 1.2.0");
+    Later { ro_compat, compat, room }
+}
+
+#[test]
+fn feature_words_are_where_the_byte_map_says() {
+    let large = Geometry::compute(1 << 30, 16384).unwrap();
+    let Geometry { block_size, slots, checkpoint_units, .. } = large;
+    let large = Superblock { block_size, slots, checkpoint_units, ..example() };
+    let atomic = Superblock { atomic_bytes: 16384, guards_origin: true, ..grown() };
+    let added = Superblock { later: Some(later(6, 9)), guards_origin: true, ..example() };
+    for (superblock, words) in [(large, [4, 0, 0]), (atomic, [3, 1, 0]), (added, [1, 6, 9])] {
+        let unit = encoded(&superblock, 1);
+        assert_eq!((superblock.version(), &unit[8..10]), (7, &[7, 0][..]));
+        assert_eq!(unit[107], 0, "no flags");
+        assert_eq!(unit[108..112], superblock.atomic_bytes.to_le_bytes());
+        assert_eq!(unit[136..160], words.map(u64::to_le_bytes).concat()[..]);
+        let room = superblock.later.as_ref().map_or(vec![0; ROOM], |later| later.room.clone());
+        assert_eq!(unit[160..], room[..]);
+        assert_eq!(Superblock::decode(1, &unit), Ok(superblock));
+    }
+}
+
+#[test]
+fn words_must_be_those_that_the_fields_need() {
+    let sound = Superblock { later: Some(later(0, 8)), ..grown() };
+    let field = |offset, bytes: &[u8]| match forged_of(&sound, offset, bytes) {
+        Err(Damage::Field(name)) => name,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(field(152, &[0]), "reserved", "a room of no bit");
+    assert_eq!(field(136, &[0]), "reserved", "moved, and does not say so");
+    assert_eq!(field(136, &[6]), "version", "large blocks of 4096 bytes");
+    assert_eq!(field(144, &[1]), "version", "an atomic unit of no bytes");
+    assert_eq!(field(108, &[0, 64, 0, 0]), "version", "an atomic unit without its bit");
+    assert_eq!(field(108, &[0, 16, 0, 0]), "atomic_bytes", "a block");
+    assert_eq!(field(108, &[0, 128, 0, 0]), "atomic_bytes", "32 KiB");
+    assert_eq!(field(107, &[1]), "reserved", "flags");
+}
+
+#[test]
+fn unknown_bits_are_refused_by_word() {
+    let sound = Superblock { later: Some(later(0, 1)), ..example() };
+    let found = forged_of(&sound, 136, &[0x18, 0, 0, 0, 0, 0, 0, 0x80]);
+    let expected = LaterFormat {
+        generation: 7,
+        incompat: 0x8000_0000_0000_0018,
+        ro_compat: 0,
+        written_by: "millpond 1.2.0".into(),
+    };
+    assert_eq!(found, Err(Damage::Later(expected.clone())));
+    let nameless = Superblock { later: Some(later(0, 2)), ..example() };
+    let Err(Damage::Later(found)) = forged_of(&nameless, 136, &[8]) else { panic!("decoded") };
+    assert_eq!(found.written_by, "", "the room is of something else");
+    // What may be read.
+    assert_eq!(sound.unwritable(), None);
+    let bits = |superblock: &Superblock| {
+        superblock.unwritable().map(|later| (later.incompat, later.ro_compat))
+    };
+    assert_eq!(bits(&Superblock { later: Some(later(6, 0)), ..example() }), Some((0, 6)));
+    assert_eq!(bits(&Superblock { atomic_bytes: 8192, ..example() }), Some((0, 1)));
+    assert_eq!(bits(&Superblock { block_size: 8192, ..example() }), Some((4, 0)));
+}
+
+#[test]
+fn two_copies_agree_only_with_what_later_programs_said() {
+    let of = |compat| Ok(Superblock { later: Some(later(0, compat)), ..example() });
+    let copies = [of(1), of(2), Err(Damage::Checksum), of(2)];
+    assert_eq!(elect(&copies), of(2));
 }
 
 const GOLDEN: [&[u8]; 11] = [
@@ -292,10 +373,10 @@ proptest! {
     #[test]
     fn every_possible_superblock_comes_back(
         uuid in any::<[u8; 16]>(), origin_id in any::<[u8; 16]>(), generation in any::<u64>(),
-        area_bytes in (1u64 << 20)..(1 << 44), shift in 9u32..=12,
+        area_bytes in (4u64 << 20)..(1 << 44), shift in 9u32..=16,
         origin_sectors in 0u64..1 << 48, area in 0u8..2, fill in any::<u32>(),
         id in any::<u64>(), log_start_seq in any::<u64>(), log_start_link in any::<u32>(),
-        copy in 0u8..4, guards_origin in any::<bool>(),
+        copy in 0u8..4, guards_origin in any::<bool>(), words in any::<Option<(u64, u64)>>(),
     ) {
         let geometry = Geometry::compute(area_bytes, 1 << shift).unwrap();
         let units = fill % (geometry.checkpoint_units + 1);
@@ -308,6 +389,8 @@ proptest! {
             checkpoint: CheckpointRef { area, units, id, log_start_seq, log_start_link },
             guards_origin,
             moved: None,
+            atomic_bytes: 0,
+            later: words.map(|(ro, compat)| later(ro & !1, compat | 1)),
         };
         prop_assert_eq!(superblock.geometry(), geometry);
         prop_assert_eq!(Superblock::decode(copy, &encoded(&superblock, copy)), Ok(superblock));

@@ -111,7 +111,8 @@ mod tests {
         let session = (text(), any::<u16>(), any::<bool>(), any::<u64>());
         prop_oneof![
             hello.prop_map(|(oldest, newest, program, pid)| {
-                Message::Greeting(Greeting { oldest, newest, program, pid })
+                let (knows, needs) = (vec![program.clone()], vec![program.clone(); 2]);
+                Message::Greeting(Greeting { oldest, newest, program, pid, knows, needs })
             }),
             any::<bool>().prop_map(|of_unit| {
                 let (role, stored) = (ListenerRole::Nbd, (!of_unit).then(|| "stored-nbd-0".into()));
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_newest_version_that_both_know_is_used() {
-        let of = |oldest, newest| Greeting { oldest, newest, program: String::new(), pid: 1 };
+        let of = |oldest, newest| Greeting { oldest, newest, ..Greeting::new("") };
         for (ours, theirs, common) in [
             ((1, 1), (1, 1), Some(1)),
             ((1, 2), (1, 1), Some(1)),
@@ -229,5 +230,21 @@ mod tests {
             assert_eq!(ours.common_version(&theirs), common);
             assert_eq!(theirs.common_version(&ours), common);
         }
+    }
+
+    #[test]
+    fn what_is_needed_and_not_known_is_named() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let ours = Greeting::new("");
+        let theirs = |needs: &[&str]| Greeting { needs: names(needs), ..Greeting::new("") };
+        assert_eq!(ours.missing(&theirs(&[])), None);
+        assert_eq!(ours.missing(&theirs(&["vhost"])), None);
+        assert_eq!(ours.missing(&theirs(&["pool", "vhost", "x"])), Some("`pool`, `x`".into()));
+        // As a program says it that knows nothing of names.
+        let json = br#"{"message":"greeting","oldest":1,"newest":2,"program":"0.2.0","pid":7}"#;
+        let old = Frame::decode(json, Vec::new()).unwrap().message;
+        let Message::Greeting(old) = old else { panic!("{old:?}") };
+        assert_eq!((old.knows.len(), ours.missing(&old)), (0, None));
+        assert_eq!(old.missing(&theirs(&["vhost"])), Some("`vhost`".into()));
     }
 }

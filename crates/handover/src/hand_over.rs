@@ -158,6 +158,14 @@ async fn greet<T: Transport>(transport: &T, ours: Greeting) -> Result<(Greeting,
         );
         return Err(Error::new(ErrorKind::NotSupported, text));
     };
+    if let Some(missing) = ours.missing(&theirs) {
+        let text = format!(
+            "version {} of the program needs {missing} of the hand-over, which this one ({}) does \
+             not know: stop the daemon and start the other one",
+            theirs.program, ours.program
+        );
+        return Err(Error::new(ErrorKind::NotSupported, text));
+    }
     send_one(transport, Message::Greeting(ours)).await?;
     Ok((theirs, version))
 }
@@ -211,6 +219,7 @@ mod tests {
     #[derive(Default)]
     struct WillingSuccessor {
         answers: Cell<u32>,
+        needs: Vec<String>,
     }
 
     impl Transport for WillingSuccessor {
@@ -222,7 +231,10 @@ mod tests {
 
         async fn receive(&self, _is_last: fn(&Message) -> bool) -> Result<Vec<Parcel<()>>, Error> {
             let message = match self.answers.replace(self.answers.get() + 1) {
-                0 => Message::Greeting(Greeting::new("0")),
+                0 => Message::Greeting(Greeting {
+                    needs: self.needs.clone(),
+                    ..Greeting::new("9.0")
+                }),
                 _ => Message::Opened,
             };
             Ok(vec![(Frame::new(message), None)])
@@ -326,5 +338,17 @@ mod tests {
         }
         let opened = ["end", "release anew", "resume", "take back"];
         assert_eq!(FailingDaemon::steps("look"), [&forward[..5], &opened].concat());
+    }
+
+    #[test]
+    fn a_successor_that_needs_more_is_refused_before_anything_stops() {
+        let (answers, needs) = (Cell::default(), vec!["pool".to_owned()]);
+        let (successor, steps) = (WillingSuccessor { answers, needs }, RefCell::default());
+        let daemon = FailingDaemon { successor, failing: "", steps };
+        let refused = run(hand_over(&daemon, Greeting::new("0.3.0"), PlantedFault::NONE));
+        let text = "version 9.0 of the program needs `pool` of the hand-over, which this one \
+                    (0.3.0) does not know: stop the daemon and start the other one";
+        assert_eq!(refused.unwrap_err().to_string(), text);
+        assert_eq!(daemon.steps.take(), ["end"]);
     }
 }

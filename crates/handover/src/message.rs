@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// The oldest version of the hand-over that this program understands.
 pub const OLDEST: u32 = 1;
-/// The newest one.
+/// The newest one. No other follows: what comes has a name, and is used with those who know it.
 pub const NEWEST: u32 = 2;
+/// The names of what this program knows beyond version 1. Version 2 has brought this one.
+const KNOWN: [&str; 1] = ["vhost"];
 /// The first version in which front ends of vhost-user cross.
 pub const WITH_VHOST: u32 = 2;
 
@@ -60,6 +62,12 @@ pub struct Greeting {
     pub program: String,
     /// Its process.
     pub pid: u32,
+    /// Names of what it knows beyond its oldest version.
+    #[serde(default)]
+    pub knows: Vec<String>,
+    /// Names of what the other side must know: else that refuses, and nothing has stopped.
+    #[serde(default)]
+    pub needs: Vec<String>,
 }
 
 impl Greeting {
@@ -70,6 +78,8 @@ impl Greeting {
             newest: NEWEST,
             program: program.to_owned(),
             pid: std::process::id(),
+            knows: KNOWN.map(str::to_owned).to_vec(),
+            needs: Vec::new(),
         }
     }
 
@@ -77,6 +87,13 @@ impl Greeting {
     pub fn common_version(&self, other: &Greeting) -> Option<u32> {
         let newest = self.newest.min(other.newest);
         (newest >= self.oldest.max(other.oldest)).then_some(newest)
+    }
+
+    /// What the other side needs and this one does not know, in words; `None` if there is nothing.
+    pub fn missing(&self, other: &Greeting) -> Option<String> {
+        let unknown = other.needs.iter().filter(|name| !self.knows.contains(name));
+        let unknown: Vec<String> = unknown.map(|name| format!("`{name}`")).collect();
+        (!unknown.is_empty()).then(|| unknown.join(", "))
     }
 }
 

@@ -46,6 +46,9 @@ impl<T: Transport> Takeover<T> {
         if ours.common_version(&theirs).is_none() {
             return Err(wrong("the versions do not fit"));
         }
+        if let Some(missing) = ours.missing(&theirs) {
+            return Err(wrong(&format!("the daemon before needs {missing}, which is not known")));
+        }
         Ok(theirs)
     }
 

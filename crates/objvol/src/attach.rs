@@ -99,6 +99,7 @@ impl Shared {
         owner.is_settled.set(false);
         let place = Place::new(self.epoch(), owner.sent.get());
         let record = Owner {
+            later: None,
             identity: Identity { uuid: self.uuid(), place, nonce: self.nonce() },
             cache: cache.clone(),
             state,

@@ -27,6 +27,8 @@
 //!   refuse, before they take the volume or repair it.
 //! - OV-O9 Before the first request is served, manifest and owner record are read back, and have
 //!   the own nonce: no probe proves that a store never lets two writers create one object.
+//! - OV-O10 What later programs have said in manifest and owner record, and this one may ignore, is
+//!   in none that it writes. Where it may not, it refuses before it takes the epoch.
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -85,6 +87,7 @@ pub async fn create(
         lineage: random_16(),
         host: options.host.clone(),
         has_increments: false,
+        later: None,
     };
     let denied = |denial: Denial| denied(&requests, &denial);
     let mut there = requests.list("", "").await.map_err(denied)?;
@@ -197,10 +200,9 @@ impl Opening {
         let object = self.requests.record(&name).await.map_err(|d| self.denied(&d))?;
         let object = object.ok_or_else(|| self.damage(format!("{name} has gone")))?;
         object.read(|object| {
-            let uuid = Manifest::volume_uuid(object)
-                .ok_or_else(|| self.damage(format!("{name} is no manifest of a volume")))?;
-            Manifest::decode(object, &uuid, epoch)
-                .map_err(|damage| self.damage(format!("{name}: {damage}")))
+            let decoded = Manifest::volume_uuid(object)
+                .and_then(|uuid| Manifest::decode(object, &uuid, epoch));
+            decoded.map_err(|damage| self.damage(format!("{name}: {damage}")))
         })
     }
 
@@ -280,6 +282,7 @@ impl Opening {
             let volume_sectors = self.size_of_epoch(&newest)?;
             let uuid = newest.identity.uuid;
             let found = self.newest_owner(&uuid, "").await?;
+            self.check_writable(&newest, &found)?;
             if !has_epoch {
                 self.check_owner(&found)?;
             }
@@ -292,6 +295,7 @@ impl Opening {
                 host: self.options.host.clone(),
                 volume_sectors,
                 has_increments: true, // OV-O8
+                later: None,
                 ..newest
             };
             let name = manifest_name(place.epoch);
@@ -311,6 +315,15 @@ impl Opening {
         }
         let text = format!("{}: others open the volume all the time", self.requests.store_name());
         Err(Error::new(ErrorKind::Busy, text))
+    }
+
+    /// OV-O10.
+    fn check_writable(&self, newest: &Manifest, found: &FoundOwner) -> Result<(), Error> {
+        let epoch = newest.identity.place.epoch;
+        let owner = found.owner.as_ref().map_or(Ok(()), Owner::check_writable);
+        let of_manifest = newest.check_writable().map_err(|why| (manifest_name(epoch), why));
+        let checked = of_manifest.and(owner.map_err(|why| (found.name.clone(), why)));
+        checked.map_err(|(name, why)| self.damage(format!("{name}: {why}; nothing was changed")))
     }
 
     /// The size of the volume in the epoch after this one (OV-O7).

@@ -316,7 +316,7 @@ impl Config {
         let cache = args.next().ok_or_else(missing("<cache>"))?;
         let size_word = args.next().ok_or_else(missing("<block_size>"))?;
         let block_size: u32 = size_word.parse().unwrap_or(0);
-        let range = format::BLOCK_SIZE_MIN..=format::BLOCK_SIZE_MAX;
+        let range = format::BLOCK_SIZE_MIN..=format::BLOCK_SIZE_SERVED_MAX;
         if !block_size.is_power_of_two() || !range.contains(&block_size) {
             return Err(Error::invalid(format!(
                 "Invalid block size `{size_word}`: a power of two from 512 to 4096 is allowed"

@@ -157,6 +157,8 @@ impl Contents {
             },
             guards_origin: false,
             moved: None,
+            atomic_bytes: 0,
+            later: None,
         };
         let mut unit = [0; UNIT];
         for copy in 0..SUPERBLOCK_COPIES {

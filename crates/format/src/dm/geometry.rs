@@ -2,7 +2,7 @@
 //! The layout of an area in the kernel's format.
 
 use super::{ENTRY_BYTES, HEADER_BYTES, Refusal};
-use crate::geometry::is_block_size;
+use crate::geometry::{BLOCK_SIZE_SERVED_MAX, is_block_size};
 
 /// Most blocks: an entry's number has 47 bits in the kernel.
 pub const BLOCKS_MAX: u64 = 1 << 47;
@@ -40,7 +40,7 @@ impl Geometry {
     /// # Errors
     /// [`Refusal::BlockSizeRange`], [`Refusal::NoBlocks`] or [`Refusal::Overflow`].
     pub fn of(block_size: u32, n_blocks: u64) -> Result<Geometry, Refusal> {
-        if !is_block_size(block_size) {
+        if !is_block_size(block_size, BLOCK_SIZE_SERVED_MAX) {
             return Err(Refusal::BlockSizeRange { found: block_size });
         }
         match n_blocks {

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::features::write_bits;
+
 /// Why an object was refused. The caller adds the name of the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectDamage {
@@ -24,6 +26,15 @@ pub enum ObjectDamage {
         /// Version that this program reads.
         known: u16,
     },
+    /// It is intact, and uses features that this program must know, and does not.
+    Later {
+        /// Bits of `incompat`.
+        incompat: u64,
+        /// Bits of `ro_compat`, where the volume is to be written.
+        ro_compat: u64,
+    },
+    /// It lies in an envelope that only a key opens, and later programs.
+    Sealed,
     /// It belongs to another volume.
     OtherVolume {
         /// UUID in the object.
@@ -57,6 +68,13 @@ impl fmt::Display for ObjectDamage {
             ObjectDamage::Checksum => write!(f, "checksum mismatch: rotten, or cut off"),
             ObjectDamage::Version { found, known } => {
                 write!(f, "format version {found} is unknown, this program reads version {known}")
+            }
+            ObjectDamage::Later { incompat, ro_compat } => {
+                write!(f, "it uses features of a later version of millpond")?;
+                write_bits(f, *incompat, *ro_compat)
+            }
+            ObjectDamage::Sealed => {
+                write!(f, "the volume is sealed, by a later version of millpond, with a key")
             }
             ObjectDamage::OtherVolume { found } => {
                 write!(f, "it belongs to another volume, UUID ")?;

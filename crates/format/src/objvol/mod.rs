@@ -10,6 +10,10 @@
 //! `crc` covers the first `head_bytes` bytes. `nonce` is a random number of the opening that wrote
 //! the object: with it a writer recognises an object as its own after a lost answer.
 //!
+//! Manifests and owner records of version 3, the last one, have feature words
+//! ([`Later`](crate::Later)). The manifest's say what all objects of a volume use, so the others
+//! have none.
+//!
 //! Invariants
 //! - FM-OV1 A decoder never panics, whatever the bytes, and allocates no more than a small multiple
 //!   of them; it returns [`ObjectDamage`] that says what is wrong.
@@ -21,6 +25,8 @@
 use crc_fast::CrcAlgorithm;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::features::{Features, Later, Unreadable};
 
 mod checkpoint;
 mod damage;
@@ -61,10 +67,16 @@ pub const SECTOR: usize = 512;
 /// Sectors of the largest volume: 8 EiB, so that ends of ranges never overflow.
 pub const VOLUME_SECTORS_MAX: u64 = 1 << 54;
 
-/// Bytes of the longest manifest and of the longest owner record: a head and two names.
-pub const RECORD_BYTES_MAX: usize = 128 + HOST_BYTES_MAX + DEVICE_BYTES_MAX;
+/// Bytes of the longest manifest and of the longest owner record: a head, two names, and the room
+/// of later programs.
+pub const RECORD_BYTES_MAX: usize = 4096;
+const _: () = assert!(128 + HOST_BYTES_MAX + DEVICE_BYTES_MAX < RECORD_BYTES_MAX);
 
 const VERSION: u16 = 1;
+/// The version of manifests and owner records with feature words.
+const VERSION_FEATURES: u16 = 3;
+/// What every object of a sealed volume begins with.
+const ENVELOPE_MAGIC: [u8; 8] = *b"MPOVENVL";
 const CRC: std::ops::Range<usize> = 12..16;
 /// Bytes that all kinds begin with.
 const COMMON: usize = 64;
@@ -171,7 +183,7 @@ fn check_versions<'a>(
     let wanted = short(object, fixed as u64);
     let Ok((media, _)) = CommonMedia::ref_from_prefix(object) else { return Err(wanted) };
     if media.magic != magic {
-        return Err(ObjectDamage::Magic);
+        return Err(wrong_magic(&media.magic));
     }
     let head_bytes = media.head_bytes.get();
     let head = usize::try_from(head_bytes).ok().and_then(|end| object.get(..end));
@@ -194,6 +206,29 @@ fn check_versions<'a>(
     }
     let place = Place { epoch: media.epoch.get(), sequence: media.sequence.get() };
     Ok((head, Identity { uuid: media.uuid, place, nonce: media.nonce.get() }, version))
+}
+
+/// Why an object that begins like this is none of the wanted kind.
+fn wrong_magic(magic: &[u8]) -> ObjectDamage {
+    if magic.starts_with(&ENVELOPE_MAGIC) { ObjectDamage::Sealed } else { ObjectDamage::Magic }
+}
+
+/// What later programs have said in a manifest or owner record, to a reader who knows the bits
+/// `incompat`.
+fn later(features: &Features, incompat: u64, room: &[u8]) -> Result<Option<Later>, ObjectDamage> {
+    features.later(incompat, 0, room).map_err(|why| match why {
+        Unreadable::Incompat(incompat) => ObjectDamage::Later { incompat, ro_compat: 0 },
+        Unreadable::Room => ObjectDamage::Field("reserved"),
+    })
+}
+
+/// Whether later programs have left nothing in a record that is to be followed by one of this
+/// program.
+fn check_writable(later: Option<&Later>) -> Result<(), ObjectDamage> {
+    match later.map_or(0, |later| later.ro_compat) {
+        0 => Ok(()),
+        ro_compat => Err(ObjectDamage::Later { incompat: 0, ro_compat }),
+    }
 }
 
 /// FM-OV4.

@@ -3,8 +3,9 @@
 //! volume does not have. The one with the highest place counts.
 //!
 //! ```text
-//! 64      80      81     82           84             86     88            96     128
-//! │ cache │ state │ zero │ host_bytes │ device_bytes │ zero │ attached_at │ zero │ host, device …
+//! 64      80      81     82           84             86     88            96      120    128
+//! │ cache │ state │ zero │ host_bytes │ device_bytes │ zero │ attached_at │ words │ zero │ host,
+//!   device, room
 //! ```
 //!
 //! A record that says when a cache was attached has version 2, so that a program that knows nothing
@@ -14,8 +15,9 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::manifest::HOST_BYTES_MAX;
-use super::{COMMON, Identity, ObjectDamage, Place, VERSION};
-use super::{check_place, check_versions, finish_version};
+use super::{COMMON, Identity, ObjectDamage, Place, RECORD_BYTES_MAX, VERSION, VERSION_FEATURES};
+use super::{check_place, check_versions, finish_version, later};
+use crate::features::{Features, Later};
 
 /// Bytes of the name of a cache device at most.
 pub const DEVICE_BYTES_MAX: usize = 255;
@@ -56,6 +58,8 @@ pub struct Owner {
     pub state: OwnerState,
     /// The host.
     pub host: String,
+    /// What later programs have said. A record that follows has nothing of it.
+    pub later: Option<Later>,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -68,7 +72,8 @@ struct OwnerMedia {
     device_bytes: U16,
     reserved_too: U16,
     attached_at: U64,
-    reserved_rest: [u8; 32],
+    features: Features,
+    reserved_rest: [u8; 8],
 }
 
 const _: () = assert!(COMMON + size_of::<OwnerMedia>() == HEADER);
@@ -82,13 +87,27 @@ impl Owner {
         if self.host.len() > HOST_BYTES_MAX {
             return Some("host");
         }
-        let cache = self.cache.as_ref()?;
+        let cache = self.cache.as_ref();
+        let device = cache.map_or(0, |cache| cache.device.len());
+        let room = self.later.as_ref().map_or(0, |later| later.room.len());
+        if HEADER + self.host.len() + device + room > RECORD_BYTES_MAX {
+            return Some("room");
+        }
+        let cache = cache?;
         if crate::is_blank(&cache.uuid) {
             return Some("cache");
         }
         let is_too_long = cache.device.len() > DEVICE_BYTES_MAX;
         let is_alone = cache.attached_at == 0 && !cache.device.is_empty();
         (is_too_long || is_alone).then_some("device")
+    }
+
+    /// Checks that the volume may be written by this program.
+    ///
+    /// # Errors
+    /// [`ObjectDamage::Later`]
+    pub fn check_writable(&self) -> Result<(), ObjectDamage> {
+        super::check_writable(self.later.as_ref())
     }
 
     /// The bytes of the record.
@@ -113,14 +132,20 @@ impl Owner {
             device_bytes: length(device),
             reserved_too: U16::ZERO,
             attached_at: U64::new(attached_at),
-            reserved_rest: [0; 32],
+            features: Features::new(0, 0, self.later.as_ref()),
+            reserved_rest: [0; 8],
         };
         let mut object = vec![0; COMMON];
         object.extend_from_slice(media.as_bytes());
         object.extend_from_slice(self.host.as_bytes());
         object.extend_from_slice(device.as_bytes());
+        object.extend(self.later.iter().flat_map(|later| &later.room));
         let end = object.len();
-        let version = if attached_at > 0 { VERSION_WITH_TIME } else { VERSION };
+        let version = match (&self.later, attached_at) {
+            (Some(_), _) => VERSION_FEATURES,
+            (None, 1..) => VERSION_WITH_TIME,
+            (None, 0) => VERSION,
+        };
         finish_version(&mut object, MAGIC, &self.identity, end, version);
         object
     }
@@ -131,9 +156,9 @@ impl Owner {
     /// [`ObjectDamage`] says why it is none.
     pub fn decode(object: &[u8], uuid: &[u8; 16], place: Place) -> Result<Owner, ObjectDamage> {
         let (head, identity, version) =
-            check_versions(object, MAGIC, uuid, HEADER, VERSION_WITH_TIME)?;
+            check_versions(object, MAGIC, uuid, HEADER, VERSION_FEATURES)?;
         check_place(&identity, place)?;
-        let (media, names) = OwnerMedia::ref_from_prefix(&head[COMMON..])
+        let (media, rest) = OwnerMedia::ref_from_prefix(&head[COMMON..])
             .map_err(|_| ObjectDamage::Field("head_bytes"))?;
         let state = match media.state {
             1 => OwnerState::Attached,
@@ -145,10 +170,18 @@ impl Owner {
             return Err(ObjectDamage::Field("reserved"));
         }
         let (attached_at, host_bytes) = (media.attached_at.get(), media.host_bytes.get().into());
-        if (version == VERSION_WITH_TIME) != (attached_at > 0) {
+        let has_words = version == VERSION_FEATURES;
+        if !has_words && (version == VERSION_WITH_TIME) != (attached_at > 0) {
             return Err(ObjectDamage::Field("attached_at"));
         }
-        if names.len() != host_bytes + usize::from(media.device_bytes.get()) {
+        let names = rest.split_at_checked(host_bytes + usize::from(media.device_bytes.get()));
+        let (names, room) = names.ok_or(ObjectDamage::Field("host_bytes"))?;
+        let later = later(&media.features, 0, room)?;
+        // FM-OV2: it has words if they say something that the versions before can't.
+        if later.is_some() != has_words || !has_words && media.features != Features::default() {
+            return Err(ObjectDamage::Field("reserved"));
+        }
+        if !has_words && !room.is_empty() {
             return Err(ObjectDamage::Field("host_bytes"));
         }
         let (host, device) = names.split_at(host_bytes);
@@ -162,7 +195,7 @@ impl Owner {
             return Err(ObjectDamage::Field("cache"));
         }
         let cache = has_cache.then_some(RecordedCache { uuid: media.cache, attached_at, device });
-        let owner = Owner { identity, cache, state, host };
+        let owner = Owner { identity, cache, state, host, later };
         match owner.wrong_field() {
             Some(field) => Err(ObjectDamage::Field(field)),
             None => Ok(owner),

@@ -54,13 +54,14 @@ fn manifest() -> Manifest {
         lineage: [9; 16],
         host: "storage-1".into(),
         has_increments: false,
+        later: None,
     }
 }
 
 fn owner() -> Owner {
     let host = "storage-1".into();
     let cache = Some(RecordedCache { uuid: [7; 16], attached_at: 0, device: String::new() });
-    Owner { identity: identity(3, 2), cache, state: OwnerState::Clean, host }
+    Owner { identity: identity(3, 2), cache, state: OwnerState::Clean, host, later: None }
 }
 
 fn owner_with_device() -> Owner {
@@ -170,7 +171,7 @@ fn what_is_encoded_is_decoded_again() {
         assert_eq!(object[8], 1 + u8::from(has_increments));
         assert_eq!(Manifest::decode(&object, &UUID, 3), Ok(manifest));
     }
-    assert_eq!(Manifest::volume_uuid(&manifest().encode()), Some(UUID));
+    assert_eq!(Manifest::volume_uuid(&manifest().encode()), Ok(UUID));
     for owner in [owner(), owner_with_device(), Owner { cache: None, ..owner() }] {
         assert_eq!(Owner::decode(&owner.encode(), &UUID, Place::new(3, 2)), Ok(owner));
     }
@@ -329,9 +330,90 @@ fn impossible_owner_records_are_refused() {
     refused(2, 137, &[0xff], "device");
     let mut object = owner().encode();
     let end = object.len();
-    finish_version(&mut object, *b"MPOVOWNR", &identity(3, 2), end, 3);
+    finish_version(&mut object, *b"MPOVOWNR", &identity(3, 2), end, 4);
     let decoded = Owner::decode(&object, &UUID, place);
-    assert_eq!(decoded, Err(ObjectDamage::Version { found: 3, known: 2 }));
+    assert_eq!(decoded, Err(ObjectDamage::Version { found: 4, known: 3 }));
+}
+
+fn later(ro_compat: u64, compat: u64) -> Option<Later> {
+    Some(Later { ro_compat, compat, room: b"a place, and a host".to_vec() })
+}
+
+#[test]
+fn what_later_programs_have_said_comes_back() {
+    for has_increments in [false, true] {
+        let manifest = Manifest { has_increments, later: later(6, 1), ..manifest() };
+        let object = manifest.encode();
+        assert_eq!(object[8], 3);
+        let words = [u64::from(has_increments), 6, 1].map(u64::to_le_bytes).concat();
+        assert_eq!(object[104..128], words[..]);
+        assert!(object.ends_with(b"storage-1a place, and a host"));
+        assert_eq!(Manifest::decode(&object, &UUID, 3), Ok(manifest));
+    }
+    let alone = Owner { cache: None, ..owner() };
+    for owner in [owner(), owner_with_device(), alone] {
+        let owner = Owner { later: later(0, 5), ..owner };
+        let object = owner.encode();
+        assert_eq!((object[8], &object[112..120]), (3, &[5, 0, 0, 0, 0, 0, 0, 0][..]));
+        assert!(object.ends_with(b"a place, and a host"));
+        assert_eq!(Owner::decode(&object, &UUID, Place::new(3, 2)), Ok(owner));
+    }
+}
+
+#[test]
+fn unknown_bits_of_a_volume_are_refused_by_word() {
+    let bits = |incompat, ro_compat| Err(ObjectDamage::Later { incompat, ro_compat });
+    let manifest = Manifest { later: later(0, 1), ..manifest() };
+    let owner = Owner { later: later(0, 1), ..owner() };
+    // What may be written.
+    assert_eq!((manifest.check_writable(), owner.check_writable()), (Ok(()), Ok(())));
+    assert_eq!(Manifest { later: later(2, 1), ..manifest.clone() }.check_writable(), bits(0, 2));
+    assert_eq!(Owner { later: later(2, 0), ..owner.clone() }.check_writable(), bits(0, 2));
+    assert_eq!(Manifest { later: None, ..manifest.clone() }.check_writable(), Ok(()));
+    // What may not even be read.
+    let forged = |mut object: Vec<u8>, kind: &[u8; 8], place, at: usize| {
+        object[at] |= 2;
+        let (end, identity) = (object.len(), Identity { place, ..identity(3, 0) });
+        finish_version(&mut object, *kind, &identity, end, 3);
+        object
+    };
+    let object = forged(manifest.encode(), b"MPOVMANI", Place::new(3, 0), 104);
+    assert_eq!(Manifest::decode(&object, &UUID, 3).map(|_| ()), bits(2, 0));
+    let place = Place::new(3, 2);
+    let object = forged(owner.encode(), b"MPOVOWNR", place, 96);
+    assert_eq!(Owner::decode(&object, &UUID, place).map(|_| ()), bits(2, 0));
+}
+
+#[test]
+fn words_that_say_nothing_new_are_refused() {
+    let reserved = Err(ObjectDamage::Field("reserved"));
+    let forged = |at: usize, version| {
+        let mut object = manifest().encode();
+        object[at] = 1;
+        let end = object.len();
+        finish_version(&mut object, *b"MPOVMANI", &identity(3, 0), end, version);
+        Manifest::decode(&object, &UUID, 3)
+    };
+    assert_eq!(forged(104, 3), reserved, "increments alone: version 2 says that");
+    assert_eq!(forged(104, 2), reserved, "words in version 2");
+    assert_eq!(forged(120, 1), reserved, "and in version 1");
+    let mut object = manifest().encode();
+    object.push(7);
+    let end = object.len();
+    finish_version(&mut object, *b"MPOVMANI", &identity(3, 0), end, 1);
+    assert_eq!(Manifest::decode(&object, &UUID, 3), reserved, "a room without words");
+}
+
+#[test]
+fn a_sealed_object_is_known_by_its_envelope() {
+    let object = [&b"MPOVENVL"[..], &[1; 500]].concat();
+    let place = Place::new(3, 2);
+    assert_eq!(Manifest::volume_uuid(&object), Err(ObjectDamage::Sealed));
+    assert_eq!(Manifest::decode(&object, &UUID, 3), Err(ObjectDamage::Sealed));
+    assert_eq!(Owner::decode(&object, &UUID, place), Err(ObjectDamage::Sealed));
+    assert_eq!(decode_segment(&object), Err(ObjectDamage::Sealed));
+    let stored = StoredCheckpoint::decode(&object, &UUID, place, VOLUME);
+    assert_eq!(stored, Err(ObjectDamage::Sealed));
 }
 
 proptest! {

@@ -78,6 +78,8 @@ fn tools_refuse_an_image_that_needs_too_much_memory() {
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
         guards_origin: false,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     };
     let file = File::options().write(true).open(&path).unwrap();
     for copy in 0..SUPERBLOCK_COPIES {

@@ -192,6 +192,55 @@ fn a_loss_is_not_wiped_without_the_current_token() {
     assert!(std::fs::read(&foreign).unwrap().iter().all(|&byte| byte == 1));
 }
 
+/// Sets a bit of `incompat` in all superblocks, as a later version may, and that version's name.
+fn mark_as_of_a_later_version(cache: &str) {
+    let file = std::fs::File::options().read(true).write(true).open(cache).unwrap();
+    for copy in 0..format::SUPERBLOCK_COPIES {
+        let (mut unit, at) = ([0; format::UNIT], format::Geometry::superblock_offset(copy));
+        file.read_exact_at(&mut unit, at).unwrap();
+        (unit[8], unit[136], unit[152]) = (7, 0x20, 1);
+        unit[160..174].copy_from_slice(b"millpond 1.2.0");
+        unit[12..16].fill(0);
+        let crc = format::checksum(&unit);
+        unit[12..16].copy_from_slice(&crc.to_le_bytes());
+        file.write_all_at(&unit, at).unwrap();
+    }
+}
+
+#[test]
+fn a_cache_of_a_later_version_is_refused_by_every_verb() {
+    let (dir, origin, cache) = killed("");
+    mark_as_of_a_later_version(&cache);
+    let before = std::fs::read(&cache).unwrap();
+    let what = "it uses features of a later version of millpond (incompat 0x20), written by \
+                millpond 1.2.0";
+    let way_out = "open it with that version, or one after it";
+    let shown = millpond(&["inspect", &cache]);
+    assert_eq!(shown.code, Some(1));
+    let told = json(&millpond(&["inspect", &cache, "-o", "json"]));
+    assert_eq!((told["format"].as_str(), told["sound"].as_bool()), (Some("later"), Some(false)));
+    let later = &told["later"];
+    assert_eq!((later["incompat"].as_u64(), later["ro_compat"].as_u64()), (Some(32), Some(0)));
+    assert_eq!(later["written_by"].as_str(), Some("millpond 1.2.0"));
+    assert_eq!(later["way_out"].as_str(), Some(way_out));
+    let recover = ["recover", "--cache", &cache, "--origin", &origin];
+    let wipe = millpond(&["wipe", &cache]).failed(1);
+    let daemon = Daemon::start_in(dir, &[]);
+    let table = format!("0 8192 writecache s {origin} {cache} 4096 0");
+    let created = daemon.cli(&["create", "wc", "--table", &table]).failed(1);
+    daemon.create("other", &format!("0 8192 writecache s mem:4M {} 4096 0", daemon.file("o", 2)));
+    let replaced = daemon.cli(&["replace-cache", "other", &cache]).failed(1);
+    for why in [shown.out, millpond(&recover).failed(1), wipe.clone(), created, replaced] {
+        assert!(why.contains(what) && why.contains(way_out), "{why}");
+        let is_wrong = ["neither", "unknown", "damaged", "is blank"];
+        assert!(!is_wrong.iter().any(|word| why.contains(word)), "{why}");
+    }
+    assert!(std::fs::read(&cache).unwrap() == before, "it was changed");
+    let token = wipe.split("--force ").nth(1).unwrap().split('`').next().unwrap();
+    assert!(millpond(&["wipe", &cache, "--force", token]).ok().contains("is blank"));
+    daemon.create("wc", &table);
+}
+
 /// Somebody has saved the journal that a killed daemon left, by a hard link, so nobody takes it:
 /// `recover` wants a token for a cache that may lack writes, and `wipe` wiped it without a word.
 #[test]

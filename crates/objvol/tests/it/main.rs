@@ -13,6 +13,7 @@ mod fixture;
 mod garbage;
 mod increments;
 mod judge;
+mod later;
 mod long_objects;
 mod manual;
 mod owner_record;

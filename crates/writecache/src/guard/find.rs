@@ -5,7 +5,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector};
-use format::{GuardRange, GuardRecord, GuardSlot, GuardState, Superblock, UNIT};
+use format::{
+    Damage, GuardRange, GuardRecord, GuardSlot, GuardState, LaterFormat, Superblock, UNIT,
+};
 
 use super::record::{read_record, write_record};
 use super::{Guard, Place};
@@ -56,6 +58,8 @@ pub(super) struct RangeLook {
     pub(super) newest: Option<NewestSlot>,
     /// It is as a cache writes it, also after a crash (WC-GU5).
     pub(super) is_sound: bool,
+    /// What a slot has that this program must know, and does not.
+    later: Option<LaterFormat>,
 }
 
 impl RangeLook {
@@ -63,13 +67,28 @@ impl RangeLook {
         let halves: [&[u8]; 2] = bytes.split_at(range.slot_bytes()).into();
         let owners = halves.map(GuardSlot::owner);
         let newest = NewestSlot::find(range, bytes);
+        let slots = [0, 1].map(|n| GuardSlot::decode(range.nth, n, halves[usize::from(n)]));
         // Slot 0 may say that the rear half is free.
-        let first = GuardSlot::decode(range.nth, 0, halves[0]);
-        let is_alone = first.is_ok_and(|(slot, _)| slot.is_alone);
+        let is_alone = slots[0].as_ref().is_ok_and(|(slot, _)| slot.is_alone);
+        let later = slots.into_iter().find_map(|slot| match slot {
+            Err(Damage::Later(later)) => Some(later),
+            _ => None,
+        });
         // A slot that is torn has its first bytes, and its zeroes: they do not change.
         let is_ours = |n: usize| owners[n].is_some() && !GuardSlot::is_written_over(halves[n]);
         let is_sound = newest.is_some() && is_ours(0) && (is_alone || is_ours(1));
-        RangeLook { owners, newest, is_sound }
+        RangeLook { owners, newest, is_sound, later }
+    }
+
+    /// Refuses a guard of a later program.
+    ///
+    /// # Errors
+    /// `EINVAL`; the text names the origin.
+    pub(super) fn check_known(&self, origin: &str) -> Result<(), Error> {
+        let Some(later) = &self.later else { return Ok(()) };
+        let way_out = LaterFormat::WAY_OUT;
+        let text = format!("origin {origin}: its guard: {later}: {way_out}; nothing was changed");
+        Err(Error::invalid(text))
     }
 
     pub(super) fn remains(&self) -> Remains {
@@ -257,6 +276,7 @@ impl Reading<'_> {
         if let Some(other) = look.owners.iter().flatten().find(|owner| **owner != self.uuid) {
             return Err(guarded_by_another(self.config, other)); // WC-GU6
         }
+        look.check_known(&self.config.origin)?;
         // All slots are of this cache.
         let remains = look.remains();
         let newest = look.newest.map(|found| (found.image, found.slots));

@@ -20,7 +20,7 @@ mod signed_area;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, Sector, Status};
-use format::{Geometry, Gone, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
+use format::{Geometry, Gone, LaterFormat, ReplacedMark, SUPERBLOCK_COPIES, Superblock, UNIT};
 use roaring::RoaringTreemap;
 
 pub use self::dm::DmCache;
@@ -66,6 +66,8 @@ pub enum Contents {
     Replaced(ReplacedMark),
     /// What only earlier versions can open, with all that it holds.
     Gone(Gone),
+    /// A cache that only later versions can open.
+    Later(LaterFormat),
     /// A cache of the native format.
     Native(Box<NativeCache>),
     /// A cache of the kernel's format.
@@ -77,6 +79,7 @@ impl From<Former> for Contents {
         match former {
             Former::Replaced(mark) => Contents::Replaced(mark),
             Former::Gone(gone) => Contents::Gone(gone),
+            Former::Later(later) => Contents::Later(later),
         }
     }
 }
@@ -141,7 +144,8 @@ impl ProbeReport {
             | Contents::Unknown
             | Contents::Ruined
             | Contents::Replaced(_)
-            | Contents::Gone(_) => None,
+            | Contents::Gone(_)
+            | Contents::Later(_) => None,
             Contents::Native(cache) => cache.occupancy.as_ref(),
             Contents::Dm(cache) => Some(&cache.occupancy),
         }
@@ -156,6 +160,7 @@ impl ProbeReport {
             | Contents::Ruined
             | Contents::Replaced(_)
             | Contents::Gone(_)
+            | Contents::Later(_)
             | Contents::Dm(_) => None,
         }
     }
@@ -185,6 +190,9 @@ impl ProbeReport {
                 Some("holds a damaged cache, the content of which is unknown".into())
             }
             Contents::Gone(gone) => Some(format!("holds {gone}: {}", gone.way_out())),
+            Contents::Later(later) => {
+                Some(format!("holds a cache; {later}: {}", LaterFormat::WAY_OUT))
+            }
             Contents::Native(_) | Contents::Dm(_) => {
                 let Some(o) = self.occupancy().filter(|_| self.damage_left_out == 0) else {
                     return Some("holds a damaged cache, the content of which is unknown".into());
@@ -221,7 +229,8 @@ impl ProbeReport {
             | Contents::Unknown
             | Contents::Ruined
             | Contents::Replaced(_)
-            | Contents::Gone(_) => self.area.bytes(),
+            | Contents::Gone(_)
+            | Contents::Later(_) => self.area.bytes(),
         }
     }
 

@@ -45,6 +45,10 @@ pub(super) async fn probe(
     };
     let copies = [0, 1, 2, 3].map(|copy| Superblock::decode(copy, unit(copy)));
     let elected = format::elect(&copies);
+    if let Err(Damage::Later(later)) = elected {
+        report.contents = Contents::Later(later);
+        return Ok(());
+    }
     let mut remains = Remains::default();
     [0, 1, 2, 3].into_iter().for_each(|copy| remains.look(unit(copy)));
     if let (Err(_), Some(former)) = (&elected, remains.former()) {
@@ -77,6 +81,9 @@ pub(super) async fn probe(
             return Ok(());
         }
     };
+    if let Some(later) = superblock.unwritable() {
+        report.notes.push(format!("this version may read it, and not write to it: {later}"));
+    }
     for (copy, state) in (0..SUPERBLOCK_COPIES).zip(&copies) {
         let offset = Geometry::superblock_offset(copy);
         match state {

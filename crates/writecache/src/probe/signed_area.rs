@@ -123,7 +123,7 @@ async fn cache_of(
 fn is_cache(report: &ProbeReport, start: u64) -> bool {
     match &report.contents {
         Contents::Native(_) | Contents::Dm(_) => start == 0 || report.occupancy().is_some(),
-        Contents::Gone(_) => true,
+        Contents::Gone(_) | Contents::Later(_) => true,
         Contents::Ruined => start == 0,
         Contents::Blank | Contents::Unknown | Contents::Replaced(_) => false,
     }

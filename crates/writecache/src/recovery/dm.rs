@@ -193,7 +193,8 @@ async fn refuse_native(config: &Config, device: &dyn BlockDevice, area: u64) -> 
         if let Some(former) = unit.read(Former::of) {
             return Err(former.refusal(config));
         }
-        if unit.read(|unit| format::Superblock::decode(copy, unit)).is_ok() {
+        let found = unit.read(|unit| format::Superblock::decode(copy, unit));
+        if matches!(found, Ok(_) | Err(format::Damage::Later(_))) {
             return Err(Error::invalid(format!(
                 "cache device {} holds a cache in the native format, the table says `format dm`: \
                  `millpond wipe {}` makes it blank; nothing was changed",

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is no cache any more, but was: the mark of one that another has replaced, or something that
-//! only earlier versions can open. It is never blank, and a table that names it gets an error that
-//! says what it is.
+//! What lies in the place of a cache and is none for this version: the mark of one that another has
+//! replaced, or something that only earlier or later versions can open. It is never blank, and a
+//! table that names it gets an error that says what it is.
 use block::Error;
-use format::{Gone, ReplacedMark};
+use format::{Gone, LaterFormat, ReplacedMark};
 
 use crate::config::Config;
 
@@ -13,6 +13,8 @@ pub(crate) enum Former {
     Replaced(ReplacedMark),
     /// Only earlier versions can open it.
     Gone(Gone),
+    /// Only later versions can open it.
+    Later(LaterFormat),
 }
 
 /// What the places of superblock copies have, of which no two make a superblock.
@@ -68,6 +70,11 @@ impl Former {
                 "cache device {place}: it holds {gone}: {}. {wipe} gives up what it holds, after \
                  it has printed a token; nothing was changed",
                 gone.way_out()
+            ),
+            Former::Later(later) => format!(
+                "cache device {place}: {later}: {}. {wipe} gives up what it holds, after it has \
+                 printed a token; nothing was changed",
+                LaterFormat::WAY_OUT
             ),
         })
     }

@@ -14,6 +14,9 @@
 //! record can't become complete with a part of the next one. Recovering a second time changes
 //! nothing.
 //!
+//! What later programs have said in the superblock, and this one may ignore, goes before anything
+//! else is written: a superblock without it follows.
+//!
 //! A chain ends at the first unit that does not fit. That is the torn end of the log, unless a
 //! later record says that the unit was durable. Then it is bit rot, and the cache refuses to open,
 //! because acknowledged writes would be lost.
@@ -133,6 +136,11 @@ async fn open_native(
     let attachment = Attachment::begin(&config, origin, recorded, superblock.uuid).await?; // WC-OR1
     // Nothing was written so far: a refused cache is not changed.
     if !agreed {
+        write_copies(&config, &*device, &superblock).await?;
+    }
+    // What later programs have said here would be wrong after the first change.
+    if superblock.later.take().is_some() && !config.planted.is(Fault::LaterKept) {
+        superblock.generation += 1;
         write_copies(&config, &*device, &superblock).await?;
     }
     if let Some(Adoption { origin_id, origin_sectors }) = adopts {

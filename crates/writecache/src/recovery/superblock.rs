@@ -34,6 +34,9 @@ pub(crate) async fn find_superblock(
     }
     let Copies { copies, blank, begun, former, contents } = read_copies(config, device).await?;
     let elected = format::elect(&copies);
+    if let Err(Damage::Later(later)) = elected {
+        return Err(Former::Later(later).refusal(config)); // FM-Q3
+    }
     if let (Err(_), Some(former)) = (&elected, former) {
         return Err(former.refusal(config));
     }
@@ -131,6 +134,8 @@ pub(crate) async fn format_device(
         checkpoint: CheckpointRef { log_start_seq: 1, ..CheckpointRef::default() },
         guards_origin: false,
         moved: None,
+        atomic_bytes: 0,
+        later: None,
     };
     begin_format(config, device).await?;
     write_copies(config, device, &superblock).await?;
@@ -204,6 +209,9 @@ pub(crate) fn check_superblock(
     superblock: &Superblock,
     area: u64,
 ) -> Result<(), Error> {
+    if let Some(later) = superblock.unwritable() {
+        return Err(Former::Later(later).refusal(config));
+    }
     if superblock.block_size != config.block_size {
         return Err(Error::invalid(format!(
             "Block size does not match superblock: cache device {} has {}, the table \

@@ -155,7 +155,8 @@ async fn recover(
         | Contents::Unknown
         | Contents::Ruined
         | Contents::Replaced(_)
-        | Contents::Gone(_) => panic!("no cache any more: {:?}", report.damage),
+        | Contents::Gone(_)
+        | Contents::Later(_) => panic!("no cache any more: {:?}", report.damage),
     };
     let block_size = report.occupancy().expect("its metadata are whole").block_size;
     let mut config = Config::new(Mode::Ssd, "origin", "cache", block_size);

@@ -27,6 +27,7 @@ mod guard;
 mod guard_damage;
 mod journal;
 mod journal_damage;
+mod later;
 mod limits;
 mod manual;
 mod media;

@@ -214,7 +214,7 @@ fn no_bytes_make_a_survey_panic() {
             Contents::Ruined => 2,
             Contents::Native(_) => 3,
             Contents::Dm(_) => 4,
-            Contents::Gone(_) => 5,
+            Contents::Gone(_) | Contents::Later(_) => 5,
             Contents::Replaced(_) => panic!("no image had a mark"),
         }] += 1;
     }

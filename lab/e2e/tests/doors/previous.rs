@@ -241,6 +241,23 @@ impl Previous {
         let program = dir.path().join("millpond");
         std::fs::hard_link(unpacked, &program).unwrap();
         feature.make_files(dir.path()).unwrap();
+        Previous::lay(feature, program, unpacked, (dir, seed))
+    }
+
+    /// This tree's program at work in its place: what it leaves is for the previous one.
+    fn start_this(feature: &'static Feature, unpacked: &Path, seed: u64) -> Previous {
+        let dir = tempfile::Builder::new().prefix("millpond-e2e-").tempdir().unwrap();
+        let program = millpond(Build::Workspace).unwrap();
+        feature.make_files(dir.path()).unwrap();
+        Previous::lay(feature, program, unpacked, (dir, seed))
+    }
+
+    fn lay(
+        feature: &'static Feature,
+        program: PathBuf,
+        unpacked: &Path,
+        (dir, seed): (TempDir, u64),
+    ) -> Previous {
         let daemon = feature.start(&program, dir.path(), false).unwrap();
         let stamps = Feature::stamps(seed);
         stamps.lay(&mut daemon.connect(DEVICE).unwrap()).unwrap();
@@ -272,14 +289,17 @@ impl Previous {
         self.read();
     }
 
-    fn read(mut self) {
+    fn read(self) {
+        self.read_by(&millpond(Build::Workspace).unwrap());
+    }
+
+    fn read_by(mut self, program: &Path) {
         if self.feature.keeps_all {
             self.stamps.all_durable();
         }
         let (dir, feature) = (self.dir.path(), self.feature);
         drop(self.daemon);
-        let program = millpond(Build::Workspace).unwrap();
-        let daemon = Daemon::restart(&program, dir).unwrap();
+        let daemon = Daemon::restart(program, dir).unwrap();
         let owed = check_and_go_on(feature, daemon, dir, &mut self.stamps);
         assert!(owed > 0 || !feature.keeps_all, "nothing had to be there: that proves nothing");
     }
@@ -326,6 +346,26 @@ fn what_the_previous_release_was_killed_with_is_recovered() {
         });
         old.read();
     });
+}
+
+/// The way back: on media where nothing new is used, the previous release finds nothing new. It is
+/// not promised before 1.0, and `docs/compatibility.md` says for which versions it holds.
+#[test]
+fn the_previous_release_reads_what_this_tree_was_killed_with() {
+    if !has_program() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = program(folder.path()).unwrap();
+    for feature in FEATURES.iter().filter(|feature| feature.gone.is_none()) {
+        println!("{}", feature.name);
+        let mut this = Previous::start_this(feature, &unpacked, 4);
+        this.write(90, |_, dir| {
+            kill(dir);
+            After::Killed
+        });
+        this.read_by(&unpacked);
+    }
 }
 
 /// A cache that it has made smaller: this tree never does, and opens it.

@@ -304,9 +304,6 @@ pub trait Target: BlockDevice + Any {
         None
     }
 
-    /// The devices below, by the names the table uses, each once.
-    fn deps(&self) -> Vec<String>;
-
     /// The runs of sectors below that it uses as long as it lives.
     fn components(&self) -> Vec<Component> {
         Vec::new()

@@ -73,4 +73,4 @@ pub use ram::Ram;
 pub use shared_copy::copy_shared;
 pub use status::{IoError, Status};
 pub use suggest::{name_hint, nearest};
-pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector, size_text};
+pub use units::{Nanos, SECTOR_SHIFT, SECTOR_SIZE, Sector, quote, size_text};

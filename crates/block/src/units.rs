@@ -130,6 +130,19 @@ pub fn size_text(bytes: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[nth])
 }
 
+/// The word as a table line must spell it: white space and backslashes quoted.
+#[must_use]
+pub fn quote(word: &str) -> String {
+    let mut out = String::with_capacity(word.len());
+    for c in word.chars() {
+        if c.is_ascii_whitespace() || c == '\\' {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

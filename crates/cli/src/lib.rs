@@ -56,20 +56,27 @@ pub use ublk_verb::UblkArgs;
 pub use verbs::run as control_daemon;
 pub use wipe::WipeArgs;
 
+/// Runs a verb on images. Who has one of them open is named in the failure.
+fn on_images(
+    verb: &str,
+    images: &[&Path],
+    run_dir: Option<&Path>,
+    work: impl FnOnce() -> Result<u8, Failure>,
+) -> Result<u8, Failure> {
+    let done = offline::run(work).map_err(|f| offline::name_user(f, images, run_dir));
+    done.map_err(|f| f.within(verb))
+}
+
 /// `millpond inspect`. Returns the exit code.
 pub fn inspect(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let done = offline::run(|| inspect::run(args, run_dir));
-    let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
-    done.map_err(|f| f.within("inspect"))
+    on_images("inspect", &[&args.image], run_dir, || inspect::run(args, run_dir))
 }
 
 /// `millpond recover`. Returns the exit code.
 pub fn recover(args: RecoverArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
     let images = [args.cache.clone(), args.origin.clone(), args.without_cache.clone()];
     let images: Vec<&Path> = images.iter().flatten().map(PathBuf::as_path).collect();
-    let done = offline::run(|| recover::run(args, run_dir));
-    let done = done.map_err(|f| offline::name_user(f, &images, run_dir));
-    done.map_err(|f| f.within("recover"))
+    on_images("recover", &images, run_dir, || recover::run(args, run_dir))
 }
 
 /// `millpond mkvol`. Returns the exit code.
@@ -142,7 +149,6 @@ pub fn attribute_help(name: &str) -> Option<String> {
 
 /// `millpond wipe`. Returns the exit code.
 pub fn wipe(args: &WipeArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
-    let done = offline::run(|| wipe::run(args, run_dir)).map(|()| EXIT_DONE);
-    let done = done.map_err(|f| offline::name_user(f, &[&args.image], run_dir));
-    done.map_err(|f| f.within("wipe"))
+    let work = || wipe::run(args, run_dir).map(|()| EXIT_DONE);
+    on_images("wipe", &[&args.image], run_dir, work)
 }

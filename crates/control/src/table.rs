@@ -27,7 +27,7 @@ fn line_with_paths(line: &str, base: &Path) -> String {
         let word = &rest[..word_len(rest)];
         words += usize::from(!word.is_empty());
         if words > 3 {
-            push(&mut out, word, &quoted(&base.to_string_lossy()));
+            push(&mut out, word, &block::quote(&base.to_string_lossy()));
         } else {
             out.push_str(word);
         }
@@ -100,17 +100,6 @@ fn word_len(text: &str) -> usize {
 fn is_relative(word: &str) -> bool {
     let Some(slash) = word.find('/') else { return false };
     slash > 0 && !word[..slash].contains([':', '=', ','])
-}
-
-fn quoted(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for c in path.chars() {
-        if c.is_ascii_whitespace() || c == '\\' {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
 }
 
 #[cfg(test)]

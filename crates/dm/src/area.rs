@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, ZeroRuns, same_device};
 
 use crate::context::Context;
-use crate::table::{quote, sectors_of};
+use crate::table::sectors_of;
 
 /// A run of sectors of a component device, opened and checked against its size.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ impl Area {
 
 impl fmt::Display for Area {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", quote(self.device.name()), self.offset)
+        write!(f, "{} {}", block::quote(self.device.name()), self.offset)
     }
 }
 

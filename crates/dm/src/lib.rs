@@ -63,7 +63,7 @@ pub use mapping::{Mapping, Replicas};
 pub use name::{NAME_BYTES_MAX, mangle, unmangle};
 pub use report::{Dependency, DeviceInfo, Remove, TargetLine, TargetVersion};
 pub use setup::SetupAttributes;
-pub use table::{LINES_MAX, Length, Line, SECTORS_MAX, check_format, parse, quote};
+pub use table::{LINES_MAX, Length, Line, SECTORS_MAX, check_format, parse};
 pub use targets::built_in;
 pub use unsettled::Runs;
 pub use whole::{Whole, WholeOf};

@@ -168,18 +168,6 @@ fn split(line: &str) -> Result<Vec<String>, Error> {
     Ok(words)
 }
 
-/// The word as a table line must spell it: white space and backslashes quoted.
-pub fn quote(word: &str) -> String {
-    let mut out = String::with_capacity(word.len());
-    for c in word.chars() {
-        if c.is_ascii_whitespace() || c == '\\' {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,7 +269,7 @@ mod tests {
     #[test]
     fn a_quoted_word_splits_back_into_itself() {
         for word in ["plain", "with space", "tab\tand\\backslash"] {
-            assert_eq!(split(&format!("x {} y", quote(word))).unwrap()[1], word);
+            assert_eq!(split(&format!("x {} y", block::quote(word))).unwrap()[1], word);
         }
     }
 }

@@ -7,15 +7,18 @@ use block::ErrorKind;
 use clap::Args;
 use control::{Failure, with_absolute_paths};
 use dm::Doors;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::io_failure::io_failure;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+/// Options of the daemon: a configuration file has the same, and the devices.
+#[derive(Clone, Debug, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ServeArgs {
     /// Serve NBD here too: `unix:PATH` or `HOST:PORT`; may be given several times
     #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) nbd: Vec<String>,
     /// Directory of certificates for NBD over TLS (server-cert.pem, server-key.pem), which all TCP
     /// clients must use then. With a ca-cert.pem they need a certificate that it has signed
@@ -36,6 +39,7 @@ pub struct ServeArgs {
     /// Make each device a block device of the kernel, `/dev/ublkbN`: RUN_DIR/dev/NAME leads there,
     /// and root's /dev/millpond/NAME. Needs root, and Linux 6.5 with the module ublk_drv
     #[arg(long)]
+    #[serde(skip_serializing_if = "is_off")]
     pub(crate) ublk: bool,
     /// Serve the devices as disks of virtual machines (vhost-user-blk), each at a socket
     /// `DIR/NAME.sock`. DIR is made if it is not there. Who may connect: --socket-mode
@@ -49,6 +53,7 @@ pub struct ServeArgs {
     /// Let TCP addresses be other than loopback. There is no password, and encryption only with
     /// --nbd-tls-certs. Not needed for NBD where clients must have a certificate
     #[arg(long)]
+    #[serde(skip_serializing_if = "is_off")]
     pub(crate) allow_remote: bool,
     /// Cores that devices may use, 1 to 16: compressed RAM disks (zram) divide their pages among
     /// all of them; all other devices are on the first. NBD connections and queues of virtual
@@ -82,6 +87,35 @@ pub struct ServeArgs {
     /// How long an orderly end may take: 1s to 1h. By default 60s
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_timeout: Option<String>,
+    /// Devices of the file: they go to [`Config::devices`] when it is read.
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) device: Vec<Device>,
+}
+
+fn is_off(flag: &bool) -> bool {
+    !flag
+}
+
+/// A device as the file has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Device {
+    pub(crate) name: Spanned<String>,
+    pub(crate) uuid: Option<String>,
+    pub(crate) table: Option<Spanned<String>>,
+    pub(crate) force: Option<String>,
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub(crate) zram: bool,
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub(crate) optional: bool,
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub(crate) ublk: bool,
+    pub(crate) readonly: Option<bool>,
+    pub(crate) doors: Option<Vec<String>>,
+    /// In the order of the file.
+    #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
+    pub(crate) attributes: toml::Table,
 }
 
 /// A configuration that has been read and checked.
@@ -120,50 +154,11 @@ pub(crate) struct DeviceConfig {
     pub(crate) attributes: Vec<(String, String)>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    nbd: Vec<String>,
-    nbd_tls_certs: Option<PathBuf>,
-    http: Option<String>,
-    metrics: Option<String>,
-    fuse: Option<PathBuf>,
-    vhost_user: Option<PathBuf>,
-    vhost_memory: Option<String>,
-    #[serde(default)]
-    ublk: bool,
-    #[serde(default)]
-    allow_remote: bool,
-    cores: Option<u32>,
-    busy_poll: Option<String>,
-    memory: Option<String>,
-    socket_mode: Option<String>,
-    socket_group: Option<String>,
-    default_export: Option<String>,
-    shutdown_timeout: Option<String>,
-    #[serde(default)]
-    device: Vec<Device>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Device {
-    name: Spanned<String>,
-    uuid: Option<String>,
-    table: Option<Spanned<String>>,
-    force: Option<String>,
-    #[serde(default)]
-    zram: bool,
-    #[serde(default)]
-    optional: bool,
-    #[serde(default)]
-    ublk: bool,
-    readonly: Option<bool>,
-    doors: Option<Vec<String>>,
-    /// In the order of the file.
-    #[serde(default)]
-    attributes: toml::Table,
+impl ServeArgs {
+    /// The options that are folders.
+    pub(crate) fn dirs(&mut self) -> [&mut Option<PathBuf>; 3] {
+        [&mut self.nbd_tls_certs, &mut self.fuse, &mut self.vhost_user]
+    }
 }
 
 impl Config {
@@ -201,6 +196,7 @@ impl Config {
             socket_group: given.socket_group.or(file.socket_group),
             default_export: given.default_export.or(file.default_export),
             shutdown_timeout: given.shutdown_timeout.or(file.shutdown_timeout),
+            device: file.device,
         };
         self
     }
@@ -225,14 +221,14 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
     let lines = LineStarts::new(text);
     let line_of = |at: usize| lines.line_of(at);
     let invalid = |message| Failure::new(ErrorKind::Invalid, message);
-    let file: File = toml::from_str(text).map_err(|e| {
+    let mut serve: ServeArgs = toml::from_str(text).map_err(|e| {
         let place = e.span().map(|s| format!(": line {}", line_of(s.start))).unwrap_or_default();
         let said = e.message().replace('\n', ", ");
         invalid(format!("config {shown}{place}: {said}"))
     })?;
     let mut devices: Vec<DeviceConfig> = Vec::new();
     let mut places: BTreeMap<String, String> = BTreeMap::new();
-    for d in file.device {
+    for d in std::mem::take(&mut serve.device) {
         let place = format!("config {shown}: line {}", line_of(d.name.span().start));
         let name = d.name.into_inner();
         if let Some(first) = places.insert(name.clone(), place.clone()) {
@@ -270,25 +266,10 @@ fn parse(text: &str, shown: &str, base: &Path) -> Result<Config, Failure> {
         let (uuid, force, optional, ublk) = (d.uuid, d.force, d.optional, d.ublk);
         devices.push(DeviceConfig { place, name, uuid, table, force, optional, ublk, attributes });
     }
-    let serve = ServeArgs {
-        nbd: file.nbd,
-        // As paths in tables: relative to the file.
-        nbd_tls_certs: file.nbd_tls_certs.map(|dir| base.join(dir)),
-        http: file.http,
-        metrics: file.metrics,
-        fuse: file.fuse.map(|dir| base.join(dir)),
-        ublk: file.ublk,
-        vhost_user: file.vhost_user.map(|dir| base.join(dir)),
-        vhost_memory: file.vhost_memory,
-        allow_remote: file.allow_remote,
-        cores: file.cores,
-        busy_poll: file.busy_poll,
-        memory: file.memory,
-        socket_mode: file.socket_mode,
-        socket_group: file.socket_group,
-        default_export: file.default_export,
-        shutdown_timeout: file.shutdown_timeout,
-    };
+    // As paths in tables: relative to the file.
+    for dir in serve.dirs() {
+        *dir = dir.take().map(|dir| base.join(dir));
+    }
     Ok(Config { file: None, serve, devices })
 }
 

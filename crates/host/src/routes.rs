@@ -309,7 +309,7 @@ async fn config(state: &State) -> Result<api::SavedConfig, Failure> {
         state.core.call(async |e: Rc<Engine>| e.saved_devices().await).await??;
     state.config.keep_choices(&mut devices).await;
     let here = std::env::current_dir().map_err(|e| io_failure(&e, "current directory"))?;
-    let toml = saved_config::text(&state.options, &devices, &here);
+    let toml = saved_config::text(&state.options, devices, &here)?;
     let warnings = left_out.iter().map(|what| format!("not saved: {what}")).collect();
     Ok(api::SavedConfig { toml, warnings })
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Writes a configuration file: the inverse of `config`.
-use std::fmt::Write;
 use std::path::Path;
 
-use control::with_absolute_paths;
+use block::ErrorKind;
+use control::{Failure, with_absolute_paths};
+use toml::Spanned;
 
-use crate::config::ServeArgs;
+use crate::config::{Device, ServeArgs};
 
 /// A device as a configuration file has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,121 +25,38 @@ pub(crate) struct SavedDevice {
 }
 
 /// The text of a file with these options and devices; relative paths are relative to `base`.
-pub(crate) fn text(options: &ServeArgs, devices: &[SavedDevice], base: &Path) -> String {
-    let mut out = String::new();
-    write_options(&mut out, options, base);
-    for device in devices {
-        let _ = write!(out, "\n[[device]]\nname = {}\n", quoted(&device.name));
-        if let Some(uuid) = &device.uuid {
-            let _ = writeln!(out, "uuid = {}", quoted(uuid));
-        }
-        match &device.table {
-            Some(table) => {
-                let table = with_absolute_paths(table, base);
-                let _ = writeln!(out, "table = {}", lines(&table));
-            }
-            None => out.push_str("zram = true\n"),
-        }
-        if let Some(token) = &device.force {
-            let _ = writeln!(out, "force = {}", quoted(token));
-        }
-        if device.optional {
-            out.push_str("optional = true\n");
-        }
-        if device.ublk {
-            out.push_str("ublk = true\n");
-        }
-        if !device.attributes.is_empty() {
-            out.push_str("[device.attributes]\n");
-        }
-        for (name, value) in &device.attributes {
-            let _ = writeln!(out, "{} = {}", quoted(name), quoted(value));
-        }
+///
+/// # Errors
+/// `Io` if it can't be written as TOML.
+pub(crate) fn text(
+    options: &ServeArgs,
+    devices: Vec<SavedDevice>,
+    base: &Path,
+) -> Result<String, Failure> {
+    let device = devices.into_iter().map(|device| in_file(device, base)).collect();
+    let mut file = ServeArgs { device, ..options.clone() };
+    for dir in file.dirs() {
+        *dir = dir.take().map(|dir| base.join(dir));
     }
-    out
+    toml::to_string_pretty(&file).map_err(|e| Failure::new(ErrorKind::Io, e.to_string()))
 }
 
-fn write_options(out: &mut String, options: &ServeArgs, base: &Path) {
-    let ServeArgs {
-        nbd,
-        nbd_tls_certs,
-        http,
-        metrics,
-        fuse,
+fn in_file(device: SavedDevice, base: &Path) -> Device {
+    let SavedDevice { name, uuid, table, force, optional, ublk, attributes } = device;
+    let spanned = |text| Spanned::new(0..0, text);
+    let text = |(name, value)| (name, toml::Value::String(value));
+    Device {
+        name: spanned(name),
+        uuid,
+        zram: table.is_none(),
+        table: table.map(|table| spanned(with_absolute_paths(&table, base))),
+        force,
+        optional,
         ublk,
-        vhost_user,
-        vhost_memory,
-        allow_remote,
-        cores,
-        busy_poll,
-        memory,
-        socket_mode,
-        socket_group,
-        default_export,
-        shutdown_timeout,
-    } = options;
-    let mut line = |name: &str, value: String| {
-        let _ = writeln!(out, "{name} = {value}");
-    };
-    if !nbd.is_empty() {
-        let addresses: Vec<String> = nbd.iter().map(|text| quoted(text)).collect();
-        line("nbd", format!("[{}]", addresses.join(", ")));
+        readonly: None,
+        doors: None,
+        attributes: attributes.into_iter().map(text).collect(),
     }
-    let dirs = [("nbd_tls_certs", nbd_tls_certs), ("fuse", fuse), ("vhost_user", vhost_user)];
-    for (name, dir) in dirs {
-        if let Some(dir) = dir {
-            line(name, quoted(&base.join(dir).to_string_lossy()));
-        }
-    }
-    for (name, is_on) in [("ublk", ublk), ("allow_remote", allow_remote)] {
-        if *is_on {
-            line(name, "true".to_owned());
-        }
-    }
-    if let Some(cores) = cores {
-        line("cores", cores.to_string());
-    }
-    let texts = [
-        ("http", http),
-        ("metrics", metrics),
-        ("vhost_memory", vhost_memory),
-        ("busy_poll", busy_poll),
-        ("memory", memory),
-        ("socket_mode", socket_mode),
-        ("socket_group", socket_group),
-        ("default_export", default_export),
-        ("shutdown_timeout", shutdown_timeout),
-    ];
-    for (name, text) in texts {
-        if let Some(text) = text {
-            line(name, quoted(text));
-        }
-    }
-}
-
-/// A table, with a line of the file for each of its lines where there are several.
-fn lines(table: &str) -> String {
-    let is_plain = |c: char| c == '\n' || !c.is_control();
-    match table.contains('\n') && !table.contains("'''") && table.chars().all(is_plain) {
-        true => format!("'''\n{table}\n'''"),
-        false => quoted(table),
-    }
-}
-
-/// A basic string of TOML.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c.is_control() => {
-                let _ = write!(out, "\\U{:08X}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }
 
 #[cfg(test)]
@@ -178,6 +96,7 @@ mod tests {
             socket_group: Some("kvm".into()),
             default_export: Some("b".into()),
             shutdown_timeout: Some("60s".into()),
+            device: Vec::new(),
         };
         let devices = [
             device("a \u{7}'\"\\", Some("0 8 linear /x\\ y 0\n8 8 zero"), &[]),
@@ -187,7 +106,8 @@ mod tests {
         ];
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pond.toml");
-        std::fs::write(&file, text(&options, &devices, dir.path())).unwrap();
+        let text = text(&options, devices.to_vec(), dir.path()).unwrap();
+        std::fs::write(&file, text).unwrap();
         let config = Config::read(&file).unwrap();
         assert_eq!(config.serve, options);
         let read: Vec<SavedDevice> = config
@@ -210,9 +130,10 @@ mod tests {
     fn relative_paths_are_made_absolute() {
         let text = text(
             &ServeArgs::default(),
-            &[device("a", Some("0 8 linear ./x 0"), &[])],
+            vec![device("a", Some("0 8 linear ./x 0"), &[])],
             Path::new("/srv"),
         );
-        assert_eq!(text, "\n[[device]]\nname = \"a\"\ntable = \"0 8 linear /srv/x 0\"\n");
+        let wanted = "[[device]]\nname = \"a\"\ntable = \"0 8 linear /srv/x 0\"\n";
+        assert_eq!(text.unwrap(), wanted);
     }
 }

@@ -18,7 +18,7 @@ use std::rc::{Rc, Weak};
 use block::attr::Spec;
 use block::value::Value;
 use block::{BlockDevice, CoreId, Error, LocalFuture, Target};
-use dm::{Context, Dm, MappedDevice, SetupAttributes, quote};
+use dm::{Context, Dm, MappedDevice, SetupAttributes};
 use zram::{Config, Files, Settings, Start, Zram};
 
 use crate::claims::Claims;
@@ -192,7 +192,7 @@ impl Unconfigured {
 
     async fn start(&self, device: &dyn BlockDevice, start: Start) -> Result<(), Error> {
         let dm = self.factory.dm()?;
-        let words: Vec<String> = start.args.iter().map(|word| quote(word)).collect();
+        let words: Vec<String> = start.args.iter().map(|word| block::quote(word)).collect();
         let table = format!("0 {} zram {}", start.len, words.join(" "));
         dm.load_and_resume(device.name(), &table).await
     }

@@ -30,10 +30,6 @@ impl Target for PageCache {
         vec![Component { device, start: Sector::ZERO, len, role: Role::Origin }]
     }
 
-    fn deps(&self) -> Vec<String> {
-        vec![self.store.below.name().to_owned()]
-    }
-
     /// Writes everything back, so that the device below has all the data. After an error, pages
     /// that could not be written stay in memory, dirty.
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {

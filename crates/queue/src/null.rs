@@ -12,7 +12,6 @@ use crate::stats::Stats;
 pub struct Null {
     limits: Limits,
     stats: Stats,
-    zero: bool,
 }
 
 impl Null {
@@ -24,13 +23,7 @@ impl Null {
             volatile_cache: false,
             ..Limits::new(capacity)
         };
-        Null { limits, stats: Stats::new(name.into()), zero: true }
-    }
-
-    /// A device whose reads leave the buffer as it was. For benches inside the process only: a
-    /// recycled buffer holds what somebody else read or wrote.
-    pub fn leaving_buffers(name: impl Into<String>, capacity: Sector) -> Null {
-        Null { zero: false, ..Null::new(name, capacity) }
+        Null { limits, stats: Stats::new(name.into()) }
     }
 
     /// What it has counted.
@@ -63,8 +56,7 @@ impl BlockDevice for Null {
     }
 
     fn zero_runs(&self, at: Sector, len: Sector) -> ZeroRuns {
-        let zero = self.zero;
-        Box::pin(async move { if zero { vec![(at, len)] } else { Vec::new() } })
+        Box::pin(async move { vec![(at, len)] })
     }
 
     fn as_base(self: Rc<Self>) -> Option<Rc<dyn Base>> {
@@ -75,7 +67,7 @@ impl BlockDevice for Null {
 impl Base for Null {
     fn submit_at(&self, sector: Sector, bio: Bio) {
         let status = Status::from(bio.check_bufs());
-        if status == Status::Ok && bio.op == Op::Read && self.zero {
+        if status == Status::Ok && bio.op == Op::Read {
             bio.bufs.zero();
         }
         // It is not moved: that would take a quarter of the time of a request.

@@ -63,8 +63,8 @@ pub use pollers::Poller;
 pub use quiesce::{Generation, QuiesceCounter};
 pub use remote::{Remote, SharedDeviceName};
 pub use shared_memory::{
-    SharedMemory, SharedMemoryStore, open_shared_memory, others_share_memory, set_no_shared_memory,
-    set_shared_memory, shared_memory,
+    SharedMemory, SharedMemoryStore, others_share_memory, set_no_shared_memory, set_shared_memory,
+    shared_memory,
 };
 pub use sleep::{sleep, yield_now};
 pub use task_pool::TaskPool;

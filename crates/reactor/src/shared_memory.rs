@@ -5,7 +5,7 @@
 //! ```text
 //!   engine ── write ──▶ SharedMemory      a store to memory: no request, no system call
 //!                        ▲
-//!   open_shared_memory ──┘ SharedMemoryStore: files of a directory (uring), the world (sim)
+//!   SharedMemoryStore::open ┘ SharedMemoryStore: files of a directory (uring), the world (sim)
 //! ```
 //!
 //! Invariants
@@ -17,7 +17,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Error, ErrorKind, LocalFuture, Status};
+use block::{Error, LocalFuture, Status};
 
 use crate::core::with_core;
 
@@ -95,16 +95,4 @@ pub fn others_share_memory() -> bool {
 /// Where this core opens shared memory: nowhere until [`set_shared_memory`] is called.
 pub fn shared_memory() -> Option<Rc<dyn SharedMemoryStore>> {
     with_core(|c| c.shared_memory.borrow().clone())
-}
-
-/// Opens shared memory.
-///
-/// # Errors
-/// `NotSupported` where there is none; those of [`SharedMemoryStore::open`].
-pub async fn open_shared_memory(name: &str, len_bytes: u64) -> Result<Rc<dyn SharedMemory>, Error> {
-    let Some(store) = shared_memory() else {
-        let why = "there is no directory for memory that outlives the process";
-        return Err(Error::new(ErrorKind::NotSupported, why));
-    };
-    store.open(name, len_bytes).await
 }

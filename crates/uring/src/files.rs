@@ -22,9 +22,6 @@ use crate::socket::{self, RemoteEnd, SocketAccess};
 use crate::table::{Kind, SharedFile, ShorterFile};
 use crate::{backing, device_id, helpers, limits};
 
-/// How often a patient open tries: so often that the delay is not noticed, at a negligible cost.
-const RETRY_EVERY: Nanos = Nanos::from_millis(5);
-
 /// Turns of a core in which the tasks of a device that was removed end. Chosen: each has a few
 /// steps, one a turn; a turn without work costs next to nothing.
 const TURNS_TO_END: u32 = 32;
@@ -242,25 +239,6 @@ impl Files {
         let end = now() + DEADLINE;
         while helpers::is_closing_since(mark) && now() < end {
             sleep(CLOSE_LOOK).await;
-        }
-    }
-
-    /// Opens as [`Files::open_path`] does, trying again for `patience` while the file is in use.
-    ///
-    /// For a restart: the kernel holds the files of a killed process until the requests of its ring
-    /// have ended, 10 ms on an idle disk (measured 2026-11, Linux 6.18), longer on a slow one.
-    pub async fn open_path_patiently(
-        &self,
-        path: &Path,
-        options: OpenOptions,
-        patience: Nanos,
-    ) -> Result<Opened, Error> {
-        let end = now() + patience;
-        loop {
-            match self.open_path(path, options) {
-                Err(e) if e.kind() == ErrorKind::Busy && now() < end => sleep(RETRY_EVERY).await,
-                other => return other,
-            }
         }
     }
 

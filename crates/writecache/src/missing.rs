@@ -119,10 +119,6 @@ impl Target for StaleOrigin {
         })
     }
 
-    fn deps(&self) -> Vec<String> {
-        vec![self.config.origin.clone()]
-    }
-
     fn components(&self) -> Vec<Component> {
         let (device, len) = (self.origin.clone(), self.sectors);
         vec![Component { device, start: Sector::ZERO, len, role: Role::Origin }]

@@ -217,7 +217,7 @@ impl Config {
 
     /// The arguments as a table line shows them (ZR-CF1).
     pub fn table(&self) -> String {
-        let words: Vec<String> = self.words().iter().map(|w| quote(w)).collect();
+        let words: Vec<String> = self.words().iter().map(|w| block::quote(w)).collect();
         words.join(" ")
     }
 
@@ -245,18 +245,6 @@ impl Config {
 /// A limit of memory in pages, `u64::MAX` for none; `bytes` is 0 then.
 pub(crate) fn limit_pages(bytes: u64) -> u64 {
     if bytes == 0 { u64::MAX } else { bytes / block::PAGE as u64 }
-}
-
-/// A word as a table line spells it: white space and backslashes quoted.
-fn quote(word: &str) -> String {
-    let mut out = String::with_capacity(word.len());
-    for c in word.chars() {
-        if c.is_ascii_whitespace() || c == '\\' {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
 }
 
 #[cfg(test)]

@@ -34,10 +34,6 @@ impl Target for Zram {
         self.backing().into_iter().map(all).collect()
     }
 
-    fn deps(&self) -> Vec<String> {
-        self.backing().into_iter().map(|device| device.name().to_owned()).collect()
-    }
-
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         Box::pin(async move { self.stop().await })
     }

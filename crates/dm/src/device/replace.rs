@@ -49,7 +49,6 @@ use crate::context::EventSource;
 use crate::control_lock::ControlGuard;
 use crate::dm::Dm;
 use crate::live::{Entry, Table};
-use crate::table::quote;
 
 /// Which table of a device is live at a moment.
 #[derive(Clone, Debug)]
@@ -181,7 +180,7 @@ impl MappedDevice {
             let line = match origin.filter(|_| target.tracks_dirty()) {
                 Some(origin) => {
                     caches += 1;
-                    format!("linear {} {}", quote(origin.device.name()), origin.start)
+                    format!("linear {} {}", block::quote(origin.device.name()), origin.start)
                 }
                 None => format!("{} {}", target.kind(), target.table()),
             };

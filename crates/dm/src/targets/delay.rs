@@ -8,7 +8,7 @@ use std::rc::Rc;
 use block::attr::Manual;
 use block::{Bio, BlockDevice, Component, Error, Limits, Nanos, Op, Sector, Target};
 
-use crate::area::{Area, distinct, number, stack};
+use crate::area::{Area, number, stack};
 use crate::context::Context;
 use crate::whole::Whole;
 
@@ -129,10 +129,5 @@ impl Target for Delay {
 
     fn components(&self) -> Vec<Component> {
         self.classes().map(|class| class.area.component(self.len)).collect()
-    }
-
-    fn deps(&self) -> Vec<String> {
-        let devices = distinct(self.classes().map(|c| &c.area));
-        devices.iter().map(|d| d.name().to_owned()).collect()
     }
 }

@@ -44,7 +44,4 @@ impl Target for ErrorTarget {
     fn table(&self) -> String {
         String::new()
     }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
 }

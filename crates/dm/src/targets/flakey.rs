@@ -337,10 +337,6 @@ impl Target for Flakey {
     fn components(&self) -> Vec<Component> {
         vec![self.area.component(self.len)]
     }
-
-    fn deps(&self) -> Vec<String> {
-        vec![self.area.device.name().to_owned()]
-    }
 }
 
 #[cfg(test)]

@@ -72,8 +72,4 @@ impl Target for Linear {
     fn components(&self) -> Vec<Component> {
         vec![self.area.component(self.len)]
     }
-
-    fn deps(&self) -> Vec<String> {
-        vec![self.area.device.name().to_owned()]
-    }
 }

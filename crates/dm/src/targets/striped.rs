@@ -13,7 +13,6 @@ use crate::context::Context;
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::stripe_errors::StripeErrors;
-use crate::table::quote;
 use crate::whole::Whole;
 
 pub(super) static MANUAL: Manual = Manual::new(
@@ -213,7 +212,7 @@ impl Target for Striped {
     fn status(&self) -> String {
         let mut out = self.stripes.len().to_string();
         for stripe in &self.stripes {
-            out.push_str(&format!(" {}", quote(stripe.device.name())));
+            out.push_str(&format!(" {}", block::quote(stripe.device.name())));
         }
         out.push_str(" 1 ");
         out.extend(self.errors.counts.iter().map(|n| if n.get() > 0 { 'D' } else { 'A' }));
@@ -223,9 +222,5 @@ impl Target for Striped {
     fn components(&self) -> Vec<Component> {
         let width = Sector(self.len.0 / self.layout.n.value);
         self.stripes.iter().map(|area| area.component(width)).collect()
-    }
-
-    fn deps(&self) -> Vec<String> {
-        self.devices.iter().map(|d| d.name().to_owned()).collect()
     }
 }

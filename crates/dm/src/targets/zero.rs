@@ -53,7 +53,4 @@ impl Target for Zero {
     fn table(&self) -> String {
         String::new()
     }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
 }

@@ -51,9 +51,6 @@ impl Target for Cache {
     fn table(&self) -> String {
         self.name.clone()
     }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
     fn pause_background(self: Rc<Self>, is_paused: bool) -> LocalFuture<()> {
         Box::pin(async move {
             self.log.borrow_mut().push(format!("pause {} {is_paused}", self.name));

@@ -45,9 +45,6 @@ impl Target for Recorder {
     fn table(&self) -> String {
         self.name.clone()
     }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         let said = self.record("suspend");
         Box::pin(async { said })

@@ -69,9 +69,6 @@ impl Target for SlowClaim {
     fn table(&self) -> String {
         String::new()
     }
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
     fn suspend(self: Rc<Self>) -> LocalFuture<Result<(), Error>> {
         self.call("suspend")
     }

@@ -182,7 +182,7 @@ fn with_cache(params: &str, new: &api::ReplaceCache, is_guarded: bool) -> Result
     }
     words[CACHE_WORD].clone_from(&new.cache);
     words[OPTIONS - 1] = options.len().to_string();
-    let words: Vec<String> = words.iter().chain(&options).map(|word| dm::quote(word)).collect();
+    let words: Vec<String> = words.iter().chain(&options).map(|word| block::quote(word)).collect();
     Ok(words.join(" "))
 }
 

@@ -369,10 +369,6 @@ impl Target for VolumeTarget {
         self.status_line()
     }
 
-    fn deps(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     fn fenced_by(&self) -> Option<String> {
         self.fence().map(|fence| fence.to_string())
     }

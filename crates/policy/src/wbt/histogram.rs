@@ -89,16 +89,6 @@ impl LatencyHistogram {
         }
     }
 
-    /// Halves all counts, so that newer requests weigh more.
-    pub fn halve(&mut self) {
-        self.count = 0;
-        for bucket in &mut self.buckets {
-            *bucket /= 2;
-            self.count += u64::from(*bucket);
-        }
-        self.sum_ns /= 2;
-    }
-
     /// Number of requests.
     pub fn count(&self) -> u64 {
         self.count

@@ -243,11 +243,6 @@ impl Target for WriteCache {
         self.cache().map_or_else(String::new, |c| c.status_line())
     }
 
-    fn deps(&self) -> Vec<String> {
-        let config = self.config.borrow();
-        vec![config.origin.clone(), config.cache.clone()]
-    }
-
     fn components(&self) -> Vec<Component> {
         let begin = self.config.borrow().start_sector;
         let origin = Component {

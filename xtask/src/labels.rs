@@ -23,7 +23,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("FU", "crates/fuse/"),
     ("HO", "crates/host/"),
     ("HV", "crates/handover/"),
-    ("LG", "crates/loadgen/"),
+    ("LG", "lab/loadgen/"),
     ("ML", "crates/millpond/"),
     ("NB", "crates/nbd/"),
     ("OC", "crates/objstore/"),

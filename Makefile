@@ -16,7 +16,7 @@ ALL := --workspace --all-features --locked
 # The program under test, which the build of the tests makes.
 MILLPOND := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug/millpond
 # The tests that run no program: unit tests and simulations. `crash` and `exhaustive` are the longest.
-ENGINES := --lib --bin millpond --bin xtask --test crash --test executor --test exhaustive --test it
+ENGINES := --lib --bin loadgen --bin millpond --bin xtask --test crash --test executor --test exhaustive --test it
 # Tests of these programs that take seconds of the processor or of the disk, whatever the seeds.
 LONG := flush_sim::tests::the_published_run flush_sim::tests::gap_filling_does_not_slow \
 	zeroes::four_gigabytes cost::a_full_cache_takes pacing::a_filling_cache_slows_writers \
@@ -273,7 +273,7 @@ deny: ## cargo-deny's checks of licences, bans and sources, where cargo-deny is 
 	$(CARGO) deny --locked check licenses bans sources
 
 reproduce: ## published results on this machine, or on models in virtual time (ARGS='--sim', ARGS='--html page.html')
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p loadgen
 	$(CARGO) run --release --locked -p reproduce -- $(ARGS)
 
 bench-cache-scale: ## what opening a write cache of 25 million blocks costs: CPU, wall, memory
@@ -289,11 +289,11 @@ bench-iomap: ## writeback of a page cache: the mapping called for each page, and
 	$(CARGO) run --release --locked -p bench -- iomap $(ARGS)
 
 bench-nbd: programs ## NBD beside nbdkit and qemu-storage-daemon, as ratios of one run
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p millpond -p loadgen
 	$(CARGO) run --release --locked -p bench -- nbd $(ARGS)
 
 bench-doors: programs ## NBD, FUSE and vhost-user beside qemu-storage-daemon's, ublk beside rublk: requests, CPU, system calls, wake-ups
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p millpond -p loadgen
 	$(CARGO) run --release --locked -p bench -- doors $(ARGS)
 	@$(MAKE) --no-print-directory bench-ublk
 
@@ -314,12 +314,12 @@ bench-hop: ## a request to a device of another core and back, beside a local one
 	$(CARGO) run --release --locked -p bench -- hop
 
 bench-noclone: programs ## linear and striped in process and through FUSE, beside the raw device
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p millpond -p loadgen
 	$(CARGO) run --release --locked -p bench -- noclone $(ARGS)
 
 bench-peers: ## nbdkit, qemu-storage-daemon, nbd-server, nbdfuse and the kernel's zram beside ours, by fio
 	@scripts/setup.sh peers
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p millpond -p loadgen
 	$(CARGO) run --release --locked -p bench -- peers $(ARGS)
 
 bench-paths: programs ## what one operation takes on the hot paths of each engine, counted (ARGS=wc-write)
@@ -339,7 +339,7 @@ bench-wbt: ## a reader by the clock beside a buffered writer on the local disk, 
 	$(CARGO) run --release --locked -p bench -- wbt $(ARGS)
 
 bench-zram: programs ## zram: writeback in batches; compressed memory beside nbdkit and the bare compressor
-	$(CARGO) build --release --locked -p millpond
+	$(CARGO) build --release --locked -p millpond -p loadgen
 	$(CARGO) run --release --locked -p bench -- zram $(ARGS)
 
 bench-wbt-sim: ## a lone writer, and a reader beside a writer, on models of disks in virtual time

@@ -11,7 +11,7 @@ const FUNCTION_LINES_MAX: usize = 100;
 /// Structs that may have more than [`FIELDS_MAX`] fields, each with its reason. Only ever gets
 /// shorter.
 const LARGE_STRUCTS: &[(&str, &str)] = &[
-    ("BenchArgs", "each field is an option of the command line"),
+    ("LoadgenArgs", "each field is an option of the command line"),
     ("Hdd", "not divided yet"),
     ("Job", "not divided yet"),
     ("Stats", "each field is a counter"),

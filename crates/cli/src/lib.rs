@@ -95,7 +95,15 @@ pub fn ublk(args: &UblkArgs, run_dir: Option<&Path>) -> Result<u8, Failure> {
 }
 
 /// Verbs that earlier versions had, and the ways that work.
-const GONE_VERBS: [(&str, &str); 2] = [
+const GONE_VERBS: [(&str, &str); 3] = [
+    (
+        "bench",
+        "it is a program of its own, of the repository, with the same options: `cargo run \
+         --release -p loadgen -- --raw mem:1G`. What a daemon serves, fio measures: `fio \
+         --ioengine=nbd --uri='nbd+unix:///NAME?socket=RUN_DIR/nbd.sock' --name=NAME --rw=randread \
+         --iodepth=16 --runtime=5 --time_based`, or with `--filename` its block device (ublk) or \
+         its file (FUSE)",
+    ),
     ("reproduce", "it is a program of its own, of the repository: `make reproduce ARGS=--sim`"),
     (
         "shrink-cache",

@@ -324,7 +324,7 @@ mod tests {
             let uri = NbdUri::parse(&with_absolute_socket(word, here)).unwrap();
             assert_eq!(uri.peer, Peer::Unix(socket.into()), "{word}");
         }
-        // A person reads it, in the output of `bench --uri`.
+        // A person reads it, in the output of `loadgen --uri`.
         let shown = with_absolute_socket("nbd+unix:///x?socket=run/s", here);
         assert_eq!(shown, "nbd+unix:///x?socket=/my%20disks/a%26b/run/s");
     }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use cli::{CheckArgs, ControlVerb, InspectArgs, MkvolArgs, RecoverArgs, UblkArgs, WipeArgs};
 use host::{RunArgs, ServeArgs};
-use loadgen::BenchArgs;
 
 /// Block devices from tables, in user space
 ///
@@ -43,7 +42,6 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     Daemon(Box<DaemonArgs>),
     Run(RunArgs),
-    Bench(Box<BenchArgs>),
     Inspect(InspectArgs),
     Recover(RecoverArgs),
     Wipe(WipeArgs),

@@ -2,9 +2,8 @@
 //! millpond: the daemon and its command line, one program.
 //!
 //! ```text
-//!   args ──┬▶ host      daemon, run
-//!          ├▶ cli       the verbs that control a daemon, dmsetup's, and those on images
-//!          └▶ loadgen   bench
+//!   args ──┬▶ host   daemon, run
+//!          └▶ cli    the verbs that control a daemon, dmsetup's, and those on images
 //! ```
 //!
 //! Invariants
@@ -67,9 +66,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let run_dir = cli.run_dir.as_deref();
     let log_level = match &cli.verb {
         Verb::Daemon(_) => Some(Level::INFO),
-        Verb::Run(_) | Verb::Bench(_) | Verb::Recover(_) | Verb::Mkvol(_) | Verb::Check(_) => {
-            Some(Level::WARN)
-        }
+        Verb::Run(_) | Verb::Recover(_) | Verb::Mkvol(_) | Verb::Check(_) => Some(Level::WARN),
         Verb::Inspect(_)
         | Verb::Wipe(_)
         | Verb::Ublk(_)
@@ -88,7 +85,6 @@ fn run(cli: Cli) -> Result<u8, Failure> {
             let command = host::run_command(&args, run_dir);
             runtime()?.block_on(command).map_err(|f| f.within("run"))
         }
-        Verb::Bench(args) => loadgen::run(&args).map(|()| EXIT_DONE),
         Verb::Inspect(args) => cli::inspect(&args, run_dir),
         Verb::Recover(args) => cli::recover(args, run_dir),
         Verb::Wipe(args) => cli::wipe(&args, run_dir),

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 /// Pages that belong together: each one names the others of its line under SEE ALSO.
-const RELATED: [&str; 10] = [
+const RELATED: [&str; 9] = [
     "daemon reload save stop run",
     "create load resume table targets help",
     "suspend resume",
@@ -17,7 +17,6 @@ const RELATED: [&str; 10] = [
     "get set",
     "inspect recover wipe",
     "mkvol check inspect",
-    "bench",
 ];
 
 const SOURCE: &str = concat!("millpond ", env!("CARGO_PKG_VERSION"));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a request takes in a stack of pure mappings, or a program in all, counted by valgrind.
-use std::path::Path;
 use std::process::Command;
 
-use reproduce::dm_bench::{RANDREAD_512, SHAPES, Shape, output, stack};
+use reproduce::dm_bench::{RANDREAD_512, SHAPES, Shape, load_generator, output, stack};
 use reproduce::report::Section;
 use reproduce::table::{Table, fixed};
 
@@ -22,17 +21,17 @@ const REQUESTS: [u64; 2] = [20_000, 120_000];
 impl Count {
     /// What one request of `shape` takes: the difference of two runs over the difference of their
     /// requests.
-    fn per_request(self, ours: &Path, shape: Shape) -> Result<f64, String> {
+    fn per_request(self, shape: Shape) -> Result<f64, String> {
         let [short, long] = REQUESTS;
-        let (before, after) = (self.total(ours, shape, short)?, self.total(ours, shape, long)?);
+        let (before, after) = (self.total(shape, short)?, self.total(shape, long)?);
         Ok((after - before) / (long - short) as f64)
     }
 
-    fn total(self, ours: &Path, shape: Shape, requests: u64) -> Result<f64, String> {
+    fn total(self, shape: Shape, requests: u64) -> Result<f64, String> {
         // Small, so that filling it does not take long: a count does not depend on it.
         let (leaf, sectors) = ("mem:16M", 32_768);
-        let mut command = Command::new(ours);
-        command.arg("bench").args(stack(leaf, sectors));
+        let mut command = Command::new(load_generator()?);
+        command.args(stack(leaf, sectors));
         command.args(["--drive", &shape.word(leaf), "--number-ios", &requests.to_string()]);
         // Valgrind does not know io_uring.
         command.args(["--no-uring", "--prefill", "--latency", "off"]).args(RANDREAD_512);
@@ -63,14 +62,14 @@ impl Count {
 ///
 /// # Errors
 /// When valgrind is not there or does not say.
-pub fn section(ours: &Path) -> Result<Section, String> {
+pub fn section() -> Result<Section, String> {
     let mut section = Section::default();
     let head = ["instructions", "over raw", "a layer", "allocations"];
     let mut table = Table::new("counted, a request of 512 B (valgrind)", &[""], &head);
     let mut raw = f64::NAN;
     for shape in SHAPES {
-        let instructions = Count::Instructions.per_request(ours, shape)?;
-        let allocations = Count::Allocations.per_request(ours, shape)?;
+        let instructions = Count::Instructions.per_request(shape)?;
+        let allocations = Count::Allocations.per_request(shape)?;
         if shape == Shape::Raw {
             raw = instructions;
         }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The options of `bench`, named as fio's where it has one, and the [`Work`] of jobs that they
-//! give.
-use clap::{ArgGroup, Args, ValueEnum};
+//! The options, named as fio's where it has one, and the [`Work`] of jobs that they give.
+use clap::{ArgGroup, Parser, ValueEnum};
 use host::{CORES_MAX, Listing, TableArgs, parse_time};
 
 use block::{BlockDevice, ErrorKind, Nanos, Sector};
@@ -20,8 +19,11 @@ const RUNTIME: Nanos = Nanos::from_secs(10);
 /// Makes the device in this process, drives it, and prints results as fio does. Nothing is between
 /// the generator and the device: no socket, no system call, no copy. No daemon is needed. With
 /// --uri the device is an export of a server, ours or another, and the server is measured.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Parser)]
 #[command(
+    name = "loadgen",
+    version,
+    max_term_width = 100,
     group = ArgGroup::new("what").required(true).multiple(true)
         .args(["table", "table_file", "raw", "uri", "drive"]),
     after_help = "\
@@ -38,20 +40,20 @@ else each one; --latency says otherwise.
 Random positions are drawn anew for each request, as with fio's norandommap.
 
 Examples:
-  millpond bench --raw mem:1G --prefill --rw randread --bs 512 --iodepth 32
-  millpond bench --table '0 2097152 linear mem:1G 0' --rw randread --bs 512 --iodepth 32
-  millpond bench --device low='0 2097152 linear mem:1G 0' --table '0 2097152 linear low 0' \\
+  loadgen --raw mem:1G --prefill --rw randread --bs 512 --iodepth 32
+  loadgen --table '0 2097152 linear mem:1G 0' --rw randread --bs 512 --iodepth 32
+  loadgen --device low='0 2097152 linear mem:1G 0' --table '0 2097152 linear low 0' \\
       --rw randrw --rwmixread 70 --bs 4K --runtime 5s -o json
-  millpond bench --device a='0 2097152 linear mem:1G 0' --drive mem:1G --drive a --turns 20 \\
+  loadgen --device a='0 2097152 linear mem:1G 0' --drive mem:1G --drive a --turns 20 \\
       --runtime 100ms --prefill --rw randread --bs 512
-  millpond bench --uri 'nbd+unix:///pond?socket=run/nbd.sock' --rw randread --iodepth 64 --jobs 4
-  millpond bench --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
-  millpond bench --table '0 2097152 zram lz4' --rw randwrite --buffer-compress-percentage 50
+  loadgen --uri 'nbd+unix:///pond?socket=run/nbd.sock' --rw randread --iodepth 64 --jobs 4
+  loadgen --table-file wc.table --rw randwrite --bs 4K --size 64MiB --verify
+  loadgen --table '0 2097152 zram lz4' --rw randwrite --buffer-compress-percentage 50
 
 Exit codes: 0 done, 1 failed (a request failed, or what was read back was wrong), 2 usage, 3 not
 found, 4 busy."
 )]
-pub struct BenchArgs {
+pub(crate) struct LoadgenArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
     /// Drive this leaf itself: a path with a slash, nbd://HOST/EXPORT, mem:SIZE or null:SIZE
@@ -210,12 +212,12 @@ fn region(text: &str) -> Result<Sector, String> {
     Ok(Sector::from_bytes(bytes))
 }
 
-impl BenchArgs {
+impl LoadgenArgs {
     /// Checks that clap can't make.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.size.is_some_and(|size| size < self.bs) {
             let message = format!("--size is smaller than one request of --bs {}", self.bs.bytes());
-            return Err(Failure::new(ErrorKind::Invalid, message).within("bench"));
+            return Err(Failure::new(ErrorKind::Invalid, message));
         }
         Ok(())
     }
@@ -269,18 +271,34 @@ impl BenchArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::CommandFactory;
 
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchArgs,
+    fn parse(words: &[&str]) -> Result<LoadgenArgs, clap::Error> {
+        LoadgenArgs::try_parse_from(["loadgen"].iter().chain(words))
     }
 
-    fn parse(words: &[&str]) -> Result<BenchArgs, clap::Error> {
-        Line::try_parse_from(["bench"].iter().chain(words)).map(|line| line.bench)
+    #[test]
+    fn the_help_has_examples_and_each_of_them_is_understood() {
+        let mut command = LoadgenArgs::command();
+        command.clone().debug_assert();
+        let help = command.render_long_help().to_string();
+        let (_, examples) = help.split_once("Examples:\n").unwrap();
+        let (examples, _) = examples.split_once("\n\n").unwrap();
+        let examples = examples.replace("\\\n", " ");
+        assert!(examples.lines().count() >= 5, "{help}");
+        for example in examples.lines() {
+            // As a shell reads it: words, with single quotes.
+            let mut words = vec![String::new()];
+            for (nth, part) in example.trim().split('\'').enumerate() {
+                let mut pieces = part.split(if nth % 2 == 0 { &[' '][..] } else { &[] });
+                words.last_mut().unwrap().push_str(pieces.next().unwrap());
+                words.extend(pieces.map(str::to_owned));
+            }
+            words.retain(|word| !word.is_empty());
+            LoadgenArgs::try_parse_from(&words).unwrap_or_else(|e| panic!("{example}: {e}"));
+        }
     }
 
     #[test]

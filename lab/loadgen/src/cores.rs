@@ -79,7 +79,7 @@ pub(crate) async fn run(
     changed.wait_for(|| ENDED.with_borrow(|e| e.len() == count)).await;
     let mut done = ENDED.take();
     done.sort_by_key(|(nth, _)| *nth);
-    let failed = |e: String| Failure::new(ErrorKind::Io, e).within("bench");
+    let failed = |e: String| Failure::new(ErrorKind::Io, e);
     done.into_iter().map(|(_, result)| result.map_err(failed)).collect()
 }
 

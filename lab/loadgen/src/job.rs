@@ -467,7 +467,7 @@ pub(crate) async fn prefill(device: &dyn BlockDevice, work: &Work) -> Result<(),
         written.map_err(|cause| {
             let device = device.name().to_owned();
             let e = IoError { device, op: Op::Write, sector, cause };
-            Failure::new(ErrorKind::Io, e.to_string()).within("bench: prefill")
+            Failure::new(ErrorKind::Io, e.to_string()).within("prefill")
         })?;
         at += now;
     }

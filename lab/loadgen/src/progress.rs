@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::Nanos;
 use reactor::{now, sleep, spawn};
 
-use crate::args::BenchArgs;
+use crate::args::LoadgenArgs;
 use crate::job::Counter;
 use crate::side::count;
 
@@ -35,7 +35,7 @@ impl Drop for ProgressLine {
 }
 
 /// Starts to show progress, if standard error is a terminal or `--progress` is given.
-pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<ProgressLine> {
+pub(crate) fn start(args: &LoadgenArgs, counters: Vec<Arc<Counter>>) -> Option<ProgressLine> {
     let terminal = stderr().is_terminal();
     if !terminal && !args.progress {
         return None;
@@ -61,9 +61,9 @@ pub(crate) fn start(args: &BenchArgs, counters: Vec<Arc<Counter>>) -> Option<Pro
             let text = text(Nanos(at.0 - began.0), runtime, rate, block_bytes);
             let written = if terminal {
                 line.set(true);
-                write!(stderr(), "\r\x1b[Kmillpond: bench: {text}")
+                write!(stderr(), "\r\x1b[Kloadgen: {text}")
             } else {
-                writeln!(stderr(), "millpond: bench: {text}")
+                writeln!(stderr(), "loadgen: {text}")
             };
             // An error means that standard error is closed.
             let _ = written;

@@ -3,7 +3,7 @@
 use block::Nanos;
 use serde_json::{Value, json};
 
-use crate::args::BenchArgs;
+use crate::args::LoadgenArgs;
 use crate::cpu::Cpu;
 use crate::job::{Done, Outcome, Sampling};
 use crate::side::{Side, count, put};
@@ -91,7 +91,11 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(args: &BenchArgs, sampling: Sampling, devices: Vec<DeviceReport>) -> Report {
+    pub(crate) fn new(
+        args: &LoadgenArgs,
+        sampling: Sampling,
+        devices: Vec<DeviceReport>,
+    ) -> Report {
         Report {
             rw: format!("{:?}", args.rw).to_lowercase(),
             block_bytes: args.bs.bytes(),

@@ -18,7 +18,7 @@ use queue::Leaf;
 use reactor::{Reactor, flush, set_memory};
 use uring::Uring;
 
-use crate::args::{BenchArgs, Mapping};
+use crate::args::{LoadgenArgs, Mapping};
 use crate::clock_driver::ClockDriver;
 use crate::cores::{DrivenDevice, Placement};
 use crate::stack_copy::StackCopy;
@@ -34,7 +34,9 @@ pub(crate) struct TestBed {
 
 /// A core on this thread, and what devices are built on there. Without io_uring only memory can be
 /// driven. The worker threads must outlive the core.
-pub(crate) fn core(args: &BenchArgs) -> Result<(Option<WorkerThreads>, Reactor, TestBed), Failure> {
+pub(crate) fn core(
+    args: &LoadgenArgs,
+) -> Result<(Option<WorkerThreads>, Reactor, TestBed), Failure> {
     if !args.no_uring {
         let jobs = u16::try_from(args.jobs).expect("checked by clap");
         let beside = u16::try_from(args.cores - 1).expect("checked by clap");
@@ -106,7 +108,7 @@ enum Driven {
 }
 
 impl Stack {
-    pub(crate) async fn build(args: &BenchArgs, bed: TestBed) -> Result<Stack, Failure> {
+    pub(crate) async fn build(args: &LoadgenArgs, bed: TestBed) -> Result<Stack, Failure> {
         let TestBed { leaves, pool, cores } = bed;
         let once = Rc::new(SharedResolver { leaves: leaves.clone(), open: Rc::default() });
         let dm = Dm::new(once.clone());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stacks of pure mappings over one leaf, driven in turns by one process of `millpond bench`.
-use std::path::Path;
+//! Stacks of pure mappings over one leaf, driven in turns by one process of `loadgen`.
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -94,7 +94,7 @@ pub struct Group {
     pub what: &'static str,
     pub leaf: String,
     pub sectors: u64,
-    /// The options of `millpond bench` for the load.
+    /// The options of `loadgen` for the load.
     pub load: &'static [&'static str],
     pub shapes: &'static [Shape],
 }
@@ -148,21 +148,35 @@ pub fn output(command: &mut Command) -> Result<(String, String), String> {
     Ok((out, err))
 }
 
+/// Returns the path of `loadgen`, which lies beside this program: both are of one build.
+///
+/// # Errors
+/// If it is not there.
+pub fn load_generator() -> Result<PathBuf, String> {
+    let here = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
+    let program = here.with_file_name("loadgen");
+    if program.is_file() {
+        return Ok(program);
+    }
+    let program = program.display();
+    Err(format!("{program}: not there; build it first: cargo build --release -p loadgen"))
+}
+
 /// Drives the shapes of a group in turns of `turn_ms`.
 ///
 /// # Errors
 /// The error of the program.
-pub fn time(ours: &Path, group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timing>, String> {
-    let mut command = Command::new(ours);
-    command.arg("bench").args(stack(&group.leaf, group.sectors)).args(group.load);
+pub fn time(group: &Group, turns: u32, turn_ms: u32) -> Result<Vec<Timing>, String> {
+    let mut command = Command::new(load_generator()?);
+    command.args(stack(&group.leaf, group.sectors)).args(group.load);
     for shape in group.shapes {
         command.args(["--drive", &shape.word(&group.leaf)]);
     }
     command.args(["--turns", &turns.to_string(), "--runtime", &format!("{turn_ms}ms")]);
     command.args(["--prefill", "--latency", "off", "-o", "json"]);
     let (out, _) = output(&mut command)?;
-    let json: Value = serde_json::from_str(&out).map_err(|e| format!("millpond bench: {e}"))?;
-    let devices = json["devices"].as_array().ok_or("millpond bench: no devices")?;
+    let json: Value = serde_json::from_str(&out).map_err(|e| format!("loadgen: {e}"))?;
+    let devices = json["devices"].as_array().ok_or("loadgen: no devices")?;
     let turns_of = |device: &Value| -> Vec<f64> {
         device["turns_iops"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
     };

@@ -16,6 +16,7 @@ use host::{
     abort_on_panic, flush_log, ignore_file_size_signal, io_failure, print, print_error, start_log,
 };
 use indicatif::{ProgressBar, ProgressStyle};
+use reproduce::dm_bench::load_generator;
 use reproduce::machine;
 use reproduce::report::{Report, Section};
 use reproduce::scenario::{Plan, SIZES, Scenario};
@@ -160,6 +161,9 @@ impl ReproduceArgs {
         if self.sim {
             return Ok(());
         }
+        if chosen.contains(&Scenario::Noclone) {
+            load_generator().map_err(|e| Failure::new(ErrorKind::NoFile, e))?;
+        }
         let dir = self.dir();
         let needed = chosen.iter().map(|s| s.disk_bytes(bytes(s))).max().unwrap_or(0);
         let meta = std::fs::metadata(&dir).map_err(|e| io_failure(&e, dir.display()))?;
@@ -208,32 +212,14 @@ fn main() -> ExitCode {
     code.into()
 }
 
-/// The program that is measured: where `MILLPOND_BIN` says, or beside this one.
-fn measured_program() -> Result<PathBuf, Failure> {
-    if let Some(given) = std::env::var_os("MILLPOND_BIN") {
-        return Ok(given.into());
-    }
-    let here = std::env::current_exe().map_err(|e| io_failure(&e, "this program"))?;
-    let program = here.with_file_name("millpond");
-    match program.is_file() {
-        true => Ok(program),
-        false => {
-            let text =
-                format!("{}: not there; build it, or name it in MILLPOND_BIN", program.display());
-            Err(Failure::new(ErrorKind::NoFile, text))
-        }
-    }
-}
-
 /// Runs the scenarios; returns the exit code.
 async fn run(args: ReproduceArgs) -> Result<u8, Failure> {
     args.check()?;
-    let program = measured_program()?;
     let failed = |e| io_failure(&e, "signals");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let work = args.clone();
-    let scenarios = tokio::task::spawn_blocking(move || all(&work, &program));
+    let scenarios = tokio::task::spawn_blocking(move || all(&work));
     let report = tokio::select! {
         report = scenarios => report.expect("a panic ends the program"),
         _ = interrupt.recv() => interrupted(),
@@ -256,10 +242,10 @@ fn interrupted() -> ! {
     std::process::exit(EXIT_FAILED.into())
 }
 
-fn all(args: &ReproduceArgs, program: &Path) -> Report {
+fn all(args: &ReproduceArgs) -> Report {
     let (chosen, dir) = (args.chosen(), args.dir());
     let facts = if args.sim { Vec::new() } else { machine::facts(&dir) };
-    let plan = Plan { is_simulated: args.sim, dir: &dir, size_bytes: args.size, program };
+    let plan = Plan { is_simulated: args.sim, dir: &dir, size_bytes: args.size };
     let whole: f64 = chosen.iter().map(|s| s.weight(args.sim)).sum();
     let (mut progress, mut before) = (RunProgress::new(), 0.0);
     let mut sections = Vec::new();

@@ -220,6 +220,28 @@ impl Drop for Daemon {
     }
 }
 
+/// A client that writes to an export, one request after the other; it ends when dropped.
+pub(crate) struct Load(Child);
+
+impl Load {
+    pub(crate) fn on(daemon: &Daemon, name: &str, request_bytes: u32) -> Load {
+        let size = request_bytes.to_string();
+        let mut command = Command::new("qemu-img");
+        // So many requests that they take longer than any test.
+        command.args(["bench", "-f", "raw", "-w", "-d", "1", "-c", "2000000000", "-s", &size]);
+        command.arg(daemon.uri(name)).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = command.spawn();
+        Load(started.unwrap_or_else(|e| panic!("qemu-img: {e}; scripts/setup.sh installs it")))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 pub(crate) fn spawn(dir: &Path, options: &[&str]) -> (Child, BufReader<ChildStderr>) {
     let mut child = spawn_with_env(dir, options, &[]);
     let stderr = BufReader::new(child.stderr.take().unwrap());

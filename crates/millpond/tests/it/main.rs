@@ -6,7 +6,6 @@ mod activation;
 mod advice;
 mod alerts;
 mod api;
-mod bench;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;

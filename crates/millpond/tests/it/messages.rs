@@ -79,7 +79,9 @@ const TABLES: &[Row] = &[
     ("create b --table '0 8 buffered ./o.img 2 memory 1M'", 1, "memory: `1M`: 8M to 1T"),
     ("create b --table '0 8 buffered ./o.img 2 dirty_seconds 0'", 1, "0.001 to 3600 seconds"),
     ("create n --table '0 8 linear nbd://127.0.0.1:1/x 0'", 1, "127.0.0.1:1: cannot connect"),
+    ("create n --table '0 8 linear nbd://127.0.0.1:1/x?timeout=1 0'", 1, "us, ms, s, m or h"),
     ("create n --table '0 8 linear nbd:// 0'", 1, "the host is missing; nbd://HOST"),
+    ("create n --table '0 8 linear nbd://h/%zz 0'", 1, "no URI|nbd://HOST[:PORT]/EXPORT"),
     ("create n --table '0 8 linear nbd+unix:///x 0'", 1, "needs socket=PATH; nbd://HOST"),
     ("create n --table '0 8 linear nbds://h/x 0'", 1, "nbds needs tls-certificates=DIR"),
     (
@@ -149,9 +151,7 @@ const VERBS: &[Row] = &[
     ("drain wc --p99 20", 2, "'20'|us, ms, s, m or h"),
     ("drain wc --within 600", 2, "'600'|us, ms, s, m or h"),
     ("upgrade --timeout 20", 1, "--timeout 20: a positive number with us, ms, s, m or h"),
-    ("bench --raw null:1M --runtime 1", 2, "'1'|us, ms, s, m or h"),
     ("top --once --interval 1", 2, "'1'|100ms to 60s is allowed"),
-    ("bench --uri nbd://127.0.0.1:1/x?timeout=1 --runtime 1s", 1, "us, ms, s, m or h"),
     ("recover --cache nope --origin p.img", 3, "nope: no such file|ENOENT"),
     ("inspect adir", 1, "adir: is neither a regular file nor a block device"),
     ("inspect empty.img", 1, "empty.img: is empty"),
@@ -187,8 +187,6 @@ const PROGRAM: &[Row] = &[
     ("run --table '0 8 zero' -- nosuchcmd", 127, "run: nosuchcmd: No such file"),
     ("run --table '0 - zero' -- true", 1, "length `-`: zero has no device that has a length"),
     ("run -- true", 2, "--table <TABLE>|--table-file <FILE>"),
-    ("bench --uri nbd://127.0.0.1:1/x --runtime 1s", 1, "127.0.0.1:1: cannot connect"),
-    ("bench --raw mem:1G --rw foo", 2, "'foo'|read, write, randread, randwrite, rw, randrw"),
     ("recover --cache c.img --origin other.img", 1, "other.img|nothing was changed|`--force "),
 ];
 

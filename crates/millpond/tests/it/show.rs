@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `show` and `flush`: what people ask about a device, and its caches written back.
 
-use crate::common::{Daemon, MILLPOND};
+use crate::common::{Daemon, Load};
 
 /// A write cache of 8 MiB before an origin of 32 MiB, with 1 MiB dirty and unflushed.
 fn dirty_cache(daemon: &Daemon) -> String {
@@ -76,16 +76,11 @@ fn show_has_the_rates_of_clients() {
     let daemon = Daemon::start();
     daemon.create("d", "0 8192 delay mem:4M 0 10");
     assert!(!daemon.cli(&["show", "d"]).ok().contains("requests/s"));
-    let mut command = std::process::Command::new(MILLPOND);
-    let uri = daemon.uri("d");
-    command.args(["bench", "--rw", "randwrite", "--runtime", "60s", "--uri", &uri]);
-    let null = || std::process::Stdio::null();
-    let mut bench = command.stdout(null()).stderr(null()).spawn().unwrap();
+    let load = Load::on(&daemon, "d", 4096);
     while daemon.cli(&["clients", "d"]).ok().starts_with("No clients") {}
     let out = daemon.cli(&["show", "d", "-o", "json"]).ok();
     let text = daemon.cli(&["show", "d"]).ok();
-    bench.kill().unwrap();
-    bench.wait().unwrap();
+    drop(load);
     let shown: serde_json::Value = serde_json::from_str(&out).unwrap();
     let rate = |name: &str| shown["rates"][name].as_u64().unwrap_or_else(|| panic!("{out}"));
     let requests = rate("requests_per_second");

@@ -3,31 +3,11 @@
 #![expect(clippy::disallowed_methods, reason = "other processes take real time")]
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::common::{Daemon, MILLPOND, sh};
-
-/// A load on an export, which ends when dropped.
-struct Load(Child);
-
-impl Load {
-    fn on(daemon: &Daemon, name: &str) -> Load {
-        let uri = daemon.uri(name);
-        let args = ["bench", "--uri", &uri, "--rw", "write", "--bs", "64k", "--runtime", "60s"];
-        let mut command = Command::new(MILLPOND);
-        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
-        Load(command.spawn().expect("cargo built it"))
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::common::{Daemon, Load, MILLPOND, sh};
 
 /// A shell in a terminal of 80 columns and 24 rows.
 struct Terminal<'a> {
@@ -87,7 +67,7 @@ fn write_rate(text: &str, device: &str) -> Option<String> {
 fn a_frame_as_text_has_devices_clients_and_their_rates() {
     let daemon = Daemon::start();
     daemon.create("busy", "0 8192 linear mem:4M 0");
-    let _load = Load::on(&daemon, "busy");
+    let _load = Load::on(&daemon, "busy", 64 << 10);
     let mut text = String::new();
     for _ in 0..50 {
         text = daemon.cli(&["top", "--once", "--interval", "200ms"]).ok();
@@ -108,7 +88,7 @@ fn a_frame_as_text_has_devices_clients_and_their_rates() {
 fn on_a_terminal_figures_change_and_q_restores_it() {
     let daemon = Daemon::start();
     daemon.create("busy", "0 8192 linear mem:4M 0");
-    let load = Load::on(&daemon, "busy");
+    let load = Load::on(&daemon, "busy", 64 << 10);
     let socket = daemon.dir.path().join("tmux");
     let terminal = Terminal::open(&socket, &daemon.run_dir());
     terminal.type_line(&format!("{MILLPOND} top --interval 100ms; echo \"ended $?\""));

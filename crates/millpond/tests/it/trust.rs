@@ -9,12 +9,10 @@ fn token(refusal: &str) -> String {
     token.chars().take_while(char::is_ascii_hexdigit).collect()
 }
 
-/// 4 MiB of one byte, flushed, without a client program.
+/// 4 MiB of one byte, flushed.
 fn dirty(daemon: &Daemon, name: &str) {
-    let uri = daemon.uri(name);
-    let bench = ["bench", "--uri", &uri, "--rw", "write", "--runtime", "100ms", "--bs", "64K"];
-    let output = std::process::Command::new(MILLPOND).args(bench).output().unwrap();
-    assert_eq!(CommandOutput::from(output).code, Some(0));
+    let output = daemon.qemu_io(name, &["write -P 1 0 4M", "flush"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
 }
 
 fn dirty_blocks(daemon: &Daemon, name: &str) -> u64 {

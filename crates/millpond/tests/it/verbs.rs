@@ -194,6 +194,10 @@ fn a_verb_that_went_is_refused_with_the_ways_that_work() {
     }
     let err = common::sh(MILLPOND, &["reproduce", "--sim"]).failed(2);
     assert!(err.contains("reproduce: it is a program of its own"), "{err}");
+    let err = common::sh(MILLPOND, &["bench", "--raw", "mem:1M"]).failed(2);
+    for part in ["bench: it is a program of its own", "-p loadgen -- ", "`fio --ioengine=nbd "] {
+        assert!(err.contains(part), "{err}");
+    }
     let err = common::sh(MILLPOND, &["help", "shrink-cache"]).failed(3);
     assert!(err.contains("`millpond replace-cache"), "{err}");
 }

@@ -137,20 +137,19 @@ fn cells() -> Vec<Cell> {
 struct Measurement<'a> {
     served: &'a DoorServer,
     cell: &'a Cell,
-    ours: &'a Path,
     seconds: f64,
 }
 
 impl Measurement<'_> {
     fn requests(&self) -> Result<f64, String> {
         let Cell { door, job, .. } = self.cell;
-        Ok(self.served.run(*door, job, self.seconds, self.ours)?.ios)
+        Ok(self.served.run(*door, job, self.seconds)?.ios)
     }
 
     fn run(&self) -> Result<Run, String> {
         let (server, Cell { door, job, .. }) = (&self.served.server, self.cell);
         let (cpu, before) = (server.cpu_seconds(), sleeps(server.id()));
-        let done = self.served.run(*door, job, self.seconds, self.ours)?;
+        let done = self.served.run(*door, job, self.seconds)?;
         let cpu_us = (server.cpu_seconds() - cpu) * 1e6 / done.ios;
         let slept = sleeps(server.id()).saturating_sub(before);
         Ok(Run { iops: done.iops, cpu_us, wake_ups: slept as f64 / done.ios })
@@ -250,13 +249,12 @@ fn bench(args: &Args) -> Result<Section, String> {
         [first, second, ..] => (first, second),
         _ => return Err("needs two CPUs: one for the servers, one for the clients".into()),
     };
-    let ours = args.ours.program()?;
     let dir = tempfile::Builder::new().prefix("millpond-bench-doors-").tempdir_in(&args.dir.dir);
     let dir = dir.map_err(|e| format!("{}: {e}", args.dir.dir.display()))?;
     let test_bed = TestBed {
         dir: dir.path().to_owned(),
         memory_dir: dir.path().to_owned(),
-        ours: ours.clone(),
+        ours: args.ours.program()?,
         cpus: vec![server_cpu],
         bytes: args.size_mib << 20,
     };
@@ -294,7 +292,7 @@ fn bench(args: &Args) -> Result<Section, String> {
     let mut errors = Vec::new();
     for at in 0..cells.len() {
         progress(at as f64 / cells.len() as f64, &cells[at].key());
-        measure(&mut cells[at], &servers, (args, &ours, dir.path(), counter), &mut errors);
+        measure(&mut cells[at], &servers, (args, dir.path(), counter), &mut errors);
     }
     errors.dedup();
     notes.extend(errors.into_iter().map(|e| format!("not measured: {e}")));
@@ -321,13 +319,13 @@ fn bench(args: &Args) -> Result<Section, String> {
 fn measure(
     cell: &mut Cell,
     servers: &[DoorServer],
-    (args, ours, dir, counter): (&Args, &Path, &Path, Counter),
+    (args, dir, counter): (&Args, &Path, Counter),
     errors: &mut Vec<String>,
 ) {
     for (round, nth) in turns(usize::from(args.rounds), NAMES.len()) {
         let fits = |s: &&DoorServer| s.backing == cell.backing && s.who == NAMES[nth];
         let Some(served) = servers.iter().find(fits).filter(|_| cell.has(nth)) else { continue };
-        let one = Measurement { served, cell, ours, seconds: args.seconds };
+        let one = Measurement { served, cell, seconds: args.seconds };
         let (measured, counted) = (one.run(), (round == 0).then(|| one.system_calls(counter, dir)));
         let mut failed = |e: String| errors.push(format!("{}, {}: {e}", NAMES[nth], cell.key()));
         let run = measured.map_err(&mut failed).ok();

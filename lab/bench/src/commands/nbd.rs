@@ -2,11 +2,10 @@
 //! `make bench-nbd`: 4 KiB random reads and writes over NBD, ours beside nbdkit and
 //! qemu-storage-daemon, in one run, alternating.
 //!
-//! Two clients: fio, and a lean one of ours, `millpond bench --uri`. All servers run on one CPU and
+//! Two clients: fio, and a lean one of ours, `loadgen --uri`. All servers run on one CPU and
 //! all clients on another. The JSON keys of `*_iops` and `*_cpu_us_per_io` without another word are
 //! of the lean client and memory.
 use std::io::{self, Write, stderr, stdout};
-use std::path::Path;
 use std::process::ExitCode;
 
 use bench::output::{Dir, ProgramOption, ended, positive};
@@ -80,9 +79,9 @@ fn start(backing: Group, who: &'static str, test_bed: &TestBed) -> Result<Served
     Served::start(group, who, test_bed)
 }
 
-fn measure(served: &Served, cell: &Cell, (ours, seconds): (&Path, f64)) -> Result<Run, String> {
+fn measure(served: &Served, cell: &Cell, seconds: f64) -> Result<Run, String> {
     let (client, seconds) = match cell.client {
-        LoadClient::Lean => (Client::Lean(ours), seconds),
+        LoadClient::Lean => (Client::Lean, seconds),
         LoadClient::Fio => (Client::Fio, FIO_S),
     };
     run(client, served, &cell.job, RunLength::Time(seconds))
@@ -161,14 +160,13 @@ fn bench(args: &Args) -> Result<(), String> {
         [first, second, ..] => (first, second),
         _ => return Err("needs two CPUs: one for the servers, one for the clients".into()),
     };
-    let ours = args.ours.program()?;
     let folder =
         || tempfile::Builder::new().prefix("millpond-bench-nbd-").tempdir_in(&args.dir.dir);
     let dir = folder().map_err(|e| format!("{}: {e}", args.dir.dir.display()))?;
     let test_bed = TestBed {
         dir: dir.path().to_owned(),
         memory_dir: dir.path().to_owned(),
-        ours: ours.clone(),
+        ours: args.ours.program()?,
         cpus: vec![server_cpu],
         bytes: args.size_mib << 20,
     };
@@ -184,7 +182,7 @@ fn bench(args: &Args) -> Result<(), String> {
     }
     pin(client_cpu).map_err(|e| format!("cannot pin to CPU {client_cpu}: {e}"))?;
     for (_, served) in peers.iter().filter(|(backing, _)| *backing == Group::Memory) {
-        run(Client::Lean(&ours), served, &FILL, RunLength::Written(served.bytes))?;
+        run(Client::Lean, served, &FILL, RunLength::Written(served.bytes))?;
     }
     let mut cells = cells();
     for round in 0..usize::from(args.rounds) {
@@ -193,7 +191,7 @@ fn bench(args: &Args) -> Result<(), String> {
                 let nth = (turn + round) % NAMES.len();
                 let fits = |p: &&(Group, Served)| p.0 == cell.backing && p.1.who == NAMES[nth];
                 let Some((_, served)) = peers.iter().find(fits) else { continue };
-                match measure(served, cell, (&ours, args.seconds)) {
+                match measure(served, cell, args.seconds) {
                     Ok(run) => cell.runs[nth].push(run),
                     Err(e) => errors.push(format!("{}: {e}", NAMES[nth])),
                 }

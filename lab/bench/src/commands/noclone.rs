@@ -44,9 +44,9 @@ fn bench(args: &Args) -> Result<Section, String> {
     let program = args.ours.program()?;
     let (turns, turn_ms) = (args.turns, args.turn_ms);
     let options = Options { groups: groups(MEMORY_BYTES), turns, turn_ms };
-    let mut section = run(&program, &options, &mut progress)?;
+    let mut section = run(&options, &mut progress)?;
     let mut errors = Vec::new();
-    match counted::section(&program) {
+    match counted::section() {
         Ok(counted) => section.append(counted),
         Err(e) => errors.push(e),
     }

@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Only these parts: null, memory, file, offset, compressed, fuse, cache.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// `millpond bench --uri` as the client of NBD exports, instead of fio.
+    /// `loadgen --uri` as the client of NBD exports, instead of fio.
     #[arg(long)]
     lean: bool,
     /// Tables in Markdown.
@@ -92,9 +92,9 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn client(&self, served: &Served) -> Client<'_> {
+    fn client(&self, served: &Served) -> Client {
         let has_uri = !served.endpoint.uri().is_empty();
-        if self.args.lean && has_uri { Client::Lean(&self.test_bed.ours) } else { Client::Fio }
+        if self.args.lean && has_uri { Client::Lean } else { Client::Fio }
     }
 
     /// One group: all servers at the same time, each job by each in turn.
@@ -159,7 +159,7 @@ fn print(
     results: &Results,
     (server_cpu, client_cpu): (usize, usize),
 ) -> io::Result<()> {
-    let client = if args.lean { "millpond bench" } else { "fio" };
+    let client = if args.lean { "loadgen" } else { "fio" };
     let method = format!(
         "Servers on CPU {server_cpu}, {client} on CPU {client_cpu}; medians of {} runs of {} s. \
          CPU: of the server, a request; ours/: ours as a multiple of the server's (of bandwidth it \

@@ -57,12 +57,7 @@ impl Filled {
             mem_used_bytes: [None; 2],
             runs: [Vec::new(), Vec::new()],
         };
-        run(
-            Client::Lean(&test_bed.ours),
-            &filled.served,
-            &FILL,
-            RunLength::Written(test_bed.bytes),
-        )?;
+        run(Client::Lean, &filled.served, &FILL, RunLength::Written(test_bed.bytes))?;
         filled.look(0, test_bed);
         Ok(filled)
     }
@@ -76,10 +71,9 @@ impl Filled {
     }
 
     /// One round: random writes, then random reads.
-    fn round(&mut self, test_bed: &TestBed, seconds: f64) -> Result<(), String> {
+    fn round(&mut self, seconds: f64) -> Result<(), String> {
         for (job, runs) in JOBS.iter().zip(&mut self.runs) {
-            let client = Client::Lean(&test_bed.ours);
-            runs.push(run(client, &self.served, job, RunLength::Time(seconds))?);
+            runs.push(run(Client::Lean, &self.served, job, RunLength::Time(seconds))?);
         }
         Ok(())
     }
@@ -113,7 +107,7 @@ pub fn section(program: &Path, dir: &Path, rounds: usize, seconds: f64) -> Resul
         .map(|name| Filled::start(name, &test_bed))
         .collect::<Result<Vec<Filled>, String>>()?;
     for (_, at) in turns(rounds, all.len()) {
-        all[at].round(&test_bed, seconds)?;
+        all[at].round(seconds)?;
     }
     all.iter_mut().for_each(|filled| filled.look(1, &test_bed));
     Ok(shown(&all))

@@ -64,7 +64,7 @@ pub fn measure(
         for job in &JOBS {
             let mut runs = [Vec::new(), Vec::new()];
             for (_, nth) in turns(rounds.into(), CORES.len()) {
-                runs[nth].push(run(&servers[nth], job, seconds, test_bed)?);
+                runs[nth].push(run(&servers[nth], job, seconds)?);
             }
             let cpu = |nth: usize| runs[nth].iter().map(|run| run.cpu_us).collect::<Vec<_>>();
             let to_one = median_ratio(&cpu(1), &cpu(0));
@@ -95,10 +95,10 @@ pub fn measure(
     Ok(Figures { table, goals })
 }
 
-fn run(served: &DoorServer, job: &Job, seconds: f64, test_bed: &TestBed) -> Result<Run, String> {
+fn run(served: &DoorServer, job: &Job, seconds: f64) -> Result<Run, String> {
     let server = &served.server;
     let (cpu, cores) = (server.cpu_seconds(), server.thread_seconds("core"));
-    let done = served.run(DoorKind::Nbd, job, seconds, &test_bed.ours)?;
+    let done = served.run(DoorKind::Nbd, job, seconds)?;
     let cpu_us = (server.cpu_seconds() - cpu) * 1e6 / done.ios;
     let after = server.thread_seconds("core");
     let used: Vec<f64> = after.iter().zip(&cores).map(|(after, before)| after - before).collect();

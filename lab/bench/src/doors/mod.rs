@@ -2,7 +2,7 @@
 //! One device through several doors of one server, ours and qemu-storage-daemon (bench-doors).
 //!
 //! ```text
-//!   NBD    millpond bench --uri ─┐
+//!   NBD    loadgen --uri ────────┐
 //!   FUSE   fio on a file ────────┼▶ a server on a CPU of its own ──▶ null, a file
 //!   vhost  front_end, no guest ──┘   vhost-poll: the same, polling
 //! ```
@@ -201,21 +201,14 @@ impl DoorServer {
         })
     }
 
-    /// Runs a job through a door, for so many seconds; `ours` is the program that is the client of
-    /// NBD.
+    /// Runs a job through a door, for so many seconds.
     ///
     /// # Errors
     /// What the client said.
-    pub fn run(
-        &self,
-        door: DoorKind,
-        job: &Job,
-        seconds: f64,
-        ours: &Path,
-    ) -> Result<Done, String> {
+    pub fn run(&self, door: DoorKind, job: &Job, seconds: f64) -> Result<Done, String> {
         let until = RunLength::Time(seconds);
         match door {
-            DoorKind::Nbd => ask(Client::Lean(ours), (&self.nbd, self.bytes), job, until),
+            DoorKind::Nbd => ask(Client::Lean, (&self.nbd, self.bytes), job, until),
             DoorKind::Fuse => ask(Client::Fio, (&self.file, self.bytes), job, until),
             DoorKind::Vhost => self.front_end(Waits::Asleep)?.run(job, self.bytes, seconds),
             DoorKind::PolledVhost => self.front_end(Waits::Polling)?.run(job, self.bytes, seconds),

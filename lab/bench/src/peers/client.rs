@@ -2,20 +2,21 @@
 //! One run of a client, over NBD or on a file, and what it cost the server.
 //!
 //! fio costs 5 to 8 µs of CPU a 4 KiB request, more than a good server, and hides it;
-//! `millpond bench --uri` a quarter of that.
+//! `loadgen --uri` a quarter of that.
 use std::path::Path;
 use std::process::Command;
 
+use reproduce::dm_bench::load_generator;
 use serde_json::Value;
 
 use super::serve::{Endpoint, Served};
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
-pub enum Client<'a> {
+pub enum Client {
     Fio,
-    /// `bench --uri` of this program of ours.
-    Lean(&'a Path),
+    /// `loadgen --uri`.
+    Lean,
 }
 
 /// What it does.
@@ -65,12 +66,7 @@ pub struct Run {
 ///
 /// # Errors
 /// What the client said.
-pub fn run(
-    client: Client<'_>,
-    served: &Served,
-    job: &Job,
-    until: RunLength,
-) -> Result<Run, String> {
+pub fn run(client: Client, served: &Served, job: &Job, until: RunLength) -> Result<Run, String> {
     let before = served.host.cpu_seconds();
     let done = ask(client, (&served.endpoint, served.bytes), job, until)?;
     let cpu_s = served.host.cpu_seconds() - before;
@@ -85,14 +81,14 @@ pub fn run(
 /// # Errors
 /// What the client said.
 pub fn ask(
-    client: Client<'_>,
+    client: Client,
     device: (&Endpoint, u64),
     job: &Job,
     until: RunLength,
 ) -> Result<Done, String> {
     let mut command = match client {
         Client::Fio => fio(device, job, until),
-        Client::Lean(program) => lean(program, device.0, job, until)?,
+        Client::Lean => lean(device.0, job, until)?,
     };
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| format!("{name}: {e}"))?;
@@ -134,17 +130,12 @@ fn fio((endpoint, bytes): (&Endpoint, u64), job: &Job, until: RunLength) -> Comm
     command
 }
 
-fn lean(
-    program: &Path,
-    endpoint: &Endpoint,
-    job: &Job,
-    until: RunLength,
-) -> Result<Command, String> {
+fn lean(endpoint: &Endpoint, job: &Job, until: RunLength) -> Result<Command, String> {
     if matches!(endpoint, Endpoint::File(_)) {
-        return Err("bench --uri is for NBD".to_owned());
+        return Err("loadgen --uri is for NBD".to_owned());
     }
-    let mut command = Command::new(program);
-    command.args(["bench", "--uri", &endpoint.uri(), "--output", "json", "--rw", job.rw]);
+    let mut command = Command::new(load_generator()?);
+    command.args(["--uri", &endpoint.uri(), "--output", "json", "--rw", job.rw]);
     command.args(["--buffer-compress-percentage", "50"]);
     command.args(["--bs", &format!("{}K", job.kib), "--iodepth", &job.depth.to_string()]);
     command.args(["--jobs", &job.connections.to_string()]);
@@ -168,7 +159,7 @@ pub struct Done {
     pub p99_ns: f64,
 }
 
-/// Takes fio's JSON, or that of `millpond bench`, which has all jobs together as `devices`.
+/// Takes fio's JSON, or that of `loadgen`, which has all jobs together as `devices`.
 fn parse(stdout: &[u8], writes: bool) -> Option<Done> {
     // Before the JSON stands what an engine of fio has to say.
     let begin = stdout.iter().position(|b| *b == b'{')?;

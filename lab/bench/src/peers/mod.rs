@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   client ── NBD, a FUSE file ──▶ a server on a CPU of its own ──▶ null, memory, a file, a cache
-//!   (fio, or `millpond bench --uri`)
+//!   (fio, or `loadgen --uri`)
 //! ```
 //!
 //! Invariants

@@ -3,7 +3,6 @@
 //! device and below a write cache, killed and started again while a client writes.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,9 +10,9 @@ use e2e::binary::{Build, millpond};
 use e2e::client::Client;
 use e2e::daemon::Daemon;
 use e2e::origin::{IMAGE, Kind, Origin, Transport};
-use e2e::process::{Job, output};
+use e2e::process::output;
 use e2e::stamp::{BLOCK_BYTES, fill};
-use e2e::test_bed::{TestBed, clients};
+use e2e::test_bed::clients;
 use e2e::{clock, pause};
 use tempfile::TempDir;
 
@@ -166,23 +165,4 @@ fn a_write_cache_outlives_the_nbdkit_below() {
 #[test]
 fn a_write_cache_outlives_the_qemu_storage_daemon_below() {
     killed_under_load(Kind::QemuStorageDaemon, Transport::Tcp, CACHED);
-}
-
-#[test]
-fn one_daemon_is_the_origin_of_another_and_bench_drives_it() {
-    let files = [("disk.img", SIZE)];
-    let below = TestBed::start(&files, &[("disk", "0 16384 linear ./disk.img 0")]);
-    let (uri, bench) = (below.uri("disk"), millpond(Build::Workspace).unwrap());
-    let table = format!("0 16384 linear {uri} 0");
-    let above = TestBed::start(&[], &[("top", &table)]);
-    for uri in [uri, above.uri("top")] {
-        let mut command = Command::new(&bench);
-        command.args(["bench", "--uri", &uri, "--rw", "randrw", "--iodepth", "32", "--jobs", "2"]);
-        command.args(["--verify", "--number-ios", "2000", "-o", "json"]);
-        let text = Job::start(&mut command).unwrap().wait(WAIT).unwrap().ok().unwrap();
-        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert!(report.to_string().contains("verif"), "{text}");
-    }
-    let e = above.daemon().verb(&["create", "x", "--table", "0 8 linear nbd://h/%zz 0"]);
-    assert!(e.unwrap_err().contains("nbd://HOST[:PORT]/EXPORT"));
 }

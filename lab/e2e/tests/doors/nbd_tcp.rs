@@ -5,14 +5,13 @@
 use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use e2e::binary::{Build, millpond};
 use e2e::clock;
 use e2e::daemon::Daemon;
 use e2e::origin::{IMAGE, Kind, LOG, Origin, Transport};
-use e2e::process::{output, run};
+use e2e::process::output;
 use e2e::stamp::{BLOCK_BYTES, fill, version_of};
 use e2e::test_bed::{TestBed, clients};
 use tempfile::TempDir;
@@ -208,12 +207,7 @@ fn the_error_names_a_silent_server_and_the_awaited_reply() {
     let bed = TestBed::start(&[], &[]);
     let (began, table) = (clock(), format!("0 8 linear {uri} 0"));
     let created = bed.daemon().verb(&["create", "far", "--table", &table]).unwrap_err();
-    let mut bench = Command::new(millpond(Build::Workspace).unwrap());
-    let ended = run(bench.args(["bench", "--uri", &uri]), WAIT).unwrap();
-    assert_eq!(ended.code, 1);
     let want = format!("{peer}: the server said nothing within 1 s: waited for its greeting");
-    for text in [created, ended.complaint()] {
-        assert!(text.contains(&want), "{text}");
-    }
+    assert!(created.contains(&want), "{created}");
     assert!(clock() - began < WAIT.as_secs_f64());
 }

@@ -34,8 +34,6 @@ pub struct Plan<'a> {
     pub dir: &'a Path,
     /// Bytes of data in each scenario; if none, [`Scenario::default_bytes`].
     pub size_bytes: Option<u64>,
-    /// Our program, for its verb `bench`.
-    pub program: &'a Path,
 }
 
 /// The smallest and largest size that is allowed.
@@ -131,9 +129,7 @@ impl Scenario {
             (Scenario::Zram, true) => zram::scenario(None, size, progress),
             (Scenario::Zram, false) => zram::scenario(Some(dir), size, progress),
             (Scenario::Noclone, true) => noclone::simulated(size, progress),
-            (Scenario::Noclone, false) => {
-                noclone::run(plan.program, &noclone::Options::of_bytes(size), progress)
-            }
+            (Scenario::Noclone, false) => noclone::run(&noclone::Options::of_bytes(size), progress),
         }
     }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stacks of pure mappings over memory: bios remapped in place, or cloned at every layer.
-use std::path::Path;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buf, Class, Error, LocalFuture, Op, Sector};
@@ -84,16 +83,16 @@ pub fn groups(bytes: u64) -> Vec<Group> {
     ]
 }
 
-/// Runs the groups with the verb `bench` of our program.
+/// Runs the groups with the load generator.
 ///
 /// # Errors
 /// The error of the program.
-pub fn run(program: &Path, options: &Options, progress: Progress<'_>) -> Result<Section, String> {
+pub fn run(options: &Options, progress: Progress<'_>) -> Result<Section, String> {
     let mut section = Section { name: "noclone", ..Section::default() };
     let mut steps = Steps::new(progress, options.groups.len());
     for group in &options.groups {
         steps.next(&format!("{}, all stacks in turns", group.what));
-        let timed = time(program, group, options.turns, options.turn_ms)?;
+        let timed = time(group, options.turns, options.turn_ms)?;
         section.tables.push(table(group, &timed));
         put(&mut section, group, &timed);
         if group.key.is_empty() {

@@ -1,24 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond bench` as people run it.
+//! The program as people run it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod exports;
 
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
-use crate::common::{CommandOutput, Daemon, MILLPOND, file_in, folder};
 use serde_json::Value;
+use tempfile::TempDir;
 
-fn bench_in(dir: &Path, args: &[&str]) -> CommandOutput {
-    let output = Command::new(MILLPOND).arg("bench").args(args).current_dir(dir).output();
+const LOADGEN: &str = env!("CARGO_BIN_EXE_loadgen");
+
+/// Exit code and output of a run.
+#[derive(Debug)]
+struct CommandOutput {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for CommandOutput {
+    fn from(o: Output) -> CommandOutput {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        CommandOutput { code: o.status.code(), out: text(o.stdout), err: text(o.stderr) }
+    }
+}
+
+impl CommandOutput {
+    /// What it printed; it must have exited with 0 and said nothing else.
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
+        self.out
+    }
+
+    /// What it said on standard error; it must have exited with `code` and printed nothing.
+    #[track_caller]
+    fn failed(self, code: i32) -> String {
+        assert_eq!((self.code, self.out.as_str()), (Some(code), ""), "{self:?}");
+        self.err
+    }
+}
+
+/// A folder under the build's target directory: unlike /tmp it has O_DIRECT nearly everywhere.
+fn folder() -> TempDir {
+    tempfile::Builder::new().prefix("pond").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A file of `mib` MiB.
+fn file_in(dir: &Path, name: &str, mib: u64) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::File::create(&path).unwrap().set_len(mib << 20).unwrap();
+    path
+}
+
+fn loadgen_in(dir: &Path, args: &[&str]) -> CommandOutput {
+    let output = Command::new(LOADGEN).args(args).current_dir(dir).output();
     output.expect("cargo built it").into()
 }
 
-fn bench(args: &[&str]) -> CommandOutput {
-    bench_in(folder().path(), args)
+fn loadgen(args: &[&str]) -> CommandOutput {
+    loadgen_in(folder().path(), args)
 }
 
 fn json(args: &[&str]) -> Value {
-    serde_json::from_str(&bench(&[args, &["-o", "json"]].concat()).ok()).expect("JSON")
+    serde_json::from_str(&loadgen(&[args, &["-o", "json"]].concat()).ok()).expect("JSON")
 }
 
 #[test]
@@ -83,15 +131,15 @@ fn devices_and_their_leaf_take_turns_on_the_same_data() {
     let dir = folder();
     file_in(dir.path(), "disk.img", 1);
     let args = ["--device", "a=0 2048 linear ./disk.img 0", "--drive", "a", "--drive"];
-    bench_in(dir.path(), &[&args[..], &["./disk.img", "--number-ios", "8"]].concat()).ok();
-    let report = bench(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
+    loadgen_in(dir.path(), &[&args[..], &["./disk.img", "--number-ios", "8"]].concat()).ok();
+    let report = loadgen(&["--device", "a=0 8 zero", "--drive", "a", "--set", "a:nosuch=1"]);
     assert!(report.failed(3).contains("--set a: "));
 }
 
 #[test]
 fn a_stack_of_devices_verifies_what_it_wrote() {
     for mapping in ["in-place", "clone"] {
-        let report = bench(&[
+        let report = loadgen(&[
             "--device",
             "low=0 2048 linear mem:1M 0",
             "--device",
@@ -127,10 +175,10 @@ fn what_an_engine_keeps_is_verified_and_settled() {
     let args = ["--table", table, "--iodepth", "8"];
     // On cores of their own, from where they send bios to the engine's.
     let write = ["--rw", "write", "--jobs", "2", "--number-ios", "1024", "--verify"];
-    let text = bench_in(dir.path(), &[&args[..], &write].concat()).ok();
+    let text = loadgen_in(dir.path(), &[&args[..], &write].concat()).ok();
     assert!(text.contains("verify: 2048 blocks as written"), "{text}");
     let read = ["--rw", "read", "--number-ios", "2048", "--verify"];
-    let text = bench_in(dir.path(), &[&args[..], &read].concat()).ok();
+    let text = loadgen_in(dir.path(), &[&args[..], &read].concat()).ok();
     assert!(text.contains("verify: 2048 blocks as written"), "{text}");
 }
 
@@ -142,7 +190,7 @@ fn verify_reports_device_sector_and_content_of_a_wrong_block() {
     let args = ["--table", "0 2048 linear ./disk.img 0", "--name", "d", "--iodepth", "4"];
     let run = |rw| {
         let all = [&args[..], &["--rw", rw, "--number-ios", "256", "--verify"]].concat();
-        bench_in(dir.path(), &all)
+        loadgen_in(dir.path(), &all)
     };
     let mut sector = [0; 512];
     run("write").ok();
@@ -174,7 +222,7 @@ fn verify_reports_device_sector_and_content_of_a_wrong_block() {
 #[test]
 fn verify_notices_a_device_that_drops_writes() {
     let table = "0 2048 flakey mem:1M 0 0 1 1 drop_writes";
-    let report = bench(&["--table", table, "--rw", "write", "--number-ios", "10", "--verify"]);
+    let report = loadgen(&["--table", table, "--rw", "write", "--number-ios", "10", "--verify"]);
     let report = report.failed(1);
     assert!(report.contains("pond: verify: sector 0 does not hold round 1 of seed 1, but zeroes"));
 }
@@ -185,34 +233,36 @@ fn a_failed_request_is_told_by_device_operation_and_sector() {
     for (rw, op, jobs) in [("read", "read", "1"), ("write", "write", "2")] {
         let args = ["--table", table, "--name", "half", "--rw", rw, "--iodepth", "8"];
         let args = [&args[..], &["--jobs", jobs]].concat();
-        let report = bench(&args).failed(1);
-        assert_eq!(
-            report,
-            format!("millpond: bench: half: {op} at sector 1000: I/O error (EIO)\n")
-        );
+        let report = loadgen(&args).failed(1);
+        assert_eq!(report, format!("loadgen: half: {op} at sector 1000: I/O error (EIO)\n"));
     }
 }
 
-/// A person reads it, and may paste it: the slashes of the path are as they were typed.
 #[test]
-fn an_export_is_shown_by_a_uri_with_a_plain_path() {
-    let daemon = Daemon::start();
-    daemon.create("d", "0 2048 linear mem:1M 0");
-    let uri = "nbd+unix:///d?socket=run/nbd.sock";
-    let args = ["--uri", uri, "--rw", "randread", "--number-ios", "100"];
-    let text = bench_in(daemon.dir.path(), &args).ok();
-    let line = format!("{}: rw=randread, ", daemon.uri("d"));
-    assert!(text.starts_with(&line) && text.contains("read: IOPS="), "{text}");
-}
-
-#[test]
-fn exit_codes_are_those_of_the_other_verbs() {
-    bench(&["--raw", "mem:1M", "--bs", "1000"]).failed(2);
-    bench(&["--raw", "nosuch"]).failed(3);
-    let report = bench(&["--raw", "mem:1M", "--size", "2M"]).failed(1);
+fn exit_codes_are_those_of_millpond() {
+    loadgen(&["--raw", "mem:1M", "--bs", "1000"]).failed(2);
+    loadgen(&["--raw", "nosuch"]).failed(3);
+    let report = loadgen(&["--raw", "mem:1M", "--size", "2M"]).failed(1);
     assert!(report.contains("mem:1M: --size 2097152 is more than the device has"), "{report}");
     let dir = folder();
     file_in(dir.path(), "disk.img", 1);
-    let report = bench_in(dir.path(), &["--raw", "./disk.img", "--no-uring"]).failed(1);
+    let report = loadgen_in(dir.path(), &["--raw", "./disk.img", "--no-uring"]).failed(1);
     assert!(report.contains("files need io_uring"), "{report}");
+}
+
+#[test]
+fn a_wrong_word_is_refused_with_what_is_allowed() {
+    for (args, code, parts) in [
+        (&["--raw", "null:1M", "--runtime", "1"][..], 2, "'1'|us, ms, s, m or h"),
+        (&["--raw", "mem:1G", "--rw", "foo"], 2, "'foo'|read, write, randread, randwrite, rw, "),
+        (&["--uri", "nbd://127.0.0.1:1/x?timeout=1"], 1, "us, ms, s, m or h"),
+        (&["--uri", "nbd://127.0.0.1:1/x"], 1, "127.0.0.1:1: cannot connect"),
+    ] {
+        let err = loadgen(args).failed(code);
+        for part in parts.split('|') {
+            assert!(err.contains(part), "{args:?} lacks {part}: {err}");
+        }
+        // Neither the raw number of an error nor the words of the standard library for it.
+        assert!(!err.contains("os error"), "{err}");
+    }
 }

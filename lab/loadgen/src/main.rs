@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `millpond bench`: an in-process load generator, as bdevperf: builds a stack of devices on a core
-//! of its own and drives it, with no door between.
+//! The program `loadgen`: an in-process load generator, as bdevperf: builds a stack of devices on a
+//! core of its own and drives it, with no door between.
 //!
 //! ```text
 //!   args ──▶ stack (dm, leaves on core 0) ──▶ Rc<dyn BlockDevice>, on the core of each job
@@ -31,15 +31,18 @@ mod side;
 mod stack;
 mod stack_copy;
 
-pub use args::BenchArgs;
-
 use std::io::{Write, stdout};
+use std::process::ExitCode;
 use std::sync::Arc;
 
-use control::Failure;
-use host::{Format, io_failure};
+use clap::Parser;
+use control::{EXIT_DONE, Failure};
+use host::{
+    Format, abort_on_panic, flush_log, ignore_file_size_signal, io_failure, print_error, start_log,
+};
+use tracing::Level;
 
-use crate::args::Latency;
+use crate::args::{Latency, LoadgenArgs};
 use crate::cpu::Cpu;
 use crate::job::{Counter, Sampling};
 use crate::report::{DeviceReport, Report};
@@ -49,8 +52,24 @@ use crate::stack::Stack;
 /// with every 64th the clock is about a hundredth of the time.
 const SAMPLE_EVERY: u64 = 64;
 
-/// Runs the verb.
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+fn main() -> ExitCode {
+    ignore_file_size_signal();
+    let args = LoadgenArgs::parse();
+    start_log(Level::WARN);
+    abort_on_panic();
+    let code = match run(&args) {
+        Ok(()) => EXIT_DONE,
+        Err(failure) => {
+            print_error(&format!("loadgen: {failure}"));
+            failure.exit_code()
+        }
+    };
+    flush_log();
+    code.into()
+}
+
+/// Makes the devices, drives them, and prints the report.
+fn run(args: &LoadgenArgs) -> Result<(), Failure> {
     args.check()?;
     // Dropped last.
     let (_beside, reactor, bed) = stack::core(args)?;
@@ -70,7 +89,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| io_failure(&e, "output"))
 }
 
-async fn drive(stack: &Stack, args: &BenchArgs) -> Result<Report, Failure> {
+async fn drive(stack: &Stack, args: &LoadgenArgs) -> Result<Report, Failure> {
     let sampling = sampling(args.latency, stack.in_memory());
     let mut driven = Vec::new();
     for device in stack.driven_devices() {

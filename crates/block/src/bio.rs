@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `Bio`: one block request on its way down.
-use std::fmt;
 
 use bitflags::bitflags;
 
@@ -98,8 +97,4 @@ impl Bio {
     }
 }
 
-impl fmt::Debug for Bio {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bio({} {}+{} {:?} {:?})", self.op, self.sector, self.len, self.flags, self.class)
-    }
-}
+crate::debug_as!(Bio, s => "Bio({} {}+{} {:?} {:?})", s.op, s.sector, s.len, s.flags, s.class);

@@ -26,7 +26,6 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -367,11 +366,7 @@ impl Buf {
     }
 }
 
-impl fmt::Debug for Buf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf({} B)", self.len)
-    }
-}
+crate::debug_as!(Buf, s => "Buf({} B)", s.len);
 
 /// A contiguous part of a buffer.
 #[derive(Clone, Debug)]

@@ -15,7 +15,6 @@
 //! - BL-CM1 No reference to the bytes is made (BL-R4): an attempt panics.
 //! - BL-CM2 The mapping lives as long as any slice of it.
 use std::any::Any;
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -75,11 +74,8 @@ impl Drop for ClientMemory {
     }
 }
 
-impl fmt::Debug for ClientMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientMemory({} bytes)", self.parts.iter().map(Buf::len).sum::<usize>())
-    }
-}
+crate::debug_as!(ClientMemory, s =>
+    "ClientMemory({} bytes)", s.parts.iter().map(Buf::len).sum::<usize>());
 
 #[cfg(test)]
 mod tests {

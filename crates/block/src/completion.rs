@@ -6,7 +6,6 @@
 //!   client would wait for ever. Only a simulated power cut may drop it.
 //! - BL-C2 Completing runs no client code: it stores the status and queues the waiting task.
 use std::cell::Cell;
-use std::fmt;
 
 use crate::Status;
 
@@ -75,8 +74,4 @@ impl Drop for Completion {
     }
 }
 
-impl fmt::Debug for Completion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Completion(core {} op {})", self.home.0, self.key.0)
-    }
-}
+crate::debug_as!(Completion, s => "Completion(core {} op {})", s.home.0, s.key.0);

@@ -42,11 +42,8 @@ pub struct Component {
     pub role: Role,
 }
 
-impl fmt::Debug for Component {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Component({} {}+{}, {})", self.device.name(), self.start, self.len, self.role)
-    }
-}
+crate::debug_as!(Component, s =>
+    "Component({} {}+{}, {})", s.device.name(), s.start, s.len, s.role);
 
 /// Dirty blocks: a cache holds them, and its origin does not have them yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The traits of what takes bios: devices, pure mappings, and targets of a table.
 use std::any::Any;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -176,11 +175,7 @@ pub struct MappedExtent {
     pub len: Sector,
 }
 
-impl fmt::Debug for MappedExtent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedExtent({} {}+{})", self.base.name(), self.sector, self.len)
-    }
-}
+crate::debug_as!(MappedExtent, s => "MappedExtent({} {}+{})", s.base.name(), s.sector, s.len);
 
 /// A device for one opener: every request sent through it carries that opener.
 pub struct OpenDevice {

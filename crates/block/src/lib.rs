@@ -32,6 +32,7 @@ mod client_region;
 mod completion;
 mod component;
 mod control_chars;
+mod debug_as;
 mod device;
 mod edges;
 mod error;

@@ -14,7 +14,6 @@
 //!   their clients; each byte is then one or the other (border contract, points 2 and 6).
 //! - BL-M3 An access writes no bookkeeping: cores that use different places share nothing.
 use std::ffi::c_void;
-use std::fmt;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
@@ -197,11 +196,7 @@ impl Drop for Ram {
     }
 }
 
-impl fmt::Debug for Ram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ram({} bytes)", self.len)
-    }
-}
+crate::debug_as!(Ram, s => "Ram({} bytes)", s.len);
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,6 @@
 //! So a target that owns state on its devices (a cache's metadata) only parses and opens in its
 //! constructor, and reads that state in `resume`: between the two the old table, which may name the
 //! same devices, still writes there.
-use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::attr::Manual;
@@ -107,11 +106,7 @@ impl TargetType {
     }
 }
 
-impl fmt::Debug for TargetType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TargetType({} {:?})", self.manual.name, self.manual.version)
-    }
-}
+block::debug_as!(TargetType, s => "TargetType({} {:?})", s.manual.name, s.manual.version);
 
 /// Raises the event number of the device whose table a target is in.
 #[derive(Clone)]
@@ -126,11 +121,7 @@ impl Events {
     }
 }
 
-impl fmt::Debug for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Events")
-    }
-}
+block::debug_as!(Events, _s => "Events");
 
 /// Where a target is being constructed. Cheap to clone; a target may keep it for later look-ups,
 /// but what is looked up after the constructor has returned is not in the table's `deps`.
@@ -228,8 +219,4 @@ impl Context {
     }
 }
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context({} line {}: {}+{})", self.name, self.line_no, self.start, self.len)
-    }
-}
+block::debug_as!(Context, s => "Context({} line {}: {}+{})", s.name, s.line_no, s.start, s.len);

@@ -41,7 +41,6 @@
 //!   through.
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -443,11 +442,7 @@ impl EventSource for MappedDevice {
     }
 }
 
-impl fmt::Debug for MappedDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedDevice({})", self.name())
-    }
-}
+block::debug_as!(MappedDevice, s => "MappedDevice({})", s.name());
 
 impl Drop for MappedDevice {
     fn drop(&mut self) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! An export: a mount, the threads that serve it, and its shutdown.
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -125,8 +124,4 @@ impl Drop for Export {
     }
 }
 
-impl fmt::Debug for Export {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Export({})", self.dir.display())
-    }
-}
+block::debug_as!(Export, s => "Export({})", s.dir.display());

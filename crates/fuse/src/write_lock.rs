@@ -7,7 +7,6 @@
 //! [`CrossThreadLock`], which is closed while the lock is held or wanted exclusively. Writes of
 //! parts of sectors are rare, so the common case costs one counter, up and down.
 use std::cell::Cell;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -100,11 +99,8 @@ impl WriteLock {
     }
 }
 
-impl fmt::Debug for WriteLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WriteLock({} shared, exclusive: {})", self.shared.get(), self.exclusive.get())
-    }
-}
+block::debug_as!(WriteLock, s =>
+    "WriteLock({} shared, exclusive: {})", s.shared.get(), s.exclusive.get());
 
 #[must_use]
 pub(crate) struct Shared<'a>(&'a WriteLock);

@@ -8,7 +8,6 @@
 //!        └──────────────── oneshot ◀────────────────────┘
 //! ```
 use std::cell::RefCell;
-use std::fmt;
 use std::future::Future;
 use std::path::Path;
 use std::rc::Rc;
@@ -123,11 +122,7 @@ impl CoreHandle {
     }
 }
 
-impl fmt::Debug for CoreHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CoreHandle")
-    }
-}
+block::debug_as!(CoreHandle, _s => "CoreHandle");
 
 fn run(
     pool: Arc<CorePool>,

@@ -22,7 +22,6 @@ mod writeback;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -551,11 +550,7 @@ impl ShutdownProgress {
     }
 }
 
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Engine({:?}, {:?}, {:?})", self.dm, self.leaves, self.server)
-    }
-}
+block::debug_as!(Engine, s => "Engine({:?}, {:?}, {:?})", s.dm, s.leaves, s.server);
 
 fn check_wanted(name: &str, is_wanted: &dyn Fn() -> bool) -> Result<(), Error> {
     let gone = || Error::busy(format!("{name}: the client that asked for it has disconnected"));

@@ -13,7 +13,6 @@
 //!   opened as a leaf, nor is its file examined.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -481,8 +480,4 @@ impl FuseExport {
     }
 }
 
-impl fmt::Debug for FuseExport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FuseExport({:?})", self.export)
-    }
-}
+block::debug_as!(FuseExport, s => "FuseExport({:?})", s.export);

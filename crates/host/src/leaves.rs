@@ -17,7 +17,6 @@
 //!   flight and is refused by the next process. Clients hear of the kill.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
@@ -482,8 +481,4 @@ impl Resolver for Leaves {
     }
 }
 
-impl fmt::Debug for Leaves {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Leaves({} open)", self.opened().len())
-    }
-}
+block::debug_as!(Leaves, s => "Leaves({} open)", s.opened().len());

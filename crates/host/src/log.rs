@@ -166,11 +166,7 @@ impl Window {
     }
 }
 
-impl fmt::Debug for BlockLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BlockLog({})", self.device)
-    }
-}
+block::debug_as!(BlockLog, s => "BlockLog({})", s.device);
 
 #[cfg(test)]
 mod tests {

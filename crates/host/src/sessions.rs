@@ -11,7 +11,6 @@
 //! queues of a virtual machine go to the cores in turn, the first one to the core with the fewest
 //! sessions.
 use std::cell::Cell;
-use std::fmt;
 use std::rc::Rc;
 
 use block::CoreId;
@@ -61,11 +60,7 @@ impl SessionCores {
     }
 }
 
-impl fmt::Debug for SessionCores {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SessionCores({:?})", self.cores)
-    }
-}
+block::debug_as!(SessionCores, s => "SessionCores({:?})", s.cores);
 
 /// The core of one session. The session counts as long as this lives.
 pub(crate) struct SessionCore {

@@ -11,7 +11,6 @@
 //! Invariants
 //! - HO-W1 They run before core 0 starts and until it has ended: a message to one is answered.
 use std::cell::RefCell;
-use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -90,11 +89,7 @@ impl Drop for WorkerThreads {
     }
 }
 
-impl fmt::Debug for WorkerThreads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WorkerThreads({:?})", self.ids())
-    }
-}
+block::debug_as!(WorkerThreads, s => "WorkerThreads({:?})", s.ids());
 
 fn run(pool: &Arc<CorePool>, started: &mpsc::Sender<Result<(CoreId, Sender), Error>>) {
     let secondary = match pool.enter() {

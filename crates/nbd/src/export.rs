@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The interface to the program: the list of exports, and their devices.
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -75,17 +74,9 @@ pub struct PlacedExport {
     pub export: Box<dyn Export>,
 }
 
-impl fmt::Debug for PlacedExport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PlacedExport({})", self.export.name())
-    }
-}
+block::debug_as!(PlacedExport, s => "PlacedExport({})", s.export.name());
 
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place(core {})", self.core.0)
-    }
-}
+block::debug_as!(Place, s => "Place(core {})", s.core.0);
 
 /// An export in use by one connection.
 ///

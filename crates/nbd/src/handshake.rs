@@ -7,7 +7,6 @@
 //!                                          ├─────┼─ STARTTLS ──▶ Step::StartTls
 //!                                          └─────┴─ any other option: answered
 //! ```
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -84,11 +83,7 @@ impl SessionTerms {
     }
 }
 
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({} {:?})", self.device.name(), self.flags)
-    }
-}
+block::debug_as!(Session, s => "Session({} {:?})", s.device.name(), s.flags);
 
 /// The result of [`Handshake::step`]. The caller must send the appended output first.
 #[derive(Debug)]

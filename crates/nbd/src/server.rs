@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The server: acceptors, the budget that connections share, deadlines, and the shutdown.
-use std::fmt;
 use std::rc::Rc;
 
 use block::{Nanos, Status};
@@ -89,11 +88,7 @@ impl Server {
     }
 }
 
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({} connections)", self.0.conns.borrow().len())
-    }
-}
+block::debug_as!(Server, s => "Server({} connections)", s.0.conns.borrow().len());
 
 /// Accepts nothing while the server pauses.
 async fn wait_in_pause(shared: &Shared) {

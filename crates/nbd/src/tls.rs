@@ -74,11 +74,7 @@ impl TlsServer {
     }
 }
 
-impl fmt::Debug for TlsServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TlsServer")
-    }
-}
+block::debug_as!(TlsServer, _s => "TlsServer");
 
 /// How a client speaks TLS to its server.
 #[derive(Clone)]
@@ -97,11 +93,7 @@ impl TlsClient {
     }
 }
 
-impl fmt::Debug for TlsClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TlsClient({:?})", self.name)
-    }
-}
+block::debug_as!(TlsClient, s => "TlsClient({:?})", s.name);
 
 /// TLS on one connection.
 pub(crate) struct Tls {
@@ -287,11 +279,7 @@ impl Tls {
     }
 }
 
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tls")
-    }
-}
+block::debug_as!(Tls, _s => "Tls");
 
 enum Plaintext {
     Bytes(usize),

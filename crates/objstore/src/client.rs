@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `StoreClient`: a store of the world as the `ObjectStore` of a volume.
 use std::any::Any;
-use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -259,8 +258,4 @@ impl ObjectStore for StoreClient {
     }
 }
 
-impl fmt::Debug for StoreClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoreClient({})", self.remote.name)
-    }
-}
+block::debug_as!(StoreClient, s => "StoreClient({})", s.remote.name);

@@ -4,7 +4,6 @@
 //! The library keeps temporary credentials until shortly before they expire. A provider may take
 //! them back before; then the store refuses every request until that time. A new client asks the
 //! provider again.
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -89,8 +88,4 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({})", self.client().library())
-    }
-}
+block::debug_as!(Connection, s => "Connection({})", s.client().library());

@@ -8,7 +8,6 @@
 //!   gone while it was read is looked for again: a snapshot that is not in the list any more was
 //!   deleted, and from then on every read fails with ESTALE; one that is in the list is damaged.
 use std::cell::Cell;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{
@@ -252,8 +251,4 @@ impl BlockDevice for SnapshotDevice {
     }
 }
 
-impl fmt::Debug for SnapshotDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SnapshotDevice({}, {:?})", self.name(), self.source.snapshot)
-    }
-}
+block::debug_as!(SnapshotDevice, s => "SnapshotDevice({}, {:?})", s.name(), s.source.snapshot);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `Volume`: an opened volume as a block device.
 use std::cell::Cell;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{
@@ -350,8 +349,4 @@ impl BlockDevice for Volume {
     }
 }
 
-impl fmt::Debug for Volume {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Volume({}, {:?})", self.name(), self.status())
-    }
-}
+block::debug_as!(Volume, s => "Volume({}, {:?})", s.name(), s.status());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device: takes bios, and owns the parts of the cache.
 use std::cell::Cell;
-use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{Bio, BlockDevice, Error, Limits, Op, PAGE, Reservation, Sector, Status, ZeroRuns};
@@ -150,8 +149,4 @@ impl BlockDevice for PageCache {
     }
 }
 
-impl fmt::Debug for PageCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PageCache({} over {})", self.name, self.store.below.name())
-    }
-}
+block::debug_as!(PageCache, s => "PageCache({} over {})", s.name, s.store.below.name());

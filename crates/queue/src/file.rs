@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! File leaf: a file or block device of the driver, as a device.
-use std::fmt;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -295,11 +294,7 @@ impl Drop for FileLeaf {
     }
 }
 
-impl fmt::Debug for FileLeaf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FileLeaf({} = {:?})", self.name(), self.file())
-    }
-}
+block::debug_as!(FileLeaf, s => "FileLeaf({} = {:?})", s.name(), s.file());
 
 #[cfg(test)]
 mod tests {

@@ -22,7 +22,6 @@
 //! another gets the error at the core where it wrote, or at the other one while no opener has been
 //! notified there.
 use std::cell::{Cell, RefCell, RefMut};
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -57,11 +56,7 @@ impl SharedFlushErrors {
     }
 }
 
-impl fmt::Debug for SharedFlushErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedFlushErrors({} losses)", self.count() / LOSS)
-    }
-}
+block::debug_as!(SharedFlushErrors, s => "SharedFlushErrors({} losses)", s.count() / LOSS);
 
 /// A bio that has entered a leaf. Small: each bio in flight has one.
 #[derive(Clone, Copy)]

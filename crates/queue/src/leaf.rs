@@ -7,7 +7,6 @@
 //!     │                                          │
 //!     └── same file or memory, throttle, errors ─┘   counters of its own, added to core 0's
 //! ```
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -138,8 +137,4 @@ impl SharedLeaf {
     }
 }
 
-impl fmt::Debug for SharedLeaf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedLeaf({})", self.name)
-    }
-}
+block::debug_as!(SharedLeaf, s => "SharedLeaf({})", s.name);

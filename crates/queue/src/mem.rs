@@ -3,7 +3,6 @@
 //!
 //! Several of them, on several cores, may use one [`Ram`]: they are the same device, each with the
 //! counters of its core.
-use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -147,11 +146,7 @@ impl Drop for Mem {
     }
 }
 
-impl fmt::Debug for Mem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mem({}, {:?})", self.name(), self.ram)
-    }
-}
+block::debug_as!(Mem, s => "Mem({}, {:?})", s.name(), s.ram);
 
 #[cfg(test)]
 mod tests {

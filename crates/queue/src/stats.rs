@@ -2,7 +2,6 @@
 //! The counters of a leaf: requests, bytes and errors by operation, requests in flight, the last
 //! error.
 use std::cell::{Cell, OnceCell, RefCell};
-use std::fmt;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -325,11 +324,7 @@ impl Drop for Stats {
     }
 }
 
-impl fmt::Debug for Stats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stats({}, {:?})", self.device, self.done)
-    }
-}
+block::debug_as!(Stats, s => "Stats({}, {:?})", s.device, s.done);
 
 fn index(op: Op) -> usize {
     op as usize

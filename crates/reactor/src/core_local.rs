@@ -5,7 +5,6 @@
 //! the core that has the object, and finds the object there.
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 
 use crate::core::with_core;
@@ -47,8 +46,4 @@ impl CoreLocal {
     }
 }
 
-impl fmt::Debug for CoreLocal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CoreLocal({})", self.0)
-    }
-}
+block::debug_as!(CoreLocal, s => "CoreLocal({})", s.0);

@@ -161,17 +161,9 @@ impl StreamMemory {
     }
 }
 
-impl fmt::Debug for SentMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SentMemory({} bytes)", self.data.len())
-    }
-}
+block::debug_as!(SentMemory, s => "SentMemory({} bytes)", s.data.len());
 
-impl fmt::Debug for StreamMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamMemory({} bytes)", self.answers.borrow().len())
-    }
-}
+block::debug_as!(StreamMemory, s => "StreamMemory({} bytes)", s.answers.borrow().len());
 
 /// Outcome of a request to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Exports: the devices of this core that others may reach.
-use std::fmt;
 use std::rc::Rc;
 
 use block::BlockDevice;
@@ -14,11 +13,7 @@ pub struct Export {
     born: u64,
 }
 
-impl fmt::Debug for Export {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Export({}.{})", self.slot, self.born)
-    }
-}
+block::debug_as!(Export, s => "Export({}.{})", s.slot, s.born);
 
 /// All exports of one core.
 #[derive(Default)]

@@ -8,7 +8,6 @@
 //!
 //! N concurrent callers cost at most two runs: the one that is under way, and one more.
 use std::cell::Cell;
-use std::fmt;
 
 use block::Status;
 
@@ -77,8 +76,4 @@ impl GroupCommit {
     }
 }
 
-impl fmt::Debug for GroupCommit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GroupCommit({} begun, {} ended)", self.begun.get(), self.ended.get())
-    }
-}
+block::debug_as!(GroupCommit, s => "GroupCommit({} begun, {} ended)", s.begun.get(), s.ended.get());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How requests are sent, and how their outcome is taken: futures, completion chains and watchers.
 use std::cell::OnceCell;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -102,11 +101,7 @@ impl Drop for KeptOp {
     }
 }
 
-impl fmt::Debug for KeptOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeptOp({})", self.key.0)
-    }
-}
+block::debug_as!(KeptOp, s => "KeptOp({})", s.key.0);
 
 fn poll_op(key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
     with_core(|c| match &mut c.ops.borrow_mut().0[index(key)] {
@@ -167,11 +162,7 @@ impl Drop for IoFuture {
         forget_op(self.0);
     }
 }
-impl fmt::Debug for IoFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IoFuture({})", self.0.0)
-    }
-}
+block::debug_as!(IoFuture, s => "IoFuture({})", s.0.0);
 
 /// Future of one bio, as [`IoFuture`].
 #[must_use = "its outcome may be an error"]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The pollers of one core for which a task waits.
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::Rc;
 use std::task::Waker;
 
@@ -36,11 +35,7 @@ impl Poller {
     }
 }
 
-impl fmt::Debug for Poller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Poller({:?})", self.state.get())
-    }
-}
+block::debug_as!(Poller, s => "Poller({:?})", s.state.get());
 
 /// The pollers of one core for which a task waits.
 #[derive(Debug, Default)]

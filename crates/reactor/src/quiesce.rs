@@ -11,7 +11,6 @@
 //! - RE-Q1 While no task waits in `quiesced`, nothing is in flight in the generation that is not
 //!   the current one.
 use std::cell::Cell;
-use std::fmt;
 
 use crate::wait::WaitList;
 
@@ -79,8 +78,4 @@ impl Generation {
     }
 }
 
-impl fmt::Debug for QuiesceCounter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QuiesceCounter({} in flight)", self.in_flight())
-    }
-}
+block::debug_as!(QuiesceCounter, s => "QuiesceCounter({} in flight)", s.in_flight());

@@ -10,7 +10,6 @@
 //! A hop costs two messages, each with all others of its round: one lock of a mailbox and at most
 //! one bell for the batch. The border contract holds across it because messages between two cores
 //! stay in order: what has completed here had completed there before.
-use std::fmt;
 use std::rc::Rc;
 
 use block::{Bio, BlockDevice, CoreId, Limits};
@@ -50,11 +49,7 @@ impl BlockDevice for Remote {
     }
 }
 
-impl fmt::Debug for Remote {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Remote({} on core {})", self.name, self.core.0)
-    }
-}
+block::debug_as!(Remote, s => "Remote({} on core {})", s.name, s.core.0);
 
 /// A device of one core by its names, from which every core makes a device of its own.
 #[derive(Clone, Copy, Debug)]

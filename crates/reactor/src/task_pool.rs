@@ -2,7 +2,6 @@
 //! `TaskPool`: tasks that are reused, so that handling a bio allocates nothing.
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -115,8 +114,4 @@ impl<T> Drop for TaskPool<T> {
     }
 }
 
-impl<T> fmt::Debug for TaskPool<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TaskPool({} of {})", self.shared.tasks.get(), self.max)
-    }
-}
+block::debug_as!(<T> TaskPool<T>, s => "TaskPool({} of {})", s.shared.tasks.get(), s.max);

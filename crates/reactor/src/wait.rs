@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Wait list: the one synchronisation primitive.
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
@@ -51,8 +50,4 @@ impl WaitList {
     }
 }
 
-impl fmt::Debug for WaitList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WaitList({} waiting)", self.waiters.borrow().len())
-    }
-}
+block::debug_as!(WaitList, s => "WaitList({} waiting)", s.waiters.borrow().len());

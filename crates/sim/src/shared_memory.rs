@@ -2,7 +2,6 @@
 //! Memory that outlives the process, of a simulated machine: a kill leaves it, a power cut ends it.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{CoreId, Error, LocalFuture, Status};
@@ -201,14 +200,6 @@ impl Drop for Memory {
     }
 }
 
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.file.bytes.borrow().len())
-    }
-}
+block::debug_as!(Memory, s => "Memory({} bytes)", s.file.bytes.borrow().len());
 
-impl fmt::Debug for Memories {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memories({}, {:?})", self.directory, self.names())
-    }
-}
+block::debug_as!(Memories, s => "Memories({}, {:?})", s.directory, s.names());

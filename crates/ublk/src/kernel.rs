@@ -7,7 +7,6 @@
 //!   waits for that.
 //! - UB-K2 A descriptor is read while its tag is ours: the kernel writes it before it completes a
 //!   fetch, and not again before the next one.
-use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -66,11 +65,7 @@ impl ControlRing {
     }
 }
 
-impl fmt::Debug for ControlRing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ControlRing")
-    }
-}
+block::debug_as!(ControlRing, _s => "ControlRing");
 
 /// A request as the kernel describes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,8 +146,4 @@ impl Drop for QueueMemory {
     }
 }
 
-impl fmt::Debug for QueueMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueueMemory({} tags)", self.depth)
-    }
-}
+block::debug_as!(QueueMemory, s => "QueueMemory({} tags)", s.depth);

@@ -13,7 +13,6 @@
 //! A tag may have a command of its own, as above, or tags are taken and committed several at a time
 //! (`batch`).
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -400,8 +399,4 @@ impl<C: Channel> Queue<C> {
     }
 }
 
-impl<C: Channel> fmt::Debug for Queue<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Queue({} of {} tags)", self.tags.get(), self.spec.depth)
-    }
-}
+block::debug_as!(<C: Channel> Queue<C>, s => "Queue({} of {} tags)", s.tags.get(), s.spec.depth);

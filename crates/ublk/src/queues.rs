@@ -9,7 +9,6 @@
 //!          ◀─ figures: atomics ─────────────     │ counts
 //! ```
 use std::cell::Cell;
-use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -207,8 +206,5 @@ impl QueueHandle {
     }
 }
 
-impl<C: Channel> fmt::Debug for Queues<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Queues({} of {} ended)", self.ends.count.get(), self.count())
-    }
-}
+block::debug_as!(<C: Channel> Queues<C>, s =>
+    "Queues({} of {} ended)", s.ends.count.get(), s.count());

@@ -8,7 +8,6 @@
 //!       └── the same buffer, or another one if the device still has this one (UB-Q6) ◀─┘
 //! ```
 use std::cell::{Ref, RefCell};
-use std::fmt;
 
 use block::{Buf, Bufs, Slice};
 
@@ -51,11 +50,7 @@ impl TagBuffers {
     }
 }
 
-impl fmt::Debug for TagBuffers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TagBuffers({} of {} bytes)", self.all.borrow().len(), self.bytes)
-    }
-}
+block::debug_as!(TagBuffers, s => "TagBuffers({} of {} bytes)", s.all.borrow().len(), s.bytes);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Files: the handle by which the control path opens, listens and closes.
 use std::cell::RefCell;
-use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -383,8 +382,4 @@ pub fn is_eventfd(fd: &OwnedFd) -> bool {
     std::fs::read_link(link).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
-impl fmt::Debug for Files {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Files")
-    }
-}
+block::debug_as!(Files, _s => "Files");

@@ -13,7 +13,6 @@
 //! - UR-G5 The part begins at an even address, so that a number at an even place is aligned.
 //! - UR-G6 A helper unmaps it: where the virtual machine has gone, that gives its memory back,
 //!   which takes 0.1 s a GiB.
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -300,11 +299,7 @@ impl Drop for GuestMemory {
     }
 }
 
-impl fmt::Debug for GuestMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GuestMemory({} bytes)", self.part.len())
-    }
-}
+block::debug_as!(GuestMemory, s => "GuestMemory({} bytes)", s.part.len());
 
 #[cfg(test)]
 mod tests {

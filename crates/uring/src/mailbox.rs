@@ -7,7 +7,6 @@
 //! while the queue is empty, so the sender of the next message sees it and wakes the core. That
 //! sender clears `asleep` under the lock, so a sleeping core is woken once. A core that has woken
 //! clears it without: a sender that comes at that moment wakes it once more.
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -149,11 +148,7 @@ impl Mailbox {
     }
 }
 
-impl fmt::Debug for Mailbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mailbox({} waiting)", self.0.lock().messages.len())
-    }
-}
+block::debug_as!(Mailbox, s => "Mailbox({} waiting)", s.0.lock().messages.len());
 
 /// The handle by which a thread that is no core (the control path) runs code on a core.
 pub struct Sender(Arc<Inbox>);
@@ -182,8 +177,4 @@ impl Drop for Sender {
     }
 }
 
-impl fmt::Debug for Sender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sender")
-    }
-}
+block::debug_as!(Sender, _s => "Sender");

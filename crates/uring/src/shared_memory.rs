@@ -15,7 +15,6 @@
 //!   dies gives it back. Who has it in this process is in a list, for messages.
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -205,11 +204,7 @@ impl Drop for MemoryFile {
     }
 }
 
-impl fmt::Debug for MemoryFiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MemoryFiles({})", self.dir.display())
-    }
-}
+block::debug_as!(MemoryFiles, s => "MemoryFiles({})", s.dir.display());
 
 #[cfg(test)]
 mod tests {

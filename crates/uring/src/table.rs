@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The open files of a driver, and the number of requests in flight on each.
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -116,11 +115,7 @@ impl SharedFile {
     }
 }
 
-impl fmt::Debug for SharedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedFile({:?})", self.fd)
-    }
-}
+block::debug_as!(SharedFile, s => "SharedFile({:?})", s.fd);
 
 struct Slot {
     fd: Arc<OwnedFd>,

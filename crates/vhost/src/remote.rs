@@ -11,7 +11,6 @@
 //! - VH-Q1 A queue lives on one core: its kick, its ring, its requests, its notes and its calls are
 //!   used there only. Which one it is is decided when the session begins.
 //! - VH-Q2 A message has been handled on every core that it is for when it is answered.
-use std::fmt;
 use std::sync::Arc;
 
 use block::{CoreId, Error};
@@ -31,11 +30,7 @@ pub struct Place {
     pub begin: Box<dyn FnOnce() -> (Server, Box<dyn Export>) + Send>,
 }
 
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place(core {})", self.core.0)
-    }
-}
+block::debug_as!(Place, s => "Place(core {})", s.core.0);
 
 /// What a message is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

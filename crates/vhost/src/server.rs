@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What all sessions share: the budget for data in flight, and the tasks that wait for devices.
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -79,8 +78,4 @@ impl Server {
     }
 }
 
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Server")
-    }
-}
+block::debug_as!(Server, _s => "Server");

@@ -2,7 +2,6 @@
 //! A session: one front end and its guest at one device. It does what messages say, on each core
 //! for the queues that this core serves.
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,11 +45,8 @@ pub struct Attachments {
     pub channel: Option<OwnedFd>,
 }
 
-impl fmt::Debug for Attachments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Attachments({} regions, event: {})", self.regions.len(), self.event.is_some())
-    }
-}
+block::debug_as!(Attachments, s =>
+    "Attachments({} regions, event: {})", s.regions.len(), s.event.is_some());
 
 /// What the parts of a session on all cores have in common.
 #[derive(Clone)]
@@ -592,8 +588,4 @@ impl Session {
     }
 }
 
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.here.name())
-    }
-}
+block::debug_as!(Session, s => "Session({})", s.here.name());

@@ -7,7 +7,6 @@
 //! - WC-MI1 Nothing is written to the origin: when the cache device is back, the cache and its
 //!   origin are as they were, and nothing is lost.
 use std::cell::RefCell;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{
@@ -140,8 +139,4 @@ impl Target for StaleOrigin {
     }
 }
 
-impl fmt::Debug for StaleOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StaleOrigin({} without {})", self.name, self.config.cache)
-    }
-}
+block::debug_as!(StaleOrigin, s => "StaleOrigin({} without {})", s.name, s.config.cache);

@@ -6,7 +6,6 @@
 //!   and reading an attribute do not wait for it.
 //! - ZR-T2 `suspend` ends the running command at its next page, and waits for it.
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -344,8 +343,4 @@ impl BlockDevice for Zram {
     }
 }
 
-impl fmt::Debug for Zram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Zram({}, {:?})", self.name, self.layout)
-    }
-}
+block::debug_as!(Zram, s => "Zram({}, {:?})", s.name, s.layout);

@@ -8,7 +8,6 @@
 //!   These keep the counters right.
 //! - ZR-ZS3 An object is in the store exactly as long as a resident slot has its handle.
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -321,8 +320,4 @@ impl BlockDevice for Part {
     }
 }
 
-impl fmt::Debug for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({} {} of {:?})", self.plan.device, self.plan.nth, self.plan.layout)
-    }
-}
+block::debug_as!(Part, s => "Shard({} {} of {:?})", s.plan.device, s.plan.nth, s.plan.layout);

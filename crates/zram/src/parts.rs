@@ -5,7 +5,6 @@
 //!   bio ──▶ router ──▶ its part or parts
 //!   ask ──▶ a task on the core of the part, its answer back here
 //! ```
-use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -183,8 +182,4 @@ impl Drop for Parts {
     }
 }
 
-impl fmt::Debug for Parts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parts({} of {:?})", self.parts.len(), self.router.layout)
-    }
-}
+block::debug_as!(Parts, s => "Parts({} of {:?})", s.parts.len(), s.router.layout);

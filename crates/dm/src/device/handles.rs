@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Handles that keep a mapped device in use: of openers, and of messages on their way to a target.
 use std::cell::Cell;
-use std::fmt;
 use std::rc::Rc;
 
 use block::{BlockDevice, Error, Sector, crashing};
@@ -37,11 +36,7 @@ impl Opened {
     }
 }
 
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opened({})", self.0.name())
-    }
-}
+block::debug_as!(Opened, s => "Opened({})", s.0.name());
 
 impl Drop for Opened {
     fn drop(&mut self) {

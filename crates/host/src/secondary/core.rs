@@ -2,7 +2,6 @@
 //! A secondary core: the reactor of one thread, and its replicas of devices of core 0.
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -264,11 +263,7 @@ impl Drop for SecondaryCore {
     }
 }
 
-impl fmt::Debug for SecondaryCore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SecondaryCore({})", self.core().0)
-    }
-}
+block::debug_as!(SecondaryCore, s => "SecondaryCore({})", s.core().0);
 
 impl CoreState {
     /// From here on bios may be submitted, and the owner asks before it withdraws a mapping.

@@ -253,8 +253,4 @@ impl CorePool {
     }
 }
 
-impl fmt::Debug for CorePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CorePool(room for {}, {:?})", self.presence.cores(), self.presence)
-    }
-}
+block::debug_as!(CorePool, s => "CorePool(room for {}, {:?})", s.presence.cores(), s.presence);

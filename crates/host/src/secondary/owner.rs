@@ -253,11 +253,7 @@ impl Drop for Lease {
     }
 }
 
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({})", self.entry.name)
-    }
-}
+block::debug_as!(Lease, s => "Lease({})", s.entry.name);
 
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

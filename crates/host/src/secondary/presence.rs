@@ -19,7 +19,6 @@
 //!
 //! A core writes only to its own cache line, and the owner's is written only when a mapping
 //! changes: entering and leaving cost two fences and write no shared line.
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A word of memory that threads share: the real one, or that of the model checker.
@@ -94,11 +93,7 @@ impl<W: Word> Presence<W> {
     }
 }
 
-impl<W: Word> fmt::Debug for Presence<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Presence(generation {})", self.generation.0.load())
-    }
-}
+block::debug_as!(<W: Word> Presence<W>, s => "Presence(generation {})", s.generation.0.load());
 
 #[cfg(test)]
 mod tests {

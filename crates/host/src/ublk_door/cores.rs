@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The cores that serve block devices, and which of them serve the queues of one.
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -64,8 +63,4 @@ impl QueueCores {
     }
 }
 
-impl fmt::Debug for QueueCores {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueueCores({:?})", self.all)
-    }
-}
+block::debug_as!(QueueCores, s => "QueueCores({:?})", s.all);

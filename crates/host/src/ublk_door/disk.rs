@@ -6,7 +6,6 @@
 //!      └────────────── /dev/ublkcN, opened by core 0, adopted by core 1 ──┘
 //! ```
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::Rc;
 
 use block::{BlockDevice, CoreId, Error, Nanos, OpenDevice, Planted, Reservation, Sector};
@@ -223,8 +222,4 @@ impl UblkDisk {
     }
 }
 
-impl fmt::Debug for UblkDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UblkDisk({}, {:?})", self.number, self.queues)
-    }
-}
+block::debug_as!(UblkDisk, s => "UblkDisk({}, {:?})", s.number, s.queues);

@@ -32,7 +32,6 @@ mod waiting;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
@@ -563,8 +562,4 @@ impl UblkDoor {
     }
 }
 
-impl fmt::Debug for UblkDoor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UblkDoor({} disks)", self.disks.borrow().len())
-    }
-}
+block::debug_as!(UblkDoor, s => "UblkDoor({} disks)", s.disks.borrow().len());

@@ -20,7 +20,6 @@ mod session;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::DirBuilder;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -542,11 +541,8 @@ impl VhostUser {
     }
 }
 
-impl fmt::Debug for VhostUser {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VhostUser({}, {} clients)", self.dir.display(), self.clients.borrow().len())
-    }
-}
+block::debug_as!(VhostUser, s =>
+    "VhostUser({}, {} clients)", s.dir.display(), s.clients.borrow().len());
 
 /// Follows the devices until the door ends.
 async fn watch(door: Rc<VhostUser>, engine: Weak<Engine>, mut seen: u64) {

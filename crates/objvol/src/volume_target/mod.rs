@@ -420,8 +420,4 @@ impl Target for VolumeTarget {
     }
 }
 
-impl fmt::Debug for VolumeTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VolumeTarget({})", self.store.name())
-    }
-}
+block::debug_as!(VolumeTarget, s => "VolumeTarget({})", s.store.name());

@@ -254,8 +254,5 @@ impl Wbt {
     }
 }
 
-impl fmt::Debug for Wbt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wbt({} {} ns, {:?})", self.mode().name(), self.report().target_ns, self.0.shared)
-    }
-}
+block::debug_as!(Wbt, s =>
+    "Wbt({} {} ns, {:?})", s.mode().name(), s.report().target_ns, s.0.shared);

@@ -24,7 +24,6 @@
 pub mod copy;
 mod lost;
 
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -337,17 +336,9 @@ impl MappedMemory {
     }
 }
 
-impl fmt::Debug for MappedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedMemory({} bytes)", self.region.len)
-    }
-}
+block::debug_as!(MappedMemory, s => "MappedMemory({} bytes)", s.region.len);
 
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapping({} bytes, {:?})", self.region.len, self.flush)
-    }
-}
+block::debug_as!(Mapping, s => "Mapping({} bytes, {:?})", s.region.len, s.flush);
 
 impl Drop for Region {
     fn drop(&mut self) {

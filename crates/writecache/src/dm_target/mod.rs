@@ -13,7 +13,6 @@ mod replaced;
 mod resize;
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::rc::Rc;
 
 use block::attr::{self, Spec};
@@ -429,8 +428,4 @@ impl Drop for WriteCache {
     }
 }
 
-impl fmt::Debug for WriteCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WriteCache({})", self.name)
-    }
-}
+block::debug_as!(WriteCache, s => "WriteCache({})", s.name);

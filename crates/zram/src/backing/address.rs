@@ -5,7 +5,6 @@
 //!   raw      block of the region 32 │ checksum of the page                     32
 //!   packed   block of the region 32 │ byte in the block 12 │ check of the object 20
 //! ```
-use std::fmt;
 
 const OFFSET_BITS: u32 = 12;
 const CHECK_BITS: u32 = 20;
@@ -47,11 +46,7 @@ impl Address {
     }
 }
 
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Address({} {:#010x})", self.block(), self.0 as u32)
-    }
-}
+block::debug_as!(Address, s => "Address({} {:#010x})", s.block(), s.0 as u32);
 
 #[cfg(test)]
 mod tests {

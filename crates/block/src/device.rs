@@ -153,17 +153,6 @@ pub trait OnIoError {
     fn on_io_error(&self, op: Op, sector: Sector, len: Sector, status: Status);
 }
 
-/// Where a run of sectors lies: `len` sectors from `sector` on one of the map's devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Index into [`Map::devices`].
-    pub device: usize,
-    /// First sector there.
-    pub sector: Sector,
-    /// Length of the contiguous run; at least 1 and at most what was asked for.
-    pub len: Sector,
-}
-
 /// An answer of [`BlockDevice::map_blocks`]: `len` sectors lie on `base`, from `sector` on.
 #[derive(Clone)]
 pub struct MappedExtent {
@@ -235,15 +224,6 @@ impl BlockDevice for OpenDevice {
     fn writer_throttled(&self) {
         self.device.writer_throttled();
     }
-}
-
-/// A pure mapping: where sectors lie, and how far they are contiguous. No I/O, no state.
-pub trait Map {
-    /// The devices that extents point at.
-    fn devices(&self) -> &[Rc<dyn Base>];
-
-    /// The extent that holds `at`, no longer than `len`. `at + len` is within the map's capacity.
-    fn map(&self, at: Sector, len: Sector) -> Extent;
 }
 
 /// What may be done with an attribute.

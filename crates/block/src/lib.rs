@@ -61,8 +61,8 @@ pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing
 pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;
 pub use device::{
-    Access, Base, BlockDevice, DirtyRuns, Extent, LocalFuture, LostWrites, MakeDevice, Map,
-    MappedExtent, OnIoError, OpenDevice, Target, ZeroRuns, same_device,
+    Access, Base, BlockDevice, DirtyRuns, LocalFuture, LostWrites, MakeDevice, MappedExtent,
+    OnIoError, OpenDevice, Target, ZeroRuns, same_device,
 };
 pub use edges::{Edges, block_end, block_start};
 pub use error::{Error, ErrorKind, without_errno};

@@ -45,7 +45,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use block::latency::Latencies;
-use block::{Base, BlockDevice, Error, MakeDevice, Map, Opener, Status, crashing, same_device};
+use block::{Base, BlockDevice, Error, MakeDevice, Opener, Status, crashing, same_device};
 
 mod border;
 mod drain;
@@ -197,12 +197,6 @@ impl MappedDevice {
         self.set_setup(setup);
         self.fail_waiting();
         self.raise_event();
-    }
-
-    /// The live table as a pure mapping, when it is nothing but one. Holds until it or a device
-    /// below is suspended: then ask again.
-    pub fn live_map(&self) -> Option<Rc<dyn Map>> {
-        self.flat().map(|flat| flat as Rc<dyn Map>)
     }
 
     /// The flat mapping that bios take now, if there is one.

@@ -22,9 +22,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{
-    Base, Bio, BlockDevice, Extent, Limits, Map, MappedExtent, OnIoError, Op, Sector, same_device,
-};
+use block::{Base, Bio, BlockDevice, Limits, MappedExtent, OnIoError, Op, Sector, same_device};
 
 use crate::fast_path::{DynBase, FastPath};
 use crate::node::{NODES_MAX, Node, is_aligned};
@@ -279,17 +277,6 @@ impl BlockDevice for Flat {
             Some((base, sector)) => base.submit_at(sector, bio),
             None => self.submit_by_nodes(bio),
         }
-    }
-}
-
-impl Map for Flat {
-    fn devices(&self) -> &[Rc<dyn Base>] {
-        &self.bases
-    }
-
-    fn map(&self, at: Sector, len: Sector) -> Extent {
-        let (base, sector, left) = self.root.resolve(at.0);
-        Extent { device: self.index(base), sector: Sector(sector), len: len.min(Sector(left)) }
     }
 }
 

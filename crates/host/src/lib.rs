@@ -90,7 +90,6 @@ pub use memory::{budget as memory_budget, set_for_tools as set_memory_budget_for
 pub use namespace::pid_namespace;
 pub use nbd_uri::{NbdUri, is_nbd, with_absolute_socket};
 pub use object_volume::{open_store, volume_environment};
-pub use observe::{MetricInfo, metric_catalogue};
 pub use output::{Format, Listing, print, print_as_is};
 pub use run_command::{RunArgs, run as run_command};
 pub use rundir::RunDir;

@@ -21,12 +21,12 @@ fn commands() -> Vec<(String, Command)> {
     all
 }
 
-pub(crate) fn root() -> PathBuf {
+fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// Compares with the file in the repository, or updates that when asked to.
-pub(crate) fn pin(path: &Path, now: &[u8]) {
+fn pin(path: &Path, now: &[u8]) {
     if std::env::var_os("MILLPOND_UPDATE_DOCS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, now).unwrap();

@@ -14,8 +14,6 @@ mod args;
 mod help_tests;
 #[cfg(test)]
 mod man_pages;
-#[cfg(test)]
-mod metrics_tests;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::common::{Bench, Shared, disk, filled, lay_out, read, take_log, write};
+use crate::common::{Bench, Shared, disk, filled, is_flat, lay_out, read, take_log, write};
 use block::{BlockDevice, Class, Flags, Nanos, Op, Sector, Status};
 use dm::{Dm, Remove};
 use proptest::prelude::*;
@@ -102,7 +102,7 @@ proptest! {
             let made = build(&dm, &tables).await;
             let Some(top) = made.last() else { return };
             let dev = dm.get(top).unwrap();
-            assert!(dev.live_map().is_some(), "pure all the way down");
+            assert!(is_flat(&dev), "pure all the way down");
             let capacity = dev.limits().capacity.0;
             let mut model = vec![0_u8; capacity as usize * 512];
             for (i, (what, at, len)) in requests.into_iter().enumerate() {
@@ -126,7 +126,7 @@ proptest! {
             }
             for mapping in ["clone", "in-place"] {
                 set_all(&dm, &made, mapping).await;
-                assert_eq!(dev.live_map().is_some(), mapping == "in-place");
+                assert_eq!(is_flat(&dev), mapping == "in-place");
                 for (at, len) in [(0, capacity), (capacity / 2, 1), (capacity - 1, 1)] {
                     let want = &model[at as usize * 512..(at + len) as usize * 512];
                     assert!(read(&*dev, at, len).await.unwrap() == want, "{mapping}: {tables:?}");
@@ -152,8 +152,8 @@ proptest! {
                 };
                 let bufs = filled(7, 1);
                 reactor::write(&*dev, flags, class, at, bufs.clone()).await.unwrap();
-                let place = dev.live_map().unwrap().map(at, Sector(1));
-                let disk = disk(&state, dev.live_map().unwrap().devices()[place.device].name());
+                let place = dev.map_blocks(at, Sector(1)).unwrap();
+                let disk = disk(&state, place.base.name());
                 let last = state.borrow_mut().disks[disk].last.take().unwrap();
                 let (op, f, c, said, len, data, sector) = last;
                 assert_eq!((op, f, c, said, len), (Op::Write, flags, class, at, Sector(1)));
@@ -209,7 +209,7 @@ fn nothing_goes_to_a_disk_that_a_layer_has_left() {
                 assert_eq!(state.borrow().in_flight(), 0, "suspend has drained everything below");
                 carry_over(&state, from, to);
                 dm.resume("low").await.unwrap();
-                assert!(top.live_map().is_some(), "flat again");
+                assert!(is_flat(&top), "flat again");
                 if moves % 3 == 0 {
                     dm.load(
                         "mid",
@@ -332,7 +332,7 @@ fn a_chunk_of_a_broken_block_takes_no_fast_path() {
         // 12 sectors a chunk on disks of 8-sector blocks: an aligned bio may lie askew below.
         let table = "0 96 striped 2 12 /ram4k/a/48 0 /ram4k/b/48 0";
         let dev = dm.create("d", None, Some(table)).await.unwrap();
-        assert!(dev.live_map().is_none());
+        assert!(!is_flat(&dev));
     });
 }
 
@@ -402,13 +402,13 @@ fn a_mapping_has_the_nodes_of_what_it_covers_and_no_others() {
         dm.create("low", None, Some(&lines(2000, A, 0))).await.unwrap();
         // Each line lies across two below: were it to have all 2000 there would be millions.
         let top = dm.create("top", None, Some(&lines(1990, "low", 1))).await.unwrap();
-        assert!(top.live_map().is_some());
+        assert!(is_flat(&top));
         let stripes: String = (0..400).map(|i| format!(" top {}", i * 9)).collect();
         let table = format!("0 3200 striped 400 1{stripes}");
         let wide = dm.create("wide", None, Some(&table)).await.unwrap();
-        assert!(wide.live_map().is_some());
+        assert!(is_flat(&wide));
         let middle = dm.create("middle", None, Some("0 900 linear wide 450")).await.unwrap();
-        assert!(middle.live_map().is_some());
+        assert!(is_flat(&middle));
         write(&*middle, 3, 100, 700).await.unwrap();
         set_all(&dm, &["low", "top", "wide", "middle"].map(str::to_owned), "clone").await;
         assert!(read(&*middle, 100, 700).await.unwrap().iter().all(|b| *b == 3));
@@ -426,7 +426,7 @@ fn too_many_nodes_make_no_flat_mapping() {
             let table = format!("0 {len} striped 2 1 d{below} 0 d{below} 0");
             dm.create(&format!("d{i}"), None, Some(&table)).await.unwrap();
         }
-        assert!(dm.devices().iter().any(|d| d.live_map().is_none()), "the bound was reached");
+        assert!(dm.devices().iter().any(|d| !is_flat(d)), "the bound was reached");
         let (top, low) = (dm.get("d15").unwrap(), dm.get("d0").unwrap());
         for at in 0..512_u64 {
             write(&*top, at as u8, (at << 15) | ((at * 77) & 0x7fff), 1).await.unwrap();
@@ -447,7 +447,7 @@ fn accounting_is_optional_and_costs_the_flat_mapping() {
         write(&*top, 1, 0, 8).await.unwrap();
         assert_eq!(stat("top").await, [0; 17], "off");
         dm.set_attribute("top", "queue/iostats", "1").await.unwrap();
-        assert!(top.live_map().is_none());
+        assert!(!is_flat(&top));
         write(&*top, 1, 0, 8).await.unwrap();
         read(&*top, 0, 3).await.unwrap();
         reactor::flush(&*top, Class::Normal).await.unwrap();
@@ -457,7 +457,7 @@ fn accounting_is_optional_and_costs_the_flat_mapping() {
         assert_eq!(stat("top").await, want);
         assert_eq!(stat("low").await, [0; 17], "each its own");
         dm.set_attribute("top", "queue/iostats", "0").await.unwrap();
-        assert!(top.live_map().is_some());
+        assert!(is_flat(&top));
         write(&*top, 1, 0, 8).await.unwrap();
         assert_eq!(stat("top").await, want, "off again");
         dm.set_attribute("top", "queue/iostats", "Yes").await.unwrap();

@@ -251,18 +251,19 @@ proptest! {
     fn every_sector_lives_at_one_place_of_its_own(text in table()) {
         Bench::new(1).run(|dm, _| async move {
             let dev = dm.create("d", None, Some(&text)).await.unwrap();
-            let map = dev.live_map().expect("linear and striped are pure");
+            let pure = "linear and striped are pure";
+            let map = |at, len| dev.map_blocks(at, len).expect(pure);
             let capacity = dev.limits().capacity;
             let mut places = std::collections::BTreeSet::new();
             let mut at = Sector::ZERO;
             while at < capacity {
-                let run = map.map(at, capacity - at);
+                let run = map(at, capacity - at);
                 assert!(run.len > Sector::ZERO && at + run.len <= capacity);
-                let name = map.devices()[run.device].name().to_owned();
+                let name = run.base.name().to_owned();
                 for i in 0..run.len.0 {
                     assert!(places.insert((name.clone(), run.sector.0 + i)), "{text}: {at}+{i}");
-                    let one = map.map(at + Sector(i), Sector(1));
-                    let same = map.devices()[one.device].name() == name;
+                    let one = map(at + Sector(i), Sector(1));
+                    let same = one.base.name() == name;
                     assert!(same && one.sector == run.sector + Sector(i), "{text}: {at}+{i}");
                 }
                 at += run.len;
@@ -278,7 +279,8 @@ proptest! {
     ) {
         Bench::new(1).run(|dm, state| async move {
             let dev = dm.create("d", None, Some(&text)).await.unwrap();
-            let map = dev.live_map().expect("linear and striped are pure");
+            let pure = "linear and striped are pure";
+            let map = |at, len| dev.map_blocks(at, len).expect(pure);
             let capacity = dev.limits().capacity.0;
             let mut model = vec![0_u8; capacity as usize * 512];
             for (i, (what, at, len)) in requests.into_iter().enumerate() {
@@ -309,8 +311,8 @@ proptest! {
                 }
             }
             for sector in 0..capacity {
-                let at = map.map(Sector(sector), Sector(1));
-                let index = disk(&state, map.devices()[at.device].name());
+                let at = map(Sector(sector), Sector(1));
+                let index = disk(&state, at.base.name());
                 let from = at.sector.0 as usize * 512;
                 let s = state.borrow();
                 let on_disk = &s.disks[index].bytes[from..from + 512];

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use crate::common::{Bench, Shared, disk, filled, take_log, write};
+use crate::common::{Bench, Shared, disk, filled, is_flat, take_log, write};
 use block::{BlockDevice, Class, Flags, Nanos, Op, OpenDevice, Opener, Sector, Status};
 use dm::{Dm, Remove};
 use reactor::{sleep, spawn};
@@ -70,7 +70,7 @@ fn a_swap_away_and_back_tells_each_opener_once_of_a_loss() {
                 assert_eq!(flush(device).await, Ok(()), "{away} {name}");
             }
             sleep(Nanos::from_millis(1)).await;
-            let is_flat = low.live_map().is_some() && top.live_map().is_some();
+            let is_flat = is_flat(&low) && is_flat(&top);
             assert!(is_flat, "{away} {name}: nobody is left to be told");
         });
     }

@@ -7,7 +7,7 @@
 //!   (engines, leaves, NBD)             ├▶ health     /healthz
 //!                                      ├▶ status     /status.json, for the page at /
 //!                                      └▶ listener   GET and HEAD only
-//!   tables: the numbers besides those of the engines; catalogue: all, for the manual
+//!   tables: the numbers besides those of the engines
 //! ```
 //!
 //! Invariants
@@ -16,7 +16,8 @@
 //!   however many clients ask.
 //! - HO-O3 A connection has one request and ends soon, whatever its client does; when there are too
 //!   many, the oldest ends that has not sent its request, or the oldest.
-mod catalogue;
+#[cfg(test)]
+mod catalogue_tests;
 mod families;
 mod health;
 mod listener;
@@ -27,7 +28,6 @@ mod snapshot;
 mod status;
 mod tables;
 
-pub use catalogue::{MetricInfo, metrics as metric_catalogue};
 pub(crate) use families::text;
 pub(crate) use listener::serve;
 pub(crate) use monitor::Monitor;

@@ -11,10 +11,15 @@ use block::{
     Base, Bio, BlockDevice, Bufs, Class, CoreId, Error, Flags, Limits, LocalFuture, LostWrites,
     Nanos, OnIoError, Op, Opener, Sector, Status,
 };
-use dm::{Dm, Resolver};
+use dm::{Dm, MappedDevice, Resolver};
 use reactor::{
     Driver, Event, FileId, Generation, Msg, OnDone, OpResult, QuiesceCounter, Reactor, Sqe, SqeOp,
 };
+
+/// Whether requests go through the device as a pure mapping.
+pub(crate) fn is_flat(device: &MappedDevice) -> bool {
+    device.map_blocks(Sector::ZERO, Sector(1)).is_some()
+}
 
 #[derive(Default)]
 pub(crate) struct Disk {

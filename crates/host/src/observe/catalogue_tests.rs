@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The catalogue of all metrics, from the tables: what the manual lists.
+//! The catalogue of all metrics, from the tables of the program: the manual, `docs/metrics.md`, is
+//! made from it, and pinned. To accept a change: `MILLPOND_UPDATE_DOCS=1 cargo test -p host --lib`.
+use std::path::Path;
+
 use block::attr::{Attr, Metric, Spec, metric_specs};
 
 use super::families::sentence;
@@ -7,20 +10,18 @@ use super::tables;
 use crate::targets::manuals;
 
 /// What is known of a metric without a daemon.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetricInfo {
+#[derive(Clone)]
+struct MetricInfo {
     /// Its full name.
-    pub name: String,
+    name: String,
     /// `counter`, `gauge` or `histogram`.
-    pub kind: &'static str,
-    /// Its labels.
-    pub labels: &'static [&'static str],
-    /// What it is.
-    pub help: String,
+    kind: &'static str,
+    labels: &'static [&'static str],
+    help: String,
 }
 
 /// All metrics by what they are of, with a title for each group.
-pub fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
+fn metrics() -> Vec<(String, Vec<MetricInfo>)> {
     fn table<T>(
         prefix: &str,
         labels: &'static [&'static str],
@@ -74,25 +75,40 @@ fn infos(
     specs.into_iter().map(info).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_metric_has_one_name_with_its_unit() {
-        let all: Vec<MetricInfo> = metrics().into_iter().flat_map(|(_, group)| group).collect();
-        for (nth, metric) in all.iter().enumerate() {
-            let name = &metric.name;
-            let first = all.iter().position(|other| other.name == *name);
-            assert_eq!(first, Some(nth), "{name} is there twice");
-            assert!(
-                name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit())
-            );
-            assert_eq!(metric.kind == "counter", name.ends_with("_total"), "{name}");
-            for unit in ["_us", "_usec", "_ms", "_ns", "_kb", "_microseconds", "_per_s"] {
-                let unit_word = format!("{unit}_");
-                assert!(!name.ends_with(unit) && !name.contains(&unit_word), "{name}: {unit}");
-            }
+#[test]
+fn every_metric_has_one_name_with_its_unit() {
+    let all: Vec<MetricInfo> = metrics().into_iter().flat_map(|(_, group)| group).collect();
+    for (nth, metric) in all.iter().enumerate() {
+        let name = &metric.name;
+        let first = all.iter().position(|other| other.name == *name);
+        assert_eq!(first, Some(nth), "{name} is there twice");
+        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b.is_ascii_digit()));
+        assert_eq!(metric.kind == "counter", name.ends_with("_total"), "{name}");
+        for unit in ["_us", "_usec", "_ms", "_ns", "_kb", "_microseconds", "_per_s"] {
+            let unit_word = format!("{unit}_");
+            assert!(!name.ends_with(unit) && !name.contains(&unit_word), "{name}: {unit}");
         }
     }
+}
+
+/// What stands before the tables.
+const HEAD: &str = include_str!("metrics_manual.md");
+
+#[test]
+fn the_manual_of_the_metrics_is_pinned() {
+    let mut page = HEAD.to_owned();
+    for (title, metrics) in metrics() {
+        page.push_str(&format!("\n### {title}\n\n| metric | kind | labels | meaning |\n"));
+        page.push_str("|---|---|---|---|\n");
+        for metric in metrics {
+            let labels = metric.labels.join(", ");
+            let (name, kind, help) = (&metric.name, metric.kind, &metric.help);
+            page.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
+        }
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    if std::env::var_os("MILLPOND_UPDATE_DOCS").is_some() {
+        return std::fs::write(path, page).unwrap();
+    }
+    assert!(std::fs::read_to_string(path).unwrap() == page, "docs/metrics.md differs:\n{page}");
 }

@@ -169,6 +169,8 @@ pub enum Fault {
     CompletionOrder,
     /// A checkpoint lets the log begin at its end, though the map changed meanwhile.
     CheckpointStartLate,
+    /// A cache that only another version can open is taken for blank.
+    OtherVersionTaken,
     /// An opening leaves in the superblock what later programs have said there.
     LaterKept,
     /// What recovery cut off at the end of the log stays there.

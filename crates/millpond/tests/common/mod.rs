@@ -231,7 +231,11 @@ impl Load {
         command.args(["bench", "-f", "raw", "-w", "-d", "1", "-c", "2000000000", "-s", &size]);
         command.arg(daemon.uri(name)).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.spawn();
-        Load(started.unwrap_or_else(|e| panic!("qemu-img: {e}; scripts/setup.sh installs it")))
+        let started = started.unwrap_or_else(|e| panic!("qemu-img: {e}; scripts/setup.sh has it"));
+        let load = Load(started);
+        // A frame of `top` that lists clients before and devices after it connects has no client.
+        while daemon.cli(&["clients", name]).ok().starts_with("No clients") {}
+        load
     }
 }
 

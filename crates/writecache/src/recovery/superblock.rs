@@ -17,6 +17,7 @@ use super::contents::contents_of;
 use super::former::{Former, Remains};
 use super::owner::NO_ORIGIN;
 use crate::config::Config;
+use crate::planted::Fault;
 
 /// The name of superblock writes in errors.
 const WRITE: &str = "write superblock";
@@ -34,11 +35,14 @@ pub(crate) async fn find_superblock(
     }
     let Copies { copies, blank, begun, former, contents } = read_copies(config, device).await?;
     let elected = format::elect(&copies);
-    if let Err(Damage::Later(later)) = elected {
-        return Err(Former::Later(later).refusal(config)); // FM-Q3
-    }
-    if let (Err(_), Some(former)) = (&elected, former) {
-        return Err(former.refusal(config));
+    let other_version = match (&elected, former) {
+        (Err(Damage::Later(later)), _) => Some(Former::Later(later.clone())),
+        (Err(_), former) => former,
+        (Ok(_), _) => None,
+    };
+    if let Some(former) = other_version {
+        let is_taken = config.planted.is(Fault::OtherVersionTaken);
+        return if is_taken { Ok(None) } else { Err(former.refusal(config)) };
     }
     match elected {
         Ok(superblock) => {

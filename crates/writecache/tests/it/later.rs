@@ -160,6 +160,41 @@ fn larger_blocks_than_an_engine_takes_are_read_and_not_written() {
     assert_eq!(report.occupancy().map(|found| (found.total, found.dirty)), Some((slots.into(), 0)));
 }
 
+/// Whether a table refuses what it finds, and nothing changes.
+fn is_kept(mut fixture: Fixture, fault: Option<Fault>) -> bool {
+    let before = fixture.image();
+    fixture.config.plant(fault);
+    fixture.life(async |_| ()).is_err() && fixture.image() == before
+}
+
+#[test]
+fn a_cache_of_another_version_that_is_formatted_is_found() {
+    let later = || {
+        let fixture = used("");
+        let superblock = Superblock { later: said(0, 4), ..fixture.superblock() };
+        put(&fixture, &[0, 1, 2, 3], &superblock, 0x20);
+        fixture
+    };
+    let earlier = || {
+        let fixture = used("");
+        for copy in 0..SUPERBLOCK_COPIES {
+            let at = Geometry::superblock_offset(copy);
+            let mut unit = fixture.area(at, UNIT);
+            unit[8] = 2; // divided
+            reseal(&mut unit);
+            fixture.poke_area(at, &unit);
+        }
+        fixture
+    };
+    for made in [&later as &dyn Fn() -> Fixture, &earlier] {
+        assert!(is_kept(made(), None));
+        assert!(
+            !is_kept(made(), Some(Fault::OtherVersionTaken)),
+            "the planted fault was not found"
+        );
+    }
+}
+
 /// Whether what may be ignored is gone when the cache was opened, and nothing else is.
 fn forgets(fault: Option<Fault>) -> bool {
     let mut fixture = used("");

@@ -39,6 +39,30 @@ const fn blocks(name: &'static str, help: &'static str, get: fn(&Cache) -> Value
     number(name, "blocks", help, get)
 }
 
+/// A number that is exported as it is now.
+const fn gauge(
+    name: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    get: fn(&Cache) -> Value,
+) -> Figure {
+    number(name, unit, help, get).metric(Metric::GAUGE)
+}
+
+/// A number of blocks that is exported as it is now.
+const fn blocks_now(name: &'static str, help: &'static str, get: fn(&Cache) -> Value) -> Figure {
+    gauge(name, "blocks", help, get)
+}
+
+/// A counter of `stats` that is exported: its name, its unit, and what it counts, as
+/// `counted!(reads, "blocks", "blocks that clients have read")`.
+macro_rules! counted {
+    ($name:ident, $unit:literal, $help:literal) => {
+        number(stringify!($name), $unit, $help, |c| count(&c.store.stats.$name))
+            .metric(Metric::COUNTER)
+    };
+}
+
 const fn text(
     name: &'static str,
     form: &'static str,
@@ -65,30 +89,24 @@ fn count(counter: &Counter) -> Value {
 
 /// All figures.
 pub(crate) static FIGURES: [Figure; 80] = [
-    number("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
+    gauge("error", "", "status field 1: 0, or the errno of what is wrong", |c| {
         Value::Signed(c.errno().into())
-    })
-    .metric(Metric::GAUGE),
-    blocks("total_blocks", "blocks of the cache device", |c| c.store.slot_count().into())
-        .metric(Metric::GAUGE),
-    blocks("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into())
-        .metric(Metric::GAUGE),
-    blocks("used_blocks", "blocks that data or the log use; 0: nothing needs the cache", |c| {
+    }),
+    blocks_now("total_blocks", "blocks of the cache device", |c| c.store.slot_count().into()),
+    blocks_now("free_blocks", "blocks that are free or clean", |c| c.store.free_blocks().into()),
+    blocks_now("used_blocks", "blocks that data or the log use; 0: nothing needs the cache", |c| {
         let counts = c.store.counts();
         (counts.slots - counts.free).into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("writeback_blocks", "blocks that are being written back", |c| {
+    }),
+    blocks_now("writeback_blocks", "blocks that are being written back", |c| {
         c.writeback.blocks().into()
-    })
-    .metric(Metric::GAUGE),
+    }),
     number("block_size", "bytes", "bytes of a block", |c| c.store.config.block_size.into())
         .metric(Metric::GAUGE.named("block_size_bytes")),
-    blocks("dirty_blocks", "blocks that the origin does not hold yet", |c| {
+    blocks_now("dirty_blocks", "blocks that the origin does not hold yet", |c| {
         c.store.counts().dirty.into()
-    })
-    .metric(Metric::GAUGE),
-    number(
+    }),
+    gauge(
         "oldest_dirty_seconds",
         "s",
         "for how long, at least, the oldest dirty block is dirty; 0: none is",
@@ -97,112 +115,80 @@ pub(crate) static FIGURES: [Figure; 80] = [
             let since = c.store.slots.borrow_mut().oldest_since(now);
             since.map_or(0, |since| now.0.saturating_sub(since.0) / 1_000_000_000).into()
         },
-    )
-    .metric(Metric::GAUGE),
-    blocks("clean_blocks", "blocks that the origin holds, too", |c| c.store.counts().clean.into())
-        .metric(Metric::GAUGE),
-    blocks("bad_blocks", "dirty blocks that can't be read at present; they are tried again", |c| {
-        c.store.counts().bad.into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("rotten_blocks", "those of them that do not match their checksum", |c| {
+    ),
+    blocks_now("clean_blocks", "blocks that the origin holds, too", |c| {
+        c.store.counts().clean.into()
+    }),
+    blocks_now(
+        "bad_blocks",
+        "dirty blocks that can't be read at present; they are tried again",
+        |c| c.store.counts().bad.into(),
+    ),
+    blocks_now("rotten_blocks", "those of them that do not match their checksum", |c| {
         c.writeback.rotten_blocks().into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("unsaved_blocks", "blocks that the origin does not have: dirty, or unreadable", |c| {
-        let counts = c.store.counts();
-        (u64::from(counts.dirty) + u64::from(counts.bad) + c.zero_blocks()).into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("zero_blocks", "blocks of zeroes that the origin may not hold yet", |c| {
+    }),
+    blocks_now(
+        "unsaved_blocks",
+        "blocks that the origin does not have: dirty, or unreadable",
+        |c| {
+            let counts = c.store.counts();
+            (u64::from(counts.dirty) + u64::from(counts.bad) + c.zero_blocks()).into()
+        },
+    ),
+    blocks_now("zero_blocks", "blocks of zeroes that the origin may not hold yet", |c| {
         c.zero_blocks().into()
-    })
-    .metric(Metric::GAUGE),
+    }),
     blocks("old_blocks", "with ordered: superseded versions of an epoch before", |c| {
         c.store.counts().old.into()
     }),
     number("pending_epochs", "epochs", "with ordered: epochs that the origin has to get", |c| {
         c.store.slots.borrow().pending_epochs().into()
     }),
-    number(
-        "epochs_together",
-        "epochs",
-        "with ordered: epochs that needed no flush of their own",
-        |c| count(&c.store.stats.epochs_together),
-    )
-    .metric(Metric::COUNTER),
-    blocks("uncommitted_blocks", "blocks written since the last commit", |c| {
+    counted!(epochs_together, "epochs", "with ordered: epochs that needed no flush of their own"),
+    blocks_now("uncommitted_blocks", "blocks written since the last commit", |c| {
         c.store.counts().unlogged.into()
-    })
-    .metric(Metric::GAUGE),
+    }),
     text(
         "journal",
         "in memory, or none: and why",
         "where completed writes are that the log does not have, if this process is killed",
         |c| c.journal_state().into(),
     ),
-    number(
+    gauge(
         "journal_changes",
         "",
         "changes that the journal in memory has and the log may not",
         |c| c.store.slots.borrow().journal_changes().into(),
-    )
-    .metric(Metric::GAUGE),
-    blocks(
+    ),
+    blocks_now(
         "buffered_blocks",
         "blocks that are in the write buffer, not on the cache device",
         |c| c.store.slots.borrow().buffered_count().into(),
-    )
-    .metric(Metric::GAUGE),
-    blocks(
+    ),
+    blocks_now(
         "unwritten_blocks",
         "blocks in memory alone since the cache failed: refused by its device, or not committed",
         |c| c.unwritten_blocks().into(),
-    )
-    .metric(Metric::GAUGE),
-    blocks("writes_buffered", "blocks whose writes were acknowledged from the buffer", |c| {
-        count(&c.store.stats.writes_buffered)
-    })
-    .metric(Metric::COUNTER),
-    number("buffer_runs", "", "writes from the buffer to the cache device", |c| {
-        count(&c.store.stats.buffer_runs)
-    })
-    .metric(Metric::COUNTER),
-    number("buffer_run_bytes", "bytes", "bytes that they wrote", |c| {
-        count(&c.store.stats.buffer_run_bytes)
-    })
-    .metric(Metric::COUNTER),
-    number("buffer_waits", "", "writes that had to wait for room in the buffer", |c| {
-        count(&c.store.stats.buffer_waits)
-    })
-    .metric(Metric::COUNTER),
+    ),
+    counted!(writes_buffered, "blocks", "blocks whose writes were acknowledged from the buffer"),
+    counted!(buffer_runs, "", "writes from the buffer to the cache device"),
+    counted!(buffer_run_bytes, "bytes", "bytes that they wrote"),
+    counted!(buffer_waits, "", "writes that had to wait for room in the buffer"),
     number("buffer_paced_us", "us", "how long writers were slowed because the buffer fills", |c| {
         (c.store.stats.buffer_paced_ns.get() / 1000).into()
     })
     .metric(Metric::COUNTER.named("buffer_paced_seconds").of_time(TimeUnit::Microsecond)),
-    blocks("buffer_write_errors", "buffered blocks that their slot has refused", |c| {
-        count(&c.store.stats.buffer_write_errors)
-    })
-    .metric(Metric::COUNTER),
-    blocks("reads", "blocks that clients have read", |c| count(&c.store.stats.reads))
-        .metric(Metric::COUNTER),
-    blocks("read_hits", "those of them that the cache had", |c| count(&c.store.stats.read_hits))
-        .metric(Metric::COUNTER),
-    blocks("writes", "blocks that clients have written", |c| count(&c.store.stats.writes))
-        .metric(Metric::COUNTER),
+    counted!(buffer_write_errors, "blocks", "buffered blocks that their slot has refused"),
+    counted!(reads, "blocks", "blocks that clients have read"),
+    counted!(read_hits, "blocks", "those of them that the cache had"),
+    counted!(writes, "blocks", "blocks that clients have written"),
     blocks("write_hits", "those of them that the cache had", |c| {
         let stats = &c.store.stats;
         (stats.write_hits_uncommitted.get() + stats.write_hits_committed.get()).into()
     })
     .metric(Metric::COUNTER),
-    blocks("writes_around", "blocks that went straight to the origin", |c| {
-        count(&c.store.stats.writes_around)
-    })
-    .metric(Metric::COUNTER),
-    blocks("writes_blocked", "blocks whose writers had to wait for a free slot", |c| {
-        count(&c.store.stats.writes_blocked)
-    })
-    .metric(Metric::COUNTER),
+    counted!(writes_around, "blocks", "blocks that went straight to the origin"),
+    counted!(writes_blocked, "blocks", "blocks whose writers had to wait for a free slot"),
     percent("read_hit_percent", "read_hits of reads", |c| {
         share(c.store.stats.read_hits.get(), c.store.stats.reads.get()).into()
     }),
@@ -214,18 +200,9 @@ pub(crate) static FIGURES: [Figure; 80] = [
     text("read_cache_state", "on, or off, and why", "whether blocks that are read enter", |c| {
         c.writeback.read_cache.state().into()
     }),
-    blocks("read_admitted", "blocks that entered the cache because they were read again", |c| {
-        count(&c.store.stats.read_admitted)
-    })
-    .metric(Metric::COUNTER),
-    blocks("read_refused_once", "blocks that missed, and had not been read before", |c| {
-        count(&c.store.stats.read_refused_once)
-    })
-    .metric(Metric::COUNTER),
-    blocks("read_refused_sequential", "blocks that missed in a long stream of reads", |c| {
-        count(&c.store.stats.read_refused_sequential)
-    })
-    .metric(Metric::COUNTER),
+    counted!(read_admitted, "blocks", "blocks that entered the cache because they were read again"),
+    counted!(read_refused_once, "blocks", "blocks that missed, and had not been read before"),
+    counted!(read_refused_sequential, "blocks", "blocks that missed in a long stream of reads"),
     blocks(
         "read_refused_budget",
         "blocks that were read again when the day's budget was spent",
@@ -245,47 +222,29 @@ pub(crate) static FIGURES: [Figure; 80] = [
         (at_once + stats.buffer_run_bytes.get()).into()
     })
     .metric(Metric::COUNTER),
-    number("admitted_write_bytes", "bytes", "bytes of read_admitted on the cache device", |c| {
-        count(&c.store.stats.admitted_write_bytes)
-    })
-    .metric(Metric::COUNTER),
-    number("metadata_write_bytes", "bytes", "bytes of log and checkpoints on it", |c| {
-        count(&c.store.stats.metadata_write_bytes)
-    })
-    .metric(Metric::COUNTER),
-    number("flushes", "", "FLUSHes of clients", |c| count(&c.store.stats.flushes))
-        .metric(Metric::COUNTER),
-    blocks("flush_done_blocks", "blocks that the running flush has written back", |c| {
+    counted!(admitted_write_bytes, "bytes", "bytes of read_admitted on the cache device"),
+    counted!(metadata_write_bytes, "bytes", "bytes of log and checkpoints on it"),
+    counted!(flushes, "", "FLUSHes of clients"),
+    blocks_now("flush_done_blocks", "blocks that the running flush has written back", |c| {
         c.writeback.progress().unwrap_or((0, 0)).0.into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("flush_total_blocks", "blocks that the running flush set out to write back", |c| {
+    }),
+    blocks_now("flush_total_blocks", "blocks that the running flush set out to write back", |c| {
         c.writeback.progress().unwrap_or((0, 0)).1.into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("drain_done_blocks", "blocks that the running drain has written back", |c| {
+    }),
+    blocks_now("drain_done_blocks", "blocks that the running drain has written back", |c| {
         c.writeback.drain_progress().map_or(0, |drain| drain.done).into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("drain_total_blocks", "blocks that the running drain has to write back", |c| {
+    }),
+    blocks_now("drain_total_blocks", "blocks that the running drain has to write back", |c| {
         c.writeback.drain_progress().map_or(0, |drain| drain.total).into()
-    })
-    .metric(Metric::GAUGE),
-    number("drain_active", "", "1: a drain is running", |c| {
+    }),
+    gauge("drain_active", "", "1: a drain is running", |c| {
         c.writeback.drain_progress().is_some().into()
-    })
-    .metric(Metric::GAUGE),
-    number("commits", "", "commits", |c| count(&c.store.stats.commits)).metric(Metric::COUNTER),
-    number("checkpoints", "", "checkpoints", |c| count(&c.store.stats.checkpoints))
-        .metric(Metric::COUNTER),
-    number("cache_flushes", "", "flushes of the cache device", |c| {
-        count(&c.store.stats.cache_flushes)
-    })
-    .metric(Metric::COUNTER),
-    number("origin_flushes", "", "flushes of the origin", |c| count(&c.store.stats.origin_flushes))
-        .metric(Metric::COUNTER),
-    number("origin_writes", "", "writes of writeback", |c| count(&c.store.stats.origin_writes))
-        .metric(Metric::COUNTER),
+    }),
+    counted!(commits, "", "commits"),
+    counted!(checkpoints, "", "checkpoints"),
+    counted!(cache_flushes, "", "flushes of the cache device"),
+    counted!(origin_flushes, "", "flushes of the origin"),
+    counted!(origin_writes, "", "writes of writeback"),
     number("origin_write_bytes", "bytes", "bytes written back", |c| {
         count(&c.store.stats.written_back_bytes)
     })
@@ -299,10 +258,7 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("gap_bytes_read", "bytes", "bytes read of the origin to fill gaps", |c| {
         count(&c.store.stats.gap_bytes_read)
     }),
-    number("gap_bytes_written", "bytes", "bytes written to the origin to fill gaps", |c| {
-        count(&c.store.stats.gap_bytes_written)
-    })
-    .metric(Metric::COUNTER),
+    counted!(gap_bytes_written, "bytes", "bytes written to the origin to fill gaps"),
     number("slot_reads", "", "reads of the cache device that took the slots of many blocks", |c| {
         count(&c.store.stats.slot_reads)
     }),
@@ -318,26 +274,13 @@ pub(crate) static FIGURES: [Figure; 80] = [
     number("origin_write_rate", "bytes a second", "measured: how fast it writes", |c| {
         c.writeback.costs().map_or(0, |costs| costs.write_bytes_per_s()).into()
     }),
-    blocks("checksum_errors", "blocks that did not match their checksum", |c| {
-        count(&c.store.stats.checksum_errors)
-    })
-    .metric(Metric::COUNTER),
-    blocks("scrubbed_blocks", "blocks that scrub has read and checked", |c| {
-        count(&c.store.stats.scrubbed_blocks)
-    })
-    .metric(Metric::COUNTER),
-    blocks("scrub_errors", "those of them that could not be read, or were rotten", |c| {
-        count(&c.store.stats.scrub_errors)
-    })
-    .metric(Metric::COUNTER),
-    number("scrub_passes", "", "how often scrub has come to the end of the cache", |c| {
-        count(&c.store.stats.scrub_passes)
-    })
-    .metric(Metric::COUNTER),
-    number("guarded_ranges", "", "ranges of the origin that have a signature: 2, or less", |c| {
+    counted!(checksum_errors, "blocks", "blocks that did not match their checksum"),
+    counted!(scrubbed_blocks, "blocks", "blocks that scrub has read and checked"),
+    counted!(scrub_errors, "blocks", "those of them that could not be read, or were rotten"),
+    counted!(scrub_passes, "", "how often scrub has come to the end of the cache"),
+    gauge("guarded_ranges", "", "ranges of the origin that have a signature: 2, or less", |c| {
         c.guard.as_ref().map_or(0, |guard| guard.guarded_ranges()).into()
-    })
-    .metric(Metric::GAUGE),
+    }),
     number("throttled_us", "us", "how long writers were slowed down", |c| {
         (c.store.stats.throttled_ns.get() / 1000).into()
     })
@@ -352,28 +295,20 @@ pub(crate) static FIGURES: [Figure; 80] = [
         let block = c.writeback.retry.error().and_then(|(_, block)| block);
         block.map_or("none".into(), |block| c.store.sector_of(block).0.into())
     }),
-    number("writeback_errors", "", "writes and flushes of the origin that failed", |c| {
-        count(&c.store.stats.writeback_errors)
-    })
-    .metric(Metric::COUNTER),
-    blocks("failing_blocks", "blocks that the origin has refused and does not hold yet", |c| {
+    counted!(writeback_errors, "", "writes and flushes of the origin that failed"),
+    blocks_now("failing_blocks", "blocks that the origin has refused and does not hold yet", |c| {
         c.writeback.retry.blocks().into()
-    })
-    .metric(Metric::GAUGE),
-    blocks("cache_read_errors", "blocks that the cache device could not read", |c| {
-        count(&c.store.stats.cache_read_errors)
-    })
-    .metric(Metric::COUNTER),
+    }),
+    counted!(cache_read_errors, "blocks", "blocks that the cache device could not read"),
     text(
         "bad_block_list",
         "none, or sectors, and +N for those left out",
         "first sectors of the blocks that can't be read",
         |c| c.bad_blocks().to_string().into(),
     ),
-    number("drain_only", "", "1: the cache device fails, the cache takes nothing new", |c| {
+    gauge("drain_only", "", "1: the cache device fails, the cache takes nothing new", |c| {
         c.store.is_drain_only().into()
-    })
-    .metric(Metric::GAUGE),
+    }),
     text("drain_state", "idle, or running and how far it is", "the state of a drain", |c| {
         c.writeback.drain_progress().map_or("idle".into(), |drain| drain.to_string().into())
     }),

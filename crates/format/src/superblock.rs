@@ -283,13 +283,13 @@ impl Superblock {
     /// The bits of `incompat` of what it says.
     fn incompat(&self) -> u64 {
         let is_large = self.block_size > BLOCK_SIZE_SERVED_MAX;
-        u64::from(self.guards_origin) * INCOMPAT_GUARD
-            | u64::from(self.moved.is_some()) * INCOMPAT_MOVED
-            | u64::from(is_large) * INCOMPAT_LARGE_BLOCKS
+        bit(self.guards_origin, INCOMPAT_GUARD)
+            | bit(self.moved.is_some(), INCOMPAT_MOVED)
+            | bit(is_large, INCOMPAT_LARGE_BLOCKS)
     }
 
     fn ro_compat(&self) -> u64 {
-        u64::from(self.atomic_bytes != 0) * RO_COMPAT_ATOMIC
+        bit(self.atomic_bytes != 0, RO_COMPAT_ATOMIC)
     }
 
     /// What this program must know before it writes to the cache, and does not; `None` if it may.
@@ -351,11 +351,15 @@ impl Superblock {
     }
 }
 
+fn bit(is_set: bool, bit: u64) -> u64 {
+    if is_set { bit } else { 0 }
+}
+
 /// The bits of `incompat` that a superblock without words stands for.
 fn legacy_incompat(version: u16, flags: u8) -> u64 {
     match version {
         VERSION_GUARD => INCOMPAT_GUARD,
-        VERSION_MOVED => INCOMPAT_MOVED | u64::from(flags & GUARDS_ORIGIN) * INCOMPAT_GUARD,
+        VERSION_MOVED => INCOMPAT_MOVED | bit(flags & GUARDS_ORIGIN != 0, INCOMPAT_GUARD),
         _ => 0,
     }
 }

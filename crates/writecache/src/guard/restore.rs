@@ -212,6 +212,6 @@ async fn read_ranges(origin: &dyn BlockDevice) -> Result<Vec<Contents>, Error> {
 async fn read_slots(origin: &dyn BlockDevice, range: GuardRange) -> Result<Contents, Error> {
     let bytes = read_origin(origin, range).await?;
     let look = RangeLook::of(range, &bytes);
-    look.check_known(&origin.name())?;
+    look.check_known(origin.name())?;
     Ok(Contents { range, bytes, look })
 }

@@ -232,7 +232,7 @@ fn the_commands_of_the_pages_on_services_work() {
     assert!(result.out.contains("pond.toml: 2 devices, no error found"), "{result:?}");
     // `save` has written what the commands have changed.
     let saved = std::fs::read_to_string(daemon.dir.path().join("pond.toml")).expect("saved");
-    assert!(saved.contains("\"ro\" = \"1\"") && saved.contains("8388608 zram"), "{saved}");
+    assert!(saved.contains("\nro = \"1\"") && saved.contains("8388608 zram"), "{saved}");
 }
 
 #[test]

@@ -113,14 +113,19 @@ fn a_verb_beyond_the_limit_of_file_sizes_fails_with_a_message() {
     let dir = tempfile::tempdir().unwrap();
     let program = millpond(Build::Workspace).unwrap();
     let file = dir.path().join("f.img");
-    std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
-    let line = format!(
-        "ulimit -f 1024; exec {} bench --raw {} --rw write --bs 64K --number-ios 64",
-        program.display(),
-        file.display()
-    );
-    let ended = run(Command::new("sh").args(["-c", &line]), SOON).unwrap();
-    assert!(ended.code == 1 && !ended.stderr.is_empty(), "{}", ended.complaint());
+    std::fs::write(&file, vec![1; 4 << 20]).unwrap();
+    let wipe = |limit: &str, force: &str| {
+        let (program, file) = (program.display(), file.display());
+        let line = format!("{limit} exec {program} wipe {file} {force}");
+        run(Command::new("sh").args(["-c", &line]), SOON).unwrap()
+    };
+    let refused = wipe("", "").stderr;
+    let token = refused.split("--force ").nth(1).and_then(|rest| rest.split('`').next());
+    let force = format!("--force {}", token.expect("a token"));
+    // 32 KiB, and it makes blank what is behind.
+    let ended = wipe("ulimit -f 64;", &force);
+    assert!(ended.code == 1 && ended.stderr.contains("wipe"), "{}", ended.complaint());
+    assert_eq!(wipe("", &force).code, 0, "without the limit");
 }
 
 /// A user who has no other process, so that a limit of threads counts this daemon's only.

@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Bufs, Nanos, Slice, Status};
-use reactor::{FileId, OpResult, SqeOp, WaitList, driver_io, end_waits, loop_time, now, spawn};
+use reactor::{
+    FileId, OpResult, Share, SqeOp, WaitList, driver_io, end_waits, loop_time, now, spawn,
+};
 
 use crate::figures::Figures;
 use crate::handshake::Session;
 use crate::peer::{ListenerRules, Peer};
 use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
 use crate::reply::Reply;
-use crate::share::Share;
 use crate::shared::Shared;
 use crate::tls::Tls;
 use crate::unread::{Parked, PauseState, Stop};
@@ -101,7 +102,7 @@ impl Conn {
             replies: RefCell::default(),
             ready: WaitList::new(),
             room: WaitList::new(),
-            share: Rc::new(Share::new(peer)),
+            share: Rc::new(Share::new(peer == Peer::Network)),
             receiving: Cell::new(false),
             sending: Cell::new(0),
             ops: Cell::new(0),
@@ -409,19 +410,13 @@ impl Conn {
         }
         let budget = &self.shared.budget;
         // Only this task adds to the connection's own share, so it still fits after this wait.
-        budget.ask(&self.share, bytes);
-        if self.share.waits() {
+        if !budget.try_take(&self.share, bytes) {
             self.figures.waits.set(1);
-            self.share.changed.wait_for(|| !self.share.waits() || over()).await;
+            let is_admitted = budget.wait(&self.share, bytes, over).await;
             self.figures.waits.set(0);
-        }
-        if self.share.waits() {
-            budget.withdraw(&self.share);
-            return Err(stop());
-        }
-        if over() {
-            budget.give_back(&self.share, bytes);
-            return Err(stop());
+            if !is_admitted {
+                return Err(stop());
+            }
         }
         self.figures.in_flight.add(1);
         Ok(())
@@ -481,19 +476,19 @@ mod tests {
         let work = async {
             let options = Options { bytes_max: ALL, ..Options::default() };
             let shared = Server::new(Rc::new(NoExports), options).0;
-            let full = Rc::new(Share::new(Peer::Local));
+            let full = Share::new(false);
             let ends: [fn(&Conn); 2] = [|c| c.dead.set(true), |c| c.draining.set(true)];
             for end in ends {
-                shared.budget.ask(&full, ALL);
+                assert!(shared.budget.try_take(&full, ALL));
                 let rules = ListenerRules { peer: Peer::Local, tls: None };
                 let conn = Rc::new(Conn::new(shared.clone(), FileId(1), rules, 1));
                 let admitted = Rc::new(Cell::new(None));
                 let (waits, tell) = (conn.clone(), admitted.clone());
                 spawn(async move { tell.set(Some(waits.admit(2 << 20).await)) });
                 yield_now().await;
-                assert!(conn.share.waits());
+                assert_eq!(conn.figures.waits.get(), 1);
                 shared.budget.give_back(&full, ALL);
-                assert!(!conn.share.waits(), "it is admitted");
+                assert_eq!(conn.share.held(), 2 << 20, "it is admitted");
                 end(&conn);
                 yield_now().await;
                 let refused = Some(Err(Stop::Ended));

@@ -24,7 +24,7 @@
 //! - NB-N4 A socket is closed only when nothing is in flight on it, so that no pending request
 //!   meets a reused file id.
 //! - NB-N5 Connections share only budgets. A stalled client never blocks the reserve of another
-//!   one, and blocks its further requests for at most [`Options::stall_time`] (`share`).
+//!   one, and blocks its further requests for at most [`Options::stall_time`] (`reactor::Budget`).
 //! - NB-N6 A full table of connections locks no one out: local sockets have places of their own,
 //!   and a new session replaces one of its kind that was idle for [`Options::idle_time`]. Before
 //!   that it has done its handshake: until then a connection has one of other places, and replaces
@@ -69,7 +69,6 @@ pub mod request;
 mod send;
 mod server;
 mod session;
-mod share;
 mod shared;
 mod tls;
 mod unread;

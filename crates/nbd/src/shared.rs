@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{CoreId, Nanos, Planted};
-use reactor::{FileId, TaskPool, WaitList, ZeroBuffer};
+use reactor::{Budget, FileId, TaskPool, WaitList, ZeroBuffer};
 use slab::Slab;
 
 use crate::conn::Conn;
@@ -15,7 +15,6 @@ use crate::figures::{Counters, Stats};
 use crate::job::{self, Job};
 use crate::peer::ListenerRules;
 use crate::planted::ServerFault;
-use crate::share::Budget;
 use crate::wire::REQUEST_BYTES_MAX;
 
 /// Bounds of a server.
@@ -35,7 +34,7 @@ pub struct Options {
     /// Data of one connection in flight; at least 32 MiB.
     pub connection_bytes_max: u64,
     /// Data of all connections in flight, apart from each one's reserve of 1 MiB; at least 32 MiB.
-    /// A quarter is for local sockets only. See `share` for how the rest is divided.
+    /// A quarter is for local sockets only. See [`Budget`] for how the rest is divided.
     pub bytes_max: u64,
     /// Time for a client's handshake.
     pub handshake_time: Nanos,
@@ -128,8 +127,10 @@ impl Shared {
         assert!(options.local_connections < options.connections_max, "the network gets a place");
         // NB-N5: one for each possible request, so that none waits for the device of another.
         let workers_max = options.connections_max.saturating_mul(options.requests_max).max(1);
+        let of_network = (options.bytes_max - options.bytes_max / 4).max(request);
+        let of_each = options.connection_bytes_max;
         Shared {
-            budget: Budget::new(options.bytes_max),
+            budget: Budget::new(options.bytes_max, of_network, of_each),
             options,
             exports,
             jobs: TaskPool::new(workers_max, job::run),

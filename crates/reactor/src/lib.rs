@@ -21,6 +21,7 @@
 //! - RE-R4 Code above can't tell which driver runs it, nor whether cores are threads.
 #![warn(missing_docs)]
 
+mod budget;
 mod call;
 mod core;
 mod core_local;
@@ -41,6 +42,7 @@ mod task_pool;
 mod timers;
 mod wait;
 
+pub use crate::budget::{Budget, Share};
 pub use crate::call::call;
 pub use crate::core::{
     Reactor, begin_pushed, core_id, count_work, end_waits, export, loop_time, memory, new_opener,

@@ -13,9 +13,6 @@ pub trait Export {
     /// Where bios go.
     fn device(&self) -> Rc<dyn BlockDevice>;
 
-    /// Its name.
-    fn name(&self) -> String;
-
     /// Whether writes are refused. Asked when a session begins, and before each write.
     fn read_only(&self) -> bool;
 

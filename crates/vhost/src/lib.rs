@@ -11,8 +11,8 @@
 //! ```
 //!
 //! `message`, `memory`, `ring`, `request`, `inflight` and `config` are pure functions of bytes.
-//! Only `session`, `remote`, `queue`, `work`, `event_fd` and `share` use the reactor; `control`
-//! runs on a thread. Queues of one session may be served on several cores (`remote`).
+//! Only `session`, `remote`, `queue`, `work` and `event_fd` use the reactor; `control` runs on a
+//! thread. Queues of one session may be served on several cores (`remote`).
 //!
 //! Invariants
 //! - VH-V1 No input, be it in a message or in the guest's memory, makes this process panic, wait,
@@ -51,7 +51,6 @@ mod resumption;
 pub mod ring;
 mod server;
 mod session;
-mod share;
 #[cfg(any(test, fuzzing))]
 pub mod testing;
 mod work;

@@ -3,18 +3,19 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use reactor::{TaskPool, ZeroBuffer};
+use reactor::{Budget, TaskPool, ZeroBuffer};
 
 use crate::export::Export;
 use crate::queue_places::QueuePlaces;
 use crate::remote::Place;
 use crate::request::DATA_BYTES_MAX;
 use crate::session::Session;
-use crate::share::Budget;
 use crate::work::{self, Job};
 
 /// Requests that wait for their device at once. Beyond that they wait for a task.
 const JOBS_MAX: usize = 1 << 16;
+/// Data of one session in flight.
+const SHARE_BYTES_MAX: u64 = 64 << 20;
 
 pub(crate) struct ServerShared {
     pub(crate) budget: Budget,
@@ -46,7 +47,8 @@ impl Server {
     /// at least. A queue takes four descriptors.
     pub fn with_queue_places(bytes_max: u64, queues: usize) -> Server {
         assert!(bytes_max >= u64::from(DATA_BYTES_MAX), "a server must hold one request");
-        let (budget, zeroes) = (Budget::new(bytes_max), ZeroBuffer::default());
+        let budget = Budget::new(bytes_max, bytes_max, SHARE_BYTES_MAX);
+        let zeroes = ZeroBuffer::default();
         let jobs = TaskPool::new(JOBS_MAX, work::wait);
         let queue_places = Rc::new(QueuePlaces::new(queues));
         Server(Rc::new(ServerShared { budget, jobs, zeroes, queue_places }))

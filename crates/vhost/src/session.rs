@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use block::latency::Latencies;
 use block::{BlockDevice, CoreId, Error, OpenDevice, Sector};
-use reactor::{core_id, new_opener, spawn};
+use reactor::{Share, core_id, new_opener, spawn};
 use rustix::net::{SendFlags, send};
 
 use crate::config::{
@@ -27,7 +27,6 @@ use crate::remote::{Place, RemoteQueues, Scope};
 use crate::request::{Command, STATUS_OK};
 use crate::ring::{QUEUE_SIZE_MAX, RingError};
 use crate::server::{Server, ServerShared};
-use crate::share::Share;
 use crate::work;
 use block::ClientRegion;
 
@@ -128,7 +127,7 @@ impl Shared {
     }
 
     pub(crate) fn name(&self) -> String {
-        self.export.name()
+        self.device.name().to_owned()
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -184,13 +183,7 @@ impl Shared {
     /// False when its queue stops first.
     pub(crate) async fn wait_for_budget(&self, queue: &Queue, bytes: u64) -> bool {
         let budget = &self.server.budget;
-        let waiter = budget.wait(&self.share, bytes);
-        let over = || queue.is_stopping.get();
-        self.share.changed.wait_for(|| waiter.is_admitted() || over()).await;
-        if over() {
-            budget.withdraw(&waiter);
-        }
-        !over()
+        budget.wait(&self.share, bytes, || queue.is_stopping.get()).await
     }
 
     pub(crate) fn release(&self, bytes: u64) {

@@ -166,10 +166,6 @@ impl Export for NullExport {
         self.device.clone()
     }
 
-    fn name(&self) -> String {
-        self.device.name().to_owned()
-    }
-
     fn read_only(&self) -> bool {
         false
     }
@@ -183,7 +179,7 @@ impl Export for NullExport {
     }
 
     fn warn(&self, why: &str) {
-        eprintln!("{}: {why}", self.name());
+        eprintln!("{}: {why}", self.device.name());
     }
 }
 

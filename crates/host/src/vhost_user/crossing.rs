@@ -22,7 +22,6 @@ use reactor::{now, sleep, spawn};
 use vhost::Stats;
 use vhost::control::Connection;
 
-use super::session::DmExport;
 use super::{DOOR, History, VhostClient, VhostUser, door};
 use crate::engine::Engine;
 
@@ -149,7 +148,7 @@ impl VhostUser {
         let device = engine.dm.get(&session.device)?;
         let opened = device.open()?;
         let survives_kill = engine.survives_kill(&device).await;
-        let export = DmExport::new(self, &engine.places, opened, survives_kill);
+        let export = self.export(&engine.places, opened, survives_kill);
         let VhostSession { id, device: name, age_ms, requests, read_bytes, write_bytes, errors } =
             session;
         let stats = Stats { requests, read_bytes, write_bytes, errors };

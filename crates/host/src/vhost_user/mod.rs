@@ -415,7 +415,7 @@ impl VhostUser {
         let Ok(opened) = device.open() else { return };
         self.beginning.set(self.beginning.get() + 1);
         let survives_kill = engine.survives_kill(device).await;
-        let export = session::DmExport::new(self, &engine.places, opened, survives_kill);
+        let export = self.export(&engine.places, opened, survives_kill);
         let number = self.next.replace(self.next.get() + 1);
         let new = (History::default(), Connection::default());
         let client = self.begin((number, minor), export, Arc::new(socket), new).await;
@@ -449,7 +449,7 @@ impl VhostUser {
     async fn begin(
         &self,
         (number, minor): (u64, u32),
-        export: session::DmExport,
+        (export, places): session::Exported,
         socket: Arc<OwnedFd>,
         (history, connection): (History, Connection),
     ) -> Result<Rc<VhostClient>, Error> {
@@ -457,8 +457,8 @@ impl VhostUser {
         let by = session::peer(&socket);
         let of_cut_off = socket.clone();
         let cut_off = Arc::new(move || session::shut_down(&of_cut_off));
-        let (places, features) = (export.places(), connection.features());
-        let begun = self.server.adopt(Box::new(export), places, cut_off, features).await;
+        let features = connection.features();
+        let begun = self.server.adopt(export, places, cut_off, features).await;
         let client = Rc::new(VhostClient {
             number,
             minor,

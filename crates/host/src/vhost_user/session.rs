@@ -19,7 +19,7 @@ use vhost::{Attachments, EventFd, Export, OpenEvent, Place, Server};
 
 use super::{VhostClient, VhostUser, server_of_this_core, socket_is_paused};
 use crate::core_thread::CoreHandle;
-use crate::secondary::{DeviceHandle, Lease, Replica, device_on_this_core};
+use crate::secondary::{Lease, device_on_this_core};
 use crate::sessions::{SessionCore, SessionCores};
 
 /// Ends what is under way on a socket. Does not wait.
@@ -36,116 +36,64 @@ pub(super) fn peer(socket: &OwnedFd) -> Option<(u32, u32)> {
     }
 }
 
-/// A mapped device for one session.
-pub(super) struct DmExport {
-    /// What other cores have of it, as long as they may use it.
-    lease: Option<Lease>,
-    opened: Rc<Opened>,
-    core: SessionCore,
-    /// See [`VhostUser`].
-    cores: usize,
-    core_bytes_max: u64,
-    was_used: Arc<AtomicBool>,
-    survives_kill: bool,
-}
-
-impl DmExport {
-    pub(super) fn new(
-        door: &VhostUser,
-        session_cores: &Rc<SessionCores>,
-        opened: Opened,
-        survives_kill: bool,
-    ) -> DmExport {
-        let opened = Rc::new(opened);
-        let was_used = door.was_used(opened.device());
-        let core = session_cores.begin(opened.device().minor());
-        let (cores, core_bytes_max) = (door.cores, door.core_bytes_max);
-        let others = core.in_turn(cores).len() > 1;
-        let lease = others.then(|| session_cores.owner.lease(opened.clone()));
-        DmExport { lease, opened, core, cores, core_bytes_max, was_used, survives_kill }
-    }
-
-    /// Where its queues are served.
-    pub(super) fn places(&self) -> Vec<Option<Place>> {
-        let Some(lease) = &self.lease else { return vec![None] };
-        let place = |core: CoreId| {
-            let (terms, bytes_max) = (self.replica(lease), self.core_bytes_max);
-            let begin = move || -> (Server, Box<dyn Export>) {
-                let device = device_on_this_core(&terms.handle);
-                (server_of_this_core(bytes_max), Box::new(ReplicaExport { device, terms }))
-            };
-            (core != CoreId(0)).then(|| Place { core, begin: Box::new(begin) })
-        };
-        self.core.in_turn(self.cores).into_iter().map(place).collect()
-    }
-
-    /// The device as another core has it.
-    fn replica(&self, lease: &Lease) -> ReplicaTerms {
-        let device = self.opened.device();
-        ReplicaTerms {
-            handle: lease.handle(),
-            name: device.name().to_owned(),
-            read_only: device.read_only().clone(),
-            latencies: device.latencies(),
-            was_used: self.was_used.clone(),
-            survives_kill: self.survives_kill,
-        }
-    }
-}
-
-impl Export for DmExport {
-    fn device(&self) -> Rc<dyn BlockDevice> {
-        self.opened.device().clone()
-    }
-
-    fn name(&self) -> String {
-        self.opened.device().name().to_owned()
-    }
-
-    fn read_only(&self) -> bool {
-        self.opened.device().read_only().get()
-    }
-
-    fn outlives_process(&self) -> bool {
-        self.survives_kill
-    }
-
-    fn was_used(&self) -> Arc<AtomicBool> {
-        self.was_used.clone()
-    }
-
-    fn warn(&self, why: &str) {
-        tracing::warn!(device = self.name(), "vhost-user: {why}");
-    }
-
-    fn latencies(&self) -> Option<Arc<Latencies>> {
-        Some(self.opened.device().latencies())
-    }
-}
-
-/// What another core is told of a device.
-struct ReplicaTerms {
-    handle: DeviceHandle,
-    name: String,
+/// What each core is told of a session's device.
+#[derive(Clone)]
+struct ExportTerms {
     read_only: ReadOnly,
     latencies: Arc<Latencies>,
     was_used: Arc<AtomicBool>,
     survives_kill: bool,
 }
 
-/// The device of a session's queues on another core than core 0.
-struct ReplicaExport {
-    device: Rc<Replica>,
-    terms: ReplicaTerms,
+/// A session's device, on one of the cores that serve its queues.
+struct CoreExport {
+    device: Rc<dyn BlockDevice>,
+    terms: ExportTerms,
+    /// On core 0: what other cores have of the device, as long as they may use it; the device; and
+    /// the places of its queues.
+    _home: Option<(Option<Lease>, Rc<Opened>, SessionCore)>,
 }
 
-impl Export for ReplicaExport {
+/// A mapped device for one session, and where its queues are served.
+pub(super) type Exported = (Box<dyn Export>, Vec<Option<Place>>);
+
+impl VhostUser {
+    pub(super) fn export(
+        &self,
+        session_cores: &Rc<SessionCores>,
+        opened: Opened,
+        survives_kill: bool,
+    ) -> Exported {
+        let opened = Rc::new(opened);
+        let device = opened.device().clone();
+        let terms = ExportTerms {
+            read_only: device.read_only().clone(),
+            latencies: device.latencies(),
+            was_used: self.was_used(&device),
+            survives_kill,
+        };
+        let placed = session_cores.begin(device.minor());
+        let cores = placed.in_turn(self.cores);
+        let lease = (cores.len() > 1).then(|| session_cores.owner.lease(opened.clone()));
+        let place = |core: CoreId| {
+            let (handle, terms) = (lease.as_ref()?.handle(), terms.clone());
+            let bytes_max = self.core_bytes_max;
+            let begin = move || -> (Server, Box<dyn Export>) {
+                let device = device_on_this_core(&handle);
+                let export = CoreExport { device, terms, _home: None };
+                (server_of_this_core(bytes_max), Box::new(export))
+            };
+            (core != CoreId(0)).then(|| Place { core, begin: Box::new(begin) })
+        };
+        let places = cores.into_iter().map(place).collect();
+        let _home = Some((lease, opened, placed));
+        (Box::new(CoreExport { device, terms, _home }), places)
+    }
+}
+
+impl Export for CoreExport {
     fn device(&self) -> Rc<dyn BlockDevice> {
         self.device.clone()
-    }
-
-    fn name(&self) -> String {
-        self.terms.name.clone()
     }
 
     fn read_only(&self) -> bool {
@@ -161,7 +109,7 @@ impl Export for ReplicaExport {
     }
 
     fn warn(&self, why: &str) {
-        tracing::warn!(device = self.terms.name, "vhost-user: {why}");
+        tracing::warn!(device = self.device.name(), "vhost-user: {why}");
     }
 
     fn latencies(&self) -> Option<Arc<Latencies>> {

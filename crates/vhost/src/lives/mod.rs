@@ -147,10 +147,6 @@ impl Export for TestExport {
         DEVICE.with_borrow(Clone::clone).expect("set when the process began")
     }
 
-    fn name(&self) -> String {
-        self.device().name().to_owned()
-    }
-
     fn read_only(&self) -> bool {
         false
     }

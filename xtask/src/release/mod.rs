@@ -17,7 +17,7 @@
 //! Invariants
 //! - RL-B1 The same commit gives the same bytes, in whatever folder and at whatever time. Times are
 //!   those of the commit, paths of the builder are replaced, files are sorted, owners are root.
-//! - RL-P1 The program runs with glibc 2.28, and has at most 25 MB.
+//! - RL-P1 The program runs with glibc 2.28, and has at most 18 MB.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use super::context::{Release, call, output, target, tools_path};
 /// RL-P1: RHEL 8's, Debian 10's. zig has the symbols of every glibc.
 const GLIBC: [u32; 2] = [2, 28];
 /// RL-P1: chosen (issue 49).
-const PROGRAM_BYTES_MAX: u64 = 25_000_000;
+const PROGRAM_BYTES_MAX: u64 = 18_000_000;
 
 /// Where the checkout and cargo's folder are while it is built, in a mount namespace (RL-B1). zig
 /// compiles a few sources of its own, and has no option to leave its paths and the folder that it

@@ -136,9 +136,9 @@ pub(crate) struct Source {
 }
 
 /// A device to create.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceConfig {
-    /// `FILE: line N`: where messages about it point.
+    /// `FILE: line N`: where messages about it point. Empty for one that is only written.
     pub(crate) place: String,
     pub(crate) name: String,
     pub(crate) uuid: Option<String>,

@@ -17,7 +17,6 @@ use tokio::sync::Mutex;
 use crate::config::{Config, DeviceConfig, ServeArgs, Source};
 use crate::core_thread::CoreHandle;
 use crate::engine::Engine;
-use crate::saved_config::SavedDevice;
 use crate::tls::{self, ServerCertificates};
 
 /// How long a verb waits for the file to compare it: the change itself is done.
@@ -194,7 +193,7 @@ impl ConfigFile {
     /// Takes over what a device can't tell of itself and the file had: that it is optional; and,
     /// while it has the same table, the token that forces it. Adds the devices that the file has
     /// and could not be created, as it has them: their disks may come back.
-    pub(crate) async fn keep_choices(&self, devices: &mut Vec<SavedDevice>) {
+    pub(crate) async fn keep_choices(&self, devices: &mut Vec<DeviceConfig>) {
         let applied = self.applied.lock().await;
         for device in devices.iter_mut() {
             let Some(before) = applied.devices.get(&device.name) else { continue };
@@ -208,9 +207,7 @@ impl ConfigFile {
             if devices.iter().any(|device| device.name == left_out.name) {
                 continue;
             }
-            let DeviceConfig { place: _, name, uuid, table, force, optional, ublk, attributes } =
-                left_out.clone();
-            devices.push(SavedDevice { name, uuid, table, force, optional, ublk, attributes });
+            devices.push(left_out.clone());
         }
     }
 

@@ -102,12 +102,8 @@ pub async fn run(args: &RunArgs, run_dir: Option<&Path>) -> Result<u8, Failure> 
     let device = DeviceConfig {
         place,
         name: args.name.clone(),
-        uuid: None,
         table: Some(table),
-        force: None,
-        optional: false,
-        ublk: false,
-        attributes: Vec::new(),
+        ..DeviceConfig::default()
     };
     let serve = ServeArgs { fuse: args.fuse.clone(), ..ServeArgs::default() };
     let config = Config { file: None, devices: vec![device], serve };

@@ -6,23 +6,7 @@ use block::ErrorKind;
 use control::{Failure, with_absolute_paths};
 use toml::Spanned;
 
-use crate::config::{Device, ServeArgs};
-
-/// A device as a configuration file has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SavedDevice {
-    pub(crate) name: String,
-    pub(crate) uuid: Option<String>,
-    /// Without, it is a compressed RAM disk that has no size yet.
-    pub(crate) table: Option<String>,
-    /// As the configuration file had it; see `DeviceConfig`.
-    pub(crate) force: Option<String>,
-    /// The same.
-    pub(crate) optional: bool,
-    /// Whether it is a block device of the kernel, too.
-    pub(crate) ublk: bool,
-    pub(crate) attributes: Vec<(String, String)>,
-}
+use crate::config::{Device, DeviceConfig, ServeArgs};
 
 /// The text of a file with these options and devices; relative paths are relative to `base`.
 ///
@@ -30,7 +14,7 @@ pub(crate) struct SavedDevice {
 /// `Io` if it can't be written as TOML.
 pub(crate) fn text(
     options: &ServeArgs,
-    devices: Vec<SavedDevice>,
+    devices: Vec<DeviceConfig>,
     base: &Path,
 ) -> Result<String, Failure> {
     let device = devices.into_iter().map(|device| in_file(device, base)).collect();
@@ -41,8 +25,8 @@ pub(crate) fn text(
     toml::to_string_pretty(&file).map_err(|e| Failure::new(ErrorKind::Io, e.to_string()))
 }
 
-fn in_file(device: SavedDevice, base: &Path) -> Device {
-    let SavedDevice { name, uuid, table, force, optional, ublk, attributes } = device;
+fn in_file(device: DeviceConfig, base: &Path) -> Device {
+    let DeviceConfig { place: _, name, uuid, table, force, optional, ublk, attributes } = device;
     let spanned = |text| Spanned::new(0..0, text);
     let text = |(name, value)| (name, toml::Value::String(value));
     Device {
@@ -64,9 +48,10 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn device(name: &str, table: Option<&str>, attributes: &[(&str, &str)]) -> SavedDevice {
+    fn device(name: &str, table: Option<&str>, attributes: &[(&str, &str)]) -> DeviceConfig {
         let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        SavedDevice {
+        DeviceConfig {
+            place: String::new(),
             name: name.to_owned(),
             uuid: (name == "b").then(|| "u \"1\"".to_owned()),
             table: table.map(str::to_owned),
@@ -110,19 +95,8 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let config = Config::read(&file).unwrap();
         assert_eq!(config.serve, options);
-        let read: Vec<SavedDevice> = config
-            .devices
-            .into_iter()
-            .map(|d| SavedDevice {
-                name: d.name,
-                uuid: d.uuid,
-                table: d.table,
-                force: d.force,
-                optional: d.optional,
-                ublk: d.ublk,
-                attributes: d.attributes,
-            })
-            .collect();
+        let unplaced = |device| DeviceConfig { place: String::new(), ..device };
+        let read: Vec<DeviceConfig> = config.devices.into_iter().map(unplaced).collect();
         assert_eq!(read, devices);
     }
 

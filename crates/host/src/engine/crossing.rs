@@ -25,9 +25,9 @@ use reactor::{sleep, spawn};
 use uring::Files;
 
 use super::{DRAIN_POLL, Engine, ShutdownProgress};
+use crate::config::DeviceConfig;
 use crate::config::of_device;
 use crate::leaf_word::PMEM;
-use crate::saved_config::SavedDevice;
 
 /// What is wrong with a device that is not held in time.
 const REQUESTS: &str = "its requests do not end";
@@ -42,7 +42,7 @@ pub(crate) type StuckDevices = RefCell<BTreeMap<String, String>>;
 /// A device on its way.
 #[derive(Debug)]
 pub(crate) struct CrossingDevice {
-    pub(crate) saved: SavedDevice,
+    pub(crate) saved: DeviceConfig,
     pub(crate) minor: u32,
     /// The token with which its table was loaded.
     pub(crate) force: Option<String>,

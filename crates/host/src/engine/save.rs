@@ -9,11 +9,11 @@ use control::Failure;
 use dm::DeviceInfo;
 
 use super::Engine;
-use crate::saved_config::SavedDevice;
+use crate::config::DeviceConfig;
 
 impl Engine {
     /// All devices, each after those that it is built on; and what can't be saved.
-    pub(crate) async fn saved_devices(&self) -> Result<(Vec<SavedDevice>, Vec<String>), Failure> {
+    pub(crate) async fn saved_devices(&self) -> Result<(Vec<DeviceConfig>, Vec<String>), Failure> {
         let (mut saved, mut left_out) = (Vec::new(), Vec::new());
         for info in self.in_order() {
             let name = &info.name;
@@ -23,7 +23,8 @@ impl Engine {
                 (false, true) => {
                     let uuid = info.uuid.clone();
                     let (device, ublk) = (name.clone(), self.is_disk_chosen(name));
-                    let device = SavedDevice { name: device, uuid, ublk, ..SavedDevice::default() };
+                    let device =
+                        DeviceConfig { name: device, uuid, ublk, ..DeviceConfig::default() };
                     saved.push(device);
                     left_out
                         .push(format!("device {name}: attributes that were set before its size"));
@@ -61,7 +62,7 @@ impl Engine {
         ordered
     }
 
-    async fn saved_device(&self, info: &DeviceInfo) -> Result<SavedDevice, Failure> {
+    async fn saved_device(&self, info: &DeviceInfo) -> Result<DeviceConfig, Failure> {
         let name = &info.name;
         let lines = self.dm.table(name)?.into_iter();
         let line = |l: dm::TargetLine| match l.params.as_str() {
@@ -87,7 +88,7 @@ impl Engine {
         }
         let ublk = self.is_disk_chosen(name);
         let (name, uuid, table) = (name.clone(), info.uuid.clone(), Some(table.join("\n")));
-        Ok(SavedDevice { name, uuid, table, ublk, attributes, ..SavedDevice::default() })
+        Ok(DeviceConfig { name, uuid, table, ublk, attributes, ..DeviceConfig::default() })
     }
 }
 

@@ -80,6 +80,12 @@ impl Limits {
         }
     }
 
+    /// Limits of a device that takes every operation, and has done it as it answers.
+    pub fn of_memory(capacity: Sector) -> Limits {
+        let (discard_granularity_bytes, write_zeroes, volatile_cache) = (512, true, false);
+        Limits { discard_granularity_bytes, write_zeroes, volatile_cache, ..Limits::new(capacity) }
+    }
+
     /// Smallest write that touches nothing beside what it covers, bytes. A smaller one is refused,
     /// or merged in place: then an error may cost its neighbours. Areas of devices begin and end at
     /// multiples of it, and engines write nothing smaller.

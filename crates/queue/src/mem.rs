@@ -38,14 +38,11 @@ impl Mem {
     /// A device on `ram`, as large as it is.
     pub fn on(name: impl Into<String>, ram: Arc<Ram>) -> Mem {
         let limits = Limits {
-            discard_granularity_bytes: 512,
-            write_zeroes: true,
-            // A flush has no effect: the contents end with the process.
-            volatile_cache: false,
+            // The contents end with the process.
             survives_kill: false,
             flushed_survives_kill: false,
             // Bytes beyond the last whole sector are not used.
-            ..Limits::new(Sector(ram.len() as u64 >> SECTOR_SHIFT))
+            ..Limits::of_memory(Sector(ram.len() as u64 >> SECTOR_SHIFT))
         };
         Mem { limits, stats: Stats::new(name.into()), ram, is_first: false }
     }

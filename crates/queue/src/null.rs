@@ -17,13 +17,7 @@ pub struct Null {
 impl Null {
     /// A device that reads as zeroes.
     pub fn new(name: impl Into<String>, capacity: Sector) -> Null {
-        let limits = Limits {
-            discard_granularity_bytes: 512,
-            write_zeroes: true,
-            volatile_cache: false,
-            ..Limits::new(capacity)
-        };
-        Null { limits, stats: Stats::new(name.into()) }
+        Null { limits: Limits::of_memory(capacity), stats: Stats::new(name.into()) }
     }
 
     /// What it has counted.

@@ -279,11 +279,9 @@ pub(crate) fn limits(capacity: Sector) -> Limits {
         io_opt_bytes: page,
         atomic_write_unit_bytes: page,
         discard_granularity_bytes: page,
-        write_zeroes: true,
-        volatile_cache: false,
         survives_kill: false,
         flushed_survives_kill: false,
-        ..Limits::new(capacity)
+        ..Limits::of_memory(capacity)
     }
 }
 

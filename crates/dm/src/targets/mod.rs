@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The targets that every table knows. Sectors are relative to the target's own line.
+pub(crate) mod constant_target;
 pub(crate) mod delay;
-pub(crate) mod error;
 pub(crate) mod flakey;
 pub(crate) mod linear;
 pub(crate) mod striped;
-pub(crate) mod zero;
 
 use std::any::Any;
 use std::rc::Rc;
@@ -38,13 +37,17 @@ pub fn built_in() -> Vec<TargetType> {
     vec![
         TargetType::new(&delay::MANUAL, |ctx, args| Box::pin(delay::construct(ctx, args)))
             .with_whole(delay::whole),
-        TargetType::new(&error::MANUAL, |ctx, args| Box::pin(error::construct(ctx, args))),
+        TargetType::new(&constant_target::ERROR, |ctx, args| {
+            Box::pin(constant_target::error(ctx, args))
+        }),
         TargetType::new(&flakey::MANUAL, |ctx, args| Box::pin(flakey::construct(ctx, args)))
             .with_whole(|args| Whole::of_area(args, 0)),
         TargetType::new(&linear::MANUAL, |ctx, args| Box::pin(linear::construct(ctx, args)))
             .with_whole(|args| Whole::of_area(args, 0)),
         TargetType::new(&striped::MANUAL, |ctx, args| Box::pin(striped::construct(ctx, args)))
             .with_whole(striped::whole),
-        TargetType::new(&zero::MANUAL, |ctx, args| Box::pin(zero::construct(ctx, args))),
+        TargetType::new(&constant_target::ZERO, |ctx, args| {
+            Box::pin(constant_target::zero(ctx, args))
+        }),
     ]
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, ZeroRuns, same_device};
+use block::{Bio, BlockDevice, Component, Error, Limits, Op, Role, Sector, ZeroRuns};
 
 use crate::context::Context;
 use crate::table::sectors_of;
@@ -105,15 +105,4 @@ pub(crate) fn number<T: std::str::FromStr>(
     block::value::digits(word).ok_or_else(|| {
         Error::invalid(format!("{wrong}: argument {} is `{word}`, must be {allowed}", at + 1))
     })
-}
-
-/// The devices of `areas`, each once.
-pub(crate) fn distinct<'a>(areas: impl Iterator<Item = &'a Area>) -> Vec<Rc<dyn BlockDevice>> {
-    let mut out: Vec<Rc<dyn BlockDevice>> = Vec::new();
-    for area in areas {
-        if !out.iter().any(|d| same_device(d, &area.device)) {
-            out.push(area.device.clone());
-        }
-    }
-    out
 }

@@ -49,7 +49,7 @@ use block::{Base, BlockDevice, Error, MakeDevice, Opener, Status, crashing, same
 
 mod border;
 mod drain;
-mod events;
+pub(crate) mod events;
 mod flat_slot;
 mod force;
 pub(crate) mod handles;
@@ -311,7 +311,7 @@ impl MappedDevice {
             let mapped = || table.uses.mapped.iter().map(|opened| opened.device());
             let is_leaf =
                 |device: &&Rc<dyn BlockDevice>| !mapped().any(|m| same_device(m, *device));
-            leaves.extend(table.uses.devices.iter().filter(is_leaf).cloned());
+            leaves.extend(table.uses.all.devices.iter().filter(is_leaf).cloned());
             waiting.extend(mapped().cloned());
         }
         leaves

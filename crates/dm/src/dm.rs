@@ -6,10 +6,10 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Error, ErrorKind, LocalFuture, Sector, UnsavedBlocks, is_control_char};
-use reactor::WaitList;
 
 use crate::context::{Context, DeviceLookup, EventSource, Events, Resolver, TargetType};
 use crate::control_lock::ControlGuard;
+use crate::device::events::EventCounter;
 use crate::device::handles::Opened;
 use crate::device::{Depths, MAJOR, MappedDevice};
 use crate::leaves::Leaves;
@@ -46,14 +46,8 @@ pub struct Dm {
     accepts_overlaps: Cell<bool>,
     /// Tables that were replaced by force, until they have settled.
     pub(crate) unsettled: RefCell<Vec<Unsettled>>,
-    changes: Changes,
-}
-
-/// Changes of what doors show.
-#[derive(Default)]
-struct Changes {
-    number: Cell<u64>,
-    waiters: WaitList,
+    /// Changes of what doors show.
+    changes: EventCounter,
 }
 
 /// Called with the name of a device that is removed, and what stays in its cache.
@@ -77,7 +71,7 @@ impl Dm {
             on_kept: RefCell::default(),
             accepts_overlaps: Cell::new(false),
             unsettled: RefCell::default(),
-            changes: Changes::default(),
+            changes: EventCounter::default(),
         })
     }
 
@@ -97,19 +91,17 @@ impl Dm {
 
     /// Counts the changes of what doors show: devices with their names, sizes, live tables and
     /// attributes of their own.
-    pub fn changes(&self) -> u64 {
-        self.changes.number.get()
+    pub fn changes(&self) -> u32 {
+        self.changes.number()
     }
 
     /// Waits until [`Dm::changes`] is not `seen` any more, and returns it.
-    pub async fn changed(&self, seen: u64) -> u64 {
-        self.changes.waiters.wait_for(|| self.changes() != seen).await;
-        self.changes()
+    pub async fn changed(&self, seen: u32) -> u32 {
+        self.changes.changed(seen).await
     }
 
     pub(crate) fn count_change(&self) {
-        self.changes.number.set(self.changes() + 1);
-        self.changes.waiters.wake_all();
+        self.changes.raise();
     }
 
     /// Adds a target type; one of the same name is replaced for tables loaded from now on.
@@ -483,7 +475,7 @@ impl DeviceLookup for TableDevices {
                 }
                 None => dm.leaves.open(&word).await?,
             };
-            uses.borrow_mut().add(&device);
+            uses.borrow_mut().all.insert(&device);
             Ok(device)
         })
     }

@@ -26,6 +26,7 @@ mod clone;
 mod context;
 mod control_lock;
 mod device;
+mod device_set;
 mod dm;
 mod doors;
 mod fast_path;

@@ -9,9 +9,10 @@ use std::rc::Rc;
 
 use block::{Base, Bio, BlockDevice, Error, Limits, Op, Role, Sector, Status, Target, same_device};
 
-use crate::area::{Area, distinct, shifted, stack};
+use crate::area::{Area, shifted, stack};
 use crate::device::handles::Opened;
 use crate::device::{Depths, MappedDevice};
+use crate::device_set::DeviceSet;
 use crate::flat::{Flat, Stripes};
 use crate::node::{NODES_MAX, Node};
 use crate::split::{Split, flush_all};
@@ -55,11 +56,9 @@ impl Entry {
 /// The devices that a table holds open.
 #[derive(Default)]
 pub(crate) struct Uses {
-    /// Each device once, in order of the lines.
-    pub(crate) devices: Vec<Rc<dyn BlockDevice>>,
-    /// The addresses of `devices`: there may be as many as lines.
-    known: BTreeSet<*const ()>,
-    /// Those of `devices` that are mapped devices.
+    /// In order of the lines.
+    pub(crate) all: DeviceSet,
+    /// Those of `all` that are mapped devices.
     pub(crate) mapped: Vec<Opened>,
 }
 
@@ -74,13 +73,6 @@ impl Uses {
     /// Whether one of them is a mapped device with one of these minor numbers.
     pub(crate) fn is_any(&self, minors: &BTreeSet<u32>) -> bool {
         self.mapped.iter().any(|o| minors.contains(&o.device().minor()))
-    }
-
-    /// Keeps a device.
-    pub(crate) fn add(&mut self, device: &Rc<dyn BlockDevice>) {
-        if self.known.insert(Rc::as_ptr(device).cast::<()>()) {
-            self.devices.push(device.clone());
-        }
     }
 }
 
@@ -100,26 +92,23 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(entries: Vec<Entry>, uses: Uses) -> Result<Table, Error> {
-        let mut flushed: Vec<Rc<dyn BlockDevice>> = Vec::new();
-        // By address: a table may have as many devices as lines.
-        let mut known = BTreeSet::new();
+        let mut flushed = DeviceSet::default();
         for entry in &entries {
             let devices = match &entry.pure {
-                Some(Pure::Linear(linear)) => distinct(std::iter::once(&linear.area)),
+                Some(Pure::Linear(linear)) => vec![linear.area.device.clone()],
                 Some(Pure::Striped(striped)) => striped.devices.clone(),
                 None => vec![entry.target.clone() as Rc<dyn BlockDevice>],
             };
-            for device in devices {
-                if known.insert(Rc::as_ptr(&device).cast::<()>()) {
-                    flushed.push(device);
-                }
+            for device in &devices {
+                flushed.insert(device);
             }
         }
         let limits = RefCell::new(stacked(&entries));
         let pure = entries.iter().all(|e| e.pure.is_some());
         let settled = Cell::new(false);
         let forced_by = None;
-        let table = Table { entries, uses, limits, flushed, pure, settled, forced_by };
+        let table =
+            Table { entries, uses, limits, flushed: flushed.devices, pure, settled, forced_by };
         table.check_alignment()?;
         Ok(table)
     }

@@ -30,6 +30,7 @@ use std::rc::Rc;
 use block::{Backing, BlockDevice, Component, Error, Role, Sector};
 
 use crate::device::{Depths, MappedDevice};
+use crate::device_set::address;
 use crate::dm::Dm;
 use crate::live::{Entry, Table};
 use crate::unsettled::{BottomRuns, Runs, Unsettled};
@@ -417,11 +418,6 @@ impl BottomRuns {
             }
         }
     }
-}
-
-/// Identifies a device as long as it lives.
-fn address<T: ?Sized>(device: &Rc<T>) -> usize {
-    Rc::as_ptr(device).cast::<()>() as usize
 }
 
 /// Sorts runs, and joins those that meet.

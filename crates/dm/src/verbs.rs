@@ -343,7 +343,7 @@ impl Dm {
                 number: mapped.map(|o| (MAJOR, o.device().minor())),
             }
         };
-        Ok(table.uses.devices.iter().rev().map(dependency).collect())
+        Ok(table.uses.all.devices.iter().rev().map(dependency).collect())
     }
 
     /// The target types that tables may use.

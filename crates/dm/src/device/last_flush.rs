@@ -1,26 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The last FLUSH of leaves that a table leaves (DM-UT1 of `untold`).
-use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
 use block::{BlockDevice, Class, LostWrites, OpenDevice, Opener, Role, same_device};
 use reactor::spawn;
 
 use super::MappedDevice;
+use crate::device_set::DeviceSet;
 use crate::dm::Dm;
 use crate::live::Table;
-
-/// Devices below a table, each once, in the order of its lines.
-#[derive(Default)]
-struct DeviceSet {
-    devices: Vec<Rc<dyn BlockDevice>>,
-    /// Their addresses.
-    known: BTreeSet<*const ()>,
-}
-
-fn address(device: &Rc<dyn BlockDevice>) -> *const () {
-    Rc::as_ptr(device).cast()
-}
 
 impl MappedDevice {
     /// Flushes the leaves to which `old`, which is about to be dropped, passes bios on and `new`
@@ -37,7 +25,7 @@ impl MappedDevice {
         if let Some(new) = new {
             dm.collect_below(new, &mut kept);
         }
-        left.devices.retain(|device| !kept.known.contains(&address(device)));
+        left.devices.retain(|device| !kept.contains(device));
         let mut records = Vec::new();
         for device in left.devices {
             if let Some(mapped) = dm.mapped(&device) {
@@ -86,10 +74,9 @@ impl Dm {
         let components = table.entries.iter().flat_map(|entry| entry.target.components());
         for component in components.filter(|component| component.role == Role::Mapped) {
             let device = component.device;
-            if !below.known.insert(address(&device)) {
+            if !below.insert(&device) {
                 continue;
             }
-            below.devices.push(device.clone());
             if let Some(live) = self.mapped(&device).and_then(|mapped| mapped.live()) {
                 self.collect_below(&live, below);
             }

@@ -8,8 +8,9 @@ use block::runs::{Runs, joined};
 use block::value::digits;
 use block::{Bio, BlockDevice, Component, Error, Limits, Op, Sector, Target, ZeroRuns};
 
-use crate::area::{Area, distinct, number, shifted, stack};
+use crate::area::{Area, number, shifted, stack};
 use crate::context::Context;
+use crate::device_set::DeviceSet;
 use crate::layout::Layout;
 use crate::split::{Split, flush_all};
 use crate::stripe_errors::StripeErrors;
@@ -64,7 +65,11 @@ pub(crate) async fn construct(ctx: Context, args: Vec<String>) -> Result<Rc<dyn 
         let stripe = Area::open(&ctx, &args, 2 + 2 * i, Sector(width)).await;
         stripes.push(stripe.map_err(|e| e.within("Couldn't parse stripe destination"))?);
     }
-    let devices = distinct(stripes.iter());
+    let mut devices = DeviceSet::default();
+    for stripe in &stripes {
+        devices.insert(&stripe.device);
+    }
+    let devices = devices.devices;
     let counts = vec![Cell::new(0); stripes.len()];
     let errors = Rc::new(StripeErrors { counts, events: ctx.events() });
     let layout = Layout::new(u64::from(n), u64::from(chunk));

@@ -458,7 +458,7 @@ impl VhostUser {
         let of_cut_off = socket.clone();
         let cut_off = Arc::new(move || session::shut_down(&of_cut_off));
         let features = connection.features();
-        let begun = self.server.adopt(export, places, cut_off, features).await;
+        let begun = self.server.begin(export, places, cut_off, features).await;
         let client = Rc::new(VhostClient {
             number,
             minor,
@@ -545,7 +545,7 @@ block::debug_as!(VhostUser, s =>
     "VhostUser({}, {} clients)", s.dir.display(), s.clients.borrow().len());
 
 /// Follows the devices until the door ends.
-async fn watch(door: Rc<VhostUser>, engine: Weak<Engine>, mut seen: u64) {
+async fn watch(door: Rc<VhostUser>, engine: Weak<Engine>, mut seen: u32) {
     while !door.stopping.get() {
         let Some(dm) = engine.upgrade().map(|engine| engine.dm.clone()) else { return };
         seen = dm.changed(seen).await;

@@ -13,7 +13,7 @@ use reactor::{
 use crate::figures::Figures;
 use crate::handshake::Session;
 use crate::peer::{ListenerRules, Peer};
-use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
+use crate::remote::{OtherCore, RemoteConnection};
 use crate::reply::Reply;
 use crate::shared::Shared;
 use crate::tls::Tls;
@@ -135,7 +135,7 @@ impl Conn {
     }
 
     /// The connection on the core that has accepted it, if that is not this one.
-    pub(crate) fn home(&self) -> Option<HomeConnection> {
+    pub(crate) fn home(&self) -> Option<RemoteConnection> {
         match self.other.get()? {
             OtherCore::Serves(_) => None,
             OtherCore::Accepted(home) => Some(home),
@@ -281,7 +281,7 @@ impl Conn {
     pub(crate) async fn cut_off(self: Rc<Conn>) {
         self.dead.set(true);
         if let Some(remote) = self.remote() {
-            return remote.cut_off();
+            return remote.post(|conn| spawn(conn.cut_off()));
         }
         self.wake_receiver();
         if !self.ended.get() {
@@ -293,7 +293,7 @@ impl Conn {
     pub(crate) fn drain(self: Rc<Conn>) {
         self.draining.set(true);
         if let Some(remote) = self.remote() {
-            return remote.drain();
+            return remote.post(Conn::drain);
         }
         self.set_deadline();
         self.wake_receiver();
@@ -327,7 +327,7 @@ impl Conn {
         }
         self.pause.number.set(number);
         if let Some(remote) = self.remote() {
-            return remote.pause(number);
+            return remote.post(move |conn| conn.pause(number));
         }
         // Once it has ended, its socket may be closed.
         if self.ops.get() > 0 && !self.ended.get() {
@@ -342,7 +342,7 @@ impl Conn {
         self.pause.number.set(0);
         self.pause.parked.take();
         match self.remote() {
-            Some(remote) => remote.resume(),
+            Some(remote) => remote.post(|conn| conn.resume()),
             None => self.wake_receiver(),
         }
     }
@@ -351,7 +351,7 @@ impl Conn {
     pub(crate) fn abandon(self: &Rc<Conn>) {
         self.pause.abandoned.set(true);
         match self.remote() {
-            Some(remote) => remote.abandon(),
+            Some(remote) => remote.post(|conn| conn.abandon()),
             None => self.wake_receiver(),
         }
     }

@@ -43,7 +43,7 @@ pub(crate) async fn park(conn: &Rc<Conn>, unread: Unread) -> Option<Unread> {
         let flush_failed = conn.pause.flush_failed.get();
         let parked = Parked { unread: unread.clone(), flush_failed };
         match conn.home() {
-            Some(home) => home.set_parked(number, parked),
+            Some(home) => home.post(move |conn| conn.set_parked(number, parked)),
             None => conn.set_parked(number, parked),
         }
         conn.room.wait_for(|| conn.pause.number.get() != number || over()).await;

@@ -25,7 +25,7 @@ use crate::option::HEADER_BYTES;
 use crate::park;
 use crate::peer::ListenerRules;
 use crate::receive::Receiver;
-use crate::remote::{HomeConnection, OtherCore, RemoteConnection};
+use crate::remote::{OtherCore, RemoteConnection};
 use crate::send;
 use crate::server::take_place;
 use crate::shared::{Options, Shared};
@@ -218,7 +218,7 @@ async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, unread: Unread, plac
     let (terms, tls) = (session.terms(), conn.take_tls());
     let (figures, peer) = (conn.figures.clone(), conn.peer());
     let options = conn.shared.options.clone();
-    let home = HomeConnection { core: core_id(), conn: CoreLocal::keep(conn.clone()) };
+    let home = RemoteConnection { core: core_id(), conn: CoreLocal::keep(conn.clone()) };
     let flush_failed = conn.pause.flush_failed.get();
     conn.end_handshake();
     conn.set_session(session);
@@ -248,12 +248,13 @@ async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, unread: Unread, plac
     let remote = RemoteConnection { core, conn: name };
     conn.other.set(Some(OtherCore::Serves(remote)));
     if conn.dead.get() {
-        remote.cut_off();
+        remote.post(|conn| spawn(conn.cut_off()));
     } else if conn.draining.get() {
-        remote.drain();
+        remote.post(Conn::drain);
     }
     if conn.pause.is_pausing() {
-        remote.pause(conn.pause.number.get());
+        let number = conn.pause.number.get();
+        remote.post(move |conn| conn.pause(number));
     }
     let flush_failed = call(core, move || async move {
         let conn = name.get::<Conn>();

@@ -89,8 +89,9 @@ impl<D: Clone> Connection<D> {
         self.queues.entry(number).or_default()
     }
 
-    /// Notes a message that was handled, and the descriptors that came with it.
-    pub fn note(&mut self, request: &Request, mut descriptors: Vec<D>) {
+    /// Notes a message that was handled, and the descriptors that came with it. Returns whether it
+    /// is among those that set all anew.
+    pub fn note(&mut self, request: &Request, mut descriptors: Vec<D>) -> bool {
         match request {
             Request::SetFeatures(accepted) => self.features = Some(*accepted),
             Request::SetProtocolFeatures(used) => self.protocol = Some(*used),
@@ -104,14 +105,21 @@ impl<D: Clone> Connection<D> {
                 self.queue(*queue).addresses = Some(*addresses);
             }
             Request::SetVringBase { queue, base } => self.queue(*queue).base = *base,
-            Request::SetVringKick { queue, .. } => self.queue(*queue).kick = descriptors.pop(),
-            Request::SetVringCall { queue, .. } => self.queue(*queue).call = descriptors.pop(),
+            Request::SetVringKick { queue, given } => {
+                self.queue(*queue).kick = descriptors.pop();
+                return *given;
+            }
+            Request::SetVringCall { queue, given } => {
+                self.queue(*queue).call = descriptors.pop();
+                return *given;
+            }
             Request::SetVringEnable { queue, enabled } => {
                 self.queue(*queue).enabled = Some(*enabled);
             }
             Request::ResetOwner | Request::ResetDevice => {
                 self.queues.clear();
                 (self.features, self.inflight) = (None, None);
+                return false;
             }
             // Those that only ask, and those of which nothing is done.
             Request::GetFeatures
@@ -122,8 +130,9 @@ impl<D: Clone> Connection<D> {
             | Request::GetQueueNum
             | Request::GetConfig { .. }
             | Request::SetConfig
-            | Request::GetInflightFd(_) => {}
+            | Request::GetInflightFd(_) => return false,
         }
+        true
     }
 
     /// The front end has stopped a queue.
@@ -220,13 +229,13 @@ impl<D: Clone> Connection<D> {
             };
             let request = Request::decode(&header, payload)?;
             let count = request.descriptors();
-            if !sets(&request) || header.needs_reply() {
-                return Err(wrong("a message that sets nothing"));
-            }
             if count > descriptors.len() {
                 return Err(wrong("descriptors are missing"));
             }
-            connection.note(&request, descriptors.drain(..count).collect());
+            let given = descriptors.drain(..count).collect();
+            if !connection.note(&request, given) || header.needs_reply() {
+                return Err(wrong("a message that sets nothing"));
+            }
             rest = after;
         }
         if descriptors.len() > REGIONS_MAX || rest.is_empty() && !descriptors.is_empty() {
@@ -234,33 +243,6 @@ impl<D: Clone> Connection<D> {
         }
         connection.input = Input { bytes: rest.to_vec(), descriptors: descriptors.into() };
         Ok(connection)
-    }
-}
-
-/// Whether it is among the messages that set all anew.
-fn sets(request: &Request) -> bool {
-    match request {
-        Request::SetVringKick { given, .. } | Request::SetVringCall { given, .. } => *given,
-        Request::SetFeatures(_)
-        | Request::SetProtocolFeatures(_)
-        | Request::SetMemTable(_)
-        | Request::SetInflightFd(_)
-        | Request::SetBackendReqFd
-        | Request::SetVringNum { .. }
-        | Request::SetVringAddr { .. }
-        | Request::SetVringBase { .. }
-        | Request::SetVringEnable { .. } => true,
-        Request::GetFeatures
-        | Request::SetOwner
-        | Request::ResetOwner
-        | Request::ResetDevice
-        | Request::GetVringBase { .. }
-        | Request::SetVringErr { .. }
-        | Request::GetProtocolFeatures
-        | Request::GetQueueNum
-        | Request::GetConfig { .. }
-        | Request::SetConfig
-        | Request::GetInflightFd(_) => false,
     }
 }
 

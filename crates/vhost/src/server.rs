@@ -56,20 +56,10 @@ impl Server {
 
     /// Begins a session, on all cores that serve its queues: queue `n` is served at number
     /// `n % len` of `places`, where `None` is this core. `cut_off` ends the control socket; it must
-    /// not block, and is called any number of times, on any of these cores.
+    /// not block, and is called any number of times, on any of these cores. A front end that an
+    /// earlier process has served has accepted `features` there, which this process takes where it
+    /// knows them, and the messages of its [`Connection`](crate::connection::Connection) come next.
     pub async fn begin(
-        &self,
-        export: Box<dyn Export>,
-        places: Vec<Option<Place>>,
-        cut_off: Arc<dyn Fn() + Send + Sync>,
-    ) -> Session {
-        Session::begin(self, export, places, cut_off, 0).await
-    }
-
-    /// Begins a session of a front end that an earlier process has served: it has accepted
-    /// `features` there, which this process takes where it knows them. The messages of its
-    /// [`Connection`](crate::connection::Connection) come next.
-    pub async fn adopt(
         &self,
         export: Box<dyn Export>,
         places: Vec<Option<Place>>,

@@ -220,7 +220,7 @@ impl CountingCore {
         let session = self.reactor().block_on(async move {
             let export = NullExport { device: null(), was_used: Arc::default() };
             let server = Server::new(64 << 20);
-            let session = server.begin(Box::new(export), vec![None], Arc::new(|| ())).await;
+            let session = server.begin(Box::new(export), vec![None], Arc::new(|| ()), 0).await;
             for (message, given) in messages(region) {
                 session.handle(message, given).await?;
             }

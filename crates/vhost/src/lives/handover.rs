@@ -53,7 +53,7 @@ impl Process {
         let server = Server::new(32 << 20);
         let export = TestExport { was_used: Arc::new(AtomicBool::new(was_used)) };
         let places = places(cores, &export.was_used);
-        let session = server.adopt(Box::new(export), places, Arc::new(|| ()), features).await;
+        let session = server.begin(Box::new(export), places, Arc::new(|| ()), features).await;
         Process { session, life, cores, connection: RefCell::default() }
     }
 

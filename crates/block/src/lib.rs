@@ -32,6 +32,7 @@ mod client_region;
 mod completion;
 mod component;
 mod control_chars;
+mod counter;
 mod debug_as;
 mod device;
 mod edges;
@@ -60,6 +61,7 @@ pub use client_region::ClientRegion;
 pub use completion::{Completion, CoreId, FinishFn, OpKey, crashing, set_crashing};
 pub use component::{Component, Role, UnsavedBlocks};
 pub use control_chars::is_control_char;
+pub use counter::Counter;
 pub use device::{
     Access, Base, BlockDevice, DirtyRuns, LocalFuture, LostWrites, MakeDevice, MappedExtent,
     OnIoError, OpenDevice, Target, ZeroRuns, same_device,

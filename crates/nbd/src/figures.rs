@@ -1,33 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The figures of connections and servers. The core that serves a connection counts, and core 0
 //! reads.
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::Nanos;
+use block::{Counter, Nanos};
 use reactor::now;
-
-/// A number that one core changes, and that any core may read. It orders nothing else.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// No atomic addition: only one core changes it.
-    pub(crate) fn add(&self, more: u64) {
-        self.set(self.get() + more);
-    }
-
-    pub(crate) fn subtract(&self, less: u64) {
-        self.set(self.get() - less);
-    }
-}
 
 /// Counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The figures of queues. The core that serves a queue counts, and core 0 reads.
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use block::{Op, Status};
+use block::{Counter, Op, Status};
 
 /// Figures of a queue: of requests that were committed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,21 +22,6 @@ impl std::ops::AddAssign for Stats {
         self.errors += other.errors;
         self.read_bytes += other.read_bytes;
         self.write_bytes += other.write_bytes;
-    }
-}
-
-/// A number that one core changes, and that any core may read. It orders nothing else.
-#[derive(Debug, Default)]
-struct Counter(AtomicU64);
-
-impl Counter {
-    fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    /// No atomic addition: only one core changes it.
-    fn add(&self, more: u64) {
-        self.0.store(self.get() + more, Relaxed);
     }
 }
 

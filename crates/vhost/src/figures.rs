@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the queues of a session on one core count. That core counts, and any core reads.
-use std::sync::atomic::{AtomicU64, Ordering};
+use block::Counter;
 
 /// Figures of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,29 +13,6 @@ pub struct Stats {
     pub write_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-}
-
-/// A number that one core changes, and that any core may read. It orders nothing else.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// No atomic addition: only one core changes it.
-    pub(crate) fn add(&self, more: u64) {
-        self.set(self.get() + more);
-    }
-
-    pub(crate) fn subtract(&self, less: u64) {
-        self.set(self.get() - less);
-    }
 }
 
 /// See the module.

@@ -137,7 +137,7 @@ impl Part {
     /// As `replace`, when the object of `new` lies in the place of the old one (ZR-ZS3).
     pub(crate) fn replace_in_place(&self, nth: u32, old: Slot, new: Slot) {
         assert!(old.is_resident() && old.place == new.place, "{old:?} is elsewhere than {new:?}");
-        self.counters.compr_bytes.sub(old.size() as u64);
+        self.counters.compr_bytes.subtract(old.size() as u64);
         self.counters.compr_bytes.add(new.size() as u64);
         self.slots.borrow_mut().set(nth, new);
     }
@@ -157,19 +157,19 @@ impl Part {
         if old.is_empty() {
             return;
         }
-        counters.pages.sub(1);
+        counters.pages.subtract(1);
         if old.has(Flags::SAME) {
-            counters.same_pages.sub(1);
+            counters.same_pages.subtract(1);
         } else if old.has(Flags::BACKED) {
-            counters.backed_pages.sub(1);
+            counters.backed_pages.subtract(1);
             let backing = self.backing.as_ref().expect("there is one: a page is on it");
             let gone = backing.release(Address(old.place), old.size());
-            counters.bd_count.sub(u64::from(gone));
+            counters.bd_count.subtract(u64::from(gone));
         } else {
             self.store.borrow_mut().remove(Handle(old.place));
-            counters.compr_bytes.sub(old.size() as u64);
+            counters.compr_bytes.subtract(old.size() as u64);
             if old.has(Flags::HUGE) {
-                counters.huge_pages.sub(1);
+                counters.huge_pages.subtract(1);
             }
         }
     }

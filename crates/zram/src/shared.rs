@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
+use block::Counter;
+
 use crate::failures::Failures;
 use crate::store::Memory;
 
@@ -16,28 +18,6 @@ use crate::store::Memory;
 pub(crate) const BATCH_PAGES: u32 = 32;
 /// Backing writes in flight by default, of each part.
 pub(crate) const INFLIGHT: u32 = 16;
-
-/// A number that one core counts and any reads.
-#[derive(Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.get().wrapping_add(n), Relaxed);
-    }
-
-    pub(crate) fn sub(&self, n: u64) {
-        self.0.store(self.get().wrapping_sub(n), Relaxed);
-    }
-
-    pub(crate) fn set(&self, n: u64) {
-        self.0.store(n, Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
 
 /// Counters of one part, on cache lines of their own.
 #[derive(Default)]

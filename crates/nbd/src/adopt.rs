@@ -9,7 +9,7 @@ use reactor::{SqeOp, driver_io, spawn};
 use crate::conn::Conn;
 use crate::export::{Context, Export};
 use crate::figures::Figures;
-use crate::handshake::Session;
+use crate::handshake::{Session, SessionTerms};
 use crate::pause::PausedSession;
 use crate::peer::ListenerRules;
 use crate::receive::UNREAD_BYTES_MAX;
@@ -103,15 +103,13 @@ fn broken_promise(paused: &PausedSession, export: &dyn Export) -> Option<String>
 
 /// The session, with the terms that the client knows.
 fn session_of(paused: &PausedSession, export: Box<dyn Export>) -> Session {
-    let device = export.device();
     let limits = Limits {
         capacity: paused.size,
         logical_block_bytes: paused.block_bytes,
-        ..device.limits()
+        ..export.device().limits()
     };
     let (flags, structured) = (paused.flags, paused.structured);
     let contexts = Context::ALL.map(|context| paused.contexts.contains(&context));
     let latencies = export.latencies();
-    let (export, device_fua) = (Rc::from(export), device.clone());
-    Session { export, device, device_fua, limits, flags, structured, latencies, contexts }
+    SessionTerms { limits, flags, structured, latencies, contexts }.with(export)
 }

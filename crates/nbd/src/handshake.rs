@@ -39,6 +39,13 @@ pub struct Session {
     /// The same device with another opener, for flushes that the server sends itself: an error that
     /// they report must still be reported to the client's FLUSH.
     pub device_fua: Rc<dyn BlockDevice>,
+    /// What was negotiated.
+    pub terms: SessionTerms,
+}
+
+/// What was negotiated for a session, by any export of the device.
+#[derive(Clone)]
+pub struct SessionTerms {
     /// The device's limits when the session began.
     pub limits: Limits,
     /// The flags of the export, as sent to the client.
@@ -51,39 +58,16 @@ pub struct Session {
     pub contexts: [bool; Context::ALL.len()],
 }
 
-/// What was negotiated for a session, without its export.
-pub(crate) struct SessionTerms {
-    limits: Limits,
-    flags: ExportFlags,
-    structured: bool,
-    latencies: Option<Arc<Latencies>>,
-    contexts: [bool; Context::ALL.len()],
-}
-
-impl Session {
-    /// For the core that serves the session.
-    pub(crate) fn terms(&self) -> SessionTerms {
-        SessionTerms {
-            limits: self.limits.clone(),
-            flags: self.flags,
-            structured: self.structured,
-            latencies: self.latencies.clone(),
-            contexts: self.contexts,
-        }
-    }
-}
-
 impl SessionTerms {
     /// The session by this export.
     pub(crate) fn with(self, export: Box<dyn Export>) -> Session {
-        let SessionTerms { limits, flags, structured, latencies, contexts } = self;
         let device = export.device();
         let (export, device_fua) = (Rc::from(export), device.clone());
-        Session { export, device, device_fua, limits, flags, structured, latencies, contexts }
+        Session { export, device, device_fua, terms: self }
     }
 }
 
-block::debug_as!(Session, s => "Session({} {:?})", s.device.name(), s.flags);
+block::debug_as!(Session, s => "Session({} {:?})", s.device.name(), s.terms.flags);
 
 /// The result of [`Handshake::step`]. The caller must send the appended output first.
 #[derive(Debug)]
@@ -279,8 +263,8 @@ impl Handshake {
         let Ok(name) = parse_export_name(payload) else { return Step::End };
         let Ok(export) = exports.open(name) else { return Step::End };
         let session = self.session(name, export);
-        out.extend_from_slice(&session.limits.capacity.bytes().to_be_bytes());
-        out.extend_from_slice(&session.flags.bits().to_be_bytes());
+        out.extend_from_slice(&session.terms.limits.capacity.bytes().to_be_bytes());
+        out.extend_from_slice(&session.terms.flags.bits().to_be_bytes());
         if !self.flags.contains(HandshakeFlags::NO_ZEROES) {
             out.extend_from_slice(&[0; 124]);
         }
@@ -297,8 +281,8 @@ impl Handshake {
         let request = InfoRequest::parse(payload)?;
         let Some(export) = open(option, request.name, exports, out) else { return Ok(None) };
         let session = self.session(request.name, export);
-        let size = session.limits.capacity.bytes();
-        reply_info_export(out, option, size, session.flags.bits());
+        let size = session.terms.limits.capacity.bytes();
+        reply_info_export(out, option, size, session.terms.flags.bits());
         if request.wants(info::NAME) {
             reply_info_text(out, option, info::NAME, &session.export.name());
         }
@@ -307,7 +291,7 @@ impl Handshake {
             reply_info_text(out, option, info::DESCRIPTION, &description);
         }
         // Sent to every client: one that ignores it loses nothing.
-        reply_info_block_size(out, option, block_sizes(&session.limits));
+        reply_info_block_size(out, option, block_sizes(&session.terms.limits));
         reply(out, option, rep::ACK, &[]);
         Ok(Some(session))
     }
@@ -352,8 +336,7 @@ impl Handshake {
     }
 
     fn session(&self, name: &str, export: Box<dyn Export>) -> Session {
-        let device = export.device();
-        let limits = device.limits();
+        let limits = export.device().limits();
         let read_only = export.read_only();
         let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::CAN_MULTI_CONN;
         let writes = ExportFlags::TRIM | ExportFlags::WRITE_ZEROES;
@@ -370,8 +353,7 @@ impl Handshake {
         let same = self.contexts_of == name;
         let contexts = if same { self.contexts } else { Default::default() };
         let latencies = export.latencies();
-        let (export, device_fua) = (Rc::from(export), device.clone());
-        Session { export, device, device_fua, limits, flags, structured, latencies, contexts }
+        SessionTerms { limits, flags, structured, latencies, contexts }.with(export)
     }
 }
 

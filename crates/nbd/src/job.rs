@@ -48,7 +48,7 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
     let flags = CommandFlags::from_bits(request.flags).ok_or(Errno::Invalid)?;
     let fua = flags.contains(CommandFlags::FUA);
     let (command, extra) = match request.kind {
-        cmd::READ if session.structured => (Command::Read, CommandFlags::DF),
+        cmd::READ if session.terms.structured => (Command::Read, CommandFlags::DF),
         cmd::READ => (Command::Read, CommandFlags::empty()),
         cmd::WRITE => (Command::Write { fua }, CommandFlags::empty()),
         cmd::FLUSH => return Ok(Command::Flush),
@@ -59,7 +59,7 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
             let extra = CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO;
             (Command::WriteZeroes { fua, no_hole, fast }, extra)
         }
-        cmd::BLOCK_STATUS if session.contexts.contains(&true) => {
+        cmd::BLOCK_STATUS if session.terms.contexts.contains(&true) => {
             let one = flags.contains(CommandFlags::REQ_ONE);
             (Command::BlockStatus { one }, CommandFlags::REQ_ONE)
         }
@@ -74,11 +74,12 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
         Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. }
     );
     // It may have become read-only since the client was told its flags.
-    let read_only = || session.flags.contains(ExportFlags::READ_ONLY) || session.export.read_only();
+    let read_only =
+        || session.terms.flags.contains(ExportFlags::READ_ONLY) || session.export.read_only();
     if writes && read_only() {
         return Err(Errno::Perm);
     }
-    let block = u64::from(session.limits.logical_block_bytes);
+    let block = u64::from(session.terms.limits.logical_block_bytes);
     let len = u64::from(request.len);
     if len == 0 || !request.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
         return Err(Errno::Invalid);
@@ -86,7 +87,7 @@ pub(crate) fn check(session: &Session, request: &Request) -> Result<Command, Err
     if command == Command::Read && request.len > REQUEST_BYTES_MAX {
         return Err(Errno::Invalid);
     }
-    let size = session.limits.capacity.bytes();
+    let size = session.terms.limits.capacity.bytes();
     let within = request.offset.checked_add(len).is_some_and(|end| end <= size);
     match within {
         true => Ok(command),
@@ -114,7 +115,7 @@ pub(crate) fn held_bytes(session: &Session, command: Command, request: &Request)
         Command::Flush | Command::Trim { .. } | Command::WriteZeroes { .. } => 0,
         Command::BlockStatus { one } => {
             let extents = if one { 1 } else { (len >> 9).min(EXTENTS_MAX as u64) };
-            let contexts = session.contexts.iter().filter(|on| **on).count() as u64;
+            let contexts = session.terms.contexts.iter().filter(|on| **on).count() as u64;
             contexts * (4 + extents * 8)
         }
     }
@@ -227,7 +228,7 @@ fn record(session: &Session, command: Command, begun: Nanos) {
         Command::WriteZeroes { .. } => Op::WriteZeroes,
         Command::BlockStatus { .. } => return,
     };
-    if let Some(latencies) = &session.latencies {
+    if let Some(latencies) = &session.terms.latencies {
         latencies.record(op, loop_time().saturating_sub(begun));
     }
 }
@@ -247,7 +248,7 @@ fn answer(conn: &Conn, command: Command, request: &Request, data: Bufs, done: Re
     let mut head = ReplyHead::Simple { error: None };
     if command == Command::Read {
         conn.count_read(bytes);
-        if session.structured {
+        if session.terms.structured {
             head = ReplyHead::Data { offset: request.offset, len: request.len };
         }
     } else {
@@ -295,7 +296,7 @@ async fn zero(
 ) -> Result<(), Status> {
     let (session, zeroes) = (conn.session(), &conn.shared.zeroes);
     let dev = &*session.device;
-    if fast && !session.limits.write_zeroes {
+    if fast && !session.terms.limits.write_zeroes {
         return Err(Status::NotSupported);
     }
     let flags = if no_hole { Flags::NOUNMAP } else { Flags::empty() };
@@ -308,7 +309,7 @@ async fn zero(
 /// Queues one chunk for each negotiated context.
 async fn block_status(conn: &Conn, request: &Request, one: bool, bytes: u64) {
     let session = conn.session();
-    let chosen = || Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);
+    let chosen = || Context::ALL.into_iter().zip(session.terms.contexts).filter(|(_, on)| *on);
     let count = chosen().count();
     for (n, (context, _)) in chosen().enumerate() {
         let extents = extents(session, context, request, one).await;

@@ -77,7 +77,7 @@ pub mod wire;
 pub use connections::Connection;
 pub use export::{Context, Export, Exports, Place, PlacedExport, Run};
 pub use figures::Stats;
-pub use handshake::{Handshake, Session, Step};
+pub use handshake::{Handshake, Session, SessionTerms, Step};
 pub use pause::{Paused, PausedListener, PausedSession};
 pub use peer::Peer;
 #[cfg(feature = "planted")]

@@ -324,17 +324,17 @@ impl Shared {
 impl Conn {
     fn paused(&self, parked: &Parked) -> PausedSession {
         let (session, figures) = (self.session(), &self.figures);
-        let chosen = Context::ALL.into_iter().zip(session.contexts).filter(|(_, on)| *on);
+        let chosen = Context::ALL.into_iter().zip(session.terms.contexts).filter(|(_, on)| *on);
         PausedSession {
             id: figures.id,
             socket: self.file(),
             peer: self.peer(),
             export: session.export.name(),
-            flags: session.flags,
-            structured: session.structured,
+            flags: session.terms.flags,
+            structured: session.terms.structured,
             contexts: chosen.map(|(context, _)| context).collect(),
-            size: session.limits.capacity,
-            block_bytes: session.limits.logical_block_bytes,
+            size: session.terms.limits.capacity,
+            block_bytes: session.terms.limits.logical_block_bytes,
             present_size: session.device.limits().capacity,
             read_only: session.export.read_only(),
             refused: parked.unread.refused,

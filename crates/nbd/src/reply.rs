@@ -20,7 +20,8 @@ pub(crate) struct Reply {
 impl Reply {
     /// A reply with the reason of a failure.
     pub(crate) fn error(session: &Session, request: &Request, error: Errno, bytes: u64) -> Reply {
-        let chunks = matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS) && session.structured;
+        let chunks =
+            matches!(request.kind, cmd::READ | cmd::BLOCK_STATUS) && session.terms.structured;
         let head = if chunks {
             ReplyHead::Error { error }
         } else {

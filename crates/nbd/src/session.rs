@@ -215,7 +215,7 @@ async fn handshake(conn: &Conn) -> Option<(Session, Vec<u8>)> {
 /// of its requests.
 async fn serve_elsewhere(conn: &Rc<Conn>, session: Session, unread: Unread, place: Place) {
     let Place { core, begin } = place;
-    let (terms, tls) = (session.terms(), conn.take_tls());
+    let (terms, tls) = (session.terms.clone(), conn.take_tls());
     let (figures, peer) = (conn.figures.clone(), conn.peer());
     let options = conn.shared.options.clone();
     let home = RemoteConnection { core: core_id(), conn: CoreLocal::keep(conn.clone()) };

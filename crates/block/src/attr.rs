@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Options and attributes: each engine has tables of [`Attr`], and everything that knows a name,
-//! a range, a default or an access right reads them.
+//! a range, a default or an access right reads them. [`attrs!`](crate::attrs) makes the tables.
 //!
 //! ```text
 //!   table line ──▶ options ──┐                      ┌──▶ get: fn(&T) -> Value ──▶ `get`, JSON
@@ -16,6 +16,9 @@
 //!   that is not allowed EINVAL, in every engine.
 use std::fmt;
 
+pub use crate::attrs::{
+    FromValue, choice, command, counter, figure, flag, gauge, option, setting, text,
+};
 pub use crate::metric::{Metric, MetricKind};
 use crate::value::{self, TimeUnit, Value};
 use crate::{Access, Error, ErrorKind, Nanos};
@@ -236,6 +239,12 @@ impl Spec {
     #[must_use]
     pub const fn default(self, default: &'static str) -> Spec {
         Spec { default, ..self }
+    }
+
+    /// The same, for a table line only: what it was made with stays.
+    #[must_use]
+    pub const fn fixed(self) -> Spec {
+        self.access(Access::Read)
     }
 
     /// A command whose progress an attribute shows.

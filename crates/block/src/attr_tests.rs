@@ -4,29 +4,42 @@ use super::*;
 
 #[derive(Default)]
 struct Engine {
-    jobs: u64,
+    jobs: u8,
     lazy: bool,
+    order: Order,
+    limit: Option<u32>,
+    queue: Queue,
 }
 
-static TABLE: [Attr<Engine>; 3] = [
-    Attr::new(
-        Spec::new("jobs", Kind::Number { min: 1, max: 9, unit: "writes" }, "writes at once")
-            .access(Access::ReadWrite)
-            .option(OptionForm::Value)
-            .default("1"),
-        |engine| engine.jobs.into(),
-        |engine, value| engine.jobs = value.number().expect("a number"),
-    ),
-    Attr::new(
-        Spec::new("lazy", Kind::Flag, "nothing is done").option(OptionForm::Name),
-        |engine| engine.lazy.into(),
-        |engine, value| engine.lazy = *value == Value::Flag(true),
-    ),
-    Attr::read(
-        Spec::new("done", Kind::Number { min: 0, max: u64::MAX, unit: "writes" }, "writes so far"),
-        |_| Value::Number(0),
-    ),
-];
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Order {
+    #[default]
+    Up,
+    Down,
+}
+
+#[derive(Default)]
+struct Queue {
+    stats: Stats,
+}
+
+#[derive(Default)]
+struct Stats {
+    merged: std::cell::Cell<u64>,
+}
+
+crate::attrs! {
+    static TABLE: [Attr<Engine>];
+
+    jobs: option(Kind::number(1..=9, "writes"), "1"), "writes at once", field jobs;
+    lazy: flag().fixed(), "nothing is done", field lazy;
+    done: figure("writes"), "writes so far", get |_engine| 0_u64;
+    "queue/order": choice("up"), "which write is the next",
+        words order { "up" => Order::Up, "down" => Order::Down };
+    limit: setting(Kind::NumberOr { min: 0, max: 9, unit: "", or: "none" }, ""), "most writes",
+        set |engine, v| engine.limit = v;
+    merged: counter(""), "writes that went with others", in queue.stats;
+}
 
 const GONE: [GoneOption; 1] = [GoneOption { name: "eager", way_out: "wait" }];
 
@@ -48,11 +61,33 @@ fn options_are_taken_in_any_case_and_any_order() {
 }
 
 #[test]
+fn a_row_says_what_an_attribute_is_and_how_it_is_read_and_set() {
+    let mut engine = Engine::default();
+    engine.queue.stats.merged.set(3);
+    let order = find(&TABLE, "queue/order").unwrap();
+    assert_eq!(order.spec.kind, Kind::Choice(&["up", "down"]));
+    assert_eq!((order.spec.form, order.spec.default), (OptionForm::Value, "up"));
+    assert_eq!(order.get.unwrap()(&engine), "up");
+    order.set.unwrap()(&mut engine, &"down".into());
+    assert_eq!((engine.order, order.get.unwrap()(&engine)), (Order::Down, "down".into()));
+
+    let limit = find(&TABLE, "limit").unwrap();
+    for (text, number) in [("7", Some(7)), ("none", None)] {
+        limit.set.unwrap()(&mut engine, &limit.spec.parse(text).unwrap());
+        assert_eq!(engine.limit, number);
+    }
+    assert!(limit.get.is_none());
+    assert_eq!(TABLE[1].spec.access, Access::Read);
+    let metrics = metrics(&TABLE, &engine).into_iter().map(|(spec, n)| (spec.name, spec.help, n));
+    assert!(metrics.eq([("merged", "writes that went with others", 3)]));
+}
+
+#[test]
 fn an_error_names_the_option_and_what_is_allowed() {
     for (words, text) in [
         (&["jobs"][..], "jobs has no value"),
         (&["job", "1"], "unknown option `job`: did you mean `jobs`?"),
-        (&["done", "1"], "unknown option `done`: there are jobs, lazy"),
+        (&["done", "1"], "unknown option `done`: there are jobs, lazy, queue/order"),
         (&["jobs", "10"], "jobs: `10`: a number from 1 to 9 writes is allowed"),
     ] {
         let e = parse(words).err().expect("refused");

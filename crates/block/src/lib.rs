@@ -21,6 +21,7 @@
 #![warn(missing_docs)]
 
 pub mod attr;
+mod attrs;
 mod backing;
 mod bio;
 mod borrow;

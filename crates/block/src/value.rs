@@ -70,6 +70,11 @@ impl From<u64> for Value {
         Value::Number(n)
     }
 }
+impl From<u8> for Value {
+    fn from(n: u8) -> Value {
+        Value::Number(n.into())
+    }
+}
 impl From<u32> for Value {
     fn from(n: u32) -> Value {
         Value::Number(n.into())

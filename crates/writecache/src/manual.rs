@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The manual of the target: its arguments, options and attributes.
-use block::attr::Manual;
+use block::attr::{self, Manual};
 
-use crate::figures;
-use crate::options::{self, OPTIONS};
+use crate::figures::{DRAIN, FIGURES};
+use crate::options::OPTIONS;
 
 /// What `millpond help writecache` prints.
 pub static MANUAL: Manual = Manual {
@@ -11,9 +11,6 @@ pub static MANUAL: Manual = Manual {
     version: crate::VERSION,
     about: "a persistent write cache on a faster device",
     arguments: "<p|s> <origin> <cache> <block_size> <#opt_args> [<option> [<value>]]...",
-    specs: || {
-        let options = OPTIONS.iter().map(|option| &option.spec);
-        options.chain(figures::specs()).chain([&figures::DRAIN]).collect()
-    },
-    metrics: || figures::metric_specs().chain(options::metric_specs()).collect(),
+    specs: || [attr::specs(&OPTIONS), attr::specs(&FIGURES), vec![&DRAIN]].concat(),
+    metrics: || [attr::metric_specs(&FIGURES), attr::metric_specs(&OPTIONS)].concat(),
 };

@@ -67,6 +67,11 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
+    /// Blocks that clients have written and the cache had.
+    pub(crate) fn write_hits(&self) -> u64 {
+        self.write_hits_uncommitted.get() + self.write_hits_committed.get()
+    }
+
     pub(crate) fn kernel_fields(&self) -> [&Counter; 10] {
         [
             &self.reads,

@@ -6,13 +6,8 @@ use block::{Error, Status};
 
 use crate::cache::Cache;
 use crate::events::{BAD_LIST_MAX, BadBlocks};
-use crate::figures::{self, FIGURES};
+use crate::figures::FIGURES;
 use crate::stats::Counter;
-
-fn no_attribute(name: &str) -> Error {
-    let known: Vec<&str> = figures::specs().map(|spec| spec.name).collect();
-    attr::unknown("writecache", name, &known)
-}
 
 impl Cache {
     /// The status line: the errno, three counts of blocks, ten counters.
@@ -31,8 +26,10 @@ impl Cache {
         if name == "format" {
             return Ok(self.store.media.format().into());
         }
-        let figure = FIGURES.iter().find(|figure| figure.spec().name == name);
-        Ok(figure.ok_or_else(|| no_attribute(name))?.get(self))
+        let known = || attr::names(&attr::specs(&FIGURES));
+        let figure = attr::find(&FIGURES, name);
+        let figure = figure.ok_or_else(|| attr::unknown("writecache", name, &known()))?;
+        Ok(figure.get.expect("every figure can be read")(self))
     }
 
     /// Blocks of zeroes that the origin may not have. The cache may have newer versions of some of

@@ -28,8 +28,8 @@ use crate::cache::Cache;
 use crate::config::{CacheMode, Config, Tuning};
 use crate::device_limits::limits;
 use crate::events::{CacheEvent, OnEvent};
-use crate::figures;
-use crate::options;
+use crate::figures::{DRAIN, FIGURES};
+use crate::options::{self, OPTIONS};
 use crate::planted::Fault;
 
 /// The writecache target.
@@ -350,7 +350,8 @@ impl Target for WriteCache {
 
     fn attributes(&self) -> Vec<&'static Spec> {
         let config = self.config.borrow();
-        figures::specs().chain([&figures::DRAIN]).chain(options::attributes(&config)).collect()
+        let figures = attr::specs(&FIGURES).into_iter().chain([&DRAIN]);
+        figures.chain(options::attributes(&config)).collect()
     }
 
     fn problems(&self) -> Vec<String> {
@@ -359,16 +360,13 @@ impl Target for WriteCache {
     }
 
     fn metrics(&self) -> Vec<(&'static Spec, u64)> {
-        let figures = figures::metric_specs()
-            .filter_map(|spec| Some((spec, self.attribute(spec.name).ok()?.number()?)));
-        let config = self.config.borrow();
-        let options = options::metric_specs()
-            .filter_map(|spec| Some((spec, config.option_value(spec.name)?.number()?)));
-        figures.chain(options).collect()
+        let figures = self.cache().map(|cache| attr::metrics(&FIGURES, &cache));
+        let options = attr::metrics(&OPTIONS, &self.config.borrow());
+        figures.into_iter().flatten().chain(options).collect()
     }
 
     fn get_attribute(self: Rc<Self>, name: String) -> LocalFuture<Result<Value, Error>> {
-        if name == figures::DRAIN.name {
+        if name == DRAIN.name {
             return Box::pin(async move { Err(attr::write_only(&name).within("writecache")) });
         }
         let option = match &*name {
@@ -385,10 +383,10 @@ impl Target for WriteCache {
         name: String,
         value: String,
     ) -> LocalFuture<Result<(), Error>> {
-        if name == figures::DRAIN.name {
+        if name == DRAIN.name {
             return self.set_drain(value);
         }
-        let outcome = if figures::specs().any(|spec| spec.name == name) {
+        let outcome = if attr::find(&FIGURES, &name).is_some() {
             Err(attr::read_only(&name).within("writecache"))
         } else {
             let changed = self.config.borrow().with_option(&name, &value);

@@ -4,8 +4,7 @@
 //! The order of each row is the kernel's.
 use std::fmt::Write;
 
-use block::attr::{self, Attr, Kind, Metric, Spec};
-use block::value::Value;
+use block::attr::{self, Attr, Spec, counter, gauge};
 use policy::IdleTotals;
 
 use crate::shared::Totals;
@@ -13,85 +12,66 @@ use crate::shared::Totals;
 /// Bytes of a page and of a block of the backing device.
 const PAGE: u64 = block::PAGE as u64;
 
-const fn figure<T>(
-    name: &'static str,
-    metric: Metric,
-    help: &'static str,
-    get: fn(&T) -> Value,
-) -> Attr<T> {
-    let kind = Kind::Number { min: 0, max: u64::MAX, unit: "" };
-    Attr::read(Spec::new(name, kind, help).metric(metric), get)
+block::attrs! {
+    /// The attribute `mm_stat`.
+    pub(crate) static MM_STAT: [Attr<Totals>];
+
+    orig_data_bytes: gauge(""), "bytes of pages that were written, uncompressed",
+        get |t| t.orig_pages * PAGE;
+    compr_data_bytes: gauge(""), "bytes of objects in memory", get |t| t.compr_bytes;
+    mem_used_bytes: gauge(""), "bytes of memory in use", get |t| t.mem_pages * PAGE;
+    mem_limit_bytes: gauge(""), "bytes of memory that may be used; 0 for no limit",
+        get |t| limit_bytes(t.mem_limit_pages);
+    mem_used_max_bytes: gauge(""), "bytes of memory in use at most", get |t| t.mem_max_pages * PAGE;
+    same_pages: gauge(""), "pages of one repeated word, which need no memory",
+        get |t| t.same_pages;
+    pages_compacted: counter(""), "pages of memory that compaction has freed",
+        get |t| t.pages_compacted;
+    huge_pages: gauge(""), "pages in memory that are stored uncompressed", get |t| t.huge_pages;
+    huge_pages_since: counter(""), "pages that have been stored uncompressed",
+        get |t| t.huge_pages_since;
 }
 
-const fn gauge<T>(name: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
-    figure(name, Metric::GAUGE, help, get)
+block::attrs! {
+    /// The attribute `bd_stat`, in units of 4 KiB.
+    pub(crate) static BD_STAT: [Attr<Totals>];
+
+    bd_count: gauge(""), "blocks of the backing device in use", get |t| t.bd_count;
+    bd_reads: counter(""), "pages read from the backing device", get |t| t.bd_reads;
+    bd_writes: counter(""), "blocks written to the backing device", get |t| t.bd_writes;
 }
 
-const fn counter<T>(name: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
-    figure(name, Metric::COUNTER, help, get)
+block::attrs! {
+    /// The attribute `io_stat`.
+    pub(crate) static IO_STAT: [Attr<Totals>];
+
+    failed_reads: counter(""), "reads that failed", get |t| t.failed_reads;
+    failed_writes: counter(""), "writes that failed", get |t| t.failed_writes;
+    invalid_io: counter(""), "requests that lay outside the device", get |t| t.invalid_io;
+    notify_free: counter(""), "pages that were discarded", get |t| t.notify_free;
 }
 
-/// The attribute `mm_stat`.
-pub(crate) static MM_STAT: [Attr<Totals>; 9] = [
-    gauge("orig_data_bytes", "bytes of pages that were written, uncompressed", |t| {
-        (t.orig_pages * PAGE).into()
-    }),
-    gauge("compr_data_bytes", "bytes of objects in memory", |t| t.compr_bytes.into()),
-    gauge("mem_used_bytes", "bytes of memory in use", |t| (t.mem_pages * PAGE).into()),
-    gauge("mem_limit_bytes", "bytes of memory that may be used; 0 for no limit", |t| {
-        limit_bytes(t.mem_limit_pages).into()
-    }),
-    gauge("mem_used_max_bytes", "bytes of memory in use at most", |t| {
-        (t.mem_max_pages * PAGE).into()
-    }),
-    gauge("same_pages", "pages of one repeated word, which need no memory", |t| {
-        t.same_pages.into()
-    }),
-    counter("pages_compacted", "pages of memory that compaction has freed", |t| {
-        t.pages_compacted.into()
-    }),
-    gauge("huge_pages", "pages in memory that are stored uncompressed", |t| t.huge_pages.into()),
-    counter("huge_pages_since", "pages that have been stored uncompressed", |t| {
-        t.huge_pages_since.into()
-    }),
-];
+block::attrs! {
+    /// The attribute `backed_stat`.
+    pub(crate) static BACKED_STAT: [Attr<Totals>];
 
-/// The attribute `bd_stat`, in units of 4 KiB.
-pub(crate) static BD_STAT: [Attr<Totals>; 3] = [
-    gauge("bd_count", "blocks of the backing device in use", |t| t.bd_count.into()),
-    counter("bd_reads", "pages read from the backing device", |t| t.bd_reads.into()),
-    counter("bd_writes", "blocks written to the backing device", |t| t.bd_writes.into()),
-];
+    backed_pages: gauge(""), "pages on the backing device", get |t| t.backed_pages;
+    backed_bytes: gauge(""), "bytes of objects on the backing device", get |t| t.bd_object_bytes;
+}
 
-/// The attribute `io_stat`.
-pub(crate) static IO_STAT: [Attr<Totals>; 4] = [
-    counter("failed_reads", "reads that failed", |t| t.failed_reads.into()),
-    counter("failed_writes", "writes that failed", |t| t.failed_writes.into()),
-    counter("invalid_io", "requests that lay outside the device", |t| t.invalid_io.into()),
-    counter("notify_free", "pages that were discarded", |t| t.notify_free.into()),
-];
+block::attrs! {
+    /// The numbers of the attribute `auto_writeback_stat`.
+    pub(crate) static AUTO_STAT: [Attr<IdleTotals>];
 
-/// The attribute `backed_stat`.
-pub(crate) static BACKED_STAT: [Attr<Totals>; 2] = [
-    gauge("backed_pages", "pages on the backing device", |t| t.backed_pages.into()),
-    gauge("backed_bytes", "bytes of objects on the backing device", |t| t.bd_object_bytes.into()),
-];
-
-/// The numbers of the attribute `auto_writeback_stat`.
-pub(crate) static AUTO_STAT: [Attr<IdleTotals>; 4] = [
-    gauge("auto_writeback_today_bytes", "bytes that automatic writeback wrote today", |auto| {
-        auto.today_bytes.into()
-    }),
-    gauge("auto_writeback_budget_bytes", "bytes that it may write in a day; 0 for any", |auto| {
-        auto.budget_bytes.into()
-    }),
-    counter("auto_writeback_bytes", "bytes that automatic writeback wrote", |auto| {
-        auto.total_bytes.into()
-    }),
-    counter("auto_writeback_pages", "pages that automatic writeback wrote", |auto| {
-        auto.total_pages.into()
-    }),
-];
+    auto_writeback_today_bytes: gauge(""), "bytes that automatic writeback wrote today",
+        get |auto| auto.today_bytes;
+    auto_writeback_budget_bytes: gauge(""), "bytes that it may write in a day; 0 for any",
+        get |auto| auto.budget_bytes;
+    auto_writeback_bytes: counter(""), "bytes that automatic writeback wrote",
+        get |auto| auto.total_bytes;
+    auto_writeback_pages: counter(""), "pages that automatic writeback wrote",
+        get |auto| auto.total_pages;
+}
 
 /// The rows that `/metrics` shows, besides that of automatic writeback.
 fn exported() -> [&'static [Attr<Totals>]; 4] {

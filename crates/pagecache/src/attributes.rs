@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Attributes: settings by the names that the kernel has for them, and reports as
 //! `name value` lines, each name with its unit.
-use block::attr::{self, Attr, Kind, Manual, Spec};
+use block::attr::{self, Attr, Manual, Spec, text};
 use block::value::Value;
 use block::{Access, Error};
 
@@ -9,24 +9,18 @@ use crate::PageCache;
 use crate::config;
 use crate::figures;
 
-const fn report(
-    name: &'static str,
-    help: &'static str,
-    get: fn(&PageCache) -> Value,
-) -> Attr<PageCache> {
-    let spec = Spec::new(name, Kind::Text("name value lines"), help);
-    Attr::read(spec.access(Access::ReadMany), get)
-}
+const LINES: Spec = text("name value lines").access(Access::ReadMany);
 
-/// What can only be read; what can be set is in [`OPTIONS`](crate::config::OPTIONS).
-static REPORTS: [Attr<PageCache>; 4] = [
-    report("cache_stat", "memory, folios, reads", |cache| figures::cache_stat(cache).into()),
-    report("bandwidth", "bandwidth, thresholds, pauses of writers", |cache| {
-        figures::bandwidth(cache).into()
-    }),
-    report("ioend_stats", "writes of writeback", |cache| figures::ioend_stats(cache).into()),
-    report("errors", "errors of the device below", |cache| figures::errors(cache).into()),
-];
+block::attrs! {
+    /// What can only be read; what can be set is in [`OPTIONS`](crate::config::OPTIONS).
+    static REPORTS: [Attr<PageCache>];
+
+    cache_stat: LINES, "memory, folios, reads", get |cache| figures::cache_stat(cache);
+    bandwidth: LINES, "bandwidth, thresholds, pauses of writers",
+        get |cache| figures::bandwidth(cache);
+    ioend_stats: LINES, "writes of writeback", get |cache| figures::ioend_stats(cache);
+    errors: LINES, "errors of the device below", get |cache| figures::errors(cache);
+}
 
 /// All attributes, in the order in which they are listed.
 pub(crate) fn specs() -> Vec<&'static Spec> {

@@ -8,16 +8,13 @@
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
-use block::attr::{self, Attr, Kind, OptionForm, SetShared, Spec};
+use block::attr::{self, Attr, FromValue, Kind, SetShared, Spec, option};
 use block::value::{TimeUnit, Value, seconds_text};
-use block::{Access, Error, Nanos, PAGE, Planted};
+use block::{Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
-use crate::iomap::MapBlocks;
 use crate::planted::Fault;
 
-/// The option that only a table line can set.
-const MEMORY: &str = "memory";
 /// Default memory of a cache: 256 MiB. Chosen.
 const MEMORY_DEFAULT: u64 = 256 << 20;
 /// The least memory, with which a folio of 2 MiB and reads beside it still fit, and the most.
@@ -44,129 +41,48 @@ const PAGE_KB: u32 = PAGE as u32 / 1024;
 /// An option of a cache; it can be set while the cache runs unless it has no setter.
 type Opt = Attr<Config, SetShared<Config>>;
 
-const fn option(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
-    let spec = Spec::new(name, kind, help).access(Access::ReadWrite);
-    spec.option(OptionForm::Value).default(default)
-}
-
+const MEMORY: Kind = Kind::Size { min: MEMORY_MIN, max: MEMORY_MAX, unit: PAGE as u64, or: None };
+const IOEND_BYTES_ALLOWED: Kind =
+    Kind::Size { min: PAGE as u64, max: IOEND_BYTES_MAX as u64, unit: PAGE as u64, or: None };
 const SECONDS: Kind = Kind::Seconds { min_ms: 1, max_ms: MS_MAX };
-const CENTISECONDS: Kind =
-    Kind::Time { unit: TimeUnit::Centisecond, min: 0, max: u32::MAX as u64, or: None };
+const CENTISECONDS: Kind = Kind::time(TimeUnit::Centisecond, 0..=u32::MAX as u64);
 
 const fn dirty_bytes(min: u64) -> Kind {
     Kind::Size { min, max: DIRTY_BYTES_MAX, unit: 1, or: Some(0) }
 }
 
-fn parsed<T: TryFrom<u64>>(value: &Value) -> T {
-    let number = value.number().and_then(|n| T::try_from(n).ok());
-    number.expect("checked by the option's kind")
-}
+block::attrs! {
+    /// Options that a table line knows, in the order in which it shows them.
+    pub(crate) static OPTIONS: [Opt];
 
-fn seconds(limit: &BytesOrTime) -> Value {
-    seconds_text(Nanos::from_millis(limit.ms.get().into())).into()
+    memory: option(MEMORY, "256M").fixed(), "memory for pages and for what is known about them",
+        get |c| c.memory_bytes;
+    dirty_bytes: option(dirty_bytes(DIRTY_BYTES_MIN), "0"),
+        "dirty bytes at which writers wait; 0: by dirty_seconds",
+        get |c| c.dirty.bytes.get(), set |c, v| c.dirty.set_bytes(v, DIRTY_MS);
+    dirty_background_bytes: option(dirty_bytes(1), "0"),
+        "dirty bytes at which writeback starts; 0: by dirty_background_seconds",
+        get |c| c.background.bytes.get(), set |c, v| c.background.set_bytes(v, BACKGROUND_MS);
+    dirty_seconds: option(SECONDS, "2"), "the same as a time of the device's bandwidth",
+        get |c| c.dirty.seconds(), set |c, v| c.dirty.set_ms(v);
+    dirty_background_seconds: option(SECONDS, "1"), "the same as a time of its bandwidth",
+        get |c| c.background.seconds(), set |c, v| c.background.set_ms(v);
+    dirty_expire_centisecs: option(CENTISECONDS, "3000"), "older dirty pages are written back",
+        get |c| c.dirty_expire_centisecs.get(), set |c, v| c.dirty_expire_centisecs.set(v);
+    dirty_writeback_centisecs: option(CENTISECONDS, "500"),
+        "how often old pages are looked for; 0 for never",
+        get |c| c.dirty_writeback_centisecs.get(), set |c, v| c.dirty_writeback_centisecs.set(v);
+    // A part of a page does not count, as in the kernel.
+    read_ahead_kb: option(Kind::number(0..=READ_AHEAD_KB_MAX as u64, ""), "512"),
+        "largest read-ahead, in KiB; whole pages count",
+        get |c| c.read_ahead_kb.get(), set |c, v: u32| c.read_ahead_kb.set(v - v % PAGE_KB);
+    map_blocks: option(Kind::Choice(&["multi", "single"]), "multi"),
+        "whether one question to the device below is for many blocks",
+        get |c| if c.maps_each_page.get() { "single" } else { "multi" },
+        set |c, v: String| c.maps_each_page.set(v == "single");
+    ioend_bytes: option(IOEND_BYTES_ALLOWED, "1M"), "largest write of writeback",
+        get |c| c.ioend_bytes.get(), set |c, v| c.ioend_bytes.set(v);
 }
-
-/// Options that a table line knows, in the order in which it shows them.
-pub(crate) static OPTIONS: [Opt; 10] = [
-    Attr::read(
-        option(
-            MEMORY,
-            Kind::Size { min: MEMORY_MIN, max: MEMORY_MAX, unit: PAGE as u64, or: None },
-            "256M",
-            "memory for pages and for what is known about them",
-        )
-        .access(Access::Read),
-        |c| c.memory_bytes.into(),
-    ),
-    Attr::new(
-        option(
-            "dirty_bytes",
-            dirty_bytes(DIRTY_BYTES_MIN),
-            "0",
-            "dirty bytes at which writers wait; 0: by dirty_seconds",
-        ),
-        |c| c.dirty.bytes.get().into(),
-        |c, v| c.dirty.set_bytes(parsed(v), DIRTY_MS),
-    ),
-    Attr::new(
-        option(
-            "dirty_background_bytes",
-            dirty_bytes(1),
-            "0",
-            "dirty bytes at which writeback starts; 0: by dirty_background_seconds",
-        ),
-        |c| c.background.bytes.get().into(),
-        |c, v| c.background.set_bytes(parsed(v), BACKGROUND_MS),
-    ),
-    Attr::new(
-        option("dirty_seconds", SECONDS, "2", "the same as a time of the device's bandwidth"),
-        |c| seconds(&c.dirty),
-        |c, v| c.dirty.set_ms(parsed(v)),
-    ),
-    Attr::new(
-        option("dirty_background_seconds", SECONDS, "1", "the same as a time of its bandwidth"),
-        |c| seconds(&c.background),
-        |c, v| c.background.set_ms(parsed(v)),
-    ),
-    Attr::new(
-        option(
-            "dirty_expire_centisecs",
-            CENTISECONDS,
-            "3000",
-            "older dirty pages are written back",
-        ),
-        |c| c.dirty_expire_centisecs.get().into(),
-        |c, v| c.dirty_expire_centisecs.set(parsed(v)),
-    ),
-    Attr::new(
-        option(
-            "dirty_writeback_centisecs",
-            CENTISECONDS,
-            "500",
-            "how often old pages are looked for; 0 for never",
-        ),
-        |c| c.dirty_writeback_centisecs.get().into(),
-        |c, v| c.dirty_writeback_centisecs.set(parsed(v)),
-    ),
-    Attr::new(
-        option(
-            "read_ahead_kb",
-            Kind::Number { min: 0, max: READ_AHEAD_KB_MAX as u64, unit: "" },
-            "512",
-            "largest read-ahead, in KiB; whole pages count",
-        ),
-        |c| c.read_ahead_kb.get().into(),
-        |c, v| {
-            let kb: u32 = parsed(v);
-            c.read_ahead_kb.set(kb - kb % PAGE_KB); // As the kernel.
-        },
-    ),
-    Attr::new(
-        option(
-            "map_blocks",
-            Kind::Choice(&["multi", "single"]),
-            "multi",
-            "whether one question to the device below is for many blocks",
-        ),
-        |c| c.map_blocks.get().to_string().into(),
-        |c, v| c.map_blocks.set(v.to_string().parse().expect("one of the words above")),
-    ),
-    Attr::new(
-        option(
-            "ioend_bytes",
-            Kind::Size {
-                min: PAGE as u64,
-                max: IOEND_BYTES_MAX as u64,
-                unit: PAGE as u64,
-                or: None,
-            },
-            "1M",
-            "largest write of writeback",
-        ),
-        |c| c.ioend_bytes.get().into(),
-        |c, v| c.ioend_bytes.set(parsed(v)),
-    ),
-];
 
 /// The options, for the table of attributes.
 pub(crate) fn specs() -> Vec<&'static Spec> {
@@ -199,6 +115,10 @@ impl BytesOrTime {
         self.ms.set(if bytes > 0 { 0 } else { by_time });
     }
 
+    fn seconds(&self) -> String {
+        seconds_text(Nanos::from_millis(self.ms.get().into()))
+    }
+
     fn set_ms(&self, ms: u32) {
         self.ms.set(ms);
         self.bytes.set(0);
@@ -218,7 +138,8 @@ pub struct Config {
     pub(crate) dirty_writeback_centisecs: Cell<u32>,
     /// Whole pages; 0 for no read-ahead.
     pub(crate) read_ahead_kb: Cell<u32>,
-    pub(crate) map_blocks: Cell<MapBlocks>,
+    /// Whether the mapping is looked up for each page, instead of once for a run of dirty pages.
+    pub(crate) maps_each_page: Cell<bool>,
     /// Largest ioend; whole pages.
     pub(crate) ioend_bytes: Cell<u32>,
     pub(crate) planted: Planted<Fault>,
@@ -233,7 +154,7 @@ impl Default for Config {
             dirty_expire_centisecs: Cell::new(EXPIRE_CS),
             dirty_writeback_centisecs: Cell::new(WRITEBACK_CS),
             read_ahead_kb: Cell::new(READ_AHEAD_KB),
-            map_blocks: Cell::new(MapBlocks::default()),
+            maps_each_page: Cell::new(false),
             ioend_bytes: Cell::new(IOEND_BYTES),
             planted: Planted::NONE,
         }
@@ -253,7 +174,7 @@ impl Config {
             let value = option.spec.parse(word.unwrap_or_default())?;
             match option.set {
                 Some(set) => set(&config, &value),
-                None => config.memory_bytes = parsed(&value),
+                None => config.memory_bytes = u64::from_value(&value),
             }
             Ok(())
         })?;

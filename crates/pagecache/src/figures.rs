@@ -3,145 +3,97 @@
 use std::fmt::Write;
 
 use block::PAGE;
-use block::attr::{self, Attr, Kind, Metric, Spec};
-use block::value::{TimeUnit, Value};
+use block::attr::{self, Attr, Metric, Spec, counter, figure, gauge};
+use block::value::TimeUnit;
 
 use crate::device::PageCache;
 
 /// A number of a report.
 type Figure = Attr<PageCache>;
 
-const fn figure(name: &'static str, help: &'static str, get: fn(&PageCache) -> Value) -> Figure {
-    Attr::read(Spec::new(name, Kind::Number { min: 0, max: u64::MAX, unit: "" }, help), get)
-}
-
-const fn gauge(name: &'static str, help: &'static str, get: fn(&PageCache) -> Value) -> Figure {
-    let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::GAUGE), ..figure }
-}
-
-const fn counter(name: &'static str, help: &'static str, get: fn(&PageCache) -> Value) -> Figure {
-    let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::COUNTER), ..figure }
-}
-
-/// The same with a name of its own in `/metrics`, which has base units.
-const fn named(figure: &Figure, name: &'static str) -> Figure {
-    let metric = figure.spec.metric.expect("a metric").named(name);
-    Attr { spec: figure.spec.metric(metric), get: figure.get, set: figure.set }
-}
-
-/// A number of microseconds, exported in seconds.
-const fn microseconds(figure: &Figure, name: &'static str) -> Figure {
-    let metric = figure.spec.metric.expect("a metric").named(name).of_time(TimeUnit::Microsecond);
-    Attr { spec: figure.spec.metric(metric), get: figure.get, set: figure.set }
-}
-
 const fn bytes(pages: u64) -> u64 {
     pages * PAGE as u64
 }
 
-static CACHE_STAT: [Figure; 11] = [
-    gauge("memory_limit_bytes", "memory that folios may use", |c| {
-        c.store.memory.limit_bytes().into()
-    }),
-    gauge("memory_used_bytes", "memory that folios use", |c| c.store.memory.used_bytes().into()),
-    gauge("folios", "folios in the cache", |c| (c.store.folios.borrow().folios() as u64).into()),
-    gauge("cached_bytes", "data in the cache", |c| bytes(c.store.folios.borrow().pages()).into()),
-    gauge("dirty_bytes", "data that the device below does not have yet", |c| {
-        bytes(c.store.folios.borrow().dirty_pages()).into()
-    }),
-    gauge("writeback_bytes", "data that are being written back", |c| {
-        bytes(c.store.folios.borrow().writing_pages()).into()
-    }),
-    counter("read_hits", "reads that the cache answered", |c| c.hits.get().into()),
-    counter("read_misses", "reads that went to the device below", |c| c.misses.get().into()),
-    counter("readahead_windows", "windows that were read ahead", |c| c.readahead.counts().0.into()),
-    counter("readahead_bytes", "data that were read ahead", |c| {
-        bytes(c.readahead.counts().1).into()
-    }),
-    counter("evicted_folios", "folios that made room for others", |c| c.store.evicted.get().into()),
-];
+block::attrs! {
+    static CACHE_STAT: [Figure];
 
-static BANDWIDTH: [Figure; 10] = [
-    named(
-        &gauge("write_bytes_per_s", "measured bandwidth of the device below", |c| {
-            c.store.pacing.bandwidth().known(reactor::now().0).unwrap_or(0).into()
-        }),
-        "write_bytes_per_second",
-    ),
-    named(
-        &gauge("writer_bytes_per_s", "rate that one writer is held to", |c| {
-            c.store.pacing.rate().into()
-        }),
-        "writer_bytes_per_second",
-    ),
-    gauge("background_bytes", "dirty data from which on writeback runs", |c| {
-        c.store.pacing.thresholds().background.into()
-    }),
-    gauge("freerun_bytes", "dirty data up to which no writer pauses", |c| {
-        c.store.pacing.thresholds().freerun().into()
-    }),
-    gauge("setpoint_bytes", "dirty data that pauses of writers aim at", |c| {
-        c.store.pacing.thresholds().setpoint().into()
-    }),
-    gauge("limit_bytes", "dirty data at which writers stop", |c| {
-        c.store.pacing.thresholds().limit.into()
-    }),
+    memory_limit_bytes: gauge(""), "memory that folios may use",
+        get |c| c.store.memory.limit_bytes();
+    memory_used_bytes: gauge(""), "memory that folios use", get |c| c.store.memory.used_bytes();
+    folios: gauge(""), "folios in the cache", get |c| c.store.folios.borrow().folios() as u64;
+    cached_bytes: gauge(""), "data in the cache", get |c| bytes(c.store.folios.borrow().pages());
+    dirty_bytes: gauge(""), "data that the device below does not have yet",
+        get |c| bytes(c.store.folios.borrow().dirty_pages());
+    writeback_bytes: gauge(""), "data that are being written back",
+        get |c| bytes(c.store.folios.borrow().writing_pages());
+    read_hits: counter(""), "reads that the cache answered", get |c| c.hits.get();
+    read_misses: counter(""), "reads that went to the device below", get |c| c.misses.get();
+    readahead_windows: counter(""), "windows that were read ahead",
+        get |c| c.readahead.counts().0;
+    readahead_bytes: counter(""), "data that were read ahead",
+        get |c| bytes(c.readahead.counts().1);
+    evicted_folios: counter(""), "folios that made room for others", get |c| c.store.evicted.get();
+}
+
+block::attrs! {
+    static BANDWIDTH: [Figure];
+
+    write_bytes_per_s: figure("").metric(Metric::GAUGE.named("write_bytes_per_second")),
+        "measured bandwidth of the device below",
+        get |c| c.store.pacing.bandwidth().known(reactor::now().0).unwrap_or(0);
+    writer_bytes_per_s: figure("").metric(Metric::GAUGE.named("writer_bytes_per_second")),
+        "rate that one writer is held to", get |c| c.store.pacing.rate();
+    background_bytes: gauge(""), "dirty data from which on writeback runs",
+        get |c| c.store.pacing.thresholds().background;
+    freerun_bytes: gauge(""), "dirty data up to which no writer pauses",
+        get |c| c.store.pacing.thresholds().freerun();
+    setpoint_bytes: gauge(""), "dirty data that pauses of writers aim at",
+        get |c| c.store.pacing.thresholds().setpoint();
+    limit_bytes: gauge(""), "dirty data at which writers stop",
+        get |c| c.store.pacing.thresholds().limit;
     // A metric in `cache_stat` already.
-    figure("dirty_bytes", "dirty data now", |c| c.store.dirty_bytes().into()),
-    counter("pauses", "pauses of writers", |c| c.store.pacing.pauses().0.into()),
-    microseconds(
-        &counter("paused_usec", "how long writers have paused", |c| {
-            (c.store.pacing.pauses().1.0 / 1000).into()
-        }),
-        "paused_seconds",
-    ),
-    microseconds(
-        &gauge("longest_pause_usec", "the longest pause", |c| {
-            (c.store.pacing.pauses().2.0 / 1000).into()
-        }),
-        "longest_pause_seconds",
-    ),
-];
+    dirty_bytes: figure(""), "dirty data now", get |c| c.store.dirty_bytes();
+    pauses: counter(""), "pauses of writers", get |c| c.store.pacing.pauses().0;
+    paused_usec: figure("")
+        .metric(Metric::COUNTER.named("paused_seconds").of_time(TimeUnit::Microsecond)),
+        "how long writers have paused", get |c| c.store.pacing.pauses().1.0 / 1000;
+    longest_pause_usec: figure("")
+        .metric(Metric::GAUGE.named("longest_pause_seconds").of_time(TimeUnit::Microsecond)),
+        "the longest pause", get |c| c.store.pacing.pauses().2.0 / 1000;
+}
 
-static IOEND_STATS: [Figure; 8] = [
-    counter("ioends", "writes of writeback", |c| c.writeback.ioends.stats.ioends.get().into()),
-    counter("ioend_bytes", "data of these writes", |c| {
-        c.writeback.ioends.stats.ioend_bytes.get().into()
-    }),
-    counter("folio_runs", "runs of folios in these writes", |c| {
-        c.writeback.ioends.stats.segments.get().into()
-    }),
-    counter("map_calls", "queries of the mapping", |c| {
-        c.writeback.ioends.stats.map_calls.get().into()
-    }),
-    counter("map_checks", "look-ups in the last answer of the mapping", |c| {
-        c.writeback.ioends.stats.map_checks.get().into()
-    }),
-    counter("remaps", "writes that were mapped again before they were sent", |c| {
-        c.writeback.ioends.stats.remaps.get().into()
-    }),
+block::attrs! {
+    static IOEND_STATS: [Figure];
+
+    ioends: counter(""), "writes of writeback", in writeback.ioends.stats;
+    ioend_bytes: counter(""), "data of these writes", in writeback.ioends.stats;
+    folio_runs: counter(""), "runs of folios in these writes",
+        get |c| c.writeback.ioends.stats.segments.get();
+    map_calls: counter(""), "queries of the mapping", in writeback.ioends.stats;
+    map_checks: counter(""), "look-ups in the last answer of the mapping",
+        in writeback.ioends.stats;
+    remaps: counter(""), "writes that were mapped again before they were sent",
+        in writeback.ioends.stats;
     // The metric `errors` is that of the report of the name.
-    figure("errors", "writes that failed", |c| c.writeback.ioends.stats.errors.get().into()),
-    counter("retries", "writes with pages that had failed before", |c| {
-        c.writeback.ioends.stats.retries.get().into()
-    }),
-];
+    errors: figure(""), "writes that failed", in writeback.ioends.stats;
+    retries: counter(""), "writes with pages that had failed before", in writeback.ioends.stats;
+}
 
-static ERRORS: [Figure; 4] = [
-    counter("errors", "errors of writeback", |c| c.store.errors.count().into()),
-    counter("flush_errors", "flushes of the device below that failed", |c| {
-        c.store.errors.flush_errors().into()
-    }),
-    gauge("failing_bytes", "data that could not be written yet", |c| {
-        bytes(c.store.errors.failed.since().map_or(0, |(_, pages)| pages)).into()
-    }),
-    gauge("failing_seconds", "seconds since the first of these failed", |c| {
-        let since = c.store.errors.failed.since().map(|(since, _)| since.0);
-        (since.map_or(0, |since| reactor::now().0.saturating_sub(since)) / 1_000_000_000).into()
-    }),
-];
+block::attrs! {
+    static ERRORS: [Figure];
+
+    errors: counter(""), "errors of writeback", get |c| c.store.errors.count();
+    flush_errors: counter(""), "flushes of the device below that failed",
+        get |c| c.store.errors.flush_errors();
+    failing_bytes: gauge(""), "data that could not be written yet",
+        get |c| bytes(c.store.errors.failed.since().map_or(0, |(_, pages)| pages));
+    failing_seconds: gauge(""), "seconds since the first of these failed",
+        get |c| {
+            let since = c.store.errors.failed.since().map(|(since, _)| since.0);
+            since.map_or(0, |since| reactor::now().0.saturating_sub(since)) / 1_000_000_000
+        };
+}
 
 fn reports() -> [&'static [Figure]; 4] {
     [&CACHE_STAT, &BANDWIDTH, &IOEND_STATS, &ERRORS]

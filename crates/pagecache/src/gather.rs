@@ -14,7 +14,6 @@ use crate::collector::{Collector, CollectorContext};
 use crate::folio::Folio;
 use crate::folio_map::FolioId;
 use crate::ioends::Ioends;
-use crate::iomap::MapBlocks;
 use crate::planted::Fault;
 use crate::store::Store;
 
@@ -91,7 +90,7 @@ impl Ioends {
             sequence: &self.sequence,
             free: &self.free,
             pages_max,
-            single: store.config.map_blocks.get() == MapBlocks::Single,
+            single: store.config.maps_each_page.get(),
             capacity: store.limits.capacity,
         };
         let ioends = self.left(collector.purpose());

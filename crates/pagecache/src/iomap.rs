@@ -20,45 +20,12 @@
 //!   it.
 //! - PC-IM3 Between two passes the cache holds no reference to a base: a table that is replaced can
 //!   close it.
-use std::fmt;
 use std::rc::{Rc, Weak};
-use std::str::FromStr;
 
 use block::{Base, BlockDevice, Sector, same_device};
 
 use crate::ioend::IoendStats;
 use crate::units::PAGE_SECTORS;
-
-/// How often the mapping is looked up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum MapBlocks {
-    /// Once for a run of dirty pages.
-    #[default]
-    Multi,
-    /// For each page.
-    Single,
-}
-
-impl FromStr for MapBlocks {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<MapBlocks, String> {
-        match word {
-            "multi" => Ok(MapBlocks::Multi),
-            "single" => Ok(MapBlocks::Single),
-            _ => Err(format!("`{word}` is neither `multi` nor `single`")),
-        }
-    }
-}
-
-impl fmt::Display for MapBlocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MapBlocks::Multi => "multi",
-            MapBlocks::Single => "single",
-        })
-    }
-}
 
 /// A base, or the device below itself.
 pub(crate) type Place = Option<Rc<dyn Base>>;

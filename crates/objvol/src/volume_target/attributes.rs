@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a target says of itself: status line, attributes, metrics.
 use block::Error;
-use block::attr::{self, Attr, Kind, Manual, Metric, Spec};
+use block::attr::{self, Attr, Manual, Spec, counter, figure, gauge, text};
 use block::value::Value;
 use format::objvol::RecordedCache;
 
@@ -9,8 +9,6 @@ use super::config::OPTIONS;
 use super::{State, VolumeTarget};
 use crate::owner::hex;
 use crate::volume::VolumeStatus;
-
-type Figure = Attr<VolumeTarget>;
 
 /// What `millpond help objvol` prints.
 pub static MANUAL: Manual = Manual {
@@ -22,89 +20,58 @@ pub static MANUAL: Manual = Manual {
     metrics: || attr::metric_specs(&FIGURES),
 };
 
-const fn figure(name: &'static str, help: &'static str, get: fn(&VolumeTarget) -> Value) -> Figure {
-    Attr::read(Spec::new(name, Kind::Number { min: 0, max: u64::MAX, unit: "" }, help), get)
-}
-
-const fn gauge(name: &'static str, help: &'static str, get: fn(&VolumeTarget) -> Value) -> Figure {
-    let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::GAUGE), ..figure }
-}
-
-const fn counter(
-    name: &'static str,
-    help: &'static str,
-    get: fn(&VolumeTarget) -> Value,
-) -> Figure {
-    let figure = figure(name, help, get);
-    Attr { spec: figure.spec.metric(Metric::COUNTER), ..figure }
-}
-
-const fn text(name: &'static str, help: &'static str, get: fn(&VolumeTarget) -> Value) -> Figure {
-    Attr::read(Spec::new(name, Kind::Text("words"), help), get)
-}
-
 /// A number of an open volume; 0 of one that is not.
-fn of_volume(target: &VolumeTarget, get: fn(VolumeStatus) -> u64) -> Value {
-    target.volume_status().map_or(0, get).into()
+fn of_volume(target: &VolumeTarget, get: fn(VolumeStatus) -> u64) -> u64 {
+    target.volume_status().map_or(0, get)
 }
 
-fn or_none(text: Option<String>) -> Value {
-    text.unwrap_or_else(|| "none".to_owned()).into()
+fn or_none(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "none".to_owned())
 }
 
-static FIGURES: [Figure; 22] = [
-    text(
-        "state",
+block::attrs! {
+    static FIGURES: [Attr<VolumeTarget>];
+
+    state: text("words"),
         "open, closed, fenced, refused (by the store), waiting (for it), reserved or deleted",
-        |t| t.state_word().into(),
-    ),
-    text("fence", "who has taken the volume over", |t| {
-        or_none(t.fence().map(|fence| fence.to_string()))
-    }),
-    text("cache", "the write cache that is recorded: its UUID, where it is, since when", |t| {
-        or_none(t.recorded_cache().map(|cache| {
+        get |t| t.state_word();
+    fence: text("words"), "who has taken the volume over",
+        get |t| or_none(t.fence().map(|fence| fence.to_string()));
+    cache: text("words"), "the write cache that is recorded: its UUID, where it is, since when",
+        get |t| or_none(t.recorded_cache().map(|cache| {
             format!("{} on {} since {}", hex(&cache.uuid), cache.device, cache.attached_at)
-        }))
-    }),
-    text("refusal", "why the store refuses", |t| or_none(t.store_state().0)),
-    figure("epoch", "number of this opening of the volume", |t| of_volume(t, |s| s.epoch)),
-    figure("stored_segment_size", "bytes of a full object of the volume", |t| {
-        t.volume().map_or(0, |volume| u64::from(volume.geometry().segment_bytes)).into()
-    }),
-    gauge("behind_bytes", "data that would be lost with this machine now", |t| {
-        of_volume(t, |s| s.behind_bytes)
-    }),
-    gauge(
-        "behind_seconds",
+        }));
+    refusal: text("words"), "why the store refuses", get |t| or_none(t.store_state().0);
+    epoch: figure(""), "number of this opening of the volume", get |t| of_volume(t, |s| s.epoch);
+    stored_segment_size: figure(""), "bytes of a full object of the volume",
+        get |t| t.volume().map_or(0, |volume| volume.geometry().segment_bytes);
+    behind_bytes: gauge(""), "data that would be lost with this machine now",
+        get |t| of_volume(t, |s| s.behind_bytes);
+    behind_seconds: gauge(""),
         "how long ago the oldest of them was written; 0: there are none",
-        |t| of_volume(t, |s| s.behind.0.div_ceil(1_000_000_000)),
-    ),
-    gauge("extents", "entries of the map", |t| t.extents().into()),
-    gauge("stored_bytes", "segments in the store", |t| of_volume(t, |s| s.stored_bytes)),
-    gauge("live_bytes", "data in them that can still be read", |t| of_volume(t, |s| s.live_bytes)),
-    gauge("ahead_bytes", "data that were read ahead, in memory", |t| {
-        of_volume(t, |s| s.ahead_bytes)
-    }),
-    gauge("snapshots", "states of the volume that have a name", |t| of_volume(t, |s| s.snapshots)),
-    gauge("retained_bytes", "segments that only snapshots need", |t| {
-        of_volume(t, |s| s.retained_bytes)
-    }),
-    gauge(
-        "unreadable_segments",
+        get |t| of_volume(t, |s| s.behind.0.div_ceil(1_000_000_000));
+    extents: gauge(""), "entries of the map", get |t| t.extents();
+    stored_bytes: gauge(""), "segments in the store", get |t| of_volume(t, |s| s.stored_bytes);
+    live_bytes: gauge(""), "data in them that can still be read",
+        get |t| of_volume(t, |s| s.live_bytes);
+    ahead_bytes: gauge(""), "data that were read ahead, in memory",
+        get |t| of_volume(t, |s| s.ahead_bytes);
+    snapshots: gauge(""), "states of the volume that have a name",
+        get |t| of_volume(t, |s| s.snapshots);
+    retained_bytes: gauge(""), "segments that only snapshots need",
+        get |t| of_volume(t, |s| s.retained_bytes);
+    unreadable_segments: gauge(""),
         "segments that garbage collection left alone because it could not read them",
-        |t| of_volume(t, |s| s.unreadable_segments),
-    ),
-    counter("put_requests", "objects that were sent", |t| t.counts.puts.get().into()),
-    counter("get_requests", "reads of the store", |t| t.counts.gets.get().into()),
-    counter("list_requests", "pages of listings", |t| t.counts.lists.get().into()),
-    counter("delete_requests", "deletions of objects", |t| t.counts.deletes.get().into()),
-    counter("put_bytes", "bytes that were sent", |t| t.counts.put_bytes.get().into()),
-    counter("get_bytes", "bytes that came", |t| t.counts.get_bytes.get().into()),
-    counter("repeated_requests", "requests among them that were repetitions", |t| {
-        t.counts.repeated.get().into()
-    }),
-];
+        get |t| of_volume(t, |s| s.unreadable_segments);
+    put_requests: counter(""), "objects that were sent", get |t| t.counts.puts.get();
+    get_requests: counter(""), "reads of the store", get |t| t.counts.gets.get();
+    list_requests: counter(""), "pages of listings", get |t| t.counts.lists.get();
+    delete_requests: counter(""), "deletions of objects", get |t| t.counts.deletes.get();
+    put_bytes: counter(""), "bytes that were sent", in counts;
+    get_bytes: counter(""), "bytes that came", in counts;
+    repeated_requests: counter(""), "requests among them that were repetitions",
+        get |t| t.counts.repeated.get();
+}
 
 /// All attributes, in the order in which they are listed.
 pub(super) fn specs() -> Vec<&'static Spec> {

@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //! - OV-TC1 [`TargetConfig::table`] names what differs from the defaults, and parses to the same.
-use block::attr::{self, Attr, Kind, OptionForm, Spec};
+use block::attr::{self, Attr, Kind, OptionForm, flag, option};
 use block::value::{TimeUnit, Value};
 use block::{Error, Nanos, Sector};
 use format::objvol::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
@@ -12,6 +12,8 @@ use crate::config::{Geometry, OpenOptions, READ_AHEAD_DEFAULT};
 use crate::owner::hex;
 use crate::snapshot::check_snapshot_name;
 
+const SIZE_MIN: u64 = SEGMENT_BYTES_MIN as u64;
+const SIZE_MAX: u64 = SEGMENT_BYTES_MAX as u64;
 /// The least map: 40,000 extents.
 const MAP_MEMORY_MIN: u64 = 1 << 20;
 const MAP_MEMORY_MAX: u64 = 1 << 40;
@@ -22,100 +24,34 @@ const GRACE_S_MAX: u64 = 86_400;
 
 type Opt = Attr<TargetConfig>;
 
-const fn value(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Spec {
-    Spec::new(name, kind, help).option(OptionForm::Value).default(default)
-}
+block::attrs! {
+    /// The options, in the order in which a table line shows them.
+    pub(crate) static OPTIONS: [Opt];
 
-const fn flag(name: &'static str, help: &'static str) -> Spec {
-    Spec::new(name, Kind::Flag, help).option(OptionForm::Name).default("0")
+    segment_size: option(Kind::Size { min: SIZE_MIN, max: SIZE_MAX, unit: 512, or: None }, "4M")
+        .fixed(),
+        "bytes of a full object, of a volume that this line makes; a volume keeps its own",
+        field segment_bytes;
+    gc_threshold: option(Kind::number(0..=90, "percent"), "75").fixed(),
+        "live data of all that is stored, below which garbage is collected; 0: never",
+        field gc_threshold;
+    map_memory: option(Kind::size(MAP_MEMORY_MIN..=MAP_MEMORY_MAX), "256M").fixed(),
+        "memory of the map at 24 bytes an extent; writes beyond it fail with ENOSPC",
+        field map_memory;
+    read_ahead: option(Kind::size(0..=READ_AHEAD_MAX), "16M").fixed(),
+        "memory for data that are read ahead of sequential readers; 0: none are", field read_ahead;
+    grace: option(Kind::time(TimeUnit::Second, 0..=GRACE_S_MAX), "60").fixed(),
+        "how long garbage stays after the checkpoint that lists it, in seconds", field grace_s;
+    single_writer: flag().fixed(),
+        "take a store without conditional writes; no second daemon may ever open the volume",
+        field single_writer;
+    take_over: flag().fixed(), "open the volume although another host has it, or died with it",
+        field take_over;
+    without_cache: option(Kind::Text("the UUID of a write cache, or none"), "none").fixed(),
+        "take changes although this write cache, which the volume knows, is lost",
+        get |c| c.without_cache.map_or_else(|| "none".to_owned(), |uuid| hex(&uuid)),
+        set |c, v: String| c.without_cache = parse_uuid(&v);
 }
-
-fn number<T: TryFrom<u64>>(value: &Value) -> T {
-    let number = value.number().and_then(|n| T::try_from(n).ok());
-    number.expect("checked by the option's kind")
-}
-
-/// The options, in the order in which a table line shows them.
-pub(crate) static OPTIONS: [Opt; 8] = [
-    Attr::new(
-        value(
-            "segment_size",
-            Kind::Size {
-                min: SEGMENT_BYTES_MIN as u64,
-                max: SEGMENT_BYTES_MAX as u64,
-                unit: 512,
-                or: None,
-            },
-            "4M",
-            "bytes of a full object, of a volume that this line makes; a volume keeps its own",
-        ),
-        |c| c.segment_bytes.into(),
-        |c, v| c.segment_bytes = number(v),
-    ),
-    Attr::new(
-        value(
-            "gc_threshold",
-            Kind::Number { min: 0, max: 90, unit: "percent" },
-            "75",
-            "live data of all that is stored, below which garbage is collected; 0: never",
-        ),
-        |c| c.gc_threshold.into(),
-        |c, v| c.gc_threshold = number(v),
-    ),
-    Attr::new(
-        value(
-            "map_memory",
-            Kind::Size { min: MAP_MEMORY_MIN, max: MAP_MEMORY_MAX, unit: 1, or: None },
-            "256M",
-            "memory of the map at 24 bytes an extent; writes beyond it fail with ENOSPC",
-        ),
-        |c| c.map_memory.into(),
-        |c, v| c.map_memory = number(v),
-    ),
-    Attr::new(
-        value(
-            "read_ahead",
-            Kind::Size { min: 0, max: READ_AHEAD_MAX, unit: 1, or: None },
-            "16M",
-            "memory for data that are read ahead of sequential readers; 0: none are",
-        ),
-        |c| c.read_ahead.into(),
-        |c, v| c.read_ahead = number(v),
-    ),
-    Attr::new(
-        value(
-            "grace",
-            Kind::Time { unit: TimeUnit::Second, min: 0, max: GRACE_S_MAX, or: None },
-            "60",
-            "how long garbage stays after the checkpoint that lists it, in seconds",
-        ),
-        |c| c.grace_s.into(),
-        |c, v| c.grace_s = number(v),
-    ),
-    Attr::new(
-        flag(
-            "single_writer",
-            "take a store without conditional writes; no second daemon may ever open the volume",
-        ),
-        |c| c.single_writer.into(),
-        |c, v| c.single_writer = *v == Value::Flag(true),
-    ),
-    Attr::new(
-        flag("take_over", "open the volume although another host has it, or died with it"),
-        |c| c.take_over.into(),
-        |c, v| c.take_over = *v == Value::Flag(true),
-    ),
-    Attr::new(
-        value(
-            "without_cache",
-            Kind::Text("the UUID of a write cache, or none"),
-            "none",
-            "take changes although this write cache, which the volume knows, is lost",
-        ),
-        |c| c.without_cache.map_or_else(|| "none".to_owned(), |uuid| hex(&uuid)).into(),
-        |c, v| c.without_cache = parse_uuid(&v.to_string()),
-    ),
-];
 
 fn check_uuid(word: &str) -> Result<(), Error> {
     if parse_uuid(word).is_some() {

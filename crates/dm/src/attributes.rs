@@ -16,7 +16,7 @@
 //! - DM-A2 No lock is held while an attribute is read or written: what it asks for may be a verb.
 use std::rc::Rc;
 
-use block::attr::{self, Attr, Kind, SetShared, Spec};
+use block::attr::{self, Attr, Kind, SetShared, Spec, setting, text};
 use block::value::Value;
 use block::{Access, Error, Target};
 
@@ -29,54 +29,41 @@ use crate::setup::SetupAttributes;
 /// An attribute that `dm` itself gives to every device of a kind.
 type Own = Attr<MappedDevice, SetShared<MappedDevice>>;
 
-/// Of devices that are nothing but mappings.
-static MAPPING: Own = Attr::new(
-    Spec::new("mapping", Kind::Choice(&Mapping::NAMES), "how bios go through pure mappings")
-        .access(Access::ReadWrite)
-        .default("in-place"),
-    |device| device.mapping().choice().into(),
-    |device, value| device.set_mapping(value.to_string().parse().expect("one of its names")),
-);
+block::attrs! {
+    /// Of all devices: what clients may do.
+    static OF_ALL: [Own];
 
-/// Of all devices: what clients may do.
-static OF_ALL: [Own; 2] = [
-    Attr::new(
-        Spec::new("ro", Kind::Flag, "1: clients may not write; tables above may")
-            .access(Access::ReadWrite)
-            .default("0"),
-        |device| device.rights.read_only().get().into(),
-        |device, value| device.rights.set_read_only(*value == Value::Flag(true)),
-    ),
-    Attr::new(
-        Spec::new("doors", Kind::Choice(&Doors::NAMES), "which doors show it to new clients")
-            .access(Access::ReadWrite)
-            .default("all"),
-        |device| device.rights.doors().choice().into(),
-        |device, value| {
-            device.rights.set_doors(value.to_string().parse().expect("one of its names"));
-        },
-    ),
-];
+    ro: setting(Kind::Flag, "0"), "1: clients may not write; tables above may",
+        get |device| device.rights.read_only().get(),
+        set |device, v| device.rights.set_read_only(v);
+    doors: setting(Kind::Choice(&Doors::NAMES), "all"), "which doors show it to new clients",
+        get |device| device.rights.doors().choice(),
+        set |device, v: String| device.rights.set_doors(v.parse().expect("one of its names"));
+}
+
+block::attrs! {
+    /// Of devices that are nothing but mappings.
+    static OF_MAPPINGS: [Own];
+
+    mapping: setting(Kind::Choice(&Mapping::NAMES), "in-place"),
+        "how bios go through pure mappings", get |device| device.mapping().choice(),
+        set |device, v: String| device.set_mapping(v.parse().expect("one of its names"));
+}
+
+block::attrs! {
+    /// Of all devices that have a table.
+    static OF_TABLES: [Own];
+
+    "queue/iostats": setting(Kind::Flag, "0"), "whether the attribute stat counts",
+        get |device| device.account.is_on(), set |device, v| device.account.set_on(v);
+    stat: text("17 numbers"), "requests and sectors so far, as in sysfs",
+        get |device| device.account.stat();
+}
 
 /// The attributes that every device has, whatever its targets.
 pub fn attributes_of_all() -> Vec<&'static Spec> {
     attr::specs(&OF_ALL)
 }
-
-/// Of all devices that have a table.
-static OF_TABLES: [Own; 2] = [
-    Attr::new(
-        Spec::new("queue/iostats", Kind::Flag, "whether the attribute stat counts")
-            .access(Access::ReadWrite)
-            .default("0"),
-        |device| device.account.is_on().into(),
-        |device, value| device.account.set_on(*value == Value::Flag(true)),
-    ),
-    Attr::read(
-        Spec::new("stat", Kind::Text("17 numbers"), "requests and sectors so far, as in sysfs"),
-        |device| device.account.stat().into(),
-    ),
-];
 
 /// The owner of an attribute that is not the device's own.
 enum Owner {
@@ -226,15 +213,15 @@ impl Dm {
 
 /// Those that devices with a table have besides; the first is of pure mappings alone.
 pub fn attributes_of_tables() -> Vec<&'static Spec> {
-    std::iter::once(&MAPPING).chain(&OF_TABLES).map(|own| &own.spec).collect()
+    [attr::specs(&OF_MAPPINGS), attr::specs(&OF_TABLES)].concat()
 }
 
 /// The attributes that a device has itself.
 fn own_of(device: &MappedDevice) -> impl Iterator<Item = &'static Own> {
     let table = device.live();
-    let mapping = table.as_ref().filter(|table| table.is_pure()).map(|_| &MAPPING);
-    let of_tables = if table.is_some() { &OF_TABLES[..] } else { &[] };
-    OF_ALL.iter().chain(mapping).chain(of_tables)
+    let mapping = table.as_ref().filter(|table| table.is_pure()).map(|_| &OF_MAPPINGS);
+    let of_tables = table.is_some().then_some(&OF_TABLES);
+    OF_ALL.iter().chain(mapping.into_iter().flatten()).chain(of_tables.into_iter().flatten())
 }
 
 fn own(device: &MappedDevice, attribute: &str) -> Option<&'static Own> {

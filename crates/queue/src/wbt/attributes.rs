@@ -2,7 +2,7 @@
 //! The attributes of a leaf's queue, by the kernel's names where it has them.
 use std::fmt::Write;
 
-use block::attr::{self, Attr, Kind, SetShared, Spec};
+use block::attr::{self, Attr, Kind, SetShared, Spec, setting, text};
 use block::value::{TimeUnit, Value};
 use block::{Access, Error};
 use policy::wbt::{LatencyTarget, Mode, ThrottleClass, Verdict};
@@ -18,66 +18,40 @@ const DEFAULT: &str = "-1";
 
 const NS_PER_USEC: u64 = 1000;
 
-/// The attributes of a throttle.
-static ATTRIBUTES: [Attr<Wbt, SetShared<Wbt>>; 4] = [
-    Attr::new(
-        Spec::new(
-            "queue/nr_requests",
-            Kind::Number { min: 1, max: QUEUE_DEPTH_MAX, unit: "" },
-            "requests that the device takes at once",
-        )
-        .access(Access::ReadWrite),
-        |wbt| u64::from(wbt.queue_depth()).into(),
-        |wbt, value| {
-            let depth = value.number().and_then(|depth| u32::try_from(depth).ok());
-            wbt.set_queue_depth(depth.expect("within the range above"));
-        },
-    ),
-    Attr::new(
-        Spec::new(
-            "queue/wbt_lat_usec",
-            Kind::Time {
-                unit: TimeUnit::Microsecond,
-                min: 0,
-                max: TARGET_MAX_USEC,
-                or: Some(DEFAULT),
-            },
-            "the latency of reads that writeback must leave; 0 is off, -1 the default",
-        )
-        .access(Access::ReadWrite)
-        .default(DEFAULT),
-        |wbt| wbt.report().target_ns.div_ceil(NS_PER_USEC).into(),
-        |wbt, value| {
-            wbt.set_target(match value.number() {
-                None => LatencyTarget::Default,
-                Some(0) => LatencyTarget::Off,
-                Some(usec) => LatencyTarget::Ns(usec * NS_PER_USEC),
-            });
-        },
-    ),
-    Attr::new(
-        Spec::new("queue/wbt_mode", Kind::Choice(&["tail", "kernel"]), "how it throttles")
-            .access(Access::ReadWrite)
-            .default("tail"),
-        |wbt| {
+const TARGET: Kind =
+    Kind::Time { unit: TimeUnit::Microsecond, min: 0, max: TARGET_MAX_USEC, or: Some(DEFAULT) };
+
+block::attrs! {
+    /// The attributes of a throttle.
+    static ATTRIBUTES: [Attr<Wbt, SetShared<Wbt>>];
+
+    "queue/nr_requests": setting(Kind::number(1..=QUEUE_DEPTH_MAX, ""), ""),
+        "requests that the device takes at once",
+        get |wbt| wbt.queue_depth(), set |wbt, v| wbt.set_queue_depth(v);
+    "queue/wbt_lat_usec": setting(TARGET, DEFAULT),
+        "the latency of reads that writeback must leave; 0 is off, -1 the default",
+        get |wbt| usec(wbt.report().target_ns),
+        set |wbt, v: Option<u64>| wbt.set_target(match v {
+            None => LatencyTarget::Default,
+            Some(0) => LatencyTarget::Off,
+            Some(usec) => LatencyTarget::Ns(usec * NS_PER_USEC),
+        });
+    "queue/wbt_mode": setting(Kind::Choice(&["tail", "kernel"]), "tail"), "how it throttles",
+        get |wbt| {
             let now = wbt.mode();
             let named = |mode: &Mode| match mode.name() {
                 name if *mode == now => format!("[{name}]"),
                 name => name.to_owned(),
             };
-            Mode::ALL.iter().map(named).collect::<Vec<_>>().join(" ").into()
+            Mode::ALL.iter().map(named).collect::<Vec<_>>().join(" ")
         },
-        |wbt, value| {
-            let known = Mode::ALL.into_iter().find(|mode| *value == mode.name());
+        set |wbt, v: String| {
+            let known = Mode::ALL.into_iter().find(|mode| v == mode.name());
             wbt.set_mode(known.expect("one of the words above"));
-        },
-    ),
-    Attr::read(
-        Spec::new("queue/wbt_stats", Kind::Text("name value lines"), "figures of the throttle")
-            .access(Access::ReadMany),
-        |wbt| stats(&wbt.report()).into(),
-    ),
-];
+        };
+    "queue/wbt_stats": text("name value lines").access(Access::ReadMany),
+        "figures of the throttle", get |wbt| stats(&wbt.report());
+}
 
 impl Wbt {
     /// The attributes that [`Wbt::get`] and [`Wbt::set`] know.

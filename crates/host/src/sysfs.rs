@@ -3,7 +3,7 @@
 //! they apply, and those of the device's targets, which take precedence.
 use std::rc::Rc;
 
-use block::attr::{self, Attr, Kind, Spec};
+use block::attr::{self, Attr, Kind, Spec, figure, text};
 use block::value::Value;
 use block::{Access, BlockDevice, Error, Limits, Op};
 use dm::{Dm, MappedDevice};
@@ -16,96 +16,77 @@ use crate::exported::ExportedDevice;
 /// of its devices that have no bound of their own (zram, zero, error).
 const RANGE_BYTES_MAX: u64 = (u32::MAX as u64) << 9;
 
-const fn number<T>(
-    path: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    get: fn(&T) -> Value,
-) -> Attr<T> {
-    Attr::read(Spec::new(path, Kind::Number { min: 0, max: u64::MAX, unit }, help), get)
-}
+/// A flag that can only be read.
+const BIT: Spec = Spec::new("", Kind::Flag, "");
 
-const fn flag<T>(path: &'static str, help: &'static str, get: fn(&T) -> Value) -> Attr<T> {
-    Attr::read(Spec::new(path, Kind::Flag, help), get)
-}
+block::attrs! {
+    /// Attributes that the limits of a device hold.
+    static OF_LIMITS: [Attr<Limits>];
 
-const fn text<T>(
-    path: &'static str,
-    form: &'static str,
-    help: &'static str,
-    get: fn(&T) -> Value,
-) -> Attr<T> {
-    Attr::read(Spec::new(path, Kind::Text(form), help), get)
-}
-
-/// Attributes that the limits of a device hold.
-static OF_LIMITS: [Attr<Limits>; 17] = [
-    number("size", "sectors", "size", |l| l.capacity.0.into()),
-    number("queue/logical_block_size", "bytes", "smallest request", |l| {
-        l.logical_block_bytes.into()
-    }),
-    number("queue/hw_sector_size", "bytes", "the same", |l| l.logical_block_bytes.into()),
-    number("queue/physical_block_size", "bytes", "what the device writes as a whole", |l| {
-        l.physical_block_bytes.into()
-    }),
-    number("queue/minimum_io_size", "bytes", "smallest request that is fast", |l| {
-        l.io_min_bytes.into()
-    }),
-    number("queue/optimal_io_size", "bytes", "best request; 0 when not known", |l| {
-        l.io_opt_bytes.into()
-    }),
-    number("queue/max_sectors_kb", "KiB", "largest request", |l| (l.max_io_bytes >> 10).into()),
-    number("queue/max_hw_sectors_kb", "KiB", "the same", |l| (l.max_io_bytes >> 10).into()),
-    number("queue/discard_granularity", "bytes", "unit of a discard; 0 when it has none", |l| {
-        l.discard_granularity_bytes.into()
-    }),
-    number("queue/discard_max_bytes", "bytes", "largest discard", |l| {
-        range_max(l.discard_granularity_bytes > 0)
-    }),
-    number("queue/discard_max_hw_bytes", "bytes", "the same", |l| {
-        range_max(l.discard_granularity_bytes > 0)
-    }),
-    number("queue/write_zeroes_max_bytes", "bytes", "largest write of zeroes", |l| {
-        range_max(l.write_zeroes)
-    }),
-    number("queue/atomic_write_unit_min_bytes", "bytes", "0: no file takes RWF_ATOMIC", |_| {
-        0_u64.into()
-    }),
-    flag("queue/rotational", "1: a disk with a moving head", |l| l.rotational.into()),
-    text("queue/write_cache", "write back, or write through", "whether a FLUSH is of use", |l| {
-        if is_write_back(l) { "write back" } else { "write through" }.into()
-    }),
+    size: figure("sectors"), "size", get |l| l.capacity.0;
+    "queue/logical_block_size": figure("bytes"), "smallest request",
+        get |l| l.logical_block_bytes;
+    "queue/hw_sector_size": figure("bytes"), "the same", get |l| l.logical_block_bytes;
+    "queue/physical_block_size": figure("bytes"), "what the device writes as a whole",
+        get |l| l.physical_block_bytes;
+    "queue/minimum_io_size": figure("bytes"), "smallest request that is fast",
+        get |l| l.io_min_bytes;
+    "queue/optimal_io_size": figure("bytes"), "best request; 0 when not known",
+        get |l| l.io_opt_bytes;
+    "queue/max_sectors_kb": figure("KiB"), "largest request", get |l| l.max_io_bytes >> 10;
+    "queue/max_hw_sectors_kb": figure("KiB"), "the same", get |l| l.max_io_bytes >> 10;
+    "queue/discard_granularity": figure("bytes"), "unit of a discard; 0 when it has none",
+        get |l| l.discard_granularity_bytes;
+    "queue/discard_max_bytes": figure("bytes"), "largest discard",
+        get |l| range_max(l.discard_granularity_bytes > 0);
+    "queue/discard_max_hw_bytes": figure("bytes"), "the same",
+        get |l| range_max(l.discard_granularity_bytes > 0);
+    "queue/write_zeroes_max_bytes": figure("bytes"), "largest write of zeroes",
+        get |l| range_max(l.write_zeroes);
+    "queue/atomic_write_unit_min_bytes": figure("bytes"), "0: no file takes RWF_ATOMIC",
+        get |_l| 0_u64;
+    "queue/rotational": BIT, "1: a disk with a moving head", get |l| l.rotational;
+    "queue/write_cache": text("write back, or write through"), "whether a FLUSH is of use",
+        get |l| if is_write_back(l) { "write back" } else { "write through" };
     // As in the kernel, where a device without a volatile cache has no use for it.
-    flag("queue/fua", "1: FUA makes a write durable", |l| is_write_back(l).into()),
-    flag("removable", "always 0", |_| false.into()),
-];
+    "queue/fua": BIT, "1: FUA makes a write durable", get |l| is_write_back(l);
+    removable: BIT, "always 0", get |_l| false;
+}
 
 fn is_write_back(limits: &Limits) -> bool {
     limits.volatile_cache && limits.keeps
 }
 
-fn range_max(can: bool) -> Value {
-    if can { RANGE_BYTES_MAX } else { 0_u64 }.into()
+fn range_max(can: bool) -> u64 {
+    if can { RANGE_BYTES_MAX } else { 0 }
 }
 
-/// Attributes of every device.
-static OF_ALL: [Attr<ExportedDevice>; 1] =
-    [flag("ro", "1: it is read-only", |exported| exported.read_only().into())];
+block::attrs! {
+    /// Attributes of every device.
+    static OF_ALL: [Attr<ExportedDevice>];
 
-/// Attributes that only mapped devices have.
-static OF_MAPPED: [Attr<MappedDevice>; 4] = [
-    text("dev", "MAJOR:MINOR", "its number", |device| {
+    ro: BIT, "1: it is read-only", get |exported| exported.read_only();
+}
+
+block::attrs! {
+    /// Attributes that only mapped devices have.
+    static OF_MAPPED: [Attr<MappedDevice>];
+
+    dev: text("MAJOR:MINOR"), "its number", get |device| {
         let info = device.info();
-        format!("{}:{}", info.major, info.minor).into()
-    }),
-    text("dm/name", "a name", "its name", |device| device.info().name.into()),
-    flag("dm/suspended", "1: its requests wait", |device| device.info().suspended.into()),
-    text("dm/uuid", "a UUID", "its UUID", |device| device.info().uuid.unwrap_or_default().into()),
-];
+        format!("{}:{}", info.major, info.minor)
+    };
+    "dm/name": text("a name"), "its name", get |device| device.info().name;
+    "dm/suspended": BIT, "1: its requests wait", get |device| device.info().suspended;
+    "dm/uuid": text("a UUID"), "its UUID", get |device| device.info().uuid.unwrap_or_default();
+}
 
-/// Attributes that only leaves have: they count.
-static OF_LEAVES: [Attr<Rc<dyn Leaf>>; 1] =
-    [text("stat", "17 numbers", "requests and sectors so far", |leaf| stat(&**leaf).into())];
+block::attrs! {
+    /// Attributes that only leaves have: they count.
+    static OF_LEAVES: [Attr<Rc<dyn Leaf>>];
+
+    stat: text("17 numbers"), "requests and sectors so far", get |leaf| stat(&**leaf);
+}
 
 /// The attributes that do not belong to a target type, by those who have them.
 pub(crate) fn tables() -> Vec<(&'static str, Vec<&'static Spec>)> {

@@ -285,21 +285,14 @@ pub struct Attr<T, S = Set<T>> {
     pub set: Option<S>,
 }
 
-impl<T, S> Attr<T, S> {
-    /// One that is read by `get`.
-    pub const fn read(spec: Spec, get: fn(&T) -> Value) -> Attr<T, S> {
-        Attr { spec, get: Some(get), set: None }
-    }
-
-    /// One that is read by `get` and set by `set`.
-    pub const fn new(spec: Spec, get: fn(&T) -> Value, set: S) -> Attr<T, S> {
-        Attr { spec, get: Some(get), set: Some(set) }
-    }
-}
-
 /// The entry of this name.
 pub fn find<T, S>(table: &'static [Attr<T, S>], name: &str) -> Option<&'static Attr<T, S>> {
     table.iter().find(|attr| attr.spec.name == name)
+}
+
+/// The value of the entry of this name, if it can be read.
+pub fn get<T, S>(table: &'static [Attr<T, S>], name: &str, of: &T) -> Option<Value> {
+    Some(find(table, name)?.get?(of))
 }
 
 /// The specifications of a table, in its order.
@@ -379,6 +372,24 @@ pub fn options<'w, T: 'static, S: 'static>(
         give(attr, value)?;
     }
     Ok(())
+}
+
+/// The arguments of a table line: `first`, and the options that are not as in `defaults`. A value
+/// that an option does not take says that another option holds: it is left out.
+pub fn arguments<T, S>(first: &str, table: &'static [Attr<T, S>], of: &T, defaults: &T) -> String {
+    let mut words = Vec::new();
+    for Attr { spec, get, .. } in table {
+        let get = get.expect("each option has a value");
+        let text = get(of).to_string();
+        if get(of) != get(defaults) && spec.parse(&text).is_ok() {
+            words.push(spec.name.to_owned());
+            words.extend((spec.form == OptionForm::Value).then_some(text));
+        }
+    }
+    match words.len() {
+        0 => first.to_owned(),
+        count => format!("{first} {count} {}", words.join(" ")),
+    }
 }
 
 /// Checks the number of option words that a table line announces.

@@ -153,11 +153,6 @@ fn throttle<'a>(exported: &'a ExportedDevice, path: &str) -> Option<&'a Wbt> {
     }
 }
 
-/// The value of `path`, if `table` has it.
-fn of<T>(table: &'static [Attr<T>], path: &str, it: &T) -> Option<Value> {
-    Some(attr::find(table, path)?.get?(it))
-}
-
 /// Reads an attribute.
 pub(crate) async fn get(dm: &Dm, exported: &ExportedDevice, path: &str) -> Result<Value, Error> {
     if let ExportedDevice::Mapped(device) = exported
@@ -168,11 +163,11 @@ pub(crate) async fn get(dm: &Dm, exported: &ExportedDevice, path: &str) -> Resul
     if let Some(wbt) = throttle(exported, path) {
         return wbt.get(path);
     }
-    let value =
-        of(&OF_LIMITS, path, &exported.device().limits()).or_else(|| of(&OF_ALL, path, exported));
+    let value = attr::get(&OF_LIMITS, path, &exported.device().limits());
+    let value = value.or_else(|| attr::get(&OF_ALL, path, exported));
     let value = value.or_else(|| match exported {
-        ExportedDevice::Mapped(device) => of(&OF_MAPPED, path, device),
-        ExportedDevice::Leaf(leaf) => of(&OF_LEAVES, path, leaf),
+        ExportedDevice::Mapped(device) => attr::get(&OF_MAPPED, path, device),
+        ExportedDevice::Leaf(leaf) => attr::get(&OF_LEAVES, path, leaf),
     });
     value.ok_or_else(|| unknown(dm, exported, path))
 }

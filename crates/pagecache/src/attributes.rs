@@ -6,13 +6,13 @@ use block::value::Value;
 use block::{Access, Error};
 
 use crate::PageCache;
-use crate::config;
+use crate::config::OPTIONS;
 use crate::figures;
 
 const LINES: Spec = text("name value lines").access(Access::ReadMany);
 
 block::attrs! {
-    /// What can only be read; what can be set is in [`OPTIONS`](crate::config::OPTIONS).
+    /// What can only be read; what can be set is in [`OPTIONS`].
     static REPORTS: [Attr<PageCache>];
 
     cache_stat: LINES, "memory, folios, reads", get |cache| figures::cache_stat(cache);
@@ -24,7 +24,7 @@ block::attrs! {
 
 /// All attributes, in the order in which they are listed.
 pub(crate) fn specs() -> Vec<&'static Spec> {
-    config::specs().into_iter().chain(attr::specs(&REPORTS)).collect()
+    [attr::specs(&OPTIONS), attr::specs(&REPORTS)].concat()
 }
 
 /// What `millpond help buffered` prints.
@@ -39,16 +39,12 @@ pub static MANUAL: Manual = Manual {
 
 impl PageCache {
     pub(crate) fn get(&self, name: &str) -> Result<Value, Error> {
-        if let Some(report) = attr::find(&REPORTS, name) {
-            return Ok(report.get.expect("all can be read")(self));
-        }
-        self.store.config.get(name).ok_or_else(|| unknown(name))
+        let report = attr::get(&REPORTS, name, self);
+        report.or_else(|| self.store.config.get(name)).ok_or_else(|| unknown(name))
     }
 
     pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
-        let known = specs().into_iter().find(|spec| spec.name == name);
-        let spec = known.ok_or_else(|| unknown(name))?;
-        if spec.access == Access::ReadMany {
+        if attr::find(&REPORTS, name).is_some() {
             return Err(attr::read_only(name));
         }
         self.store.config.set(name, value)?;
@@ -61,7 +57,7 @@ impl PageCache {
     }
 }
 
-fn unknown(name: &str) -> Error {
+pub(crate) fn unknown(name: &str) -> Error {
     attr::unknown("buffered", name, &attr::names(&specs()))
 }
 

@@ -8,11 +8,12 @@
 //! - PC-CF3 A value that is refused changes nothing.
 use std::cell::Cell;
 
-use block::attr::{self, Attr, FromValue, Kind, SetShared, Spec, option};
+use block::attr::{self, Attr, FromValue, Kind, SetShared, option};
 use block::value::{TimeUnit, Value, seconds_text};
 use block::{Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
+use crate::attributes;
 use crate::planted::Fault;
 
 /// Default memory of a cache: 256 MiB. Chosen.
@@ -82,11 +83,6 @@ block::attrs! {
         set |c, v: String| c.maps_each_page.set(v == "single");
     ioend_bytes: option(IOEND_BYTES_ALLOWED, "1M"), "largest write of writeback",
         get |c| c.ioend_bytes.get(), set |c, v| c.ioend_bytes.set(v);
-}
-
-/// The options, for the table of attributes.
-pub(crate) fn specs() -> Vec<&'static Spec> {
-    attr::specs(&OPTIONS)
 }
 
 /// One limit: bytes, or where that is 0, milliseconds.
@@ -189,8 +185,7 @@ impl Config {
 
     /// Sets what can be set while the device runs (PC-CF3).
     pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
-        let unknown = || attr::unknown("buffered", name, &attr::names(&specs()));
-        let option = attr::find(&OPTIONS, name).ok_or_else(unknown)?;
+        let option = attr::find(&OPTIONS, name).ok_or_else(|| attributes::unknown(name))?;
         let set = option.set.ok_or_else(|| attr::fixed(name))?;
         set(self, &option.spec.parse(value)?);
         Ok(())
@@ -198,26 +193,12 @@ impl Config {
 
     /// The value of an option, as it may be set.
     pub(crate) fn get(&self, name: &str) -> Option<Value> {
-        Some(attr::find(&OPTIONS, name)?.get?(self))
+        attr::get(&OPTIONS, name, self)
     }
 
     /// The arguments of a table line (PC-CF1). `device` is spelt as it is to be read.
     pub fn table(&self, device: &str) -> String {
-        let defaults = Config::default();
-        let mut words = Vec::new();
-        for option in &OPTIONS {
-            let (name, get) = (option.spec.name, option.get.expect("each option has a value"));
-            let value = get(self);
-            // The other option of the pair is shown.
-            let is_omitted = value == "0" && name.starts_with("dirty_") && is_pair(name);
-            if !is_omitted && get(&defaults) != value {
-                words.extend([name.to_owned(), value.to_string()]);
-            }
-        }
-        match words.len() {
-            0 => device.to_owned(),
-            n => format!("{device} {n} {}", words.join(" ")),
-        }
+        attr::arguments(device, &OPTIONS, self, &Config::default())
     }
 
     /// The limits of dirty bytes: never more than half of the memory, so that there is always
@@ -236,10 +217,6 @@ impl Config {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         (self.read_ahead_kb.get() / PAGE_KB).min(most)
     }
-}
-
-fn is_pair(option: &str) -> bool {
-    option.ends_with("_bytes") || option.ends_with("_seconds")
 }
 
 #[cfg(test)]

@@ -198,7 +198,7 @@ impl Options {
 impl Config {
     /// The value of an option; `None` for the format, which the media have.
     pub(crate) fn option_value(&self, name: &str) -> Option<Value> {
-        Some(attr::find(&OPTIONS, name)?.get?(self))
+        attr::get(&OPTIONS, name, self)
     }
 
     /// Applies an option of a table line.

@@ -27,9 +27,8 @@ impl Cache {
             return Ok(self.store.media.format().into());
         }
         let known = || attr::names(&attr::specs(&FIGURES));
-        let figure = attr::find(&FIGURES, name);
-        let figure = figure.ok_or_else(|| attr::unknown("writecache", name, &known()))?;
-        Ok(figure.get.expect("every figure can be read")(self))
+        let value = attr::get(&FIGURES, name, self);
+        value.ok_or_else(|| attr::unknown("writecache", name, &known()))
     }
 
     /// Blocks of zeroes that the origin may not have. The cache may have newer versions of some of

@@ -75,7 +75,7 @@ block::attrs! {
 
 /// All attributes, in the order in which they are listed.
 pub(super) fn specs() -> Vec<&'static Spec> {
-    attr::specs(&OPTIONS).into_iter().chain(attr::specs(&FIGURES)).collect()
+    [attr::specs(&OPTIONS), attr::specs(&FIGURES)].concat()
 }
 
 impl VolumeTarget {
@@ -159,11 +159,9 @@ impl VolumeTarget {
     }
 
     pub(super) fn attribute(&self, name: &str) -> Result<Value, Error> {
-        if let Some(figure) = attr::find(&FIGURES, name) {
-            return Ok(figure.get.expect("every figure can be read")(self));
-        }
-        let option = attr::find(&OPTIONS, name).ok_or_else(|| unknown(name))?;
-        Ok(option.get.expect("each option has a value")(&self.config))
+        let figure = attr::get(&FIGURES, name, self);
+        let value = figure.or_else(|| attr::get(&OPTIONS, name, &self.config));
+        value.ok_or_else(|| unknown(name))
     }
 
     pub(super) fn refuse_to_set(&self, name: &str) -> Result<(), Error> {

@@ -152,22 +152,7 @@ impl TargetConfig {
             return format!("{}@{name}", self.url);
         }
         let defaults = TargetConfig::parse(&[&self.url]).expect("a URL alone is allowed");
-        let mut words = Vec::new();
-        for option in &OPTIONS {
-            let get = option.get.expect("each option has a value");
-            let value = get(self);
-            if value == get(&defaults) {
-                continue;
-            }
-            words.push(option.spec.name.to_owned());
-            if option.spec.form == OptionForm::Value {
-                words.push(value.to_string());
-            }
-        }
-        match words.len() {
-            0 => self.url.clone(),
-            n => format!("{} {n} {}", self.url, words.join(" ")),
-        }
+        attr::arguments(&self.url, &OPTIONS, self, &defaults)
     }
 
     /// What a volume is made with.

@@ -61,8 +61,7 @@ impl Wbt {
 
     /// Reads an attribute. Errors: `ENXIO` for unknown names.
     pub fn get(&self, name: &str) -> Result<Value, Error> {
-        let known = attr::find(&ATTRIBUTES, name).ok_or_else(|| self.unknown(name))?;
-        Ok(known.get.expect("all can be read")(self))
+        attr::get(&ATTRIBUTES, name, self).ok_or_else(|| self.unknown(name))
     }
 
     /// Writes an attribute. What waits for tokens and may go then, goes then. Errors: `ENXIO` for

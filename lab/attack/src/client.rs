@@ -316,6 +316,12 @@ impl Client {
         Ok(())
     }
 
+    /// A write with nothing beside it.
+    pub fn write(&mut self, load: &Load) -> io::Result<()> {
+        self.send(Ask::Change(Kind::Data, false), load.first, 1)?;
+        self.receive()
+    }
+
     /// A FLUSH with nothing beside it.
     pub fn flush(&mut self) -> io::Result<Outcome> {
         let before = lock(&self.judge).counts.flushes_failed;

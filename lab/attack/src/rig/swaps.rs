@@ -23,7 +23,12 @@ impl Rig {
         let mut busy = Vec::new();
         for mut client in clients {
             let (load, mut rng, ms) = (self.scenario.load, self.rng.fork(), self.rng.below(200));
-            busy.push(spawn(move || client.burst(&load, ms, &mut rng).map(|()| client)));
+            // Who has changed nothing has lost nothing, and is not told.
+            let work = move || {
+                client.write(&load)?;
+                client.burst(&load, ms, &mut rng).map(|()| client)
+            };
+            busy.push(spawn(work));
         }
         let mut clients = Vec::new();
         for client in busy {

@@ -57,7 +57,7 @@ impl PageCache {
     }
 }
 
-pub(crate) fn unknown(name: &str) -> Error {
+fn unknown(name: &str) -> Error {
     attr::unknown("buffered", name, &attr::names(&specs()))
 }
 

@@ -13,7 +13,6 @@ use block::value::{TimeUnit, Value, seconds_text};
 use block::{Error, Nanos, PAGE, Planted};
 use policy::{Bound, DIRTY_BYTES_MIN, DirtyLimits};
 
-use crate::attributes;
 use crate::planted::Fault;
 
 /// Default memory of a cache: 256 MiB. Chosen.
@@ -185,7 +184,8 @@ impl Config {
 
     /// Sets what can be set while the device runs (PC-CF3).
     pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
-        let option = attr::find(&OPTIONS, name).ok_or_else(|| attributes::unknown(name))?;
+        let unknown = || attr::unknown("buffered", name, &attr::names(&attr::specs(&OPTIONS)));
+        let option = attr::find(&OPTIONS, name).ok_or_else(unknown)?;
         let set = option.set.ok_or_else(|| attr::fixed(name))?;
         set(self, &option.spec.parse(value)?);
         Ok(())

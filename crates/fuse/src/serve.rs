@@ -11,17 +11,14 @@
 //!
 //! Ranges beyond the end behave as on block devices: reads stop at the end, writes beyond it fail
 //! with ENOSPC.
-use std::future::poll_fn;
-use std::task::Poll;
-
 use block::{BlockDevice, Buf, Bufs, Class, Flags, SECTOR_SIZE, Sector, Slice, Status};
+use reactor::ZeroBuffer;
 
 use crate::write_lock::WriteLock;
 
-/// Size of the writes that zero a range where the device has no write zeroes.
-const ZEROES_BYTES: usize = 1 << 20;
-/// Longest write zeroes request, so that one request does not occupy a device for long.
-const ZERO_STEP_BYTES: u64 = 1 << 30;
+/// Longest range that is zeroed in one step. The lock is held for a step, and on a device without
+/// write zeroes a step is that many zeroes written as data.
+const ZERO_STEP_BYTES: u64 = 64 << 20;
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 
@@ -138,62 +135,30 @@ pub(crate) async fn zero(
         return Err(Status::Invalid);
     }
     let end = offset.saturating_add(len).min(size);
+    let zeroes = |a, b| write_range(dev, lock, a, Buf::zeroed(bytes(b - a)).all(), false);
     let (from, to) = (up(offset), down(end));
     if from >= to {
         // No whole sector in it: within a sector, or across the border of two.
-        return write_zeroes(dev, lock, offset, end).await;
+        return zeroes(offset, end).await;
     }
     if offset < from {
-        write_zeroes(dev, lock, offset, from).await?;
+        zeroes(offset, from).await?;
     }
     let flags = if unmap { Flags::empty() } else { Flags::NOUNMAP };
+    let source = ZeroBuffer::default();
     let mut at = from;
     while at < to {
         let n = (to - at).min(ZERO_STEP_BYTES);
+        let place = (Sector::from_bytes(at), Sector::from_bytes(n));
         let guard = lock.shared().await;
-        let (sector, sectors) = (Sector::from_bytes(at), Sector::from_bytes(n));
-        let done = reactor::write_zeroes(dev, flags, Class::Normal, sector, sectors).await;
+        reactor::zero_out(dev, flags, Class::Normal, place, &source, || true).await?;
         drop(guard);
-        match done {
-            Err(Status::NotSupported) => write_zeroes(dev, lock, at, at + n).await?,
-            done => done?,
-        }
         at += n;
         // A device in memory has done it at once, and there may be a million steps.
-        give_way().await;
+        reactor::yield_now().await;
     }
     if to < end {
-        write_zeroes(dev, lock, to, end).await?;
-    }
-    Ok(())
-}
-
-/// Lets other tasks of this core run.
-async fn give_way() {
-    let mut given = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut given, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
-/// Zeroes as data.
-async fn write_zeroes(
-    dev: &dyn BlockDevice,
-    lock: &WriteLock,
-    from: u64,
-    to: u64,
-) -> Result<(), Status> {
-    let zeroes = Buf::zeroed(bytes((to - from).min(ZEROES_BYTES as u64)));
-    let mut at = from;
-    while at < to {
-        let n = (to - at).min(ZEROES_BYTES as u64);
-        write_range(dev, lock, at, zeroes.slice(0..bytes(n)), false).await?;
-        at += n;
+        zeroes(to, end).await?;
     }
     Ok(())
 }

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Attributes as a tree of folders, by their paths.
 use crate::host::Attribute;
-
-/// The kind of an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum EntryKind {
-    Folder,
-    Text { readable: bool, writable: bool },
-}
+use crate::tree::NodeKind;
 
 /// The entry at `path`; "" is the folder of the device.
-pub(crate) fn at(all: &[Attribute], path: &str) -> Option<EntryKind> {
+pub(crate) fn at(all: &[Attribute], path: &str) -> Option<NodeKind> {
     if path.is_empty() {
-        return Some(EntryKind::Folder);
+        return Some(NodeKind::Folder);
     }
     if let Some(found) = all.iter().find(|a| a.path == path) {
-        return Some(EntryKind::Text { readable: found.readable, writable: found.writable });
+        return Some(NodeKind::Text { readable: found.readable, writable: found.writable });
     }
     let below = |a: &Attribute| a.path.strip_prefix(path).is_some_and(|r| r.starts_with('/'));
-    all.iter().any(below).then_some(EntryKind::Folder)
+    all.iter().any(below).then_some(NodeKind::Folder)
 }
 
 /// The names in the folder at `path`, sorted and unique, and whether each is a folder.
@@ -72,16 +66,13 @@ mod tests {
     #[test]
     fn paths_make_folders() {
         let all = some();
-        assert_eq!(at(&all, ""), Some(EntryKind::Folder));
-        assert_eq!(at(&all, "queue"), Some(EntryKind::Folder));
+        assert_eq!(at(&all, ""), Some(NodeKind::Folder));
+        assert_eq!(at(&all, "queue"), Some(NodeKind::Folder));
         assert_eq!(at(&all, "queu"), None);
-        assert_eq!(
-            at(&all, "queue/fua"),
-            Some(EntryKind::Text { readable: true, writable: false })
-        );
+        assert_eq!(at(&all, "queue/fua"), Some(NodeKind::Text { readable: true, writable: false }));
         assert_eq!(
             at(&all, "queue/wbt_lat_usec"),
-            Some(EntryKind::Text { readable: true, writable: true })
+            Some(NodeKind::Text { readable: true, writable: true })
         );
         assert_eq!(list(&all, ""), [("queue".into(), true), ("size".into(), false)]);
         let queue = [("fua".into(), false), ("wbt_lat_usec".into(), false)];

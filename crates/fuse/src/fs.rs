@@ -15,9 +15,9 @@ use fuser::{
 use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::attribute;
-use crate::budget::{Budget, Permit};
+use crate::budget::Budget;
 use crate::handle::{DirEntry, Handle, OpenTable};
-use crate::host::{Caller, DeviceId, Host};
+use crate::host::{Caller, DeviceId, Host, OpenId};
 use crate::inode::{Inodes, Node};
 use crate::job::{Job, Work};
 use crate::tree::{NodeKind, Tree};
@@ -217,7 +217,7 @@ impl Fs {
                 let text = texts.replace(number, Text { device, path, shown });
                 reply.data(text.part(0, size));
             }
-            Err(e) => reply.error(attribute_errno(e.kind())),
+            Err(e) => reply.error(file_errno(e.kind())),
         };
         self.host.read_attribute(device, &text.path, Box::new(answer));
     }
@@ -231,25 +231,23 @@ impl Fs {
         // FU-F6.
         let answer = move |set: Result<(), Error>| match set {
             Ok(()) => reply.written(len),
-            Err(e) => reply.error(attribute_errno(e.kind())),
+            Err(e) => reply.error(file_errno(e.kind())),
         };
         self.host.write_attribute(text.device, &text.path, value, Box::new(answer));
     }
 
-    /// Admits a request with `bytes` of data to the budget; waits for room (FU-F1).
-    fn admit(&self, bytes: usize) -> Result<Permit, Errno> {
-        self.shared.budget.admit(bytes).ok_or(Errno::ESHUTDOWN)
+    /// Starts a request with `bytes` of data, once the budget has room for it (FU-F1).
+    fn run(&self, open: OpenId, bytes: usize, work: impl FnOnce() -> Work) {
+        match self.shared.budget.admit(bytes) {
+            Some(permit) => self.host.run(open, Job::new(work(), permit)),
+            None => work().refuse(Errno::ESHUTDOWN),
+        }
     }
 }
 
-/// The errno of a file that can't be opened.
+/// The errno of a file that can't be opened, read or set.
 fn file_errno(kind: ErrorKind) -> Errno {
     if kind == ErrorKind::NotFound { Errno::ENOENT } else { Errno::from_i32(kind.errno()) }
-}
-
-/// The errno of an attribute that can't be read or set.
-fn attribute_errno(kind: ErrorKind) -> Errno {
-    file_errno(kind)
 }
 
 impl Filesystem for Fs {
@@ -334,13 +332,9 @@ impl Filesystem for Fs {
         reply: ReplyData,
     ) {
         match Handle::decode(fh.0) {
-            Some(Handle::Device(open)) => match self.admit(size as usize) {
-                Ok(permit) => {
-                    let work = Work::Read { offset, len: size, reply };
-                    self.host.run(open, Job::new(work, permit));
-                }
-                Err(e) => reply.error(e),
-            },
+            Some(Handle::Device(open)) => {
+                self.run(open, size as usize, || Work::Read { offset, len: size, reply });
+            }
             Some(Handle::Text(number)) => self.read_text(number, offset, size, reply),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
         }
@@ -360,16 +354,12 @@ impl Filesystem for Fs {
     ) {
         match Handle::decode(fh.0) {
             Some(Handle::Device(_)) if data.is_empty() => reply.written(0),
-            Some(Handle::Device(open)) => match self.admit(data.len()) {
-                Ok(permit) => {
-                    // The kernel gives O_DSYNC here for O_SYNC and RWF_DSYNC, too.
-                    let fua = flags.0.cast_unsigned() & OFlags::DSYNC.bits() != 0;
-                    let data = Buf::copy_of(data);
-                    let work = Work::Write { offset, data, fua, reply };
-                    self.host.run(open, Job::new(work, permit));
-                }
-                Err(e) => reply.error(e),
-            },
+            Some(Handle::Device(open)) => {
+                // The kernel gives O_DSYNC here for O_SYNC and RWF_DSYNC, too.
+                let fua = flags.0.cast_unsigned() & OFlags::DSYNC.bits() != 0;
+                let copied = || Work::Write { offset, data: Buf::copy_of(data), fua, reply };
+                self.run(open, data.len(), copied);
+            }
             Some(Handle::Text(number)) => self.write_text(number, data, reply),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
         }
@@ -381,10 +371,7 @@ impl Filesystem for Fs {
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
         match Handle::decode(fh.0) {
-            Some(Handle::Device(open)) => match self.admit(0) {
-                Ok(permit) => self.host.run(open, Job::new(Work::Flush { reply }, permit)),
-                Err(e) => reply.error(e),
-            },
+            Some(Handle::Device(open)) => self.run(open, 0, || Work::Flush { reply }),
             // What was written to an attribute is in force.
             Some(Handle::Text(_)) => reply.ok(),
             Some(Handle::Folder(_)) | None => reply.error(Errno::EBADF),
@@ -422,13 +409,7 @@ impl Filesystem for Fs {
                 Err(e) => return reply.error(e),
             }
         }
-        match self.admit(0) {
-            Ok(permit) => {
-                let work = Work::Zero { offset, len: length, unmap, reply };
-                self.host.run(open, Job::new(work, permit));
-            }
-            Err(e) => reply.error(e),
-        }
+        self.run(open, 0, || Work::Zero { offset, len: length, unmap, reply });
     }
 
     fn lseek(

@@ -17,6 +17,16 @@ pub(crate) enum Work {
     Zero { offset: u64, len: u64, unmap: bool, reply: ReplyEmpty },
 }
 
+impl Work {
+    pub(crate) fn refuse(self, why: Errno) {
+        match self {
+            Work::Read { reply, .. } => reply.error(why),
+            Work::Write { reply, .. } => reply.error(why),
+            Work::Flush { reply } | Work::Zero { reply, .. } => reply.error(why),
+        }
+    }
+}
+
 /// A request that has been admitted. It is served once; dropped unserved, it fails with EIO.
 #[must_use = "somebody waits for the reply"]
 pub struct Job {
@@ -57,11 +67,7 @@ impl Job {
 
     /// Fails a write, as the device has become read-only since its file was opened.
     pub fn refuse_read_only(self) {
-        match self.work {
-            Work::Read { reply, .. } => reply.error(Errno::EROFS),
-            Work::Write { reply, .. } => reply.error(Errno::EROFS),
-            Work::Flush { reply } | Work::Zero { reply, .. } => reply.error(Errno::EROFS),
-        }
+        self.work.refuse(Errno::EROFS);
     }
 
     /// Does the request on `dev`, by bios of the current core, and replies. `lock` is the device's.

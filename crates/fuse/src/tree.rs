@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use fuser::Errno;
 
-use crate::attribute::{self, EntryKind};
+use crate::attribute;
 use crate::handle::DirEntry;
 use crate::host::{Device, Host};
 use crate::inode::Node;
 
 /// The kind of a node.
+#[derive(Debug, PartialEq)]
 pub(crate) enum NodeKind {
     Folder,
     Text { readable: bool, writable: bool },
@@ -29,12 +30,7 @@ impl Tree {
                 self.0.device(*id).map(|_| NodeKind::Folder).ok_or(Errno::ENOENT)
             }
             Node::Attribute(id, path) => {
-                match attribute::at(&self.0.attributes(*id), path).ok_or(Errno::ENOENT)? {
-                    EntryKind::Folder => Ok(NodeKind::Folder),
-                    EntryKind::Text { readable, writable } => {
-                        Ok(NodeKind::Text { readable, writable })
-                    }
-                }
+                attribute::at(&self.0.attributes(*id), path).ok_or(Errno::ENOENT)
             }
         }
     }

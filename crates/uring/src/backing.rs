@@ -9,14 +9,14 @@
 //! refuses neither: a loop device takes no lock of its file, and no claim of its disk.
 use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use block::Backing;
-use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+use rustix::fs::{FileType, Statx};
 
-use crate::file::{identity_of, stat, type_of};
+use crate::file::identity_of;
+use crate::stat::{stat, type_of};
 
 /// Where the kernel shows block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
@@ -25,13 +25,11 @@ const DEVICES: &str = "/sys/dev/block";
 const DEPTH_MAX: u32 = 16;
 
 /// The backing of an open file whose identity is `identity`.
-pub(crate) fn of(fd: &OwnedFd, identity: &str) -> Backing {
-    match statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS) {
-        Ok(stat) if type_of(&stat) == FileType::BlockDevice => {
-            of_device(Path::new(DEVICES), (stat.stx_rdev_major, stat.stx_rdev_minor))
-        }
-        Ok(_) | Err(_) => Backing { file: identity.into(), start_bytes: 0 },
+pub(crate) fn of(stat: &Statx, identity: &str) -> Backing {
+    if type_of(stat) == FileType::BlockDevice {
+        return of_device(Path::new(DEVICES), (stat.stx_rdev_major, stat.stx_rdev_minor));
     }
+    Backing { file: identity.into(), start_bytes: 0 }
 }
 
 /// The same of the block device with this number; `devices` is [`DEVICES`].
@@ -139,8 +137,8 @@ mod tests {
         let file = devices.put("a disk.img", "x");
         let link = devices.0.join("link.img");
         fs::hard_link(&file, &link).unwrap();
-        let opened = fs::File::open(&file).unwrap().into();
-        let file_itself = of(&opened, &crate::file::identity(&file).unwrap());
+        let found = stat(&file).unwrap();
+        let file_itself = of(&found, &identity_of(&found));
         devices.add_loop("7:0", &file, 0);
         devices.add_loop("7:1", &link, 1 << 20);
         assert_eq!(devices.of(0), (file_itself.file.to_string(), 0));

@@ -9,19 +9,18 @@
 //! | file | inode number and creation time: a copy has another identity |
 //! | others | none |
 use std::fs;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+use rustix::fs::{FileType, Statx, StatxFlags};
+
+use crate::limits::device_dir;
+use crate::stat::type_of;
 
 /// The identity of an open file; `None` if the system does not provide one.
-pub(crate) fn identity(fd: &OwnedFd) -> Option<String> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
-    let kind = FileType::from_raw_mode(stat.stx_mode.into());
+pub(crate) fn identity(stat: &Statx) -> Option<String> {
+    let kind = type_of(stat);
     if kind == FileType::BlockDevice {
-        let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
-        return of_block_device(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")));
+        return of_block_device(&device_dir(stat.stx_rdev_major, stat.stx_rdev_minor));
     }
     let knows = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
     (kind == FileType::RegularFile && knows).then(|| {
@@ -50,6 +49,7 @@ fn of_block_device(dir: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stat::stat_of_open;
 
     #[test]
     fn sysfs_identifies_disks_partitions_and_mapped_devices() {
@@ -87,7 +87,8 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let (path, other) = (dir.join("a"), dir.join("b"));
         fs::write(&path, "x").unwrap();
-        let of = |path: &Path| identity(&fs::File::open(path).unwrap().into());
+        let of =
+            |path: &Path| identity(&stat_of_open(&fs::File::open(path).unwrap().into()).unwrap());
         let first = of(&path);
         fs::write(&path, "more").unwrap();
         fs::copy(&path, &other).unwrap();

@@ -6,9 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use block::{Error, Limits};
-use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags, fcntl_getfl, flock, statx,
-};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, fcntl_getfl, flock};
 use rustix::io::Errno;
 
 use crate::limits;
@@ -16,6 +14,7 @@ use crate::lock_owner;
 use crate::os_error::os_error;
 use crate::passed_files::PassedFiles;
 use crate::pmem::{self, Mapped, Mapping};
+use crate::stat::{stat, stat_of_open, type_of};
 use crate::table::DirectAlign;
 
 /// Whether to bypass the page cache.
@@ -71,14 +70,6 @@ pub(crate) struct File {
     pub(crate) identity: String,
 }
 
-pub(crate) fn stat(path: &Path) -> Result<Statx, Errno> {
-    statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)
-}
-
-pub(crate) fn type_of(stat: &Statx) -> FileType {
-    FileType::from_raw_mode(stat.stx_mode.into())
-}
-
 /// The identity of the file or device of `path`: equal for two paths if and only if they lead to
 /// the same one. Not valid after a restart of the machine.
 pub(crate) fn identity(path: &Path) -> Result<String, Error> {
@@ -87,7 +78,7 @@ pub(crate) fn identity(path: &Path) -> Result<String, Error> {
 
 /// The identity of an open file.
 pub(crate) fn identity_of_open(fd: &OwnedFd) -> Result<String, Errno> {
-    Ok(identity_of(&statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
+    Ok(identity_of(&stat_of_open(fd)?))
 }
 
 pub(crate) fn identity_of(stat: &Statx) -> String {
@@ -115,7 +106,11 @@ fn no_file(path: &Path) -> Error {
 }
 
 /// Opens a file; one that is held by its description, with its lock or claim (UR-U12).
-pub(crate) fn open(path: &Path, options: OpenOptions, held: &PassedFiles) -> Result<File, Error> {
+pub(crate) fn open(
+    path: &Path,
+    options: OpenOptions,
+    held: &PassedFiles,
+) -> Result<(File, Statx), Error> {
     let stat = match (stat(path), options.create_size) {
         (Err(Errno::NOENT), Some(bytes)) => {
             create(path, bytes)?;
@@ -156,31 +151,28 @@ pub(crate) fn open(path: &Path, options: OpenOptions, held: &PassedFiles) -> Res
             e => os_error(path, "lock it", e),
         })?;
     }
+    let stat = stat_of_open(&fd).map_err(|e| os_error(path, "look it up", e))?;
     if options.mapped {
-        return open_mapped(path, fd, !options.read_only);
+        return Ok((open_mapped(path, fd, &stat, !options.read_only)?, stat));
     }
     let refused = options.direct == Direct::Try && direct.is_none();
     let warning = refused.then(|| {
         let path = path.display();
         format!("{path}: its file system refuses O_DIRECT; data goes through the page cache")
     });
-    let limits = limits::of(path, &fd, !options.read_only, direct)?;
-    let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map_err(|e| os_error(path, "look it up", e))?;
+    let limits = limits::of(path, &fd, &stat, !options.read_only, direct)?;
     let may_block = limits::may_block(&fd);
     let identity = identity_of(&stat);
     let is_regular = !is_block;
-    Ok(File { fd, direct, is_regular, may_block, map: None, limits, warning, identity })
+    Ok((File { fd, direct, is_regular, may_block, map: None, limits, warning, identity }, stat))
 }
 
-fn open_mapped(path: &Path, fd: OwnedFd, writable: bool) -> Result<File, Error> {
-    let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map_err(|e| os_error(path, "look it up", e))?;
-    let limits = limits::of(path, &fd, writable, None)?;
-    let Mapped { mapping, limits, warning } = pmem::map(path, &fd, &stat, writable, &limits)?;
+fn open_mapped(path: &Path, fd: OwnedFd, stat: &Statx, writable: bool) -> Result<File, Error> {
+    let limits = limits::of(path, &fd, stat, writable, None)?;
+    let Mapped { mapping, limits, warning } = pmem::map(path, &fd, stat, writable, &limits)?;
     let map = Some(mapping);
-    let identity = identity_of(&stat);
-    let (is_regular, may_block) = (type_of(&stat) == FileType::RegularFile, false);
+    let identity = identity_of(stat);
+    let (is_regular, may_block) = (type_of(stat) == FileType::RegularFile, false);
     Ok(File { fd, direct: None, is_regular, may_block, map, limits, warning, identity })
 }
 

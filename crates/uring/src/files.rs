@@ -44,12 +44,12 @@ struct Ready {
 impl Ready {
     /// Everything that may wait for a file system or a disk.
     fn open(path: &Path, options: OpenOptions, held: &PassedFiles) -> Result<Ready, Error> {
-        let file = file::open(path, options, held)?;
-        let (persistent_identity, disk) = (device_id::identity(&file.fd), limits::disk(&file.fd));
-        let in_memory = limits::is_in_memory(&file.fd);
-        let read_only = limits::is_read_only(&file.fd);
-        let unserved_bytes = limits::unserved_bytes(&file.fd, file.limits.capacity);
-        let backing = backing::of(&file.fd, &file.identity);
+        let (file, stat) = file::open(path, options, held)?;
+        let (persistent_identity, disk) = (device_id::identity(&stat), limits::disk(&stat));
+        let in_memory = limits::is_in_memory(&file.fd, &stat);
+        let read_only = limits::is_read_only(&file.fd, &stat);
+        let unserved_bytes = limits::unserved_bytes(&stat, file.limits.capacity);
+        let backing = backing::of(&stat, &file.identity);
         Ok(Ready { file, persistent_identity, backing, disk, in_memory, read_only, unserved_bytes })
     }
 }

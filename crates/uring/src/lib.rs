@@ -87,6 +87,7 @@ mod setup;
 mod shared_memory;
 mod sleep_check;
 mod socket;
+mod stat;
 mod table;
 mod wakeup;
 

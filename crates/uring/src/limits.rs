@@ -13,6 +13,7 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 use crate::os_error::os_error;
+use crate::stat::{stat_of_open, type_of};
 use crate::table::DirectAlign;
 
 /// Smallest alignment there is: a sector.
@@ -58,16 +59,15 @@ pub(crate) fn may_block(fd: &OwnedFd) -> bool {
 pub(crate) fn of(
     path: &Path,
     fd: &OwnedFd,
+    stat: &Statx,
     writable: bool,
     direct: Option<DirectAlign>,
 ) -> Result<Limits, Error> {
-    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map_err(|e| os_error(path, "look it up", e))?;
     let direct_bytes = direct.map_or(SECTOR_BYTES, |a| u32::try_from(a.length).expect("a page"));
-    let mut limits = if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
-        of_block_device(path, fd, &stat, direct.is_some())?
+    let mut limits = if type_of(stat) == FileType::BlockDevice {
+        of_block_device(path, fd, stat, direct.is_some())?
     } else {
-        of_regular_file(fd, &stat)
+        of_regular_file(fd, stat)
     };
     limits.logical_block_bytes = limits.logical_block_bytes.max(direct_bytes);
     limits.physical_block_bytes = limits.physical_block_bytes.max(limits.logical_block_bytes);
@@ -81,9 +81,8 @@ pub(crate) fn of(
 
 /// How many sectors an open file or block device has now.
 pub(crate) fn capacity(path: &Path, fd: &OwnedFd) -> Result<Sector, Error> {
-    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map_err(|e| os_error(path, "look it up", e))?;
-    let bytes = if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+    let stat = stat_of_open(fd).map_err(|e| os_error(path, "look it up", e))?;
+    let bytes = if type_of(&stat) == FileType::BlockDevice {
         bytes_of_block_device(path, fd)?
     } else {
         stat.stx_size
@@ -92,23 +91,18 @@ pub(crate) fn capacity(path: &Path, fd: &OwnedFd) -> Result<Sector, Error> {
 }
 
 /// Whether an open file takes no writes: it is open for reads only, or is a disk that is read-only.
-pub(crate) fn is_read_only(fd: &OwnedFd) -> bool {
+pub(crate) fn is_read_only(fd: &OwnedFd, stat: &Statx) -> bool {
     let is_for_reads = fcntl_getfl(fd).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY);
-    let Ok(stat) = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS) else {
-        return is_for_reads;
-    };
-    let is_disk = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
-    let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
-    let ro = || fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    let is_disk = type_of(stat) == FileType::BlockDevice;
+    let disk = device_dir(stat.stx_rdev_major, stat.stx_rdev_minor);
+    let ro = || fs::read_to_string(disk.join("ro"));
     is_for_reads || (is_disk && ro().is_ok_and(|ro| ro.trim() == "1"))
 }
 
 /// How many bytes of a regular file lie behind the last sector that is served.
-pub(crate) fn unserved_bytes(fd: &OwnedFd, served: Sector) -> u64 {
-    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
-    let regular =
-        |stat: &Statx| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-    stat.ok().filter(regular).map_or(0, |stat| stat.stx_size.saturating_sub(served.bytes()))
+pub(crate) fn unserved_bytes(stat: &Statx, served: Sector) -> u64 {
+    let is_regular = type_of(stat) == FileType::RegularFile;
+    if is_regular { stat.stx_size.saturating_sub(served.bytes()) } else { 0 }
 }
 
 fn bytes_of_block_device(path: &Path, fd: &OwnedFd) -> Result<u64, Error> {
@@ -162,7 +156,7 @@ fn of_block_device(path: &Path, fd: &OwnedFd, stat: &Statx, direct: bool) -> Res
 }
 
 /// What the kernel shows of a block device.
-fn device_dir(major: u32, minor: u32) -> PathBuf {
+pub(crate) fn device_dir(major: u32, minor: u32) -> PathBuf {
     format!("/sys/dev/block/{major}:{minor}").into()
 }
 
@@ -171,10 +165,8 @@ fn device_dir(major: u32, minor: u32) -> PathBuf {
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Whether an open file is in memory. A device is not, although its node in `/dev` is.
-pub(crate) fn is_in_memory(fd: &OwnedFd) -> bool {
-    let file = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE);
-    let kind = file.map(|stat| FileType::from_raw_mode(stat.stx_mode.into()));
-    if !matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
+pub(crate) fn is_in_memory(fd: &OwnedFd, stat: &Statx) -> bool {
+    if !matches!(type_of(stat), FileType::RegularFile | FileType::Directory) {
         return false;
     }
     let kind = fstatfs(fd).map(|stat| u64::try_from(stat.f_type).unwrap_or(0));
@@ -182,10 +174,8 @@ pub(crate) fn is_in_memory(fd: &OwnedFd) -> bool {
 }
 
 /// The name of the disk that an open file lies on, or is, or is a partition of.
-pub(crate) fn disk(fd: &OwnedFd) -> Option<String> {
-    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
-    let is_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
-    let (major, minor) = match is_device {
+pub(crate) fn disk(stat: &Statx) -> Option<String> {
+    let (major, minor) = match type_of(stat) == FileType::BlockDevice {
         true => (stat.stx_rdev_major, stat.stx_rdev_minor),
         false => (stat.stx_dev_major, stat.stx_dev_minor),
     };
@@ -230,8 +220,9 @@ mod tests {
     fn a_device_is_not_in_memory_though_its_node_is() {
         let open = |path: &str| OwnedFd::from(fs::File::open(path).unwrap());
         assert!(fstatfs(open("/dev")).is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as u64))));
-        assert!(is_in_memory(&open("/dev")));
-        assert!(!is_in_memory(&open("/dev/null")));
+        let is_in_memory = |fd: OwnedFd| is_in_memory(&fd, &stat_of_open(&fd).unwrap());
+        assert!(is_in_memory(open("/dev")));
+        assert!(!is_in_memory(open("/dev/null")));
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
+use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+
+use crate::stat::{stat, type_of};
 
 /// Who has a busy file or block device, as far as the kernel says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +23,7 @@ pub enum LockOwner {
 impl LockOwner {
     /// The owner of the lock of `path`. May wait for its file system.
     pub fn of(path: &Path) -> LockOwner {
-        let stat = statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
-        match stat.ok().filter(|stat| !is_block_device(stat)).and_then(|stat| holder(&stat)) {
+        match stat(path).ok().filter(|stat| !is_block_device(stat)).and_then(|stat| holder(&stat)) {
             Some(Holder { has_ended: true, .. }) => LockOwner::Ended,
             Some(_) => LockOwner::Running,
             None => LockOwner::Unknown,
@@ -39,7 +40,7 @@ struct Holder {
 }
 
 fn is_block_device(stat: &Statx) -> bool {
-    FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice
+    type_of(stat) == FileType::BlockDevice
 }
 
 fn holder(stat: &Statx) -> Option<Holder> {

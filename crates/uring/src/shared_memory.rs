@@ -34,6 +34,7 @@ use crate::files::Files;
 use crate::limits;
 use crate::os_error::os_error;
 use crate::pmem::MappedMemory;
+use crate::stat::stat_of_open;
 
 /// Where Linux tells the identity of this start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -80,7 +81,7 @@ impl MemoryFiles {
     pub fn is_in_memory(dir: &Path) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat(CWD, dir, flags, Mode::empty());
-        dir.is_ok_and(|dir| limits::is_in_memory(&dir))
+        dir.is_ok_and(|dir| stat_of_open(&dir).is_ok_and(|stat| limits::is_in_memory(&dir, &stat)))
     }
 
     /// As [`MemoryFiles::new`], for memory that is there already: for tools. It may be of another

@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::os_error::os_error;
+use crate::stat::type_of;
 use copy::LineFlush;
 pub(crate) use lost::Watch;
 
@@ -93,7 +94,7 @@ pub(crate) fn map(
     writable: bool,
     limits: &Limits,
 ) -> Result<Mapped, Error> {
-    let kind = FileType::from_raw_mode(stat.stx_mode.into());
+    let kind = type_of(stat);
     let (bytes, unit) = if kind == FileType::CharacterDevice {
         dax_device(path, stat)?
     } else {

@@ -4,7 +4,7 @@
 //! ```text
 //!   core                                    thread
 //!   connect ── address ───────────────────▶ resolve the name, connect
-//!   Recv on a pair of sockets ◀── end ───── store the result, close its end of the pair
+//!   waits ◀── the connected socket ──────── wakes the core
 //! ```
 //!
 //! Name resolution and connect may block for long and are not done by the ring; they are rare.
@@ -12,13 +12,11 @@ use std::fmt;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use block::{Buf, Error, ErrorKind};
-use reactor::{FileId, SqeOp, driver_io};
+use block::{Error, ErrorKind};
+use reactor::FileId;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_user_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -103,22 +101,8 @@ impl Files {
     /// # Errors
     /// The error of the system: no such name or socket, connection refused, no answer.
     pub async fn connect(&self, peer: &Peer) -> Result<FileId, Error> {
-        let failed = |e: io::Error| error(peer, e);
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let came_of = Arc::new(Mutex::new(None));
-        let (to, put) = (peer.clone(), came_of.clone());
-        let body = move || {
-            let done = connect(&to);
-            *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
-            drop(theirs);
-        };
-        std::thread::Builder::new().name("connect".into()).spawn(body).map_err(failed)?;
-        let ours = self.adopt_socket(ours.into())?;
-        // Nothing is ever sent: this is the end of the stream.
-        let _ = driver_io(ours, SqeOp::Recv { into: Buf::alloc(1).all() }).await;
-        self.close(ours);
-        let done = came_of.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let none = || Err(io::Error::other("the attempt ended without an outcome"));
-        self.adopt_socket(done.unwrap_or_else(none).map_err(failed)?)
+        let to = peer.clone();
+        let attempt = move || connect(&to).map_err(|e| error(&to, e));
+        self.adopt_socket(self.apart("connect", attempt).await?)
     }
 }

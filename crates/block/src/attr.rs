@@ -378,7 +378,7 @@ pub fn options<'w, T: 'static, S: 'static>(
 /// that an option does not take says that another option holds: it is left out.
 pub fn arguments<T, S>(first: &str, table: &'static [Attr<T, S>], of: &T, defaults: &T) -> String {
     let mut words = Vec::new();
-    for Attr { spec, get, .. } in table {
+    for Attr { spec, get, .. } in table.iter().filter(|attr| attr.spec.form != OptionForm::Never) {
         let get = get.expect("each option has a value");
         let text = get(of).to_string();
         if get(of) != get(defaults) && spec.parse(&text).is_ok() {

@@ -83,6 +83,18 @@ fn a_row_says_what_an_attribute_is_and_how_it_is_read_and_set() {
 }
 
 #[test]
+fn a_table_line_shows_what_is_no_default() {
+    let shown =
+        |words: &[&str]| arguments("/dev/x", &TABLE, &parse(words).unwrap(), &Engine::default());
+    assert_eq!(shown(&[]), "/dev/x");
+    let line = "/dev/x 5 jobs 2 lazy queue/order down";
+    assert_eq!(shown(&["queue/order", "down", "lazy", "jobs", "2"]), line);
+    // It takes 1 to 9.
+    let idle = Engine { jobs: 0, ..parse(&["lazy"]).unwrap() };
+    assert_eq!(arguments("d", &TABLE, &idle, &parse(&["jobs", "2"]).unwrap()), "d 1 lazy");
+}
+
+#[test]
 fn an_error_names_the_option_and_what_is_allowed() {
     for (words, text) in [
         (&["jobs"][..], "jobs has no value"),

@@ -47,6 +47,7 @@ impl PageCache {
         if attr::find(&REPORTS, name).is_some() {
             return Err(attr::read_only(name));
         }
+        attr::find(&OPTIONS, name).ok_or_else(|| unknown(name))?;
         self.store.config.set(name, value)?;
         self.store.pacing.set_limits(&self.store.config, reactor::now());
         self.readahead.set_limit(&self.store.config);

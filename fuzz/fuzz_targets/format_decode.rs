@@ -68,7 +68,6 @@ fn superblock(unit: &[u8; UNIT]) {
     }
     let copies = copies.map(|copy| copy.expect("every copy was decoded above"));
     let _ = format::elect(&copies);
-    let _ = format::highest_generation(&copies);
 }
 
 fn record(unit: &[u8; UNIT]) {

@@ -61,7 +61,7 @@ pub use journal::{
     JOURNAL_ENTRY_BYTES, JOURNAL_PREFIX, Journal, JournalChange, JournalEntry, JournalHeader,
     frame_offset, journal_bytes, journal_offset,
 };
-pub use quorum::{Copies, Generation, SUPERBLOCK_COPIES, elect, highest_generation};
+pub use quorum::{Copies, Generation, SUPERBLOCK_COPIES, elect};
 pub use record::{
     BLOCK_LIMIT, ENTRIES_PER_UNIT, Entry, Kind, Op, Record, RecordHeader, decode_record,
     encode_record,

@@ -69,13 +69,6 @@ fn newest_later<S>(copies: &Copies<S>) -> Option<&LaterFormat> {
     later.max_by_key(|later| later.generation)
 }
 
-/// The highest generation of any valid copy, 0 if there is none. The next superblock that is
-/// written, also by a format, must carry a higher one (FM-Q2).
-#[must_use]
-pub fn highest_generation<S: Generation>(copies: &Copies<S>) -> u64 {
-    copies.iter().flatten().map(Generation::generation).max().unwrap_or(0)
-}
-
 fn no_quorum<S: Generation>(copies: &Copies<S>) -> Damage {
     let state = |copy: &Result<S, Damage>| copy.as_ref().map(S::generation).map_err(Damage::clone);
     Damage::NoQuorum(Box::new([0, 1, 2, 3].map(|index| state(&copies[index]))))
@@ -119,8 +112,6 @@ mod tests {
                 Some(generation) => assert_eq!(found, Ok(generation), "{copies:?}"),
                 None => assert!(matches!(found, Err(Damage::NoQuorum(_))), "{copies:?}"),
             }
-            let highest = copies.iter().flatten().map(|copy| copy.0).max();
-            assert_eq!(highest_generation(&copies), highest.unwrap_or(0));
         }
     }
 

@@ -19,9 +19,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use block::attr::{self, Manual, Spec};
-use block::{Bio, BlockDevice, Error, Limits, LocalFuture, Sector, Status};
+use block::{BlockDevice, Error, LocalFuture, Sector};
 use control::Failure;
 use dm::{Dm, Line, Remove, Resolver};
+use queue::Null;
 
 use crate::addr::Addr;
 use crate::config::{Config, DeviceConfig, of_device};
@@ -177,10 +178,9 @@ struct StandIns(Sizes);
 
 impl Resolver for StandIns {
     fn open(&self, word: &str) -> LocalFuture<Result<Rc<dyn BlockDevice>, Error>> {
-        let opened = self.find(word).map(|capacity| {
-            let (name, limits) = (word.to_owned(), Limits::new(capacity));
-            Rc::new(StandIn { name, limits }) as Rc<dyn BlockDevice>
-        });
+        // No request is sent to it.
+        let stand_in = |capacity| Rc::new(Null::new(word, capacity)) as Rc<dyn BlockDevice>;
+        let opened = self.find(word).map(stand_in);
         Box::pin(async move { opened })
     }
 }
@@ -214,25 +214,4 @@ fn length(path: &Path) -> std::io::Result<Sector> {
         return Ok(UNKNOWN_SIZE);
     }
     file.seek(SeekFrom::End(0)).map(Sector::from_bytes)
-}
-
-/// Has the size of another device and fails each request.
-#[derive(Debug)]
-struct StandIn {
-    name: String,
-    limits: Limits,
-}
-
-impl BlockDevice for StandIn {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn limits(&self) -> Limits {
-        self.limits.clone()
-    }
-
-    fn submit(&self, bio: Bio) {
-        bio.complete(Status::Io);
-    }
 }

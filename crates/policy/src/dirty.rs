@@ -215,12 +215,6 @@ impl DirtyThrottle {
         }
     }
 
-    /// The limits, as they were set.
-    #[must_use]
-    pub fn limits(&self) -> &DirtyLimits {
-        &self.limits
-    }
-
     /// Sets other limits. A lower one is reached slowly (PO-DT2).
     pub fn set_limits(&mut self, limits: DirtyLimits, now_ns: u64) {
         self.limits = limits;

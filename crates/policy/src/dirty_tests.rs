@@ -115,7 +115,7 @@ fn the_limit_falls_slowly_and_never_below_what_is_dirty() {
         background: Bound::Bytes(MIB),
         max_bytes: 1 << 30,
     });
-    let lower = DirtyLimits { dirty: Bound::Bytes(64 * MIB), ..*t.limits() };
+    let lower = DirtyLimits { dirty: Bound::Bytes(64 * MIB), ..t.limits };
     t.set_limits(lower, 0);
     let mut limits = Vec::new();
     for nth in 1..=200 {

@@ -106,24 +106,6 @@ impl S3Fifo {
         }
     }
 
-    /// For keys of at most `capacity` together from now on. Names that were kept are forgotten.
-    pub fn set_capacity(&mut self, capacity: u64) {
-        self.names = Names::new(capacity);
-        self.apart = apart(capacity);
-    }
-
-    /// How many keys there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        (self.small.len + self.main.len) as usize
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Their weight.
     #[must_use]
     pub fn weight(&self) -> u64 {

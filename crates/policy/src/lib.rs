@@ -41,4 +41,4 @@ pub use readahead::{ORDER_MAX, STREAMS_MAX, Streams, StreamsWithin};
 pub use request_costs::{RequestCost, RequestCosts};
 pub use sweep::{Run, Sweep};
 pub use tail_limit::TailLimit;
-pub use watermarks::{Watermarks, WatermarksError};
+pub use watermarks::Watermarks;

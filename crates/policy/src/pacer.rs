@@ -158,13 +158,6 @@ impl Pacer {
         self.measured_ns = self.measured_ns.saturating_add(elapsed_ns).min(AVERAGE_NS);
     }
 
-    /// The writeback rate as of `now_ns`, in whole blocks per second. It sinks while a running
-    /// writeback frees nothing for longer than the average spans.
-    #[must_use]
-    pub fn blocks_per_s(&self, now_ns: u64) -> u64 {
-        self.rate_milli_at(now_ns) / 1000
-    }
-
     /// Whether writers wait for nothing because so many blocks are `free`: then old debts are void.
     #[inline]
     pub fn has_space(&mut self, free: u64) -> bool {

@@ -95,19 +95,19 @@ fn no_room_paces_nothing_and_the_smallest_room_has_a_batch() {
 fn the_first_sample_replaces_the_guess_later_ones_average() {
     let mut pacer = Pacer::new(5000, 7);
     pacer.writeback_started(0);
-    assert_eq!(pacer.blocks_per_s(SECOND / 10), 7);
+    assert_eq!(pacer.rate_milli_at(SECOND / 10) / 1000, 7);
     pacer.freed(100, SECOND / 10);
-    assert_eq!(pacer.blocks_per_s(SECOND / 10), 1000, "the first sample counts at once");
+    assert_eq!(pacer.rate_milli_at(SECOND / 10) / 1000, 1000, "the first sample counts at once");
     pacer.freed(100, SECOND / 5);
-    assert_eq!(pacer.blocks_per_s(SECOND / 5), 1000, "the second gathers for a while");
+    assert_eq!(pacer.rate_milli_at(SECOND / 5) / 1000, 1000, "the second gathers for a while");
     // 0.1 s at 1000 and 0.2 s at 2000.
     pacer.freed(300, SECOND * 3 / 10);
-    assert_eq!(pacer.blocks_per_s(SECOND * 3 / 10), 1666);
+    assert_eq!(pacer.rate_milli_at(SECOND * 3 / 10) / 1000, 1666);
     // 10 s at 1000 against the 0.3 s; then 0.2 s at 2000 against 3 s, which is the longest.
     pacer.freed(10_000, SECOND * 103 / 10);
-    assert_eq!(pacer.blocks_per_s(SECOND * 103 / 10), 1019);
+    assert_eq!(pacer.rate_milli_at(SECOND * 103 / 10) / 1000, 1019);
     pacer.freed(400, SECOND * 105 / 10);
-    assert_eq!(pacer.blocks_per_s(SECOND * 105 / 10), 1080);
+    assert_eq!(pacer.rate_milli_at(SECOND * 105 / 10) / 1000, 1080);
 }
 
 #[test]
@@ -117,13 +117,13 @@ fn a_pause_of_writeback_is_no_slow_writeback_but_a_stall_is() {
     pacer.freed(200, SECOND / 5);
     let mut paused = pacer.clone();
     paused.writeback_stopped();
-    assert_eq!(paused.blocks_per_s(SECOND * 100), 1000);
+    assert_eq!(paused.rate_milli_at(SECOND * 100) / 1000, 1000);
     paused.writeback_started(SECOND * 100);
     paused.freed(200, SECOND * 100 + SECOND / 5);
-    assert_eq!(paused.blocks_per_s(SECOND * 101), 1000);
+    assert_eq!(paused.rate_milli_at(SECOND * 101) / 1000, 1000);
     // The stall: 30 s of silence against an average of 3 s.
-    assert_eq!(pacer.blocks_per_s(SECOND / 5 + SECOND * 3), 1000);
-    assert_eq!(pacer.blocks_per_s(SECOND / 5 + SECOND * 30), 100);
+    assert_eq!(pacer.rate_milli_at(SECOND / 5 + SECOND * 3) / 1000, 1000);
+    assert_eq!(pacer.rate_milli_at(SECOND / 5 + SECOND * 30) / 1000, 100);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn the_average_follows_a_change_in_a_few_time_constants() {
             now += SECOND / 10;
             pacer.freed(rate / 10, now);
         }
-        let found = pacer.blocks_per_s(now);
+        let found = pacer.rate_milli_at(now) / 1000;
         assert!(found.abs_diff(rate) * 20 <= rate, "{found} instead of {rate}");
     }
 }

@@ -137,23 +137,6 @@ impl<const REORDER_PAGES: u64> StreamsWithin<REORDER_PAGES> {
         self.follow(opener, pages).map(|(stream, _)| stream)
     }
 
-    /// Forgets the streams of an opener.
-    pub fn forget(&mut self, opener: u32) {
-        self.rows.retain(|s| s.opener != opener);
-    }
-
-    /// How many streams are known.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Whether none is known.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
     /// The stream that `pages` go on with, and whether they go beyond what was seen of it.
     fn follow(&mut self, opener: u32, pages: &Range<u64>) -> Option<(&mut Stream, bool)> {
         self.clock += 1;

@@ -12,8 +12,6 @@
 //! Invariants
 //! - PO-W1 `free_at_high <= free_at_low`: writeback that starts also continues.
 
-use std::fmt;
-
 /// The two levels, in free blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
@@ -21,36 +19,14 @@ pub struct Watermarks {
     free_at_low: u64,
 }
 
-/// Why two percentages are no watermarks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatermarksError {
-    /// A percentage above 100.
-    Range {
-        /// What was asked for.
-        percent: u8,
-    },
-    /// The low watermark is above the high one.
-    Order,
-}
-
 impl Watermarks {
-    /// The levels for a cache of `total` blocks; the percentages count used blocks.
-    pub fn new(
-        total: u64,
-        high_percent: u8,
-        low_percent: u8,
-    ) -> Result<Watermarks, WatermarksError> {
-        for percent in [high_percent, low_percent] {
-            if percent > 100 {
-                return Err(WatermarksError::Range { percent });
-            }
-        }
-        if low_percent > high_percent {
-            return Err(WatermarksError::Order);
-        }
-        let free_at_high = free_at(total, high_percent);
-        let free_at_low = free_at(total, low_percent);
-        Ok(Watermarks { free_at_high, free_at_low })
+    /// The levels for a cache of `total` blocks; the percentages, of which the high one is at most
+    /// 100 and not below the other, count used blocks.
+    pub fn new(total: u64, high_percent: u8, low_percent: u8) -> Watermarks {
+        debug_assert!(low_percent <= high_percent && high_percent <= 100);
+        let (free_at_high, free_at_low) =
+            (free_at(total, high_percent), free_at(total, low_percent));
+        Watermarks { free_at_high, free_at_low }
     }
 
     /// The same levels, but at least `room` blocks are free when writeback stops, and half of them
@@ -69,18 +45,6 @@ impl Watermarks {
     #[must_use]
     pub fn room(&self) -> u64 {
         self.free_at_low.min(self.free_at_high.saturating_mul(2))
-    }
-
-    /// Free blocks at the high watermark.
-    #[must_use]
-    pub fn free_at_high(&self) -> u64 {
-        self.free_at_high
-    }
-
-    /// Free blocks at the low watermark.
-    #[must_use]
-    pub fn free_at_low(&self) -> u64 {
-        self.free_at_low
     }
 
     /// True if an idle writeback begins. `free` counts blocks already on their way out as free,
@@ -103,21 +67,6 @@ fn free_at(total: u64, percent: u8) -> u64 {
     let free = (u128::from(total) * u128::from(100 - percent) + 50) / 100;
     u64::try_from(free).expect("at most total")
 }
-
-impl fmt::Display for WatermarksError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WatermarksError::Range { percent } => {
-                write!(f, "watermark {percent} is not allowed, use 0 to 100")
-            }
-            WatermarksError::Order => {
-                write!(f, "High watermark must be greater than or equal to low watermark")
-            }
-        }
-    }
-}
-
-impl std::error::Error for WatermarksError {}
 
 #[cfg(test)]
 mod tests {
@@ -142,14 +91,14 @@ mod tests {
             (26_112_398, 13_056_199, 14_361_819),
         ];
         for (total, high, low) in table {
-            let marks = Watermarks::new(total, 50, 45).unwrap();
-            assert_eq!((marks.free_at_high(), marks.free_at_low()), (high, low), "{total}");
+            let marks = Watermarks::new(total, 50, 45);
+            assert_eq!((marks.free_at_high, marks.free_at_low), (high, low), "{total}");
         }
     }
 
     #[test]
     fn writeback_starts_at_the_high_level_stops_past_the_low() {
-        let marks = Watermarks::new(254, 50, 45).unwrap();
+        let marks = Watermarks::new(254, 50, 45);
         // Free blocks, starts, goes on.
         let table = [(0, true, true), (127, true, true), (128, false, true), (140, false, true)];
         for (free, start, go_on) in table {
@@ -161,9 +110,9 @@ mod tests {
 
     #[test]
     fn the_extremes_write_back_always_or_only_when_full() {
-        let always = Watermarks::new(1000, 0, 0).unwrap();
+        let always = Watermarks::new(1000, 0, 0);
         assert!(always.should_start(1000));
-        let full = Watermarks::new(1000, 100, 100).unwrap();
+        let full = Watermarks::new(1000, 100, 100);
         assert!(!full.should_start(1));
         assert!(full.should_start(0));
     }
@@ -181,22 +130,14 @@ mod tests {
             ((100, 100), 0, (0, 0, 0)),
         ];
         for ((high, low), room, (free_at_high, free_at_low, found)) in table {
-            let marks = Watermarks::new(1000, high, low).unwrap().with_room(room);
-            assert_eq!((marks.free_at_high(), marks.free_at_low()), (free_at_high, free_at_low));
+            let marks = Watermarks::new(1000, high, low).with_room(room);
+            assert_eq!((marks.free_at_high, marks.free_at_low), (free_at_high, free_at_low));
             assert_eq!(marks.room(), found, "{high}/{low}");
         }
     }
 
     #[test]
     fn levels_of_the_largest_count_do_not_overflow() {
-        let marks = Watermarks::new(u64::MAX, 0, 0).unwrap();
-        assert_eq!(marks.free_at_high(), u64::MAX);
-    }
-
-    #[test]
-    fn impossible_percentages_are_refused() {
-        assert_eq!(Watermarks::new(9, 45, 50), Err(WatermarksError::Order));
-        let percent = 101;
-        assert_eq!(Watermarks::new(9, 101, 50), Err(WatermarksError::Range { percent }));
+        assert_eq!(Watermarks::new(u64::MAX, 0, 0).free_at_high, u64::MAX);
     }
 }

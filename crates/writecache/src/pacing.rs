@@ -22,9 +22,8 @@ const ROOM_BLOCKS_TINY: u64 = 256;
 const ROOM_BLOCKS_ENOUGH: u64 = 4096;
 
 fn watermarks(slots: u64, tuning: &Tuning) -> Watermarks {
-    Watermarks::new(slots, tuning.high_watermark, tuning.low_watermark)
-        .expect("percentages are checked when options are parsed")
-        .with_room(room_min(slots))
+    // The percentages were checked when options were parsed.
+    Watermarks::new(slots, tuning.high_watermark, tuning.low_watermark).with_room(room_min(slots))
 }
 
 /// Slots that reclaim keeps free: a sixteenth of them, at most 64 MiB of 4 KiB blocks.

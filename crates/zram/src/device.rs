@@ -16,12 +16,11 @@ use block::{
 use reactor::WaitList;
 
 use crate::auto_writeback::{self, AutoWriteback};
-use crate::backing::Backing;
 use crate::config::Config;
 use crate::control::apply;
 use crate::failures::OnFailure;
 use crate::layout::{Layout, PAGE_SECTORS, SLOTS_MAX};
-use crate::part::{self, Part, Plan};
+use crate::part::{self, Plan};
 use crate::parts::Parts;
 use crate::shared::Shared;
 use crate::slot::PAGE;
@@ -267,7 +266,7 @@ impl Zram {
                 packed: self.config.borrow().compressed_writeback,
                 planted: self.config.borrow().planted,
             };
-            let parts = Parts::make(&plan, &self.cores, self.backing.clone(), make).await?;
+            let parts = Parts::make(&plan, &self.cores, self.backing.clone()).await?;
             self.started.replace(Some(Started { parts: Rc::new(parts), _memory: memory }));
         }
         self.next_generation();
@@ -286,15 +285,6 @@ impl Zram {
         parts.ask(|part| async move { part.quiesce().await }).await;
         Ok(())
     }
-}
-
-/// Makes a part. Runs on the core of the part.
-async fn make(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Part>, Error> {
-    let backing = device.map(|device| {
-        let region = plan.layout.region(plan.nth, device.limits().capacity);
-        Backing::new(device, region, plan.packed).with_planted(plan.planted)
-    });
-    Part::new(plan, backing)
 }
 
 /// The right to run a command; ends when dropped.

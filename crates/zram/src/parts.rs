@@ -16,6 +16,7 @@ use reactor::{
 };
 use smallvec::SmallVec;
 
+use crate::backing::Backing;
 use crate::layout::{Layout, PAGE_SECTORS};
 use crate::part::{Part, Plan};
 use crate::router::{RoutedDevice, Router};
@@ -44,20 +45,22 @@ pub(crate) struct Parts {
     exported: Option<Export>,
 }
 
-/// Makes a part on its core, from a plan and that core's handle of the backing device.
-pub(crate) type Make<Fut> = fn(Plan, Option<Rc<dyn BlockDevice>>) -> Fut;
+/// A part, with this core's handle of the backing device.
+fn part_of(plan: Plan, device: Option<Rc<dyn BlockDevice>>) -> Result<Rc<Part>, Error> {
+    let backing = device.map(|device| {
+        let region = plan.layout.region(plan.nth, device.limits().capacity);
+        Backing::new(device, region, plan.packed).with_planted(plan.planted)
+    });
+    Part::new(plan, backing)
+}
 
 impl Parts {
     /// Makes the parts of `plan`, round robin on `cores`, of which the first is this one.
-    pub(crate) async fn make<Fut>(
+    pub(crate) async fn make(
         plan: &Plan,
         cores: &[CoreId],
         backing: Option<Rc<dyn BlockDevice>>,
-        make: Make<Fut>,
-    ) -> Result<Parts, Error>
-    where
-        Fut: Future<Output = Result<Rc<Part>, Error>> + 'static,
-    {
+    ) -> Result<Parts, Error> {
         let layout = plan.layout;
         let here = core_id();
         let elsewhere = cores.iter().take(layout.parts as usize).any(|core| *core != here);
@@ -69,7 +72,7 @@ impl Parts {
             let core = cores[nth as usize % cores.len()];
             let plan = Plan { nth, ..plan.clone() };
             let (part, device): (_, Rc<dyn BlockDevice>) = if core == here {
-                let part = make(plan, backing.clone()).await?;
+                let part = part_of(plan, backing.clone())?;
                 let export = elsewhere.then(|| export(part.clone()));
                 (PartHandle { core, local: CoreLocal::keep(part.clone()), export }, part)
             } else {
@@ -84,7 +87,7 @@ impl Parts {
                     let backing = exported.map(|l| -> Rc<dyn BlockDevice> {
                         Rc::new(Remote::new(l.core, l.export, l.name, l.limits))
                     });
-                    let part = make(plan, backing).await?;
+                    let part = part_of(plan, backing)?;
                     let (name, limits) = (part.name().to_owned(), part.limits());
                     Ok::<_, Error>((CoreLocal::keep(part.clone()), export(part), name, limits))
                 })

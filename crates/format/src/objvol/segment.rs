@@ -131,17 +131,6 @@ pub enum SegmentObject {
     Seal(Seal),
 }
 
-impl SegmentObject {
-    /// Who wrote it.
-    #[must_use]
-    pub fn identity(&self) -> &Identity {
-        match self {
-            SegmentObject::Segment(head) => &head.identity,
-            SegmentObject::Seal(seal) => &seal.identity,
-        }
-    }
-}
-
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct HeaderMedia {

@@ -46,7 +46,6 @@ pub fn bucket_end_ns(bucket: usize) -> u64 {
 #[derive(Clone, PartialEq, Eq)]
 pub struct LatencyHistogram {
     count: u64,
-    sum_ns: u64,
     min_ns: u64,
     max_ns: u64,
     buckets: [u32; BUCKETS],
@@ -54,22 +53,21 @@ pub struct LatencyHistogram {
 
 impl Default for LatencyHistogram {
     fn default() -> LatencyHistogram {
-        LatencyHistogram { count: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, buckets: [0; BUCKETS] }
+        LatencyHistogram { count: 0, min_ns: u64::MAX, max_ns: 0, buckets: [0; BUCKETS] }
     }
 }
 
 impl LatencyHistogram {
     /// Counts one request that took `ns`.
     pub fn record(&mut self, ns: u64) {
-        self.add(bucket_of(ns), 1, ns);
+        self.add(bucket_of(ns), 1);
         self.extend_range(ns, ns);
     }
 
-    /// Counts `count` requests of one bucket that took `sum_ns` together. The caller must also call
+    /// Counts `count` requests of one bucket. The caller must also call
     /// [`LatencyHistogram::extend_range`].
-    pub fn add(&mut self, bucket: usize, count: u32, sum_ns: u64) {
+    pub fn add(&mut self, bucket: usize, count: u32) {
         self.count += u64::from(count);
-        self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.buckets[bucket] = self.buckets[bucket].saturating_add(count);
     }
 
@@ -82,7 +80,6 @@ impl LatencyHistogram {
     /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &LatencyHistogram) {
         self.count += other.count;
-        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         self.extend_range(other.min_ns, other.max_ns);
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine = mine.saturating_add(*theirs);
@@ -102,11 +99,6 @@ impl LatencyHistogram {
     /// The longest; `None` without requests.
     pub fn max_ns(&self) -> Option<u64> {
         (self.count > 0).then_some(self.max_ns)
-    }
-
-    /// The mean; `None` without requests.
-    pub fn mean_ns(&self) -> Option<u64> {
-        self.sum_ns.checked_div(self.count)
     }
 
     /// The latency that `per_mille` of a thousand requests do not exceed, at most 1/16 too long;
@@ -142,7 +134,7 @@ mod tests {
     fn without_requests_there_are_no_figures() {
         let reads = LatencyHistogram::default();
         assert_eq!(reads.percentile_ns(990), None);
-        assert_eq!((reads.min_ns(), reads.max_ns(), reads.mean_ns()), (None, None, None));
+        assert_eq!((reads.min_ns(), reads.max_ns()), (None, None));
     }
 
     #[test]
@@ -152,7 +144,6 @@ mod tests {
             reads.record(ns);
         }
         assert_eq!(reads.percentile_ns(990), Some(5_000_000));
-        assert_eq!(reads.mean_ns(), Some(5_210_000 / 3));
     }
 
     proptest! {

@@ -15,7 +15,6 @@ fn add(to: &AtomicU64, n: u64) {
 /// How long requests took.
 struct TimeBuckets {
     buckets: [AtomicU32; BUCKETS],
-    sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
 }
@@ -24,7 +23,6 @@ impl TimeBuckets {
     fn new() -> TimeBuckets {
         TimeBuckets {
             buckets: [const { AtomicU32::new(0) }; BUCKETS],
-            sum_ns: AtomicU64::new(0),
             min_ns: AtomicU64::new(u64::MAX),
             max_ns: AtomicU64::new(0),
         }
@@ -33,7 +31,6 @@ impl TimeBuckets {
     fn record(&self, ns: u64) {
         let bucket = &self.buckets[bucket_of(ns)];
         bucket.store(bucket.load(Relaxed).wrapping_add(1), Relaxed);
-        add(&self.sum_ns, ns);
         if ns < self.min_ns.load(Relaxed) {
             self.min_ns.fetch_min(ns, Relaxed);
         }
@@ -44,32 +41,25 @@ impl TimeBuckets {
 }
 
 /// Of which [`TimeBuckets`] what has been seen.
-struct SeenBuckets {
-    buckets: Box<[u32; BUCKETS]>,
-    sum_ns: u64,
-}
+struct SeenBuckets(Box<[u32; BUCKETS]>);
 
 impl SeenBuckets {
     fn nothing() -> SeenBuckets {
-        SeenBuckets { buckets: Box::new([0; BUCKETS]), sum_ns: 0 }
+        SeenBuckets(Box::new([0; BUCKETS]))
     }
 
     /// Adds what is new to `reads`.
     fn take(&mut self, times: &TimeBuckets, reads: &mut LatencyHistogram) {
-        let sum_ns = times.sum_ns.load(Relaxed);
-        let mut new_ns = sum_ns.wrapping_sub(self.sum_ns);
         let mut new_buckets: Option<(usize, usize)> = None;
-        for (bucket, (now, seen)) in times.buckets.iter().zip(self.buckets.iter_mut()).enumerate() {
+        for (bucket, (now, seen)) in times.buckets.iter().zip(self.0.iter_mut()).enumerate() {
             let now = now.load(Relaxed);
             let new = now.wrapping_sub(std::mem::replace(seen, now));
             if new > 0 {
-                // The sum is of all buckets: told with the first.
-                reads.add(bucket, new, std::mem::take(&mut new_ns));
+                reads.add(bucket, new);
                 let first = new_buckets.map_or(bucket, |(first, _)| first);
                 new_buckets = Some((first, bucket));
             }
         }
-        self.sum_ns = sum_ns;
         let min_ns = times.min_ns.swap(u64::MAX, Relaxed);
         let max_ns = times.max_ns.swap(0, Relaxed);
         if let Some((first, last)) = new_buckets {
@@ -207,7 +197,7 @@ mod tests {
         assert_eq!((delta.clean_reads.count(), delta.other_reads.count()), (1, 2));
         assert_eq!(delta.clean_reads.min_ns(), Some(100_000));
         assert_eq!(delta.other_reads.min_ns(), Some(300_000));
-        assert_eq!(delta.other_reads.mean_ns(), Some(350_000));
+        assert_eq!(delta.other_reads.max_ns(), Some(400_000));
         counters.read(500_000, false);
         let delta = window();
         assert_eq!((delta.writes, delta.clean_reads.count(), delta.other_reads.count()), (0, 0, 1));

@@ -19,38 +19,16 @@ pub(super) const HC_LEVELS: (i32, i32, i32) = (1, 16, 9);
 /// What a match can reach back to: more of a dictionary is no use.
 const DISTANCE_MAX: usize = 65535;
 
-/// lz4 without a dictionary.
-pub(super) struct Fast {
-    acceleration: i32,
-}
+/// lz4 without a dictionary, or lz4hc.
+pub(super) struct Lz4(pub(super) CompressionMode);
 
-impl Fast {
-    pub(super) fn new(acceleration: i32) -> Fast {
-        Fast { acceleration }
-    }
-
+impl Lz4 {
     pub(super) fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
-        compress_to_buffer(page, Some(CompressionMode::FAST(self.acceleration)), false, out).ok()
+        compress_to_buffer(page, Some(self.0), false, out).ok()
     }
 }
 
-/// lz4hc.
-pub(super) struct Hc {
-    level: i32,
-}
-
-impl Hc {
-    pub(super) fn new(level: i32) -> Hc {
-        Hc { level }
-    }
-
-    pub(super) fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
-        compress_to_buffer(page, Some(CompressionMode::HIGHCOMPRESSION(self.level)), false, out)
-            .ok()
-    }
-}
-
-/// Decompresses what either made.
+/// Decompresses what it has made.
 pub(super) fn decompress(object: &[u8], page: &mut [u8]) -> Result<(), Corrupt> {
     let len = i32::try_from(page.len()).map_err(|_| Corrupt)?;
     match decompress_to_buffer(object, Some(len), page) {

@@ -22,6 +22,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
+use ::lz4::block::CompressionMode;
 use block::{Error, PAGE};
 
 /// Algorithms of the kernel that are not to be had here, and why.
@@ -138,9 +139,8 @@ pub(crate) struct Codec(Kind);
 
 #[expect(clippy::large_enum_variant, reason = "a part has at most four")]
 enum Kind {
-    Fast(lz4::Fast),
+    Lz4(lz4::Lz4),
     FastDict(lz4::FastDict),
-    Hc(lz4::Hc),
     Zstd(zstd::Zstd),
     Deflate(deflate::Deflate),
 }
@@ -156,9 +156,9 @@ impl Codec {
         let (_, _, default) = algorithm.levels();
         let level = params.level.unwrap_or(default);
         Ok(Codec(match (algorithm, &params.dict) {
-            (Algorithm::Lz4, None) => Kind::Fast(lz4::Fast::new(level)),
+            (Algorithm::Lz4, None) => Kind::Lz4(lz4::Lz4(CompressionMode::FAST(level))),
             (Algorithm::Lz4, Some(dict)) => Kind::FastDict(lz4::FastDict::new(dict.clone())),
-            (Algorithm::Lz4hc, _) => Kind::Hc(lz4::Hc::new(level)),
+            (Algorithm::Lz4hc, _) => Kind::Lz4(lz4::Lz4(CompressionMode::HIGHCOMPRESSION(level))),
             (Algorithm::Zstd, dict) => Kind::Zstd(zstd::Zstd::new(level, dict.as_deref())?),
             (Algorithm::Deflate, _) => {
                 let winbits = params.winbits.unwrap_or(deflate::WINBITS_DEFAULT);
@@ -172,9 +172,8 @@ impl Codec {
     pub(crate) fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Option<usize> {
         assert_eq!(page.len(), PAGE, "compresses whole pages");
         match &mut self.0 {
-            Kind::Fast(lz4) => lz4.compress(page, out),
+            Kind::Lz4(lz4) => lz4.compress(page, out),
             Kind::FastDict(lz4) => lz4.compress(page, out),
-            Kind::Hc(lz4) => lz4.compress(page, out),
             Kind::Zstd(zstd) => zstd.compress(page, out),
             Kind::Deflate(deflate) => deflate.compress(page, out),
         }
@@ -184,7 +183,7 @@ impl Codec {
     pub(crate) fn decompress(&mut self, object: &[u8], page: &mut [u8]) -> Result<(), Corrupt> {
         assert_eq!(page.len(), PAGE, "decompresses whole pages");
         match &mut self.0 {
-            Kind::Fast(_) | Kind::Hc(_) => lz4::decompress(object, page),
+            Kind::Lz4(_) => lz4::decompress(object, page),
             Kind::FastDict(lz4) => lz4.decompress(object, page),
             Kind::Zstd(zstd) => zstd.decompress(object, page),
             Kind::Deflate(deflate) => deflate.decompress(object, page),

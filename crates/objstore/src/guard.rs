@@ -89,13 +89,16 @@ fn wanted(request: &HttpRequest) -> Option<u64> {
     last.checked_sub(first)?.checked_add(1)
 }
 
-fn purpose(request: &HttpRequest, base: &str) -> Purpose {
-    let uri = request.uri().to_string();
-    match request.uri().path() {
-        _ if uri.starts_with(base) => Purpose::Store,
-        path if path.ends_with("/latest/api/token") => Purpose::MetadataToken,
-        path if path.ends_with("/iam/security-credentials/") => Purpose::MetadataRole,
-        _ => Purpose::Store,
+/// By what no request to a store has, and not by where it goes: a metadata service may have an
+/// address below that of the store. No object of ours is named like a folder.
+fn purpose(request: &HttpRequest) -> Purpose {
+    let uri = request.uri();
+    if request.headers().contains_key("x-aws-ec2-metadata-token-ttl-seconds") {
+        Purpose::MetadataToken
+    } else if uri.path().ends_with("/iam/security-credentials/") && uri.query().is_none() {
+        Purpose::MetadataRole
+    } else {
+        Purpose::Store
     }
 }
 
@@ -165,7 +168,7 @@ impl Guard {
         if reqwest::Url::parse(&request.uri().to_string()).is_err() {
             return Err(refusal("the request has no valid URL"));
         }
-        let (wanted, purpose) = (wanted(&request), purpose(&request, &self.settings.base));
+        let (wanted, purpose) = (wanted(&request), purpose(&request));
         let (head, body) = self.inner.execute(request).await?.into_parts();
         let status = head.status.as_u16();
         if !head.status.is_success() {

@@ -109,18 +109,25 @@ fn a_token_of_a_role_is_sent_without_its_line_break() {
     UnboundClient::open(&url, &variables).unwrap();
 }
 
-/// The role of a machine: its name becomes a part of a URL.
+/// The role of a machine: its name becomes a part of a URL. A fuzzer found a service at an address
+/// below that of the store, whose words were taken for those of the store.
 #[test]
 fn words_of_the_metadata_service_are_checked() {
-    for (role, why) in [("a?b", "has characters"), ("", "is empty")] {
+    let cases = [("a?b", "", "has characters"), ("", "", "is empty")];
+    for (role, below, why) in cases.into_iter().chain([("a?b", "/bucket", "has characters")]) {
         let answers = [answer("200 OK", "", "token"), answer("200 OK", "", role)];
         let next = std::cell::Cell::new(0);
         let (port, server) = server_with(2, move |mut stream| {
             let nth = next.replace(next.get() + 1);
             serve(&mut stream, &answers[nth])
         });
-        let metadata = ("AWS_METADATA_ENDPOINT", format!("http://127.0.0.1:{port}"));
-        let (reactor, store) = client("s3://bucket/a", &owned(&[metadata]));
+        let endpoint = format!("http://127.0.0.1:{port}");
+        let variables = owned(&[
+            ("AWS_METADATA_ENDPOINT", format!("{endpoint}{below}")),
+            ("AWS_ENDPOINT_URL", endpoint),
+            ("AWS_ALLOW_HTTP", "true".into()),
+        ]);
+        let (reactor, store) = client("s3://bucket/a", &variables);
         let got = reactor.block_on(async move { store.get("manifest/01", 0..10).await.map(drop) });
         let Err(StoreError::Denied(text)) = got else { panic!("{got:?}") };
         assert!(text.contains("metadata service") && text.contains(why), "{text}");

@@ -86,6 +86,8 @@ pub(crate) struct Table {
     flushed: Vec<Rc<dyn BlockDevice>>,
     pure: bool,
     settled: Cell<bool>,
+    /// It has taken the place of another one by force, whose acknowledged writes may be lost.
+    pub(crate) fails_flush: bool,
     /// The token that the operator gave when it was loaded.
     pub(crate) forced_by: Option<Rc<str>>,
 }
@@ -106,9 +108,17 @@ impl Table {
         let limits = RefCell::new(stacked(&entries));
         let pure = entries.iter().all(|e| e.pure.is_some());
         let settled = Cell::new(false);
-        let forced_by = None;
-        let table =
-            Table { entries, uses, limits, flushed: flushed.devices, pure, settled, forced_by };
+        let (fails_flush, forced_by) = (false, None);
+        let table = Table {
+            entries,
+            uses,
+            limits,
+            flushed: flushed.devices,
+            pure,
+            settled,
+            fails_flush,
+            forced_by,
+        };
         table.check_alignment()?;
         Ok(table)
     }
@@ -237,6 +247,9 @@ impl Table {
     pub(crate) fn submit(&self, mut bio: Bio) {
         if let Err(status) = self.limits.borrow().check(&bio) {
             return bio.complete(status);
+        }
+        if bio.op == Op::Flush && self.fails_flush {
+            return bio.complete(Status::Io);
         }
         if bio.op == Op::Flush {
             return flush_all(bio, self.flushed.iter().map(|d| &**d));

@@ -192,7 +192,11 @@ impl Dm {
         let unsaved = device.held_by_force();
         let errors = match len {
             Sector::ZERO => None,
-            len => Some(Rc::new(self.construct(device, &format!("0 {len} error")).await?)),
+            len => {
+                let mut table = self.construct(device, &format!("0 {len} error")).await?;
+                table.fails_flush = true;
+                Some(Rc::new(table))
+            }
         };
         device.replace_by_force(self, errors);
         device.settled_within(FORCE_WAIT).await;

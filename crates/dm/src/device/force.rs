@@ -13,6 +13,8 @@
 //! - DM-FO2 A control operation that was under way changes nothing any more (DM-D3).
 //! - DM-FO3 No other table goes live on the device before all that were replaced have settled: what
 //!   is in flight there may still be written.
+//! - DM-FO4 A FLUSH of the table of errors fails, as all else: the tables that were replaced have
+//!   acknowledged what they may not have made durable, and may have failed since.
 use std::rc::Rc;
 
 use block::{Base, BlockDevice, Error, Nanos};
@@ -107,7 +109,7 @@ impl Replaced {
                 let _ = table.suspend().await;
             }
             if let Some(dm) = device.dm.upgrade() {
-                // The table of errors lets a FLUSH succeed.
+                // The next table, or that of a device above, lets a FLUSH succeed.
                 device.must_tell(device.last_flushes(&dm, &table, None).await);
             }
             if let Some(dm) = device.dm.upgrade() {

@@ -82,6 +82,8 @@ fn force_gives_an_open_device_errors_while_io_hangs() {
             for device in [&above, &x] {
                 assert_eq!(write(&**device, 2, 1, 1).await, Err(Status::Io));
                 assert_eq!(read(&**device, 1, 1).await, Err(Status::Io));
+                // DM-FO4.
+                assert_eq!(reactor::flush(&**device, Class::Normal).await, Err(Status::Io));
             }
             // What hangs may still be written: no other table goes live before it has ended.
             dm.load("x", &table).await.unwrap();
@@ -100,6 +102,7 @@ fn force_gives_an_open_device_errors_while_io_hangs() {
             assert_eq!(hanging.await, Ok(()), "{leaf}");
             sleep(Nanos::from_millis(1)).await;
             assert!(suspended.get(), "{leaf}");
+            assert_eq!(reactor::flush(&*x, Class::Normal).await, Err(Status::Io), "{leaf}");
             dm.resume("x").await.unwrap();
             dm.resume("above").await.unwrap();
             write(&*above, 3, 1, 1).await.unwrap();

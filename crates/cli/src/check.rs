@@ -4,11 +4,11 @@ use std::path::Path;
 
 use clap::Args;
 use control::{Failure, plain};
-use host::{Listing, open_store, print, print_error};
+use host::{Listing, open_store, print_error};
 use objstore::StoreUrl;
 use objvol::{Depth, Health, OpenOptions, VolumeReport};
 
-use crate::inspect_volume::{exit_code, look, text_or_json};
+use crate::inspect_volume::{look, print};
 use crate::offline;
 
 /// Check a volume on an object store, and repair it
@@ -81,6 +81,5 @@ pub(crate) fn run(args: &CheckArgs, run_dir: Option<&Path>) -> Result<u8, Failur
         print_error(&format!("millpond: check: {url}: {what}"));
         look("check", store, &options, depth).await
     })?;
-    print(&text_or_json(&args.url, &report, &args.listing, args.all))?;
-    Ok(exit_code(&report))
+    print(&args.url, &report, &args.listing, args.all)
 }

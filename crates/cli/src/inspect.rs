@@ -7,7 +7,7 @@ use block::Sector;
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure};
 use format::LaterFormat;
-use host::{Format, Listing, print};
+use host::Listing;
 use serde_json::{Value, json};
 use writecache::{Contents, Depth, NativeCache, Occupancy, ProbeReport};
 
@@ -79,14 +79,9 @@ pub(crate) fn run(args: &InspectArgs, run_dir: Option<&Path>) -> Result<u8, Fail
         }
     }
     let shown = if args.all { usize::MAX } else { SHOWN };
-    match args.listing.format {
-        Format::Text => print(&text(&offline::place(&args.image, start), &report, shown))?,
-        Format::Json => {
-            let value = value(args, &report, shown);
-            let json = serde_json::to_string_pretty(&value).expect("a value is JSON");
-            print(&format!("{json}\n"))?;
-        }
-    }
+    args.listing.print(&value(args, &report, shown), || {
+        text(&offline::place(&args.image, start), &report, shown)
+    })?;
     Ok(if is_sound(&report) { EXIT_DONE } else { EXIT_FAILED })
 }
 

@@ -10,7 +10,6 @@ use control::{EXIT_DONE, Failure};
 use format::{
     FRAMES_PREFIX, JOURNAL_PREFIX, Journal, JournalChange, JournalHeader, Op, journal_bytes,
 };
-use host::{Format, print};
 use serde_json::{Value, json};
 
 use crate::inspect::{InspectArgs, SHOWN, hex};
@@ -33,13 +32,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<u8, Failure> {
         failed(ErrorKind::Invalid, format!("holds no journal that counts: {damage}"))
     })?;
     let shown = if args.all { usize::MAX } else { SHOWN };
-    match args.listing.format {
-        Format::Text => print(&text(args, &journal, shown))?,
-        Format::Json => {
-            let json = serde_json::to_string_pretty(&value(args, &journal, shown));
-            print(&format!("{}\n", json.expect("a value is JSON")))?;
-        }
-    }
+    args.listing.print(&value(args, &journal, shown), || text(args, &journal, shown))?;
     Ok(EXIT_DONE)
 }
 

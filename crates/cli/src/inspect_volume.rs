@@ -7,7 +7,7 @@ use std::rc::Rc;
 use block::size_text;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use format::objvol::{Owner, OwnerState, Place};
-use host::{Format, Listing, open_store, print};
+use host::{Listing, open_store};
 use objstore::{StoreClient, StoreUrl};
 use objvol::{
     CheckpointReport, Depth, Health, LostRange, OpenOptions, RecordedCache, Snapshot,
@@ -36,8 +36,7 @@ pub(crate) fn run(args: &InspectArgs, url: &str, run_dir: Option<&Path>) -> Resu
         let store = open_store(&files, &place).await?;
         look("inspect", store, &offline::volume_options(), depth).await
     })?;
-    print(&text_or_json(&url, &report, &args.listing, args.all))?;
-    Ok(exit_code(&report))
+    print(&url, &report, &args.listing, args.all)
 }
 
 /// Checks a volume and shows the progress of `verb`.
@@ -51,22 +50,16 @@ pub(crate) async fn look(
     Ok(check(store, options, depth, &|done, total| line.show(done, total)).await?)
 }
 
-pub(crate) fn exit_code(report: &VolumeReport) -> u8 {
-    if report.health() == Health::Sound { EXIT_DONE } else { EXIT_FAILED }
-}
-
-/// The report in the format that was asked for; `all` of its lists, or the first of each.
-pub(crate) fn text_or_json(
+/// Prints the report, with `all` of its lists or the first of each; returns what to exit with.
+pub(crate) fn print(
     url: &StoreUrl,
     report: &VolumeReport,
     listing: &Listing,
     all: bool,
-) -> String {
+) -> Result<u8, Failure> {
     let shown = if all { usize::MAX } else { SHOWN };
-    match listing.format {
-        Format::Text => text(url, report, shown),
-        Format::Json => format!("{:#}\n", value(url, report, shown)),
-    }
+    listing.print(&value(url, report, shown), || text(url, report, shown))?;
+    Ok(if report.health() == Health::Sound { EXIT_DONE } else { EXIT_FAILED })
 }
 
 fn owner_text(owner: Option<&Owner>) -> String {

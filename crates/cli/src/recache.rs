@@ -3,7 +3,7 @@
 //! or put another one in its place. A signal stops them as long as blocks are drained.
 use clap::Args;
 use control::{Failure, api, name_with_absolute_path, paths, plain};
-use host::{Format, Listing, current_dir, print};
+use host::{Listing, current_dir};
 use serde::Serialize;
 
 use crate::client::Client;
@@ -60,7 +60,8 @@ pub struct ReplaceCacheArgs {
 /// Runs `uncache`.
 pub(crate) async fn uncache(client: &Client, a: &UncacheArgs) -> Result<(), Failure> {
     let done = run(client, &a.name, "uncache", &api::Empty {}).await?;
-    report(&a.listing, &done, || {
+    warn(&done.warnings);
+    a.listing.print(&done, || {
         let freed = done.freed.join(", ");
         format!("{}: {freed} holds nothing and is free\n", plain(&a.name))
     })
@@ -71,7 +72,8 @@ pub(crate) async fn replace_cache(client: &Client, a: &ReplaceCacheArgs) -> Resu
     let cache = name_with_absolute_path(&a.cache, &current_dir()?);
     let body = api::ReplaceCache { cache: cache.clone(), start_sector: a.start_sector };
     let done = run(client, &a.name, "replace-cache", &body).await?;
-    report(&a.listing, &done, || {
+    warn(&done.warnings);
+    a.listing.print(&done, || {
         let (name, cache) = (plain(&a.name), plain(&cache));
         let cache = match a.start_sector {
             0 => cache.to_string(),
@@ -82,21 +84,6 @@ pub(crate) async fn replace_cache(client: &Client, a: &ReplaceCacheArgs) -> Resu
         }
         format!("{name}: {cache} is its cache, {} holds nothing\n", done.freed.join(", "))
     })
-}
-
-fn report(
-    listing: &Listing,
-    done: &api::Recached,
-    text: impl FnOnce() -> String,
-) -> Result<(), Failure> {
-    warn(&done.warnings);
-    match listing.format {
-        Format::Text => print(&text()),
-        Format::Json => {
-            let json = serde_json::to_string_pretty(done).expect("as in the REST API");
-            print(&format!("{json}\n"))
-        }
-    }
 }
 
 /// Sends the request. Without a drain a signal has nothing to stop: the swap ends by itself.

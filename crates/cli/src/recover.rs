@@ -23,7 +23,7 @@ use block::{BlockDevice, Class, Error, ErrorKind, Nanos, Sector, Target};
 use clap::Args;
 use control::{EXIT_DONE, EXIT_FAILED, Failure, plain};
 use format::LaterFormat;
-use host::{Format, Listing, print, print_error};
+use host::{Listing, print_error};
 use serde_json::json;
 use uring::Files;
 use writecache::{
@@ -143,19 +143,16 @@ async fn recover_without_cache(
     }
     let what = if args.dry_run { "would be given back" } else { "was given back" };
     let (name, cache) = (origin.display(), plain(&guard.cache));
-    print(&match args.listing.format {
-        Format::Text => format!(
+    let value = json!({
+        "origin": path(origin), "dry_run": args.dry_run, "cache": guard.cache,
+        "uuid": hex(&guard.uuid), "ranges": guard.ranges,
+    });
+    args.listing.print(&value, || {
+        format!(
             "{name} {what} as it last was: the cache {cache} (uuid {}) may have held newer blocks, \
              which are lost\n",
             hex(&guard.uuid)
-        ),
-        Format::Json => {
-            let value = json!({
-                "origin": path(origin), "dry_run": args.dry_run, "cache": guard.cache,
-                "uuid": hex(&guard.uuid), "ranges": guard.ranges,
-            });
-            format!("{value:#}\n")
-        }
+        )
     })?;
     Ok(EXIT_DONE)
 }
@@ -237,16 +234,13 @@ async fn recover_volume(
         let text = format!("{}: {url}: records no write cache, and none guards it", argument.name);
         Failure::new(ErrorKind::Invalid, text)
     })?;
-    print(&match args.listing.format {
-        Format::Text => format!(
-            "{url} is used without the cache {} from now on, which may have held newer blocks: \
-             they are lost\n",
-            hex(&uuid)
-        ),
-        Format::Json => {
-            let value = json!({ "origin": url, "uuid": hex(&uuid), "guarded": guard.is_some() });
-            format!("{value:#}\n")
-        }
+    let uuid = hex(&uuid);
+    let value = json!({ "origin": url, "uuid": uuid, "guarded": guard.is_some() });
+    args.listing.print(&value, || {
+        format!(
+            "{url} is used without the cache {uuid} from now on, which may have held newer blocks: \
+             they are lost\n"
+        )
     })?;
     Ok(EXIT_DONE)
 }
@@ -520,21 +514,18 @@ fn print_result(
     what: &str,
 ) -> Result<(), Failure> {
     let Plan { blocks, bytes, ranges } = plan;
-    match args.listing.format {
-        Format::Text => print(&format!(
+    let value = json!({
+        "cache": path(images.cache), "origin": path(images.origin), "dry_run": args.dry_run,
+        "blocks": blocks, "bytes": bytes, "ranges": ranges,
+    });
+    args.listing.print(&value, || {
+        format!(
             "{blocks} blocks ({}) in {ranges} ranges {what} from {} to {}\n",
             block::size_text(*bytes),
             images.cache.display(),
             images.origin.display()
-        )),
-        Format::Json => {
-            let value = json!({
-                "cache": path(images.cache), "origin": path(images.origin), "dry_run": args.dry_run,
-                "blocks": blocks, "bytes": bytes, "ranges": ranges,
-            });
-            print(&format!("{value:#}\n"))
-        }
-    }
+        )
+    })
 }
 
 /// Shows on standard error how far the flush is.

@@ -4,7 +4,7 @@
 use block::size_text;
 use clap::Args;
 use control::{Failure, api, parse_size, paths, plain};
-use host::{Format, Listing, print};
+use host::Listing;
 
 use crate::client::Client;
 use crate::drain::stoppable;
@@ -64,13 +64,7 @@ pub(crate) async fn resize(client: &Client, a: &ResizeArgs) -> Result<(), Failur
     let answer = client.post::<_, api::Resized>(&path, &body);
     let done = stoppable(client, &a.name, answer).await?;
     warn(&done.warnings);
-    match a.listing.format {
-        Format::Text => print(&text(&done)),
-        Format::Json => {
-            let json = serde_json::to_string_pretty(&done).expect("as in the REST API");
-            print(&format!("{json}\n"))
-        }
-    }
+    a.listing.print(&done, || text(&done))
 }
 
 fn text(done: &api::Resized) -> String {

@@ -3,7 +3,7 @@
 use block::{ErrorKind, size_text};
 use clap::Args;
 use control::{Failure, plain};
-use host::{Format, Listing, print};
+use host::Listing;
 use serde::Serialize;
 
 use crate::client::Client;
@@ -86,13 +86,7 @@ pub(crate) async fn snapshot(client: &Client, a: &SnapshotArgs) -> Result<(), Fa
 /// Runs `snapshots`.
 pub(crate) async fn snapshots(client: &Client, a: &SnapshotsArgs) -> Result<(), Failure> {
     let rows = parse(&message(client, &a.device, &["snapshots"]).await?)?;
-    match a.listing.format {
-        Format::Text => print(&table(&rows)),
-        Format::Json => {
-            let json = serde_json::to_string_pretty(&rows).expect("strings and numbers");
-            print(&format!("{json}\n"))
-        }
-    }
+    a.listing.print(&rows, || table(&rows))
 }
 
 fn table(rows: &[SnapshotRow]) -> String {

@@ -9,7 +9,6 @@ use control::{
     Failure, api, name_with_absolute_path, paths, plain, text, tree, value_with_absolute_paths,
 };
 use host::{Format, Listing, current_dir, manuals, print, print_error, read_table};
-use serde::Serialize;
 use tokio::time::{Duration, Instant, interval_at};
 
 use crate::args::{
@@ -200,7 +199,7 @@ async fn lines(
 ) -> Done {
     if let Some(name) = name {
         let lines = requests::lines(client, name, what, target).await?;
-        return show(listing, &lines, || text::lines(None, &lines));
+        return listing.print(&lines, || text::lines(None, &lines));
     }
     let mut all: Vec<(String, Vec<api::Line>)> = Vec::new();
     for device in requests::devices(client).await? {
@@ -208,7 +207,7 @@ async fn lines(
         all.extend(lines.map(|lines| (device.name, lines)));
     }
     let map: BTreeMap<&str, &Vec<api::Line>> = all.iter().map(|(n, l)| (n.as_str(), l)).collect();
-    show(listing, &map, || {
+    listing.print(&map, || {
         if all.is_empty() {
             return tree::NO_DEVICES.into();
         }
@@ -230,8 +229,8 @@ async fn info(client: &Client, a: &InfoArgs) -> Done {
     let devices = devices(client, a.name.as_deref()).await?;
     let text = || if a.columns { text::info_columns(&devices) } else { text::info(&devices) };
     match &a.name {
-        Some(_) => show(&a.listing, &devices[0], text),
-        None => show(&a.listing, &devices, text),
+        Some(_) => a.listing.print(&devices[0], text),
+        None => a.listing.print(&devices, text),
     }
 }
 
@@ -241,10 +240,10 @@ async fn ls(client: &Client, a: &LsArgs) -> Done {
         None => requests::devices(client).await?,
     };
     if !a.tree {
-        return show(&a.listing, &devices, || text::ls(&devices, Naming::Devno));
+        return a.listing.print(&devices, || text::ls(&devices, Naming::Devno));
     }
     let deps = requests::deps_of_all(client, &devices).await?;
-    show(&a.listing, &by_name(&devices, &deps), || text::tree(&devices, &deps))
+    a.listing.print(&by_name(&devices, &deps), || text::tree(&devices, &deps))
 }
 
 fn by_name<'a, T>(devices: &'a [api::Device], values: &'a [T]) -> BTreeMap<&'a str, &'a T> {
@@ -254,11 +253,11 @@ fn by_name<'a, T>(devices: &'a [api::Device], values: &'a [T]) -> BTreeMap<&'a s
 async fn deps(client: &Client, a: &DepsArgs) -> Done {
     if let Some(name) = &a.name {
         let deps = requests::deps(client, name).await?;
-        return show(&a.listing, &deps, || text::deps(None, &deps, Naming::Devno));
+        return a.listing.print(&deps, || text::deps(None, &deps, Naming::Devno));
     }
     let devices = requests::devices(client).await?;
     let deps = requests::deps_of_all(client, &devices).await?;
-    show(&a.listing, &by_name(&devices, &deps), || {
+    a.listing.print(&by_name(&devices, &deps), || {
         if devices.is_empty() {
             return tree::NO_DEVICES.into();
         }
@@ -269,13 +268,13 @@ async fn deps(client: &Client, a: &DepsArgs) -> Done {
 
 async fn targets(client: &Client, a: &TargetsArgs) -> Done {
     let targets = requests::targets(client).await?;
-    show(&a.listing, &targets, || text::targets(&targets))
+    a.listing.print(&targets, || text::targets(&targets))
 }
 
 async fn wait(client: &Client, a: &WaitArgs) -> Done {
     let event = requests::wait(client, &a.name, a.event_nr).await?;
     // dmsetup prints nothing.
-    show(&a.listing, &event, String::new)
+    a.listing.print(&event, String::new)
 }
 
 async fn get(client: &Client, a: &GetArgs) -> Done {
@@ -283,11 +282,11 @@ async fn get(client: &Client, a: &GetArgs) -> Done {
     if let Some(attr) = &a.attr {
         let attribute: api::Attribute = client.get(&paths::attribute(&name, attr)).await?;
         let text = || format!("{}\n", attribute.value.to_string().trim_end());
-        return show(&a.listing, &attribute, text);
+        return a.listing.print(&attribute, text);
     }
     let path = paths::of_device(&name, "attributes");
     let all: api::Attributes = client.get(&path).await?;
-    show(&a.listing, &all, || {
+    a.listing.print(&all, || {
         let shown = |value: &api::Value| value.to_string().trim_end().replace('\n', "\n  ");
         all.iter().map(|(name, value)| format!("{name} {}\n", shown(value))).collect()
     })
@@ -322,7 +321,7 @@ async fn version(client: &Client, a: &VersionArgs) -> Done {
         }
         Err(failure) => return Err(failure),
     };
-    show(&a.listing, &daemon, || {
+    a.listing.print(&daemon, || {
         let versions = text::version(env!("CARGO_PKG_VERSION"), &daemon);
         format!("{versions}Cores:             {}\n", daemon.cores)
     })
@@ -331,14 +330,14 @@ async fn version(client: &Client, a: &VersionArgs) -> Done {
 async fn show_devices(client: &Client, a: &ShowArgs) -> Done {
     let all = summaries(client, a.name.as_deref()).await?;
     match a.name {
-        Some(_) => show(&a.listing, &all.first(), || all.iter().map(Summary::text).collect()),
-        None => show(&a.listing, &all, || summary_table(&all)),
+        Some(_) => a.listing.print(&all.first(), || all.iter().map(Summary::text).collect()),
+        None => a.listing.print(&all, || summary_table(&all)),
     }
 }
 
 async fn clients(client: &Client, a: &ClientsArgs) -> Done {
     let all = clients_of(client, a.name.as_deref()).await?;
-    show(&a.listing, &all, || client_table(&all))
+    a.listing.print(&all, || client_table(&all))
 }
 
 async fn reload(client: &Client, a: ReloadArgs) -> Done {
@@ -368,7 +367,7 @@ async fn reload_config(client: &Client) -> Done {
 
 async fn upgrade(client: &Client, a: &UpgradeArgs) -> Done {
     let upgraded = upgrade::upgrade(client, a).await?;
-    show(&a.listing, &upgraded, || upgrade::text(&upgraded, a.if_changed))
+    a.listing.print(&upgraded, || upgrade::text(&upgraded, a.if_changed))
 }
 
 /// Between two lines that `stop` waits.
@@ -412,16 +411,6 @@ async fn stop(client: &Client, a: &StopArgs) -> Done {
                 let what = "is settling its devices";
                 print_error(&format!("millpond: stop: the daemon (pid {pid}) {what}"));
             }
-        }
-    }
-}
-
-fn show(listing: &Listing, value: &impl Serialize, text: impl FnOnce() -> String) -> Done {
-    match listing.format {
-        Format::Text => print(&text()),
-        Format::Json => {
-            let json = serde_json::to_string_pretty(value).expect("as in the REST API");
-            print(&format!("{json}\n"))
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io::{ErrorKind as IoKind, Write};
 
 use clap::{Args, ValueEnum};
 use control::{Failure, plain};
+use serde::Serialize;
 
 use crate::io_failure::io_failure;
 
@@ -22,6 +23,23 @@ pub struct Listing {
     /// How to print
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
     pub format: Format,
+}
+
+impl Listing {
+    /// Prints the value in JSON, or what `text` returns.
+    pub fn print(
+        &self,
+        value: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        match self.format {
+            Format::Text => print(&text()),
+            Format::Json => {
+                let json = serde_json::to_string_pretty(value).expect("as in the REST API");
+                print(&format!("{json}\n"))
+            }
+        }
+    }
 }
 
 /// Prints text, parts of which may be input from outside.

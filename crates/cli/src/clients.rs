@@ -6,7 +6,7 @@ use control::{Failure, api, paths};
 use host::{Listing, print};
 
 use crate::client::Client;
-use crate::columns::{columns, duration};
+use crate::columns::{self, duration};
 
 /// List the clients: who has which device open, and what they do
 ///
@@ -62,16 +62,12 @@ pub(crate) async fn list(
 
 /// A line for each client, under a head.
 pub(crate) fn table(clients: &[api::Client]) -> String {
-    if clients.is_empty() {
-        return "No clients\n".into();
-    }
     let head = ["CLIENT", "DEVICE", "PEER", "CONNECTED", "IN FLIGHT", "READ", "WRITTEN", "ERRORS"];
-    let mut rows = vec![head.map(str::to_owned)];
     let number = |figure: Option<u64>| figure.map_or_else(|| "-".into(), |n| n.to_string());
     let size = |figure: Option<u64>| figure.map_or_else(|| "-".into(), size_text);
-    for client in clients {
+    let row = |client: &api::Client| {
         let ending = if client.is_ending { " (ending)" } else { "" };
-        rows.push([
+        [
             client.id.clone(),
             client.device.clone().unwrap_or_else(|| "-".into()),
             client.peer.clone(),
@@ -80,9 +76,9 @@ pub(crate) fn table(clients: &[api::Client]) -> String {
             size(client.read_bytes),
             size(client.written_bytes),
             number(client.errors),
-        ]);
-    }
-    columns(&rows)
+        ]
+    };
+    columns::table(head, clients.iter().map(row), "No clients\n")
 }
 
 /// Disconnects what is named, and prints the ids.

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Text in columns, and short forms of times.
 use std::fmt::Write;
+use std::iter::once;
 
-/// The rows, each cell as wide as the widest of its column.
-pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+/// The rows under a head, each cell as wide as the widest of its column. Without a row it is the
+/// text `none`, or the head alone if that is empty.
+pub(crate) fn table<const N: usize>(
+    head: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+    none: &str,
+) -> String {
+    let rows: Vec<_> = once(head.map(str::to_owned)).chain(rows).collect();
+    if rows.len() == 1 && !none.is_empty() {
+        return none.into();
+    }
     let width = |n: usize| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
     let mut out = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {
             let _ = write!(line, "{cell:<width$}  ");
@@ -51,13 +61,17 @@ pub(crate) fn duration(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::empty;
+
     use super::*;
 
     #[test]
     fn cells_are_as_wide_as_their_column() {
-        let rows = [["A", "LONG", "C"], ["abc", "d", "e"]].map(|row| row.map(str::to_owned));
-        assert_eq!(columns(&rows), "A    LONG  C\nabc  d     e\n");
-        assert_eq!(columns::<3>(&[]), "");
+        let head = ["A", "LONG", "C"];
+        let row = ["abc", "d", "e"].map(str::to_owned);
+        assert_eq!(table(head, once(row), "None\n"), "A    LONG  C\nabc  d     e\n");
+        assert_eq!(table(head, empty(), "None\n"), "None\n");
+        assert_eq!(table(head, empty(), ""), "A  LONG  C\n");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::clients;
-use crate::columns::{columns, counted, duration};
+use crate::columns::{self, counted, duration};
 use crate::rates::{ClientRates, Rates, client_rates};
 use crate::requests::{self, Lines, unless_missing};
 
@@ -270,25 +270,14 @@ const ACTIVE: &str = "active";
 
 /// A line for each device, under a head.
 pub(crate) fn table(summaries: &[Summary]) -> String {
-    if summaries.is_empty() {
-        return control::tree::NO_DEVICES.into();
-    }
-    let head = ["NAME", "SIZE", "STATE", "OPEN", "TARGET", "DIRTY"].map(str::to_owned);
-    let mut rows = vec![head];
-    for s in summaries {
+    let row = |s: &Summary| {
         let dirty = s.figures.get("dirty_bytes").map_or_else(|| "-".into(), |_| s.dirty());
         let targets = if s.targets.is_empty() { "-".into() } else { s.targets.join(" ") };
-        let open = s.open_count.to_string();
-        rows.push([
-            s.name.clone(),
-            size_text(s.size_bytes),
-            s.state().into(),
-            open,
-            targets,
-            dirty,
-        ]);
-    }
-    columns(&rows)
+        let (size, open) = (size_text(s.size_bytes), s.open_count.to_string());
+        [s.name.clone(), size, s.state().into(), open, targets, dirty]
+    };
+    let head = ["NAME", "SIZE", "STATE", "OPEN", "TARGET", "DIRTY"];
+    columns::table(head, summaries.iter().map(row), control::tree::NO_DEVICES)
 }
 
 impl Summary {

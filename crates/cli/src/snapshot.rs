@@ -7,7 +7,7 @@ use host::Listing;
 use serde::Serialize;
 
 use crate::client::Client;
-use crate::columns::{columns, utc};
+use crate::columns::{self, utc};
 use crate::requests;
 
 /// Make a snapshot of a volume on an object store, or delete one
@@ -90,15 +90,11 @@ pub(crate) async fn snapshots(client: &Client, a: &SnapshotsArgs) -> Result<(), 
 }
 
 fn table(rows: &[SnapshotRow]) -> String {
-    if rows.is_empty() {
-        return "No snapshots\n".to_owned();
-    }
     let row = |of: &SnapshotRow| {
         let size = size_text(of.size_sectors.saturating_mul(512));
         [plain(&of.name).into_owned(), utc(of.created_at), size]
     };
-    let head = ["NAME", "CREATED", "SIZE"].map(str::to_owned);
-    columns(&std::iter::once(head).chain(rows.iter().map(row)).collect::<Vec<_>>())
+    columns::table(["NAME", "CREATED", "SIZE"], rows.iter().map(row), "No snapshots\n")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use host::{Disks, Format, Listing, RunDir, print};
 use serde::Serialize;
 use ublk::{Control, Features, Identity, KernelDevice, State, disk_path};
 
-use crate::columns::columns;
+use crate::columns;
 
 /// List the block devices of millpond in the kernel, or give one up
 ///
@@ -79,13 +79,9 @@ impl Row {
 }
 
 fn table(rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return "No block devices\n".into();
-    }
-    let mut cells =
-        vec![["PATH", "DEVICE", "STATE", "PID", "QUEUES", "RECOVERS"].map(str::to_owned)];
+    let head = ["PATH", "DEVICE", "STATE", "PID", "QUEUES", "RECOVERS"];
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-    cells.extend(rows.iter().map(|row| {
+    let cells = |row: &Row| {
         let recovers = if row.recovers { "yes" } else { "no" };
         [
             row.path.clone(),
@@ -95,8 +91,8 @@ fn table(rows: &[Row]) -> String {
             row.queues.to_string(),
             recovers.to_owned(),
         ]
-    }));
-    columns(&cells)
+    };
+    columns::table(head, rows.iter().map(cells), "No block devices\n")
 }
 
 /// Runs the verb.

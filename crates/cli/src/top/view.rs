@@ -11,7 +11,7 @@ use control::api;
 use super::INTERVALS;
 use super::sample::{DeviceSample, Sample};
 use super::terminal::Key;
-use crate::columns::{columns, counted, duration};
+use crate::columns::{counted, duration, table};
 use crate::rates::{Rates, client_rates, growth};
 
 /// The column that devices are sorted by.
@@ -218,18 +218,13 @@ impl View {
 
     /// The frame as text.
     pub(super) fn text(&self) -> String {
-        let mut devices = vec![DEVICE_HEAD.map(str::to_owned)];
-        devices.extend(self.devices.iter().map(DeviceRow::cells));
-        let mut text = format!("{}\n\n{}\n", self.title(), columns(&devices));
+        let devices = table(DEVICE_HEAD, self.devices.iter().map(DeviceRow::cells), "");
+        let mut text = format!("{}\n\n{devices}\n", self.title());
         if !self.caches.is_empty() {
-            let mut caches = vec![CACHE_HEAD.map(str::to_owned)];
-            caches.extend(self.caches.iter().map(CacheRow::cells));
-            text.push_str(&columns(&caches));
+            text += &table(CACHE_HEAD, self.caches.iter().map(CacheRow::cells), "");
             text.push('\n');
         }
-        let mut clients = vec![CLIENT_HEAD.map(str::to_owned)];
-        clients.extend(self.clients.iter().map(ClientRow::cells));
-        text + &columns(&clients)
+        text + &table(CLIENT_HEAD, self.clients.iter().map(ClientRow::cells), "")
     }
 }
 

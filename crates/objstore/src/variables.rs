@@ -170,10 +170,13 @@ impl Settings {
             (None, false) => format!("https://s3.{region}.amazonaws.com/{bucket}"),
         };
         check_url(&base).map_err(|why| Error::invalid(format!("the bucket's URL {base} {why}")))?;
+        // What is added to them would be a part of it.
+        let with_query = |url: &(_, &str)| url.1.contains('?');
+        let metadata = self.find(Key::MetadataEndpoint);
+        if let Some((name, _)) = [endpoint, metadata].into_iter().flatten().find(with_query) {
+            return Err(refused(name, "has a query"));
+        }
         if let Some((name, url)) = endpoint {
-            if url.contains('?') {
-                return Err(refused(name, "has a query"));
-            }
             let allows_http = self.is_set(Key::Client(Http::AllowHttp));
             if url.starts_with("http://") && !allows_http {
                 let why = "is http://, which encrypts neither data nor credentials: set \
@@ -282,6 +285,15 @@ mod tests {
         let e = read("bucket", &[url]).unwrap_err();
         assert!(e.contains("AWS_ENDPOINT_URL") && e.contains("AWS_ALLOW_HTTP=true"), "{e}");
         assert!(read("bucket", &[url, ("AWS_ALLOW_HTTP", "true")]).is_ok());
+    }
+
+    /// Behind a query, the path of a request was not one: an answer went unchecked to the library.
+    #[test]
+    fn what_is_added_to_must_have_no_query() {
+        for name in ["AWS_ENDPOINT_URL", "AWS_METADATA_ENDPOINT"] {
+            let e = read("bucket", &[(name, "https://s3.example/a?b")]).unwrap_err();
+            assert!(e.contains(name) && e.contains("has a query"), "{e}");
+        }
     }
 
     /// The first part of the prefix became the bucket: two volumes of one URL.
